@@ -9,7 +9,7 @@ from fastpipe.core.files import read_at
 
 __all__ = ["UNKNOWN_CODEC", "ChunkError", "problem_text", "read_bytes", "read_fully"]
 
-UNKNOWN_CODEC = 7
+UNKNOWN_CODEC, _NO_MEMORY = 7, 8
 _PROBLEMS = {  # enum Problem of fastpipe/native/codecs.h
     1: "its header is cut off, or is none",
     2: "it is not the {nbytes} bytes that were expected",
@@ -18,7 +18,6 @@ _PROBLEMS = {  # enum Problem of fastpipe/native/codecs.h
     5: "damaged data, or not the {nbytes} bytes that were expected",
     6: "the checksum is not that of the data",
     UNKNOWN_CODEC: "it is compressed by a codec that fastpipe does not have",
-    8: "there is not enough memory",
 }
 
 
@@ -27,7 +26,13 @@ class ChunkError(ValueError):
 
 
 def problem_text(problem: int, nbytes: int) -> str:
-    """Return in words why the core could not decode a chunk that should have so many bytes."""
+    """Return in words why the core could not decode a chunk that should have so many bytes.
+
+    Raises:
+        MemoryError: there was not enough memory for it, which says nothing about the chunk.
+    """
+    if problem == _NO_MEMORY:
+        raise MemoryError(f"there is not enough memory to decode a chunk of {nbytes} bytes")
     return _PROBLEMS[problem].format(nbytes=nbytes)
 
 

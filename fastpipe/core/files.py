@@ -9,7 +9,7 @@ from typing import Any
 
 from fastpipe._nvtx import ranged
 
-__all__ = ["FLAGS", "is_hdf5", "open_file", "read_at", "read_file", "regular_status"]
+__all__ = ["FLAGS", "hdf5_signature", "is_hdf5", "open_file", "read_at", "read_file", "regular_status"]
 
 # A fifo named x.jpg would block open() until somebody writes; O_NONBLOCK returns at once.
 FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -118,13 +118,22 @@ def is_hdf5(path: str) -> bool:
     Raises:
         OSError: it cannot be read.
     """
+    return hdf5_signature(path) is not None
+
+
+def hdf5_signature(path: str) -> int | None:
+    """Return where HDF5's signature stands in a file; None if it has none, or is no regular file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     if not os.path.isfile(path):
-        return False
+        return None
     with open(path, "rb") as file:
         end, at = os.fstat(file.fileno()).st_size, 0
         while at < end:
             file.seek(at)
             if file.read(len(_SIGNATURE)) == _SIGNATURE:
-                return True
+                return at
             at = 2 * at or 512
-    return False
+    return None

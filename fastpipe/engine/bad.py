@@ -11,7 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fastpipe.errors import BadSampleError, ClosedError, StoreError, TooManyBadSamplesError
+from fastpipe.errors import (
+    BadSampleError,
+    ClosedError,
+    FastpipeError,
+    StoreError,
+    TooManyBadSamplesError,
+)
 from fastpipe.options import BadSamples
 
 __all__ = [
@@ -53,15 +59,14 @@ def is_of_machine(error: BaseException) -> bool:
     )
 
 
-def is_of_samples(error: BaseException, of_format: type[OSError], damaged: type[OSError]) -> bool:
+def is_of_samples(error: BaseException, damaged: type[FastpipeError]) -> bool:
     """Return whether an error is about some samples of a file, and not about all of it or the machine.
 
     Args:
         error: what reading them raised.
-        of_format: the errors of the file's format.
-        damaged: that of these which is about samples.
+        damaged: the one of fastpipe's errors that is about samples.
     """
-    if isinstance(error, of_format):
+    if isinstance(error, FastpipeError):
         return isinstance(error, damaged)
     return (
         isinstance(error, OSError) and not isinstance(error, FileNotFoundError) and not is_of_machine(error)

@@ -84,7 +84,7 @@ def _missing_plugin(facts: DatasetFacts, place: _Place) -> Iterator[Advice]:
     # Of any size: what cannot be read is not a matter of speed.
     if facts.missing:
         text = f"its filter {', '.join(facts.missing)} is not in the HDF5 library here: it cannot be read"
-        yield Advice(facts.path, "missing plugin", text, ("pip install hdf5plugin",))
+        yield Advice(facts.path, "missing plugin", text, facts.remedies)
 
 
 def _decoded_often(facts: DatasetFacts, place: _Place) -> Iterator[Advice]:

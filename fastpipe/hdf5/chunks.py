@@ -32,6 +32,8 @@ class FileState(NamedTuple):
     Attributes:
         device, inode, size: of the file.
         modified: when, in nanoseconds.
+
+    Of a file that a process goes on writing in SWMR mode only the first two count; the others are -1.
     """
 
     device: int
@@ -40,8 +42,10 @@ class FileState(NamedTuple):
     modified: int
 
     @classmethod
-    def of(cls, status: os.stat_result) -> FileState:
-        """The state in which a file was found."""
+    def of(cls, status: os.stat_result, *, is_written: bool = False) -> FileState:
+        """The state in which a file was found, which may be written in SWMR mode meanwhile."""
+        if is_written:
+            return cls(status.st_dev, status.st_ino, -1, -1)
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
     def check(self, where: int | str, shown: str) -> None:
@@ -55,10 +59,14 @@ class FileState(NamedTuple):
             OSError: it is not there any more.
             HDF5Error: it has changed.
         """
-        if FileState.of(os.stat(where)) != self:
-            raise HDF5Error(
-                f"{shown} has changed since it was opened; make the dataset anew when it is complete"
-            )
+        if FileState.of(os.stat(where), is_written=self.size < 0) != self:
+            raise self.changed(shown)
+
+    def changed(self, shown: str) -> HDF5Error:
+        """The error that the file is not in this state."""
+        return HDF5Error(
+            f"{shown} has changed since it was opened; make the dataset anew when it is complete"
+        )
 
 
 class ChunkReader:

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from traceback import walk_tb
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._extras import require
-from fastpipe.core.files import open_file
-from fastpipe.engine.bad import is_of_machine
-from fastpipe.errors import HDF5Error, OptionError
+from fastpipe.errors import OptionError
 from fastpipe.hdf5.chunks import FileState
 from fastpipe.hdf5.geometry import Geometry
 from fastpipe.hdf5.layout import Layout, in_blocks, read_layout
 from fastpipe.hdf5.library import require_filters
+from fastpipe.hdf5.objects import dataset_named, dataset_names
+from fastpipe.hdf5.opening import library_errors, opened
 from fastpipe.protocols import ChunkTables
 
-__all__ = ["SampleFile", "SampleFiles", "check_is_in_file", "damage_as_error", "opened"]
+__all__ = ["SampleFile", "SampleFiles"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -65,8 +61,8 @@ class SampleFile:
         self.path = os.fsdecode(path)
         self.shown = shown or self.path
         status = os.stat(self.path)
-        self.state = FileState.of(status)
-        with opened(self.path, self.shown) as file, damage_as_error(self.shown):
+        with opened(self.path, self.shown) as file, library_errors(self.shown):
+            self.state = FileState.of(status, is_written=file.swmr_mode)
             datasets = [_dataset(file, name, self.shown) for name in names]
             _check_samples(datasets, names, sample_dims, self.shown)
             self.layouts: list[Layout] = [
@@ -74,7 +70,7 @@ class SampleFile:
             ]
             for dataset, layout in zip(datasets, self.layouts, strict=True):
                 if layout.kind == "h5py":
-                    require_filters(dataset, shown)
+                    require_filters(dataset, self.shown)
         self.sample_dims = sample_dims
         self.count = math.prod(self.layouts[0].shape[:sample_dims])
 
@@ -183,98 +179,19 @@ class SampleFiles:
                 )
 
 
-@contextmanager
-def opened(path: str, shown: str = "") -> Iterator[Any]:
-    """An open ``h5py.File``, or an error that says what to do, and calls the file ``shown`` or its path."""
-    shown = shown or path
-    h5py = require("h5py", extra="hdf5")
-    os.close(open_file(path))  # its errors are clearer than the library's
-    try:
-        file = h5py.File(path, "r")
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES) or "lock file" in str(error):
-            remedy = "close it there, or set HDF5_USE_FILE_LOCKING=FALSE if nobody writes to it any more"
-            raise HDF5Error(f"{shown} is open for writing elsewhere: {remedy}") from error
-        if not h5py.is_hdf5(path):
-            raise HDF5Error(f"{shown} is no HDF5 file") from error
-        raise HDF5Error(f"{shown} cannot be opened, it may be cut off: {error}") from error
-    with file:
-        if file.mode != "r":  # the library hands out the file as this process has it open already
-            raise HDF5Error(f"{shown} is open for writing in this process: close it before it is read")
-        yield file
-
-
-@contextmanager
-def damage_as_error(shown: str) -> Iterator[None]:
-    """Turn what h5py raises because of a file's damaged records into an ``HDF5Error``.
-
-    Errors that are raised elsewhere, or because of the machine, are passed on as they are.
-
-    Args:
-        shown: what the message calls the file.
-    """
-    try:
-        yield
-    except (KeyError, OSError, RuntimeError, ValueError) as error:
-        if is_of_machine(error) or not _is_raised_by_h5py(error):
-            raise
-        why = error.args[0] if isinstance(error, KeyError) else error
-        raise HDF5Error(
-            f"{shown} cannot be read, it may be damaged: {why}; restore it from a copy"
-        ) from error
-
-
-def _is_raised_by_h5py(error: BaseException) -> bool:
-    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    return str(frames[-1].f_globals.get("__name__")).partition(".")[0] == "h5py"
-
-
 def _dataset(file: Any, name: str, shown: str) -> Any:
-    h5py = require("h5py", extra="hdf5")
-    found = file.get(name)
-    if isinstance(found, h5py.Dataset):
-        check_is_in_file(found, file, name, shown)
-        try:
-            found.dtype  # noqa: B018
-        except TypeError as error:
-            raise OptionError(
-                f"{shown}: the elements of {name!r} are of a type that NumPy has not"
-            ) from error
-        if found.shape:
-            return found
+    found = dataset_named(file, name, shown)
+    if found is None:
+        raise KeyError(f"{shown} has no dataset {name!r}; it has {dataset_names(file, shown)}")
+    try:
+        found.dtype  # noqa: B018
+    except TypeError as error:
+        raise OptionError(f"{shown}: the elements of {name!r} are of a type that NumPy has not") from error
+    if found.shape is None:
+        raise OptionError(f"{shown}: {name!r} is empty: it has no values, nor a shape")
+    if not found.shape:
         raise OptionError(f"{shown}: {name!r} is a single value, without samples")
-    if found is None and name in file:
-        try:
-            file[name]
-        except KeyError as error:
-            why = error.args[0]
-            raise HDF5Error(f"{shown}: {name!r} cannot be opened, it may be damaged: {why}") from error
-    names: list[str] = []
-    with suppress(KeyError):  # a dataset that cannot be opened ends the list
-        file.visititems(lambda key, item: names.append(key) if isinstance(item, h5py.Dataset) else None)
-    raise KeyError(
-        f"{shown} has no dataset {name!r}; it has {', '.join(sorted(map(os.fsdecode, names))) or 'none'}"
-    )
-
-
-def check_is_in_file(dataset: Any, file: Any, name: str, shown: str) -> None:
-    """Raise an error for a dataset that lies in another file: its bytes would be sought in this one.
-
-    Args:
-        dataset: as the library found it.
-        file: the open file.
-        name: by which it was found there.
-        shown: what messages call the file.
-
-    Raises:
-        HDF5Error: a link leads out of the file.
-    """
-    about = require("h5py.h5o", extra="hdf5").get_info
-    if about(dataset.id).fileno != about(file.id).fileno:
-        raise HDF5Error(
-            f"{shown}: {name!r} is a link into another file: name that, {dataset.file.filename}, and its "
-            f"dataset {dataset.name!r}"
-        )
+    return found
 
 
 def _check_samples(datasets: Sequence[Any], names: Sequence[str], sample_dims: int, shown: str) -> None:

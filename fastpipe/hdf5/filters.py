@@ -20,6 +20,7 @@ __all__ = [
     "FLETCHER32",
     "LZ4",
     "LZF",
+    "OF_HDF5PLUGIN",
     "SHUFFLE",
     "ZSTD",
     "FilterStep",
@@ -39,10 +40,11 @@ _NAMES = {
     DEFLATE: "gzip", SHUFFLE: "shuffle", FLETCHER32: "fletcher32", _SZIP: "szip", _NBIT: "nbit",
     _SCALE_OFFSET: "scale-offset", LZF: "lzf", BLOSC: "blosc", LZ4: "lz4", BITSHUFFLE: "bitshuffle",
     ZSTD: "zstd", 307: "bzip2", 32013: "zfp", 32017: "sz", 32018: "fcidecomp", 32024: "sz3",
-    BLOSC2: "blosc2", 32028: "sperr", 32030: "htj2k",
+    BLOSC2: "blosc2", 32028: "sperr", 32033: "htj2k",
 }  # fmt: skip
+OF_HDF5PLUGIN = set(_NAMES) - {DEFLATE, SHUFFLE, FLETCHER32, _SZIP, _NBIT, _SCALE_OFFSET, LZF}
 _KNOWN = {DEFLATE, SHUFFLE, FLETCHER32, LZF, BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2}
-_LOSSY = {32013, 32017, 32018, 32024, 32028, 32030}
+_LOSSY = {32013, 32017, 32018, 32024, 32028, 32033}
 _FLOATS = 1  # HDF5's class of types
 _KEEP_SIZE = {SHUFFLE, FLETCHER32}
 _SUM_NBYTES = 4  # that Fletcher32 appends

@@ -10,11 +10,12 @@ from typing import Any
 
 from fastpipe._extras import require
 from fastpipe.hdf5.epochs import uniform_decodes
-from fastpipe.hdf5.files import damage_as_error, opened
 from fastpipe.hdf5.filters import FilterStep, in_words
 from fastpipe.hdf5.geometry import Geometry, grid_of
 from fastpipe.hdf5.layout import Layout, read_layout
-from fastpipe.hdf5.library import filters_of, load_filters
+from fastpipe.hdf5.library import filter_remedy, filters_of, missing_filters
+from fastpipe.hdf5.objects import datasets_of, name_of
+from fastpipe.hdf5.opening import library_errors, opened
 from fastpipe.hdf5.rows import dtype_of
 
 __all__ = ["DatasetFacts", "Epoch", "inspect_file", "storage_of"]
@@ -50,6 +51,7 @@ class DatasetFacts:
         filters: in words, in the order of writing.
         codes: their numbers.
         missing: filters that neither fastpipe nor the library of this process has, in words.
+        remedies: how to have them, in words.
         stored: bytes in the file.
         decoded: bytes in memory; None where elements have no fixed size.
         samples: None where there are fewer dimensions than count samples.
@@ -71,6 +73,7 @@ class DatasetFacts:
     filters: tuple[str, ...]
     codes: tuple[int, ...]
     missing: tuple[str, ...]
+    remedies: tuple[str, ...]
     stored: int
     decoded: int | None
     samples: int | None
@@ -95,11 +98,12 @@ def inspect_file(path: str | os.PathLike[str], sample_dims: int, batch_size: int
     Raises:
         OSError, HDF5Error: it cannot be read, or is no HDF5 file.
     """
-    h5py = require("h5py", extra="hdf5")
-    with opened(os.fspath(path)) as file, damage_as_error(os.fspath(path)):
-        found: list[Any] = []
-        file.visititems(lambda _, item: found.append(item) if isinstance(item, h5py.Dataset) else None)
-        return [_facts(dataset, sample_dims, batch_size) for dataset in found]
+    shown, found = os.fspath(path), []
+    with opened(shown) as file:
+        for dataset in datasets_of(file, shown):
+            with library_errors(f"{shown}, dataset {name_of(dataset)}"):
+                found.append(_facts(dataset, sample_dims, batch_size))
+    return found
 
 
 def storage_of(dataset: Any) -> str:
@@ -127,15 +131,17 @@ def _facts(dataset: Any, sample_dims: int, batch_size: int) -> DatasetFacts:
     sized = dtype is not None and not dtype.hasobject
     geometry = Geometry(shape, chunk or shape, itemsize, sample_dims) if shape and has_samples else None
     chunk_nbytes = math.prod(chunk) * itemsize if chunk and sized else None
+    lacking = _unreadable(dataset, layout)
     return DatasetFacts(
-        path=str(dataset.name),
+        path=name_of(dataset),
         shape=shape,
         dtype=_dtype_in_words(dtype),
         storage=storage,
         chunk=chunk,
         filters=tuple(map(in_words, steps)),
         codes=tuple(step.code for step in steps),
-        missing=tuple(map(in_words, _unreadable(steps, layout))),
+        missing=tuple(map(in_words, lacking)),
+        remedies=tuple(dict.fromkeys(map(filter_remedy, lacking))),
         stored=int(dataset.id.get_storage_size()),
         decoded=math.prod(shape) * itemsize if shape is not None and sized else None,
         samples=geometry.count if geometry else None,
@@ -150,10 +156,8 @@ def _facts(dataset: Any, sample_dims: int, batch_size: int) -> DatasetFacts:
     )
 
 
-def _unreadable(steps: Sequence[FilterStep], layout: Layout | None) -> list[FilterStep]:
-    if layout is not None and layout.kind != "h5py":
-        return []
-    return load_filters(steps)
+def _unreadable(dataset: Any, layout: Layout | None) -> list[FilterStep]:
+    return [] if layout is not None and layout.kind != "h5py" else missing_filters(dataset)
 
 
 def _samples_per_chunk(shape: Sequence[int] | None, chunk: Sequence[int], sample_dims: int) -> int:

@@ -20,6 +20,7 @@ from fastpipe._extras import require
 from fastpipe.hdf5.filters import BLOSC2, FilterStep, why_not
 from fastpipe.hdf5.geometry import grid_of
 from fastpipe.hdf5.library import filters_edges, filters_of, has_blosc2, leaves_out_user_block
+from fastpipe.hdf5.objects import name_of
 from fastpipe.protocols import ChunkTables
 
 __all__ = ["Layout", "in_blocks", "read_layout"]
@@ -87,7 +88,7 @@ def read_layout(
         status: of the file, from before it was opened.
     """
     properties = dataset.id.get_create_plist()
-    file, name = os.fspath(dataset.file.filename), str(dataset.name)
+    file, name = os.fspath(dataset.file.filename), name_of(dataset)
     shape, dtype = tuple(map(int, dataset.shape)), dataset.dtype
     filters = filters_of(properties)
     why = _why_only_h5py(dataset, properties, filters)
@@ -123,6 +124,8 @@ def _why_only_h5py(dataset: Any, properties: Any, filters: Sequence[FilterStep])
     """Return why a dataset is read through the library, in words; empty if its kind is known here."""
     h5t = require("h5py.h5t", extra="hdf5")
     dtype, layout = dataset.dtype, properties.get_layout()
+    if dataset.file.swmr_mode:
+        return "its file is marked as being written in SWMR mode"
     if layout == _VIRTUAL:
         return "it is a virtual dataset"
     if layout not in (_COMPACT, _CONTIGUOUS, _CHUNKED):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ import numpy as np
 from fastpipe._extras import require
 from fastpipe.core.native import native
 from fastpipe.errors import MissingDependencyError
-from fastpipe.hdf5.filters import FilterStep
+from fastpipe.hdf5.filters import OF_HDF5PLUGIN, FilterStep
 
 __all__ = [
+    "filter_remedy",
     "filters_edges",
     "filters_of",
     "has_blosc2",
@@ -25,9 +27,12 @@ __all__ = [
     "load_filters",
     "load_plugins",
     "missing",
+    "missing_filter_error",
+    "missing_filters",
     "require_filters",
 ]
 
+_MOST_SOURCES = 64  # of a virtual dataset whose filters are looked at: as a rule they are alike
 _USER_BLOCK = 1 << 16  # bytes: more than all else in a file with one small dataset
 # The functions of c-blosc2 that the core takes: fastpipe/native/codecs.h.
 _BLOSC2_CALLS = (
@@ -63,7 +68,7 @@ def load_plugins() -> None:
     """Import the package hdf5plugin, which gives the library its filters.
 
     Raises:
-        MissingDependencyError: it is not installed.
+        MissingDependencyError: it is not installed, or cannot be imported.
     """
     try:
         require("hdf5plugin", extra="hdf5")
@@ -72,6 +77,78 @@ def load_plugins() -> None:
             "the package 'hdf5plugin' brings this filter to the HDF5 library and is not installed. "
             "Install it with:  pip install hdf5plugin"
         ) from error
+    except Exception as error:  # of its import, whatever is wrong with the installation
+        raise MissingDependencyError(
+            "the package 'hdf5plugin' brings this filter to the HDF5 library and cannot be imported: "
+            f"{type(error).__name__}: {error}. Install it anew with:  "
+            "pip install --force-reinstall hdf5plugin"
+        ) from error
+
+
+def missing_filters(dataset: Any) -> list[FilterStep]:
+    """Return the filters that a dataset cannot be read without and that the library does not have.
+
+    Loads hdf5plugin if that is needed and installed.  Filters that were left out of every chunk are not
+    needed.  A virtual dataset needs the filters of its sources; of many sources the first ones are looked at.
+
+    Args:
+        dataset: an open ``h5py.Dataset``.
+    """
+    return list(dict.fromkeys(_missing(dataset, set())))
+
+
+def _missing(dataset: Any, seen: set[tuple[str, str]]) -> Iterator[FilterStep]:
+    steps = filters_of(dataset.id.get_create_plist())
+    if dataset.is_virtual:
+        with contextlib.suppress(MissingDependencyError):  # for sources that are not looked at
+            load_plugins()
+        for source in _sources(dataset, seen):
+            yield from _missing(source, seen)
+    elif lacking := load_filters(steps):
+        masks: list[int] = []
+        if dataset.chunks is not None:
+            dataset.id.chunk_iter(lambda chunk: masks.append(chunk.filter_mask))
+        for number, step in enumerate(steps):
+            if step in lacking and any(not mask >> number & 1 for mask in masks):
+                yield step
+
+
+def _sources(dataset: Any, seen: set[tuple[str, str]]) -> Iterator[Any]:
+    """Open those sources of a virtual dataset that were not seen, and that can be opened: h5py reads the fill
+    value in the place of others."""
+    h5py = require("h5py", extra="hdf5")
+    own, properties = dataset.file, dataset.id.get_create_plist()
+    for number in range(min(properties.get_virtual_count(), _MOST_SOURCES)):
+        # One name stands for a series of files, or datasets, that are numbered from 0.
+        path, name = (
+            text.replace("%b", "0").replace("%%", "%")
+            for text in (properties.get_virtual_filename(number), properties.get_virtual_dsetname(number))
+        )
+        places = [own.filename] if path == "." else _places(path, own.filename)
+        found = next(filter(os.path.isfile, places), None)
+        if found is None or (os.path.realpath(found), name) in seen:
+            continue
+        seen.add((os.path.realpath(found), name))
+        with contextlib.suppress(KeyError, OSError, RuntimeError, ValueError), h5py.File(found, "r") as file:
+            if isinstance(source := file[name], h5py.Dataset):
+                yield source
+
+
+def _places(path: str, own: str) -> Iterator[str]:
+    """Yield where the library looks for a source's file, in its order.
+
+    Args:
+        path: of the source, as the virtual dataset names it.
+        own: path of the virtual dataset's file.
+    """
+    name = path
+    if os.path.isabs(path):
+        yield path
+        name = os.path.basename(path)
+    folder = os.path.dirname(os.path.abspath(own))
+    for prefix in filter(None, os.environ.get("HDF5_VDS_PREFIX", "").split(os.pathsep)):
+        yield os.path.join(prefix.replace("${ORIGIN}", folder), name)
+    yield from (os.path.join(each, name) for each in (folder, "", os.path.dirname(os.path.realpath(own))))
 
 
 def require_filters(dataset: Any, shown: str = "") -> None:
@@ -82,14 +159,42 @@ def require_filters(dataset: Any, shown: str = "") -> None:
         shown: what messages call its file, where it is not its path.
 
     Raises:
-        MissingDependencyError: nobody knows one of them.
+        MissingDependencyError: the library does not have one of them.
     """
-    for step in load_filters(filters_of(dataset.id.get_create_plist())):
-        raise MissingDependencyError(
-            f"{shown or dataset.file.filename}: the dataset {dataset.name!r} has the filter "
-            f"{step.name or step.code} (number {step.code}), which the HDF5 library does "
-            "not know: pip install hdf5plugin, or import the package that brings it"
+    for step in missing_filters(dataset):
+        raise missing_filter_error(f"{shown or dataset.file.filename}, dataset {dataset.name}", step)
+
+
+def missing_filter_error(where: str, step: FilterStep | None) -> MissingDependencyError:
+    """Return the error for a dataset that needs a filter that the library does not have.
+
+    Args:
+        where: the file and the dataset.
+        step: the filter; None if it is not known which.
+    """
+    what = "a filter"
+    if step is not None:
+        what = f"the filter {step.code}" + (f" ({step.name})" if step.name else "")
+    return MissingDependencyError(
+        f"{where}: reading it takes {what}, which the HDF5 library does not have: {filter_remedy(step)}"
+    )
+
+
+def filter_remedy(step: FilterStep | None) -> str:
+    """Return how to give the library a filter that it does not have, nor gets from hdf5plugin here."""
+    if step is not None and step.code not in OF_HDF5PLUGIN:
+        return (
+            f"hdf5plugin does not bring it; install and import the package that brings filter {step.code}, "
+            "or set HDF5_PLUGIN_PATH to the folder of its plugin before Python starts"
         )
+    try:
+        load_plugins()
+    except MissingDependencyError as error:
+        return str(error)
+    return (
+        "the version of hdf5plugin that is installed does not bring it: pip install --upgrade hdf5plugin, or "
+        "set HDF5_PLUGIN_PATH to the folder of its plugin before Python starts"
+    )
 
 
 @cache
@@ -100,6 +205,7 @@ def has_blosc2() -> bool:
     that is new enough.
     """
     try:
+        load_plugins()
         folder = Path(require("hdf5plugin", extra="hdf5").PLUGIN_PATH)
     except (MissingDependencyError, AttributeError):
         return False

@@ -13,6 +13,7 @@ from fastpipe.hdf5.advice import SMALL_NBYTES
 from fastpipe.hdf5.codecs import Codec
 from fastpipe.hdf5.inspecting import storage_of
 from fastpipe.hdf5.library import filters_of
+from fastpipe.hdf5.objects import dataset_named, datasets_of, name_of
 from fastpipe.hdf5.rows import has_references, is_plain
 
 __all__ = ["MEMORY_NBYTES", "Options", "Target", "make_plan"]
@@ -71,29 +72,23 @@ def make_plan(file: Any, options: Options) -> list[Target]:
     Raises:
         OptionError: a dataset that was named cannot be.
     """
-    h5py = require("h5py", extra="hdf5")
-    found: list[Any] = []
-    file.visititems(lambda _, item: found.append(item) if isinstance(item, h5py.Dataset) else None)
-    named = {_named(file, name) for name in options.datasets}
+    found = datasets_of(file, file.filename)
+    named = {_named(file, name, found) for name in options.datasets}
     return [_target(dataset, options) for dataset in found if _is_chosen(dataset, named)]
 
 
-def _named(file: Any, name: str) -> str:
-    h5py = require("h5py", extra="hdf5")
-    item = file.get(name)
-    if not isinstance(item, h5py.Dataset):
+def _named(file: Any, name: str, found: Sequence[Any]) -> str:
+    about = require("h5py.h5o", extra="hdf5").get_info
+    item = dataset_named(file, name, file.filename)
+    if item is None:
         raise OptionError(f"{file.filename} has no dataset {name!r}; `fastpipe inspect` lists those it has")
     if not item.shape:
         raise OptionError(f"{name!r} is a single value: it has no rows that could be chunked")
     if has_references(item.id.get_type()):
         raise OptionError(f"{name!r} has references, which are copied as they are; name other datasets")
-    if item.file.id != file.id:
-        raise OptionError(f"{name!r} is a link to another file, which stays a link; name other datasets")
     # A dataset of several names is written under the one that it is found by.
-    address = h5py.h5o.get_info(item.id).addr
-    names: list[str] = []
-    file.visititems(lambda key, one: names.append(key) if h5py.h5o.get_info(one.id).addr == address else None)
-    return f"/{names[0]}"
+    address = about(item.id).addr
+    return next(name_of(one) for one in found if about(one.id).addr == address)
 
 
 def _is_chosen(dataset: Any, named: set[str]) -> bool:
@@ -103,7 +98,7 @@ def _is_chosen(dataset: Any, named: set[str]) -> bool:
     if storage_of(dataset) in ("virtual", "external"):
         return True
     if named:
-        return bool(dataset.name in named)
+        return name_of(dataset) in named
     nbytes = math.prod(dataset.shape) * dataset.id.get_type().get_size()
     return bool(max(nbytes, dataset.id.get_storage_size()) >= SMALL_NBYTES)
 
@@ -114,7 +109,7 @@ def _target(dataset: Any, options: Options) -> Target:
     row_nbytes = size * math.prod(shape[1:])
     old = tuple(map(int, dataset.chunks)) if dataset.chunks else ()
     step = _step(row_nbytes, (chunk or (1,))[0], old, size, math.prod(chunk or ()) * size)
-    return Target(str(dataset.name), chunk, shape[0], step, row_nbytes)
+    return Target(name_of(dataset), chunk, shape[0], step, row_nbytes)
 
 
 def _chunk(dataset: Any, shape: tuple[int, ...], size: int, options: Options) -> tuple[int, ...] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -11,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._extras import require
 from fastpipe.core.chunks import ChunkError
 from fastpipe.core.native import native
 from fastpipe.core.reads import Started, Task
@@ -22,6 +22,8 @@ from fastpipe.hdf5.geometry import grid_of
 from fastpipe.hdf5.kept import KeptChunks
 from fastpipe.hdf5.layout import Layout, in_blocks
 from fastpipe.hdf5.library import require_filters
+from fastpipe.hdf5.objects import raw_name
+from fastpipe.hdf5.opening import library_errors, open_library
 
 __all__ = ["RowReader"]
 
@@ -130,12 +132,13 @@ class RowReader:
 
     def _new_datasets(self, number: int) -> list[_Dataset | None]:
         one = self._files.files[number]
-        file = data_file(one.path, one.state)
+        file = None
         found: list[_Dataset | None] = []
         for place, layout in enumerate(one.layouts):
             if layout.kind == "h5py":
                 found.append(None)
                 continue
+            file = file or data_file(one.path, one.state)
             kept = self._keep(layout)
             layout = layout if kept is None else in_blocks(layout)
             chunk_nbytes = layout.dtype.itemsize * int(np.prod([max(side, 1) for side in layout.chunk]))
@@ -156,12 +159,10 @@ class RowReader:
         order = np.argsort(samples, kind="stable")
         lead = layout.shape[: file.sample_dims]
         indices = zip(*np.unravel_index(samples[order], lead), strict=True)
-        dataset = self._library.dataset(number, file, layout.name)
-        try:
+        dataset = self._library.dataset(number, file, layout)
+        with library_errors(f"{file.shown}, dataset {layout.name}", DamagedError, dataset):
             for row, index in zip(rows[order].tolist(), indices, strict=True):
                 out[row] = dataset[tuple(map(int, index))]
-        except (OSError, RuntimeError) as error:
-            raise DamagedError(f"{file.shown}, dataset {layout.name}: {error}") from error
 
 
 def _keep_chunks(batch: Any, kept: Sequence[KeptChunks | None]) -> None:
@@ -214,12 +215,13 @@ class _Library:
         self._lock = threading.Lock()
         self._open: OrderedDict[int, Any] = OrderedDict()
 
-    def dataset(self, number: int, file: SampleFile, name: str) -> Any:
+    def dataset(self, number: int, file: SampleFile, layout: Layout) -> Any:
         """A dataset of a file.
 
         Raises:
             OSError: the file is not there any more.
             HDF5Error: it has changed since it was laid out.
+            MissingDependencyError: this process's library does not have one of its filters.
         """
         with self._lock:
             opened = self._open.get(number)
@@ -227,14 +229,19 @@ class _Library:
                 # Rows come in the file's order: of each dataset one chunk at a time, and the next.
                 largest = max(layout.library_chunk for layout in file.layouts)
                 room = max(_LIBRARY_NBYTES, 2 * largest)
-                opened = require("h5py", extra="hdf5").File(
-                    file.path, "r", rdcc_nbytes=room, rdcc_nslots=_LIBRARY_SLOTS, rdcc_w0=1.0
+                opened = open_library(
+                    file.path, file.shown, rdcc_nbytes=room, rdcc_nslots=_LIBRARY_SLOTS, rdcc_w0=1.0
                 )
                 self._open[number] = opened
                 if len(self._open) > _MOST_OPEN:
                     self._open.popitem(last=False)
             self._open.move_to_end(number)
             file.check_unchanged()
-            dataset = opened[name]
-            require_filters(dataset, file.shown)
+            with library_errors(file.shown):
+                dataset = opened[raw_name(layout.name)]
+                require_filters(dataset, file.shown)
+                # One that is written in SWMR mode may have grown, and nothing else.
+                is_same = dataset.dtype == layout.dtype and dataset.ndim == len(layout.shape)
+                if not is_same or any(map(operator.lt, dataset.shape, layout.shape)):
+                    raise file.state.changed(file.shown)
         return dataset

@@ -21,8 +21,9 @@ from fastpipe.errors import FastpipeError, HDF5Error, OptionError
 from fastpipe.hdf5.checking import check_rows, check_structure
 from fastpipe.hdf5.codecs import parse_codec, set_filters
 from fastpipe.hdf5.copying import copy_references, copy_structure
-from fastpipe.hdf5.files import damage_as_error, opened
-from fastpipe.hdf5.library import filters_of, load_filters, missing
+from fastpipe.hdf5.library import filters_of, missing, missing_filters
+from fastpipe.hdf5.objects import datasets_of
+from fastpipe.hdf5.opening import library_errors, opened
 from fastpipe.hdf5.partial import Partial, clear, exists_already, identity, left_behind
 from fastpipe.hdf5.planning import MEMORY_NBYTES, Options, Target, make_plan
 from fastpipe.hdf5.rows import RowSource, read_rows, write_rows
@@ -50,10 +51,10 @@ def repack(args: argparse.Namespace, console: Console, progress: Progress) -> in
     source, out = str(args.input), Path(args.output)
     _check_paths(source, out, args.force)
     state = identity(source)  # before anything is read
-    with opened(source) as file:
-        with damage_as_error(source):
-            _load_missing(file)
-            targets = make_plan(file, options)
+    with opened(source) as file, library_errors(source):
+        for dataset in datasets_of(file, source):
+            missing_filters(dataset)  # loads them, as far as they are installed
+        targets = make_plan(file, options)
         job = _job(state, targets, options)
         if (left_behind(out) or {}).get("job") == job:
             clear(out)
@@ -100,14 +101,6 @@ def _job(state: list[int], targets: Sequence[Target], options: Options) -> dict[
         "options": options.content(),
         "targets": [{**asdict(one), "chunk": one.chunk and list(one.chunk)} for one in targets],
     }
-
-
-def _load_missing(file: Any) -> None:
-    """Give the library what it needs for the file's filters, as far as it is installed."""
-    h5py = require("h5py", extra="hdf5")
-    found: list[Any] = []
-    file.visititems(lambda _, item: found.append(item) if isinstance(item, h5py.Dataset) else None)
-    load_filters([step for item in found for step in filters_of(item.id.get_create_plist())])
 
 
 def _summary(out: Path, source: str, rows: int, datasets: int, seconds: float) -> str:

@@ -15,6 +15,9 @@ from fastpipe.core.reads import MADE
 from fastpipe.errors import HDF5Error
 from fastpipe.hdf5.errors import DamagedError
 from fastpipe.hdf5.files import SampleFiles
+from fastpipe.hdf5.library import require_filters
+from fastpipe.hdf5.objects import name_of
+from fastpipe.hdf5.opening import library_errors
 from fastpipe.hdf5.reader import RowReader
 
 __all__ = [
@@ -162,9 +165,11 @@ class RowSource:
         self._job: NativeJob | None = None  # of the rows that are being read
         # What is in the gaps of a compound is nobody's, but the same in each reading by the library.
         dtype = dtype_of(dataset)
+        self._where = f"{path}, dataset {name_of(dataset)}"
         if dtype is None or not is_plain(dataset.id.get_type()) or not dataset.size or _has_gaps(dtype):
+            require_filters(dataset, path)
             return
-        files = SampleFiles([path], [str(dataset.name)])
+        files = SampleFiles([path], [name_of(dataset)])
         layout = files.layouts[0]
         if layout.kind != "h5py":
             chunk = int(np.prod(layout.chunk)) * dtype.itemsize if dataset.chunks else 1
@@ -185,9 +190,13 @@ class RowSource:
         ahead = self._begin(first, min(first + step, count)) if starts else None
         for start in starts:
             end = min(start + step, count)
-            rows = self._end(ahead) if ahead else read_rows(self._dataset, start, end)
+            rows = self._end(ahead) if ahead else self._through_library(start, end)
             ahead = self._begin(end, min(end + step, count)) if end < count else None
             yield start, rows
+
+    def _through_library(self, first: int, last: int) -> Array:
+        with library_errors(self._where, HDF5Error, self._dataset):
+            return read_rows(self._dataset, first, last)
 
     def _begin(self, first: int, last: int) -> _Ahead | None:
         if self._reader is None:

@@ -14,7 +14,6 @@ from fastpipe.engine.bad import BadSampleLog, Item, is_of_samples
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.pool import Process, ProcessRuntime
 from fastpipe.engine.slots import KEPT_SLOTS, SlotPool
-from fastpipe.errors import HDF5Error
 from fastpipe.hdf5.errors import DamagedError
 from fastpipe.hdf5.files import SampleFiles
 from fastpipe.hdf5.kept import ChunkKeeper, decoded_nbytes
@@ -61,7 +60,7 @@ class Runtime(ProcessRuntime[Options]):
         self.watch = AmplificationWatch(files, self.keeper, memory.nbytes, process.workers)
         self.policy = ReadPolicy(
             options.bad_samples.policy, BadSampleLog(options.bad_samples),
-            partial(is_of_samples, of_format=HDF5Error, damaged=DamagedError),
+            partial(is_of_samples, damaged=DamagedError),
             lambda sample: Item(sample, files.shown_of(sample)),
         )  # fmt: skip
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from fastpipe._extras import require
 from fastpipe.arrays.form import Form
 from fastpipe.hdf5.files import SampleFiles
+from fastpipe.hdf5.opening import open_library
 
 __all__ = ["H5pyRows"]
 
@@ -49,5 +49,5 @@ class H5pyRows:
             self._open = os.getpid(), {}
         files = self._open[1]
         if number not in files:
-            files[number] = require("h5py", extra="hdf5").File(self._files.files[number].path, "r")
+            files[number] = open_library(self._files.files[number].path)
         return files[number]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
+import operator
 import os
 import threading
 import weakref
@@ -13,17 +13,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._extras import require
 from fastpipe._sizes import in_bytes
 from fastpipe.core.chunks import ChunkError
 from fastpipe.core.files import open_file
 from fastpipe.core.native import native
-from fastpipe.errors import HDF5Error, MissingDependencyError, OptionError
+from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.hdf5 import chunks
-from fastpipe.hdf5.files import check_is_in_file, damage_as_error, opened
+from fastpipe.hdf5.errors import DamagedError
 from fastpipe.hdf5.filters import described
 from fastpipe.hdf5.layout import Layout, read_layout
-from fastpipe.hdf5.library import load_plugins, require_filters
+from fastpipe.hdf5.library import require_filters
+from fastpipe.hdf5.objects import dataset_named, dataset_names, datasets_of, name_of, raw_name
+from fastpipe.hdf5.opening import library_errors, open_library, opened
 from fastpipe.protocols import ChunkTables
 from fastpipe.volumes.files import RawVolume, raw_unit
 from fastpipe.volumes.volume import DamagedUnitError, FileState, UnitGrid, UnitReader, Volume, box_text
@@ -47,39 +48,39 @@ def hdf5_volume(path: str, inside: str, tables: ChunkTables | None = None) -> Vo
         OptionError: it has no such dataset, or it holds no numbers.
     """
     status = os.stat(path)
-    with opened(path) as file, damage_as_error(path):
+    with opened(path) as file, library_errors(path):
         dataset = _dataset(file, inside, path)
         layout = read_layout(dataset, tables, status)
         if layout.kind == "h5py":
             require_filters(dataset)
         chunks = dataset.chunks
+        is_written = file.swmr_mode
+        is_alone = not (is_written or dataset.is_virtual or dataset.external)
     # The status is from before the file was opened, so that a change since then is noticed.
     if layout.kind == "contiguous" and layout.offsets[0] >= 0:
         how = "HDF5, contiguous and not compressed"
         return RawVolume(path, layout.shape, layout.dtype, int(layout.offsets[0]), False, how, status)
-    return HDF5Volume(path, layout, FileState.of(path, status), chunks)
+    return HDF5Volume(
+        path, layout, FileState.of(path, status, is_written=is_written), chunks, is_alone=is_alone
+    )
 
 
 def _dataset(file: Any, inside: str, path: str) -> Any:
-    h5py = require("h5py", extra="volume")
-    item = file.get(inside) if inside else None
-    if not isinstance(item, h5py.Dataset):
-        found: list[Any] = []
-        file.visititems(lambda _, item: found.append(item) if isinstance(item, h5py.Dataset) else None)
-        if inside or len(found) != 1:
-            names = ", ".join(os.fsdecode(item.name) for item in found) or "none"
-            what = (
-                f"{path} has no dataset {inside!r}" if inside else f"name a dataset of {path} behind a slash"
-            )
-            raise OptionError(f"{what}; it has {names}")
-        item = found[0]
-    check_is_in_file(item, file, inside, path)
+    if inside:
+        item = dataset_named(file, inside, path)
+    else:
+        found = datasets_of(file, path)
+        item = found[0] if len(found) == 1 else None
+    if item is None:
+        what = f"{path} has no dataset {inside!r}" if inside else f"name a dataset of {path} behind a slash"
+        raise OptionError(f"{what}; it has {dataset_names(file, path)}")
+    name = name_of(item)
     try:
         item.dtype  # noqa: B018
     except TypeError as error:
-        raise OptionError(f"{path}: {item.name} has elements of a type that NumPy does not have") from error
+        raise OptionError(f"{path}: {name} has elements of a type that NumPy does not have") from error
     if item.dtype.kind not in "biufc" or item.dtype.hasobject or not item.shape:
-        raise OptionError(f"{path}: {item.name} is no array of numbers: {item.dtype} of shape {item.shape}")
+        raise OptionError(f"{path}: {name} is no array of numbers: {item.dtype} of shape {item.shape}")
     return item
 
 
@@ -91,9 +92,20 @@ class HDF5Volume(Volume):
         layout: of the dataset.
         state: of the file.
         chunks: the shape of the library's chunks; None where it has none.
+        is_alone: the file's state is that of the values, which do not lie in other files and are not being
+            written.
     """
 
-    def __init__(self, path: str, layout: Layout, state: FileState, chunks: Sequence[int] | None) -> None:
+    def __init__(
+        self,
+        path: str,
+        layout: Layout,
+        state: FileState,
+        chunks: Sequence[int] | None,
+        *,
+        is_alone: bool = True,
+    ) -> None:
+        self._is_alone = is_alone
         self.name, self.path, self.layout = f"{path}{layout.name}", path, layout
         self.shape, self.dtype, self.opened = layout.shape, layout.dtype, state
         if layout.kind == "h5py":
@@ -135,7 +147,9 @@ class HDF5Volume(Volume):
         return np.zeros_like(numbers)
 
     def state(self) -> tuple[str, str]:
-        """The file's, and the dataset."""
+        """The file's, and the dataset; not known if the values may change without the file."""
+        if not self._is_alone:
+            return "", ""
         return self.path, f"hdf5 2 {self.opened.state} {self.layout.name}"
 
 
@@ -197,25 +211,27 @@ class _LibraryReader(UnitReader):
             volume.opened.check(volume.path)
             if self._file is None:
                 self._file = self._opened()
-            dataset = self._file[volume.layout.name]
+            with library_errors(volume.name):
+                dataset = self._file[raw_name(volume.layout.name)]
             for number, out in zip(numbers.tolist(), outs, strict=True):
                 box = volume.grid.box(number)
+                where = f"{volume.name}, the chunk at {box_text(box)},"
                 try:
-                    part = dataset[box]
-                except (OSError, RuntimeError) as error:
-                    where = box_text(box)
-                    raise DamagedUnitError(f"{volume.name}, the chunk at {where}: {error}") from None
+                    with library_errors(where, DamagedError, dataset):
+                        part = dataset[box]
+                except DamagedError as error:
+                    raise DamagedUnitError(str(error)) from None
                 unit = out.view(volume.dtype).reshape(volume.grid.unit)
                 unit[tuple(slice(size) for size in part.shape)] = part
 
     def _opened(self) -> Any:
         """The file, in a process whose library has the filters: it may be another than where it was found."""
         volume = self._volume
-        file = require("h5py", extra="volume").File(volume.path, "r")
+        file = open_library(volume.path)
         volume.opened.check(volume.path)  # by now another may be at the path
-        dataset = file[volume.layout.name]
-        require_filters(dataset)
-        if dataset.is_virtual:  # its sources' filters are not known here
-            with contextlib.suppress(MissingDependencyError):
-                load_plugins()
+        with library_errors(volume.name):
+            dataset = file[raw_name(volume.layout.name)]
+            require_filters(dataset)
+            if dataset.dtype != volume.dtype or any(map(operator.lt, dataset.shape, volume.shape)):
+                raise volume.opened.changed()
         return file

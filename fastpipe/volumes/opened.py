@@ -12,8 +12,9 @@ import numpy as np
 from fastpipe._extras import require
 from fastpipe.cache.converted import ConvertedFiles
 from fastpipe.core.files import is_hdf5
-from fastpipe.errors import VolumeError
-from fastpipe.hdf5.files import opened
+from fastpipe.errors import HDF5Error, VolumeError
+from fastpipe.hdf5.objects import raw_name
+from fastpipe.hdf5.opening import library_errors, opened
 from fastpipe.volumes.opening import open_volume
 from fastpipe.volumes.volume import Volume
 from fastpipe.volumes.wrappers import GroupedVolume, NativeVolume
@@ -58,8 +59,8 @@ def stored_nbytes(path: str) -> int | None:
     if not os.path.isfile(file) or not is_hdf5(file):
         return None
     h5py = require("h5py", extra="hdf5")
-    with opened(file) as store:
-        dataset = store.get(inside)
+    with opened(file) as store, library_errors(file):
+        dataset = store.get(raw_name(inside))
         return int(dataset.id.get_storage_size()) if isinstance(dataset, h5py.Dataset) else None
 
 
@@ -151,12 +152,14 @@ def attributes_of(path: str, volume: Volume) -> Noted:
 
 def _of_hdf5(file: str, inside: str) -> Noted:
     found, others = {}, []
-    with opened(file) as content:
-        attributes = content[inside].attrs
+    with opened(file) as content, library_errors(file):
+        attributes = content[raw_name(inside)].attrs
         for name in attributes:
             try:
-                found[name] = _for_json(attributes[name])
-            except (TypeError, ValueError, OSError):
+                with library_errors(f"{file}, attribute {name!r}"):
+                    value = attributes[name]
+                found[name] = _for_json(value)
+            except (TypeError, ValueError, HDF5Error):
                 others.append(name)
     return Noted(found, None, tuple(others))
 

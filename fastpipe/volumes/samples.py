@@ -18,7 +18,6 @@ from fastpipe.core.keys import sample_seed
 from fastpipe.core.reads import ReadPolicy, Started
 from fastpipe.engine.bad import Item, is_of_samples
 from fastpipe.engine.pool import Process
-from fastpipe.errors import VolumeError
 from fastpipe.index.arrays import default_file_arrays
 from fastpipe.options import BadSamples, Cache, Stage
 from fastpipe.sampling import Sampling, Uniform
@@ -47,7 +46,7 @@ __all__ = ["PatchSamples"]
 _MOST_DRAWN = 101  # random places of which substitutes are drawn, where an epoch has fewer
 _MOST_EXPECTED = 1 << 23  # uses of parts of volumes in an epoch, to list them before it
 
-_is_bad = partial(is_of_samples, of_format=VolumeError, damaged=DamagedUnitError)
+_is_bad = partial(is_of_samples, damaged=DamagedUnitError)
 
 
 class PatchSamples(TouredSamples):

@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from fastpipe._extras import require
 from fastpipe.errors import BadSampleError
+from fastpipe.hdf5.objects import raw_name
+from fastpipe.hdf5.opening import open_library
 from fastpipe.volumes.blosc2 import Blosc2Volume
 from fastpipe.volumes.files import RawVolume
 from fastpipe.volumes.hdf5 import HDF5Volume
@@ -45,7 +47,7 @@ def library_array(volume: Volume) -> Any:
     if isinstance(volume, (GroupedVolume, NativeVolume)):
         return library_array(volume.inner)
     if isinstance(volume, HDF5Volume):
-        return require("h5py", extra="volume").File(volume.path, "r")[volume.layout.name]
+        return open_library(volume.path)[raw_name(volume.layout.name)]
     if isinstance(volume, Blosc2Volume):
         return require("blosc2", extra="volume").open(volume.name, mode="r")
     if isinstance(volume, TiffVolume):

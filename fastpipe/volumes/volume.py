@@ -151,16 +151,17 @@ class FileState(NamedTuple):
 
     Attributes:
         name: for messages.
-        state: device, inode, size, and when it was modified.
+        state: device, inode, size, and when it was modified; of a file that is being written the last two are
+            -1, and do not count.
     """
 
     name: str
     state: tuple[int, int, int, int]
 
     @classmethod
-    def of(cls, name: str, status: os.stat_result | None = None) -> FileState:
+    def of(cls, name: str, status: os.stat_result | None = None, *, is_written: bool = False) -> FileState:
         """The state of a file now, or as it was found to be before."""
-        return cls(name, _numbers(os.stat(name) if status is None else status))
+        return cls(name, _numbers(os.stat(name) if status is None else status, is_written))
 
     def check(self, where: int | str | None = None) -> None:
         """Raise an error if the file is not as it was.
@@ -171,7 +172,8 @@ class FileState(NamedTuple):
         Raises:
             VolumeError: it has changed.
         """
-        if _numbers(os.stat(self.name if where is None else where)) != self.state:
+        status = os.stat(self.name if where is None else where)
+        if _numbers(status, is_written=self.state[2] < 0) != self.state:
             raise self.changed()
 
     def changed(self) -> VolumeError:
@@ -181,7 +183,9 @@ class FileState(NamedTuple):
         )
 
 
-def _numbers(status: os.stat_result) -> tuple[int, int, int, int]:
+def _numbers(status: os.stat_result, is_written: bool) -> tuple[int, int, int, int]:
+    if is_written:
+        return status.st_dev, status.st_ino, -1, -1
     # Not the time of change: a file that is renamed, or loses a name, has the same content.
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 

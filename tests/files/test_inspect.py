@@ -254,8 +254,9 @@ def test_a_filter_that_is_missing(tmp_path: Path) -> None:
         )
         found = json.loads(done.stdout)
         assert [facts["missing"] for facts in found["datasets"]] == [expected, []]
-        said = [(one["dataset"], one["kind"], one["remedies"]) for one in found["advice"]]
-        assert said == ([("/x", "missing plugin", ["pip install hdf5plugin"])] if expected else [])
+        said = [(one["dataset"], one["kind"]) for one in found["advice"]]
+        assert said == ([("/x", "missing plugin")] if expected else [])
+        assert all("pip install hdf5plugin" in one["remedies"][0] for one in found["advice"])
 
 
 @pytest.fixture

@@ -20,8 +20,9 @@ from fastpipe.core.native import native
 from fastpipe.core.reads import MADE
 from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.hdf5.errors import DamagedError
-from fastpipe.hdf5.files import SampleFile, SampleFiles, damage_as_error
+from fastpipe.hdf5.files import SampleFile, SampleFiles
 from fastpipe.hdf5.inspecting import inspect_file
+from fastpipe.hdf5.opening import library_errors
 from fastpipe.hdf5.reader import RowReader
 from fastpipe.volumes.opening import open_volume
 
@@ -226,7 +227,7 @@ def test_damage_of_the_records_of_chunks(
         file.create_dataset("x", data=np.arange(60).reshape(10, 6), chunks=(3, 4), compression="gzip")
     flip(path, signature, behind)
     with pytest.raises(
-        HDF5Error, match=r"x\.h5 cannot be read, it may be damaged: .*; restore it from a copy"
+        HDF5Error, match=r"x\.h5.* cannot be read, it may be damaged: .*; restore it from a copy"
     ):
         read_records(path)
 
@@ -246,13 +247,13 @@ def test_a_name_that_is_no_text_is_listed(tmp_path: Path) -> None:
         file["x"] = file[b"caf\xe9"] = np.arange(5)
     with pytest.raises(KeyError, match=r"has no dataset 'none'; it has caf.*, x"):
         SampleFile(tmp_path / "x.h5", ["none"])
-    with pytest.raises(OptionError, match=r"has no dataset 'none'; it has /caf.*, /x"):
+    with pytest.raises(OptionError, match=r"has no dataset 'none'; it has caf.*, x"):
         open_volume(tmp_path / "x.h5" / "none")
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), RuntimeError("x"), ValueError("x")])
 def test_errors_of_others_are_not_called_damage(error: Exception) -> None:
-    with pytest.raises(type(error)) as raised, damage_as_error("x.h5"):
+    with pytest.raises(type(error)) as raised, library_errors("x.h5"):
         raise error
     assert raised.value is error
 
@@ -265,7 +266,7 @@ def test_damage_that_the_library_finds(path: Path, read: Any) -> None:
         dataset.id.write_direct_chunk((0,), b"no gzip")
     files = of(path, ["both"])
     assert "scale-offset" in files.layouts[0].why
-    with pytest.raises(DamagedError, match=r"x\.h5, dataset /both: .*(read|filter)"):
+    with pytest.raises(DamagedError, match=r"x\.h5, dataset /both cannot .*(read|filter)"):
         read(files)
 
 

@@ -109,9 +109,9 @@ def test_a_dataset_that_is_named_is_found_without_a_look_at_all_others(
 ) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["x"], file["y"] = np.zeros(3), np.zeros(4)
-    with pytest.raises(OptionError, match=r"has no dataset 'z'; it has /x, /y"):
+    with pytest.raises(OptionError, match=r"has no dataset 'z'; it has x, y"):
         open_volume(tmp_path / "x.h5" / "z")
-    monkeypatch.delattr(h5py.Group, "visititems")
+    monkeypatch.setattr("fastpipe.volumes.hdf5.datasets_of", None)
     assert open_volume(tmp_path / "x.h5" / "y").shape == (4,)
 
 

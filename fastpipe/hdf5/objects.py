@@ -1,0 +1,136 @@
+"""The objects of an HDF5 file: all of its datasets, or the one of a name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from fastpipe._extras import require
+from fastpipe.errors import HDF5Error
+from fastpipe.hdf5.errors import DamagedError
+from fastpipe.hdf5.opening import library_errors
+
+__all__ = ["dataset_named", "dataset_names", "datasets_of", "name_of", "raw_name", "walk_datasets"]
+
+
+def raw_name(name: str) -> bytes:
+    """Return a name as the file has it, which need not be UTF-8."""
+    return name.encode("utf-8", "surrogateescape")
+
+
+def name_of(item: Any) -> str:
+    """Return the path of an object in its file, as text."""
+    name = item.name
+    return name if isinstance(name, str) else name.decode("utf-8", "surrogateescape")
+
+
+def walk_datasets(file: Any, shown: str) -> Iterator[tuple[str, Any]]:
+    """Yield every dataset of a file once, by its first name, in the order of ``visititems``.
+
+    Links to other names and other files are not followed.  Unlike ``visititems``, this goes on behind an
+    object that cannot be opened, and however deep groups are nested.
+
+    Args:
+        file: an open ``h5py.File``.
+        shown: what messages call it.
+
+    Yields:
+        The dataset's path, and the dataset; or the path of what cannot be opened, and the ``HDF5Error``.
+    """
+    h5py = require("h5py", extra="hdf5")
+    path: list[str] = []
+    seen: set[int] = set()
+    groups: list[tuple[Any, Iterator[bytes]]] = []
+
+    def enter(group: Any) -> None:
+        groups.append((group, iter(sorted(group.id))))
+
+    try:
+        with library_errors(shown, DamagedError):
+            enter(file["/"])
+    except HDF5Error as error:
+        yield "/", error
+        return
+    while groups:
+        group, names = groups[-1]
+        raw = next(names, None)
+        if raw is None:
+            groups.pop()
+            path = path[:-1] if path else path
+            continue
+        name = raw.decode("utf-8", "surrogateescape")
+        try:
+            with library_errors(f"{shown}, {name!r} in group {name_of(group)}", DamagedError):
+                link = group.id.links.get_info(raw)
+                if link.type != h5py.h5l.TYPE_HARD or link.u in seen:  # u: the address of the object
+                    continue
+                seen.add(link.u)
+                item = group[raw]
+                if isinstance(item, h5py.Group):
+                    enter(item)
+                    path.append(name)
+        except HDF5Error as error:
+            yield f"/{'/'.join([*path, name])}", error
+            continue
+        if isinstance(item, h5py.Dataset):
+            yield f"/{'/'.join([*path, name])}", item
+
+
+def datasets_of(file: Any, shown: str) -> list[Any]:
+    """Return every dataset of a file, once.
+
+    Raises:
+        HDF5Error: an object cannot be opened.
+    """
+    found = []
+    for _, item in walk_datasets(file, shown):
+        if isinstance(item, HDF5Error):
+            raise item
+        found.append(item)
+    return found
+
+
+def dataset_names(file: Any, shown: str) -> str:
+    """Return the names of the datasets that can be opened, for a message."""
+    names = [name[1:] for name, item in walk_datasets(file, shown) if not isinstance(item, HDF5Error)]
+    return ", ".join(sorted(names)) or "none"
+
+
+def dataset_named(file: Any, name: str, shown: str) -> Any | None:
+    """Return the dataset of a name; None if the file has none of it.
+
+    Args:
+        file: an open ``h5py.File``.
+        name: the dataset's path.
+        shown: what messages call the file.
+
+    Raises:
+        HDF5Error: it cannot be opened, or lies in another file.
+    """
+    h5py = require("h5py", extra="hdf5")
+    raw = raw_name(name)
+    try:
+        item = file[raw]
+    except KeyError as error:
+        link = file.get(raw, getlink=True)
+        if isinstance(link, h5py.ExternalLink):
+            raise HDF5Error(
+                f"{shown}: {name!r} is a link into another file, {link.filename}, in which {link.path!r} "
+                f"cannot be opened: {error.args[0]}"
+            ) from error
+        if not isinstance(link, h5py.HardLink):
+            return None
+        raise HDF5Error(f"{shown}: {name!r} cannot be opened, it may be damaged: {error.args[0]}") from error
+    if not isinstance(item, h5py.Dataset):
+        return None
+    # The bytes of a dataset of another file would be sought in this one.
+    other = item.file.filename
+    if other != file.filename and not os.path.samefile(other, file.filename):
+        raise HDF5Error(
+            f"{shown}: {name!r} is a link into another file: name that, {other}, and its dataset "
+            f"{name_of(item)!r}"
+        )
+    if file.swmr_mode and file.mode == "r":
+        item.refresh()  # the library shares what this process has open, as it was then
+    return item
