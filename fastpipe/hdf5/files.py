@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.errors import OptionError
+from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.hdf5.chunks import FileState
 from fastpipe.hdf5.geometry import Geometry
 from fastpipe.hdf5.layout import Layout, in_blocks, read_layout
@@ -152,11 +152,20 @@ class SampleFiles:
         return [(int(number), np.flatnonzero(owners == number)) for number in np.unique(owners)]
 
     def groups(self, number: int) -> Int64Array:
-        """The group of each sample, by the chunks of one dataset: int64 (count,)."""
+        """The group of each sample, by the chunks of one dataset: int64 (count,).
+
+        Raises:
+            HDF5Error: they are too many.
+        """
         found, first = [np.zeros(0, np.int64)], 0
         for file in self.files:
             geometry = file.geometry(number)
-            found.append(geometry.groups_of(np.arange(file.count)) + first)
+            try:
+                found.append(geometry.groups_of(np.arange(file.count)) + first)
+            except (MemoryError, ValueError) as error:
+                raise HDF5Error(
+                    f"{file.shown} declares {file.count:,} samples, more than there is memory to number"
+                ) from error
             first += geometry.groups
         return np.concatenate(found)
 

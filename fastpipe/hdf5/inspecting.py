@@ -20,6 +20,8 @@ from fastpipe.hdf5.rows import dtype_of
 
 __all__ = ["DatasetFacts", "Epoch", "inspect_file", "storage_of"]
 
+_DEEPEST = 20  # types within types that are written out
+
 
 @dataclass(frozen=True)
 class Epoch:
@@ -184,19 +186,20 @@ def _epoch(
     return Epoch(decodes, round(decodes * once), once, geometry.parts)
 
 
-def _dtype_in_words(dtype: Any) -> str:
-    if dtype is None:
-        return "?"
+def _dtype_in_words(dtype: Any, depth: int = 0) -> str:
+    if dtype is None or depth > _DEEPEST:
+        return "?" if dtype is None else "…"
     h5py = require("h5py", extra="hdf5")
     text = h5py.check_string_dtype(dtype)
     if text is not None:
         return "string" if text.length is None else f"string of {text.length} bytes"
     if (element := h5py.check_vlen_dtype(dtype)) is not None:
-        return f"lists of {_dtype_in_words(element)}"
+        return f"lists of {_dtype_in_words(element, depth + 1)}"
     if (reference := h5py.check_ref_dtype(dtype)) is not None:
         return "region reference" if reference is h5py.RegionReference else "object reference"
     if h5py.check_enum_dtype(dtype) is not None:
         return f"enum of {dtype}"
     if dtype.names:
-        return f"({', '.join(f'{name}: {_dtype_in_words(dtype[name])}' for name in dtype.names)})"
+        fields = (f"{name}: {_dtype_in_words(dtype[name], depth + 1)}" for name in dtype.names)
+        return f"({', '.join(fields)})"
     return str(dtype)

@@ -35,6 +35,7 @@ _FARTHEST = np.uint64(1 << 60)  # behind all files, and far from where sums over
 # A table of more chunks than this, and of more than so many for each one that was written, would take memory
 # by what a file declares instead of by what it holds.
 _MANY_CHUNKS, _SPARSE = 1 << 20, 64
+_MOST_NBYTES = 1 << 60  # that the native core counts
 _COMPACT, _CONTIGUOUS, _CHUNKED, _VIRTUAL = range(4)
 
 
@@ -136,6 +137,9 @@ def _why_only_h5py(dataset: Any, properties: Any, filters: Sequence[FilterStep])
         return "it has filters and no chunks"
     if dataset.file.driver not in ("sec2", "windows"):
         return f"the file is opened with the driver {dataset.file.driver!r}"
+    declared = (math.prod(max(side, 1) for side in sides) for sides in (dataset.shape, dataset.chunks or ()))
+    if not dtype.itemsize or dtype.itemsize * max(declared) >= _MOST_NBYTES:
+        return "it is declared to be larger than any file"
     if dtype.hasobject:
         return f"its elements have no fixed size ({dtype})"
     if dtype.subdtype is not None:
@@ -225,7 +229,9 @@ def _numbers(dataset: Any, corners: Int64Array, chunk: tuple[int, ...]) -> Int64
         if is_split and not places[:, before].any():
             return None
     numbers: Int64Array = np.ravel_multi_index(tuple(places.T), tuple(grid)).astype(np.int64)
-    return numbers if len(np.unique(numbers)) == len(numbers) else None
+    # All indices list chunks in this order.  If one does not, it is damaged, and the library does not find the
+    # same chunk when it looks for one as when it lists them.
+    return numbers if (np.diff(numbers) > 0).all() else None
 
 
 def _edges(shape: Sequence[int], chunk: Sequence[int]) -> npt.NDArray[np.bool_]:

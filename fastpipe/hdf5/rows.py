@@ -37,26 +37,30 @@ Array = npt.NDArray[Any]
 def is_plain(kind: Any) -> bool:
     """Whether elements of one of HDF5's types are nothing but their bytes."""
     h5t = require("h5py.h5t", extra="hdf5")
-    type_class = kind.get_class()
-    if type_class == h5t.STRING:
-        return not kind.is_variable_str()
-    if type_class in (h5t.VLEN, h5t.REFERENCE):
-        return False
-    return all(map(is_plain, _parts(kind)))
+    return not any(
+        each.get_class() in (h5t.VLEN, h5t.REFERENCE)
+        or (each.get_class() == h5t.STRING and each.is_variable_str())
+        for each in _types_in(kind)
+    )
 
 
 def has_references(kind: Any) -> bool:
     """Whether elements of a type hold places in their file."""
     h5t = require("h5py.h5t", extra="hdf5")
-    return kind.get_class() == h5t.REFERENCE or any(map(has_references, _parts(kind)))
+    return any(each.get_class() == h5t.REFERENCE for each in _types_in(kind))
 
 
-def _parts(kind: Any) -> Iterator[Any]:
+def _types_in(kind: Any) -> Iterator[Any]:
+    """Yield a type and all that it is made of, however deep."""
     h5t = require("h5py.h5t", extra="hdf5")
-    if kind.get_class() == h5t.COMPOUND:
-        yield from map(kind.get_member_type, range(kind.get_nmembers()))
-    elif kind.get_class() in (h5t.ARRAY, h5t.VLEN):
-        yield kind.get_super()
+    kinds = [kind]
+    while kinds:
+        kind = kinds.pop()
+        yield kind
+        if kind.get_class() == h5t.COMPOUND:
+            kinds += map(kind.get_member_type, range(kind.get_nmembers()))
+        elif kind.get_class() in (h5t.ARRAY, h5t.VLEN):
+            kinds.append(kind.get_super())
 
 
 def dtype_of(dataset: Any) -> np.dtype[Any] | None:

@@ -135,7 +135,6 @@ def _file(path: str, inside: str, convert: Converter | None, tables: ChunkTables
         begin = file.read(8)
     name = path.lower()
     is_other = begin.startswith(_NUMPY) or begin[:4] in _TIFF
-    is_other = is_other or name.endswith((*_BLOSC2_NAMES, *_NIFTI_NAMES))
     # Anything may stand in front of HDF5's signature, as in MATLAB's files.
     if name.endswith((".h5", ".hdf5")) or (not is_other and is_hdf5(path)):
         return hdf5_volume(path, inside, tables)
