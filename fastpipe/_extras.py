@@ -14,7 +14,9 @@ from typing import Any
 
 from fastpipe.errors import MissingDependencyError
 
-__all__ = ["briefly_set", "load_rich", "require", "require_threadpoolctl"]
+__all__ = ["briefly_set", "load_rich", "missing_package", "require", "require_threadpoolctl"]
+
+_DISTRIBUTIONS = {"google_crc32c": "google-crc32c"}  # packages that are installed by another name
 
 
 def require(module: str, *, extra: str) -> Any:
@@ -45,6 +47,19 @@ def require(module: str, *, extra: str) -> Any:
             f"Install it with:  pip install 'fastpipe[{extra}]'"
         ) from error
     return loaded
+
+
+def missing_package(error: ModuleNotFoundError) -> MissingDependencyError:
+    """Return the error for a package that no extra brings, from the one that another package raised.
+
+    >>> missing_package(ModuleNotFoundError(name="zfpy.codec")).args[0]
+    "the package 'zfpy' is needed here and it is not installed. Install it with:  pip install zfpy"
+    """
+    name = str(error.name).partition(".")[0]
+    return MissingDependencyError(
+        f"the package {name!r} is needed here and it is not installed. "
+        f"Install it with:  pip install {_DISTRIBUTIONS.get(name, name)}"
+    )
 
 
 def load_rich() -> None:
