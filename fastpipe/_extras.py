@@ -19,12 +19,13 @@ __all__ = ["briefly_set", "load_rich", "missing_package", "require", "require_th
 _DISTRIBUTIONS = {"google_crc32c": "google-crc32c"}  # packages that are installed by another name
 
 
-def require(module: str, *, extra: str) -> Any:
-    """Import ``module``, or say which extra of fastpipe brings it.
+def require(module: str, *, extra: str = "", package: str = "") -> Any:
+    """Import ``module``, or say what brings it: an extra of fastpipe, or a package that is in none.
 
     Args:
         module: dotted name of the module, such as ``"nvidia.nvimgcodec"``.
         extra: the extra of fastpipe that installs it, such as ``"image"``.
+        package: otherwise the package, as pip knows it.
 
     Returns:
         The imported module.
@@ -44,7 +45,7 @@ def require(module: str, *, extra: str) -> Any:
             raise
         raise MissingDependencyError(
             f"fastpipe needs the package {module!r} here and it is not installed. "
-            f"Install it with:  pip install 'fastpipe[{extra}]'"
+            f"Install it with:  pip install {package or repr(f'fastpipe[{extra}]')}"
         ) from error
     return loaded
 

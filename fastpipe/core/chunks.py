@@ -7,9 +7,10 @@ from typing import Any
 
 from fastpipe.core.files import read_at
 
-__all__ = ["UNKNOWN_CODEC", "ChunkError", "problem_text", "read_bytes", "read_fully"]
+__all__ = ["UNKNOWN_CODEC", "ChunkError", "chunk_error", "read_bytes", "read_fully"]
 
 UNKNOWN_CODEC = 7
+_NO_MEMORY = 8
 _PROBLEMS = {  # enum Problem of fastpipe/native/codecs.h
     1: "its header is cut off, or is none",
     2: "it is not the {nbytes} bytes that were expected",
@@ -18,7 +19,6 @@ _PROBLEMS = {  # enum Problem of fastpipe/native/codecs.h
     5: "damaged data, or not the {nbytes} bytes that were expected",
     6: "the checksum is not that of the data",
     UNKNOWN_CODEC: "it is compressed by a codec that fastpipe does not have",
-    8: "there is not enough memory",
 }
 
 
@@ -26,9 +26,17 @@ class ChunkError(ValueError):
     """A chunk's bytes are incomplete, or not what its filters or codec write."""
 
 
-def problem_text(problem: int, nbytes: int) -> str:
-    """Return in words why the core could not decode a chunk that should have so many bytes."""
-    return _PROBLEMS[problem].format(nbytes=nbytes)
+def chunk_error(codec: str, problem: int, nbytes: int) -> ChunkError | MemoryError:
+    """Return the error that says why the core could not decode a chunk.
+
+    Args:
+        codec: the name of the codec or filter.
+        problem: its number in the core.
+        nbytes: that the chunk should have.
+    """
+    if problem == _NO_MEMORY:  # which says nothing about the chunk
+        return MemoryError(f"{codec}: there is no memory for a chunk of {nbytes} bytes")
+    return ChunkError(f"{codec}: {_PROBLEMS[problem].format(nbytes=nbytes)}")
 
 
 def read_fully(descriptor: int, memory: Any, offset: int) -> None:

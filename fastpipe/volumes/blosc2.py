@@ -169,13 +169,16 @@ class _Header(NamedTuple):
             VolumeError: the file is damaged, or holds no array of numbers.
         """
         msgpack = require("msgpack", extra="volume")
-        with as_volume_error(f"{path} cannot be opened by Blosc2"), open(path, "rb", opener=open_file) as file:
+        with (
+            as_volume_error(f"{path} cannot be opened by Blosc2"),
+            open(path, "rb", opener=open_file) as file,
+        ):
             begin = file.read(_LEAST_HEADER)
             if begin[2:10] != b"b2frame\0":
                 raise ValueError("it does not begin as one")
             size = int.from_bytes(begin[11:15], "big")
             frame = msgpack.unpackb(begin + file.read(max(0, size - len(begin))), raw=True)
-            # Layers are (size of the index, their names and offsets, their contents); the index has their order.
+            # Layers are the size of their index, their names and offsets, and their contents in this order.
             layers = dict(zip(frame[13][1], frame[13][2], strict=True))
             if made := sorted(layers.keys() & _MADE):
                 raise ValueError(f"it is a {made[0].decode()}, whose values are made when it is opened")

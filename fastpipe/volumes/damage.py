@@ -14,11 +14,11 @@ from fastpipe.errors import FastpipeError, VolumeError
 
 __all__ = ["UNREADABLE", "as_volume_error", "shortened"]
 
-# Parsers raise these about bytes that are not what they expect.  A package that cannot be imported, memory or
-# descriptors that run out and files that must not be opened are none of them.
-UNREADABLE = (
-    ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, RuntimeError, SyntaxError, TypeError,
-    ValueError, lzma.LZMAError, struct.error, zlib.error,
+# Parsers raise these about bytes that are not what they expect.  A package that cannot be imported, memory
+# or descriptors that run out and files that must not be opened are none of them.
+UNREADABLE: tuple[type[Exception], ...] = (
+    ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, RuntimeError, SyntaxError,
+    TypeError, ValueError, lzma.LZMAError, struct.error, zlib.error,
 )  # fmt: skip
 _OF_CONTENT = (None, errno.EINVAL)  # an offset that no file has, or what a library found out by itself
 _MOST_TEXT = 300  # characters of a library's message, which may repeat a whole header

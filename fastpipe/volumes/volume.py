@@ -18,6 +18,7 @@ from fastpipe.errors import VolumeError
 
 __all__ = [
     "DIMS",
+    "LARGEST_UNIT",
     "Box",
     "DamagedUnitError",
     "FileState",
@@ -28,6 +29,7 @@ __all__ = [
     "box_text",
     "box_within",
     "folder_state",
+    "partial_unit",
 ]
 
 Box = tuple[slice, ...]
@@ -35,6 +37,7 @@ Int64Array = npt.NDArray[np.int64]
 UInt8Array = npt.NDArray[np.uint8]
 
 DIMS = 5  # that an array may have
+LARGEST_UNIT = 1 << 32  # bytes that are decoded at once
 
 
 class Touched(NamedTuple):
@@ -127,6 +130,18 @@ class UnitGrid:
             slice(at * side, min((at + 1) * side, size))
             for at, side, size in zip(self.place(number), self.unit, self.shape, strict=True)
         )
+
+
+def partial_unit(chunk: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """Return the unit of an array whose library reads any part of a chunk: the chunk, or less of one that no
+    memory would hold.
+
+    >>> partial_unit((64, 64), 4), partial_unit((10**6, 10**6), 4)
+    ((64, 64), (32, 32))
+    """
+    if math.prod(chunk) * itemsize <= LARGEST_UNIT:
+        return tuple(chunk)
+    return tuple(min(side, 32) for side in chunk)
 
 
 def box_text(box: Sequence[slice]) -> str:
