@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import lzma
 import struct
+import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ __all__ = ["UNREADABLE", "as_volume_error", "shortened"]
 # or descriptors that run out and files that must not be opened are none of them.
 UNREADABLE: tuple[type[Exception], ...] = (
     ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, RuntimeError, SyntaxError,
-    TypeError, ValueError, lzma.LZMAError, struct.error, zlib.error,
+    TypeError, ValueError, lzma.LZMAError, struct.error, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
 _OF_CONTENT = (None, errno.EINVAL)  # an offset that no file has, or what a library found out by itself
 _MOST_TEXT = 300  # characters of a library's message, which may repeat a whole header

@@ -68,9 +68,12 @@ def open_volume(
     if "://" in path:
         return _checked(TensorStoreVolume(path, {"driver": "auto", "kvstore": path}), place)
     file, inside = _split(path)
-    if os.path.isdir(file):
-        return _finished(_folder(os.path.join(file, inside) if inside else file), place)
-    return _finished(_file(file, inside, convert, tables), place)
+    try:
+        if os.path.isdir(file):
+            return _finished(_folder(os.path.join(file, inside) if inside else file), place)
+        return _finished(_file(file, inside, convert, tables), place)
+    except (MemoryError, OverflowError) as error:  # of sizes that a header says
+        raise VolumeError(f"{path} says that it is larger than anything that can be read: {error}") from error
 
 
 def zarr_of_objects(name: str, array: ZarrArray, objects: ChunkObjects, place: str = "volume") -> Volume:

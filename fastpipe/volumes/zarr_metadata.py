@@ -293,14 +293,16 @@ def _sides(given: Any) -> tuple[int, ...]:
     return tuple(given)
 
 
-def _checked(array: ZarrArray) -> ZarrArray:
+def _checked(array: ZarrArray) -> ZarrArray | str:
     if array.separator not in (".", "/"):
         raise ValueError(f"the separator of its chunks' names is {array.separator!r}")
     if len(array.shape) > _MOST_DIMS:
         raise ValueError(f"it has {len(array.shape)} dimensions")
     is_grid = len(array.shape) == len(array.chunk) and min(array.chunk, default=1) > 0
-    if not is_grid or min(array.shape, default=0) < 0 or max(*array.shape, *array.chunk, 0, 0) > _LARGEST:
+    if not is_grid or min(array.shape, default=0) < 0 or max(array.shape, default=0) > _LARGEST:
         raise ValueError(f"its chunks are {array.chunk}, of an array {array.shape}")
+    if max(array.chunk, default=0) > _LARGEST:
+        return "its chunks are larger than any array"
     return array
 
 

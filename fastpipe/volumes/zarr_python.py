@@ -133,7 +133,7 @@ class _Reader(UnitReader):
             box = volume.grid.box(number)
             try:
                 part = self._array[box]
-            except (*UNREADABLE, zipfile.BadZipFile) as error:
+            except UNREADABLE as error:
                 where = box_text(box)
                 raise DamagedUnitError(f"{volume.name}, the part at {where}: {shortened(error)}") from None
             unit = out.view(volume.dtype).reshape(volume.grid.unit)
@@ -152,7 +152,7 @@ def zarr_in_zip(path: str, inside: str) -> ZarrPythonVolume:
     """
     inside = inside.strip("/")
     root = f"{inside}/" if inside else ""
-    refused = as_volume_error(f"{path} cannot be read as a ZIP file", zipfile.BadZipFile)
+    refused = as_volume_error(f"{path} cannot be read as a ZIP file")
     with refused, zipfile.ZipFile(path) as file:
         sizes = {member.filename: member.file_size for member in file.infolist()}
         found = [root + name for name in METADATA if root + name in sizes]
