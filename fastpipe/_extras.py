@@ -14,15 +14,18 @@ from typing import Any
 
 from fastpipe.errors import MissingDependencyError
 
-__all__ = ["briefly_set", "load_rich", "require", "require_threadpoolctl"]
+__all__ = ["briefly_set", "load_rich", "missing_package", "require", "require_threadpoolctl"]
+
+_DISTRIBUTIONS = {"google_crc32c": "google-crc32c"}  # packages that are installed by another name
 
 
-def require(module: str, *, extra: str) -> Any:
-    """Import ``module``, or say which extra of fastpipe brings it.
+def require(module: str, *, extra: str = "", package: str = "") -> Any:
+    """Import ``module``, or say what brings it: an extra of fastpipe, or a package that is in none.
 
     Args:
         module: dotted name of the module, such as ``"nvidia.nvimgcodec"``.
         extra: the extra of fastpipe that installs it, such as ``"image"``.
+        package: otherwise the package, as pip knows it.
 
     Returns:
         The imported module.
@@ -42,9 +45,22 @@ def require(module: str, *, extra: str) -> Any:
             raise
         raise MissingDependencyError(
             f"fastpipe needs the package {module!r} here and it is not installed. "
-            f"Install it with:  pip install 'fastpipe[{extra}]'"
+            f"Install it with:  pip install {package or repr(f'fastpipe[{extra}]')}"
         ) from error
     return loaded
+
+
+def missing_package(error: ModuleNotFoundError) -> MissingDependencyError:
+    """Return the error for a package that no extra brings, from the one that another package raised.
+
+    >>> missing_package(ModuleNotFoundError(name="zfpy.codec")).args[0]
+    "the package 'zfpy' is needed here and it is not installed. Install it with:  pip install zfpy"
+    """
+    name = str(error.name).partition(".")[0]
+    return MissingDependencyError(
+        f"the package {name!r} is needed here and it is not installed. "
+        f"Install it with:  pip install {_DISTRIBUTIONS.get(name, name)}"
+    )
 
 
 def load_rich() -> None:

@@ -58,7 +58,7 @@ class UnitFile:
         shape = keys, slots, slot_nbytes(nbytes)
         try:
             size = native.UnitMemory.nbytes(*shape)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:  # of numbers that are too large for it
             raise OSError(f"{slots:,} slots of {nbytes:,} bytes: {error}") from None
         self._take(anonymous_file(), *shape)
         os.truncate(self.descriptor, size)

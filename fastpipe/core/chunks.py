@@ -7,9 +7,10 @@ from typing import Any
 
 from fastpipe.core.files import read_at
 
-__all__ = ["UNKNOWN_CODEC", "ChunkError", "problem_text", "read_bytes", "read_fully"]
+__all__ = ["UNKNOWN_CODEC", "ChunkError", "chunk_error", "read_bytes", "read_fully"]
 
-UNKNOWN_CODEC, _NO_MEMORY = 7, 8
+UNKNOWN_CODEC = 7
+_NO_MEMORY = 8
 _PROBLEMS = {  # enum Problem of fastpipe/native/codecs.h
     1: "its header is cut off, or is none",
     2: "it is not the {nbytes} bytes that were expected",
@@ -25,15 +26,17 @@ class ChunkError(ValueError):
     """A chunk's bytes are incomplete, or not what its filters or codec write."""
 
 
-def problem_text(problem: int, nbytes: int) -> str:
-    """Return in words why the core could not decode a chunk that should have so many bytes.
+def chunk_error(codec: str, problem: int, nbytes: int) -> ChunkError | MemoryError:
+    """Return the error that says why the core could not decode a chunk.
 
-    Raises:
-        MemoryError: there was not enough memory for it, which says nothing about the chunk.
+    Args:
+        codec: the name of the codec or filter.
+        problem: its number in the core.
+        nbytes: that the chunk should have.
     """
-    if problem == _NO_MEMORY:
-        raise MemoryError(f"there is not enough memory to decode a chunk of {nbytes} bytes")
-    return _PROBLEMS[problem].format(nbytes=nbytes)
+    if problem == _NO_MEMORY:  # which says nothing about the chunk
+        return MemoryError(f"{codec}: there is no memory for a chunk of {nbytes} bytes")
+    return ChunkError(f"{codec}: {_PROBLEMS[problem].format(nbytes=nbytes)}")
 
 
 def read_fully(descriptor: int, memory: Any, offset: int) -> None:

@@ -68,9 +68,8 @@ def is_of_samples(error: BaseException, damaged: type[FastpipeError]) -> bool:
     """
     if isinstance(error, FastpipeError):
         return isinstance(error, damaged)
-    return (
-        isinstance(error, OSError) and not isinstance(error, FileNotFoundError) and not is_of_machine(error)
-    )
+    is_of_file = isinstance(error, OSError) and not isinstance(error, (FileNotFoundError, PermissionError))
+    return is_of_file and not is_of_machine(error)
 
 
 def bad_sample_error(item: Item, cause: BaseException) -> BadSampleError:

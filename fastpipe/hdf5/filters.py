@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.core.chunks import ChunkError, problem_text
+from fastpipe.core.chunks import ChunkError, chunk_error
 from fastpipe.core.native import native
 
 __all__ = [
@@ -182,7 +182,7 @@ def _undone(step: FilterStep, data: bytes, nbytes: int) -> bytes:
         return bytes(made.data)
     if step.code == DEFLATE:
         return _inflated(data, nbytes)
-    raise ChunkError(f"{_NAMES[step.code]}: {problem_text(made, nbytes)}")
+    raise chunk_error(_NAMES[step.code], made, nbytes)
 
 
 def _inflated(data: bytes, nbytes: int) -> bytes:

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import os
 import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
 from fastpipe._sizes import in_bytes
-from fastpipe.core.files import regular_status
-from fastpipe.errors import VolumeError
+from fastpipe.core.files import open_file, regular_status
+from fastpipe.errors import MissingDependencyError, VolumeError
+from fastpipe.volumes.damage import as_volume_error, shortened
 from fastpipe.volumes.volume import DamagedUnitError, FileState, UnitGrid, UnitReader, Volume, box_text
 from fastpipe.volumes.wrappers import grown_unit
 
 __all__ = ["Blosc2Volume"]
 
 _LEAST_UNIT = 1 << 17
+_LEAST_HEADER = 87  # bytes of a frame's header, without layers
+_CODECS = {0: "blosclz", 1: "lz4", 2: "lz4hc", 4: "zlib", 5: "zstd"}
+# Layers of files that hold a recipe, or objects, where an array has its elements.
+_MADE = {b"LazyArray", b"proxy-source", b"b2o", b"b2embed", b"listarray", b"vlarray", b"batcharray"}
 
 
 class Blosc2Volume(Volume):
@@ -36,15 +42,16 @@ class Blosc2Volume(Volume):
     def __init__(self, path: str) -> None:
         self.name = path
         self.opened = FileState.of(path, regular_status(path))
-        array = _opened(path)
-        self.shape, self.dtype = tuple(array.shape), np.dtype(array.dtype)
+        array = _Header.of(path)
+        _Handle(path)  # whether c-blosc2 opens it shows now
+        self.shape, self.dtype = array.shape, array.dtype
         # Some blocks at a time, but of one chunk.
         unit = grown_unit(array.blocks, array.chunks, self.dtype.itemsize, _LEAST_UNIT)
         fits = all(chunk % side == 0 for chunk, side in zip(array.chunks, unit, strict=True))
         self.grid = UnitGrid(self.shape, unit if fits else array.chunks)
         chunk, block = ("×".join(map(str, sides)) for sides in (array.chunks, array.blocks))
-        nbytes = in_bytes(array.schunk.chunksize)
-        codec = array.cparams.codec.name.lower()
+        nbytes = in_bytes(math.prod(array.chunks) * self.dtype.itemsize)
+        codec = _CODECS.get(array.codec, f"codec {array.codec}")
         self.how = f"Blosc2, chunks of {chunk} ({nbytes}; {codec}) in blocks of {block}"
 
     def open(self) -> UnitReader:
@@ -120,7 +127,8 @@ def _library() -> Any:
         "b2nd_get_slice_cbuffer": (number, [pointer] * 5 + [ctypes.c_int64]),
     }
     folder = Path(blosc2.__file__).parent
-    for found in sorted([*folder.glob("lib*/libblosc2.*"), *folder.glob("*.libs/libblosc2.*")]):
+    # Releases before 3.7 have it beside their folder.
+    for found in sorted([*folder.glob("lib*/libblosc2.*"), *folder.parent.glob("lib64/libblosc2.*")]):
         try:
             library = ctypes.CDLL(os.fspath(found))
             for name, (result, arguments) in functions.items():
@@ -130,16 +138,57 @@ def _library() -> Any:
             continue
         library.blosc2_init()
         return library
-    raise ImportError("the package blosc2 does not show c-blosc2: pip install --upgrade blosc2")
+    raise MissingDependencyError(
+        "fastpipe reads .b2nd with the library c-blosc2, which the installed package blosc2 does not show. "
+        "Install it again with:  pip install --upgrade --force-reinstall blosc2"
+    )
 
 
-def _opened(path: str) -> Any:
-    """The array as the package has it: to ask what it is."""
-    blosc2 = require("blosc2", extra="volume")
-    try:
-        array = blosc2.open(path, mode="r")
-    except (RuntimeError, ValueError, TypeError, OverflowError, SyntaxError) as error:  # of its metadata
-        raise VolumeError(f"{path} cannot be opened by blosc2: {error}") from None
-    if not isinstance(array, blosc2.NDArray) or np.dtype(array.dtype).kind not in "biufc":
-        raise VolumeError(f"{path} is no array of numbers of Blosc2's")
-    return array
+class _Header(NamedTuple):
+    """What a file says of its array.
+
+    Attributes:
+        shape, chunks, blocks: of the array, a chunk and a block.
+        dtype: of the elements.
+        codec: the number of the compressor.
+    """
+
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    blocks: tuple[int, ...]
+    dtype: np.dtype[Any]
+    codec: int
+
+    @classmethod
+    def of(cls, path: str) -> _Header:
+        """Read the frame's header, which is in MessagePack (README_CFRAME_FORMAT.rst of c-blosc2).
+
+        ``blosc2.open`` is not asked: releases before 4.14 run code that a file of a lazy array holds.
+
+        Raises:
+            VolumeError: the file is damaged, or holds no array of numbers.
+        """
+        msgpack = require("msgpack", extra="volume")
+        with (
+            as_volume_error(f"{path} cannot be opened by Blosc2"),
+            open(path, "rb", opener=open_file) as file,
+        ):
+            begin = file.read(_LEAST_HEADER)
+            if begin[2:10] != b"b2frame\0":
+                raise ValueError("it does not begin as one")
+            size = int.from_bytes(begin[11:15], "big")
+            frame = msgpack.unpackb(begin + file.read(max(0, size - len(begin))), raw=True)
+            # Layers are the size of their index, their names and offsets, and their contents in this order.
+            layers = dict(zip(frame[13][1], frame[13][2], strict=True))
+            if made := sorted(layers.keys() & _MADE):
+                raise ValueError(f"it is a {made[0].decode()}, whose values are made when it is opened")
+            _, dims, shape, chunks, blocks, kind, dtype = msgpack.unpackb(layers[b"b2nd"], raw=False)
+            found = cls(tuple(shape), tuple(chunks), tuple(blocks), np.dtype(dtype), frame[3][2] & 15)
+            if kind != 0 or found.dtype.kind not in "biufc" or found.dtype.itemsize != frame[6]:
+                raise ValueError(f"its elements are {shortened(dtype)}, of {frame[6]} bytes")
+            sides = (*found.chunks, *found.blocks)
+            if not dims == len(shape) == len(chunks) == len(blocks) or min((*sides, 1)) < 1:
+                raise ValueError(f"it has chunks of {chunks} and blocks of {blocks}, and the shape {shape}")
+            if min((*found.shape, 0)) < 0:
+                raise ValueError(f"its shape is {shape}")
+            return found

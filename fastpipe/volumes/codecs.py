@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
-from fastpipe.core.chunks import UNKNOWN_CODEC, ChunkError, problem_text
+from fastpipe.core.chunks import UNKNOWN_CODEC, ChunkError, chunk_error
 from fastpipe.core.native import native
 
 __all__ = ["BLOSC_HEADER", "BloscHeader", "decode"]
@@ -71,7 +71,7 @@ def decode(codec: str, stored: Any, out: UInt8Array) -> None:
     elif problem and codec == "none":
         raise ChunkError(f"it has {memoryview(stored).nbytes} bytes instead of {len(out)}")
     elif problem:
-        raise ChunkError(f"{codec}: {problem_text(problem, len(out))}")
+        raise chunk_error(codec, problem, len(out))
 
 
 def _decode_rare(stored: bytes, out: UInt8Array) -> None:
@@ -79,7 +79,7 @@ def _decode_rare(stored: bytes, out: UInt8Array) -> None:
     blosc = require("numcodecs.blosc", extra="volume")
     try:
         made = blosc.decompress(stored)
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, TypeError) as error:
         raise ChunkError(f"blosc: {error}") from None
     if len(made) != len(out):
         raise ChunkError(f"blosc: {len(made)} bytes instead of {len(out)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import os
+import tokenize
 import weakref
 from collections.abc import Sequence
 from typing import Any, BinaryIO
@@ -13,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._sizes import in_bytes
-from fastpipe.core.chunks import read_fully
+from fastpipe.core.chunks import ChunkError, read_fully
 from fastpipe.core.files import open_file
 from fastpipe.core.native import native
 from fastpipe.errors import VolumeError
+from fastpipe.volumes.damage import as_volume_error
 from fastpipe.volumes.volume import DamagedUnitError, FileState, UnitGrid, UnitReader, Volume, box_text
 
 __all__ = ["RawVolume", "npy_volume", "raw_unit", "read_box"]
@@ -124,7 +126,7 @@ class _RawReader(UnitReader):
         packed = target if target.flags.c_contiguous else np.empty(sizes, volume.dtype)
         try:
             read_box(self._descriptor, volume.offset, shape, box, packed)
-        except ValueError as error:
+        except ChunkError as error:
             where = box_text(volume.grid.box(number))
             raise DamagedUnitError(f"{volume.name}, the part at {where}: {error}") from None
         if packed is not target:
@@ -190,12 +192,10 @@ def npy_volume(path: str) -> RawVolume:
     Raises:
         VolumeError: it is none, or holds Python objects.
     """
-    with open(path, "rb", opener=open_file) as file:
+    refused = as_volume_error(f"{path} is no array of NumPy's", tokenize.TokenError)
+    with open(path, "rb", opener=open_file) as file, refused:
         status = os.fstat(file.fileno())
-        try:
-            shape, is_fortran, dtype = _npy_header(file)
-        except Exception as error:  # of tokenize, ast and NumPy
-            raise VolumeError(f"{path} is no array of NumPy's: {type(error).__name__}: {error}") from None
+        shape, is_fortran, dtype = _npy_header(file)
         offset = file.tell()
     if dtype.hasobject:
         raise VolumeError(f"{path} holds Python objects, which could run code: save numbers")

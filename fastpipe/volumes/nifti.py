@@ -18,6 +18,7 @@ from fastpipe._extras import require
 from fastpipe._sizes import in_bytes
 from fastpipe.core.files import open_file, regular_status
 from fastpipe.errors import VolumeError
+from fastpipe.volumes.damage import as_volume_error
 from fastpipe.volumes.files import RawVolume
 from fastpipe.volumes.volume import FileState, UnitGrid, UnitReader, Volume
 
@@ -26,6 +27,7 @@ __all__ = ["Converter", "ScaledVolume", "nifti_volume"]
 # The path of a file, the bytes of a copy of it, and a function that writes this, to the path of the copy.
 Converter = Callable[[str, int, Callable[[BinaryIO], None]], str]
 _PIECE = 1 << 22  # bytes that are decompressed at a time
+_MOST_RATIO = 1032  # of bytes to those that deflate makes of them
 
 
 def nifti_volume(path: str, convert: Converter | None) -> Volume:
@@ -40,12 +42,14 @@ def nifti_volume(path: str, convert: Converter | None) -> Volume:
     """
     nibabel = require("nibabel", extra="volume")
     status = regular_status(path)  # from before it is read, so that a change since then is noticed
-    try:
-        image = nibabel.load(path)
-    except Exception as error:
-        raise VolumeError(f"{path} cannot be read as a NIfTI image: {error}") from None
-    proxy = image.dataobj
-    shape, dtype, offset = tuple(map(int, proxy.shape)), np.dtype(proxy.dtype), int(proxy.offset)
+    headers = nibabel.spatialimages
+    own = headers.HeaderDataError, headers.HeaderTypeError, nibabel.wrapstruct.WrapStructError
+    with as_volume_error(
+        f"{path} cannot be read as a NIfTI image", nibabel.filebasedimages.ImageFileError, *own
+    ):
+        proxy = nibabel.load(path).dataobj
+        shape, dtype, offset = tuple(map(int, proxy.shape)), np.dtype(proxy.dtype), int(proxy.offset)
+        slope, inter = float(proxy.slope), float(proxy.inter)
     if min(shape, default=1) < 0 or offset < 0:
         raise VolumeError(
             f"{path} is no NIfTI image: it says that its shape is {shape}, from byte {offset} on"
@@ -63,12 +67,16 @@ def nifti_volume(path: str, convert: Converter | None) -> Volume:
                 f'cache="auto" or "ram", or unpack it with:  gunzip {source}'
             )
         nbytes = offset + math.prod(shape) * dtype.itemsize
+        if nbytes > _MOST_RATIO * status.st_size:  # before room is made for it
+            raise VolumeError(
+                f"{path} is cut off, or its header is damaged: it says that it has {in_bytes(nbytes)}, and "
+                f"{in_bytes(status.st_size)} of gzip are less at any rate"
+            )
         file = convert(source, nbytes, lambda to: unpack(source, to, nbytes))
         how = f"NIfTI, from a copy that is not compressed ({in_bytes(nbytes)})"
         copied, status = FileState.of(source, status), os.stat(file)
     volume = RawVolume(file, shape, dtype, offset, True, how, status, name=path)
     volume.source, volume.copied = source, copied
-    slope, inter = float(proxy.slope), float(proxy.inter)
     return volume if (slope, inter) == (1.0, 0.0) else ScaledVolume(volume, slope, inter)
 
 

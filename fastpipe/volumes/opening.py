@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fastpipe.core.files import is_hdf5, open_file
+from fastpipe._sizes import in_bytes
+from fastpipe.core.files import is_hdf5, open_file, read_file
 from fastpipe.errors import OptionError, VolumeError
 from fastpipe.protocols import ChunkObjects, ChunkTables
 from fastpipe.volumes.blosc2 import Blosc2Volume
@@ -17,15 +18,17 @@ from fastpipe.volumes.memory import MemoryVolume
 from fastpipe.volumes.nifti import Converter, nifti_volume
 from fastpipe.volumes.tensorstore import TensorStoreVolume
 from fastpipe.volumes.tiff import is_tiff_name, slices_volume, tiff_volume
-from fastpipe.volumes.volume import Volume
+from fastpipe.volumes.volume import LARGEST_UNIT, Volume
 from fastpipe.volumes.wrappers import NativeVolume, in_worthwhile_units
 from fastpipe.volumes.zarr import ZarrVolume
-from fastpipe.volumes.zarr_metadata import ZarrArray, is_zarr, zarr_array
+from fastpipe.volumes.zarr_metadata import METADATA, ZarrArray, is_zarr, json_object, zarr_array
+from fastpipe.volumes.zarr_python import ZarrPythonVolume, zarr_in_zip
 
 __all__ = ["open_volume", "zarr_of_objects"]
 
 _NUMBERS = "biufc"  # kinds of elements, as NumPy names them
 _NUMPY = b"\x93NUMPY"
+_ZIP = (b"PK\3\4", b"PK\5\6")  # of a file with members, and of one without
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _BLOSC2_NAMES = (".b2nd",)
 _NIFTI_NAMES = (".nii", ".nii.gz", ".hdr.gz", ".hdr", ".img.gz", ".img")
@@ -65,9 +68,12 @@ def open_volume(
     if "://" in path:
         return _checked(TensorStoreVolume(path, {"driver": "auto", "kvstore": path}), place)
     file, inside = _split(path)
-    if os.path.isdir(file):
-        return _finished(_folder(os.path.join(file, inside) if inside else file), place)
-    return _finished(_file(file, inside, convert, tables), place)
+    try:
+        if os.path.isdir(file):
+            return _finished(_folder(os.path.join(file, inside) if inside else file), place)
+        return _finished(_file(file, inside, convert, tables), place)
+    except (MemoryError, OverflowError) as error:  # of sizes that a header says
+        raise VolumeError(f"{path} says that it is larger than anything that can be read: {error}") from error
 
 
 def zarr_of_objects(name: str, array: ZarrArray, objects: ChunkObjects, place: str = "volume") -> Volume:
@@ -116,14 +122,30 @@ def _folder(path: str) -> Volume:
     if is_zarr(path):
         found = zarr_array(path)
         if not isinstance(found, str):
-            return ZarrVolume(path, found)
-        version = "zarr3" if os.path.exists(os.path.join(path, "zarr.json")) else "zarr"
-        return TensorStoreVolume(path, {"driver": version, "kvstore": _kvstore(path)}, found)
+            volume = ZarrVolume(path, found)
+            if volume.unit_nbytes <= LARGEST_UNIT:
+                return volume
+            found = f"its chunks have {in_bytes(volume.unit_nbytes)}"
+        return _other_zarr(path, found)
     if os.path.exists(os.path.join(path, "attributes.json")):
         return TensorStoreVolume(path, {"driver": "n5", "kvstore": _kvstore(path)})
     if any(map(is_tiff_name, os.listdir(path))):
         return tiff_volume(path)
     raise VolumeError(f"{path} is a folder, but neither Zarr nor N5, nor one of TIFF files")
+
+
+def _other_zarr(path: str, why: str) -> Volume:
+    """An array that is read by tensorstore, or, where that cannot, by zarr-python."""
+    version = next(name for name in METADATA if os.path.exists(os.path.join(path, name)))
+    driver = "zarr3" if version == "zarr.json" else "zarr"
+    try:
+        return TensorStoreVolume(path, {"driver": driver, "kvstore": _kvstore(path)}, why)
+    except VolumeError as error:
+        file = os.path.join(path, version)
+        try:
+            return ZarrPythonVolume(path, "", json_object(file, read_file(file)), why)
+        except VolumeError as other:
+            raise VolumeError(f"{error}; {str(other).removeprefix(path).strip()}") from None
 
 
 def _kvstore(path: str) -> dict[str, str]:
@@ -134,6 +156,8 @@ def _file(path: str, inside: str, convert: Converter | None, tables: ChunkTables
     with open(path, "rb", opener=open_file) as file:
         begin = file.read(8)
     name = path.lower()
+    if begin.startswith(_ZIP):
+        return zarr_in_zip(path, inside)
     is_other = begin.startswith(_NUMPY) or begin[:4] in _TIFF
     # Anything may stand in front of HDF5's signature, as in MATLAB's files.
     if name.endswith((".h5", ".hdf5")) or (not is_other and is_hdf5(path)):

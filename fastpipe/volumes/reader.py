@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._nvtx import ranged
-from fastpipe.errors import OptionError
+from fastpipe._sizes import in_bytes
+from fastpipe.errors import OptionError, VolumeError
 from fastpipe.protocols import Stopwatch
 from fastpipe.volumes.volume import DIMS, DamagedUnitError, Volume
 
@@ -89,6 +90,7 @@ class PatchReader:
 
         Raises:
             DamagedUnitError: the volume does not hold what it should.
+            VolumeError: there is not enough memory for it.
             OSError: it cannot be read.
         """
         if not out.size:
@@ -96,6 +98,11 @@ class PatchReader:
         self._counts.add(0, out.nbytes)
         try:
             self._read(start, out)
+        except MemoryError as error:
+            raise VolumeError(
+                f"{self._volume.name} is decoded in parts of {in_bytes(self._volume.unit_nbytes)}, for which "
+                "there is not enough memory: free some, or make a copy with smaller chunks: fastpipe repack"
+            ) from error
         except DamagedUnitError:
             # What is damaged may be a chunk that the box does not touch, in a unit that has some.
             finer = self._finer_reader()

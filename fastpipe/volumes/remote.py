@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe._sizes import in_bytes
 from fastpipe.arrays.objects import new_reader
 from fastpipe.errors import MissingDependencyError, OptionError, StoreError, VolumeError
 from fastpipe.index.listing import Listing, Rows
@@ -27,7 +28,7 @@ from fastpipe.stage.folder import StageFolder
 from fastpipe.stage.reading import ObjectReader
 from fastpipe.stage.stores import Location, Retries, RetryingStore, is_url, open_store
 from fastpipe.volumes.opening import zarr_of_objects
-from fastpipe.volumes.volume import Volume
+from fastpipe.volumes.volume import LARGEST_UNIT, Volume
 from fastpipe.volumes.zarr_metadata import METADATA, ZarrArray, is_zarr, parsed
 
 __all__ = ["ChunkStore", "Needed", "RemoteChunks", "RemoteVolumes", "remote_volumes"]
@@ -213,6 +214,8 @@ def _array(store: Store, location: Location, prefix: str) -> ZarrArray:
         except FileNotFoundError:
             continue
         found = parsed(f"{url}/{name}", content)
+        if isinstance(found, ZarrArray) and found.chunk_nbytes > LARGEST_UNIT:
+            found = f"its chunks have {in_bytes(found.chunk_nbytes)}"
         if isinstance(found, str):
             raise VolumeError(
                 f"{url} cannot be read chunk by chunk, as {found}: {_UNREADABLE}. Leave stage= and "

@@ -25,6 +25,7 @@ from fastpipe.volumes.tiff import TiffVolume
 from fastpipe.volumes.volume import Volume
 from fastpipe.volumes.wrappers import GroupedVolume, NativeVolume
 from fastpipe.volumes.zarr import ZarrVolume
+from fastpipe.volumes.zarr_python import ZarrPythonVolume
 
 __all__ = ["SlicedPatches", "library_array"]
 
@@ -38,7 +39,9 @@ def library_array(volume: Volume) -> Any:
     if volume.array is not None:
         return volume.array
     if isinstance(volume, ZarrVolume):
-        return require("zarr", extra="peers").open_array(volume.name, mode="r")
+        return require("zarr", extra="volume").open_array(volume.name, mode="r")
+    if isinstance(volume, ZarrPythonVolume):
+        return volume.array_of_library()
     if isinstance(volume, RawVolume):
         order: Any = "F" if volume.is_fortran else "C"
         return np.memmap(volume.path, volume.dtype, "r", volume.offset, volume.shape, order)

@@ -15,11 +15,21 @@ import numpy.typing as npt
 from fastpipe._extras import require
 from fastpipe._sizes import in_bytes
 from fastpipe.errors import VolumeError
-from fastpipe.volumes.volume import DamagedUnitError, UnitGrid, UnitReader, Volume, box_text, folder_state
+from fastpipe.volumes.volume import (
+    DamagedUnitError,
+    UnitGrid,
+    UnitReader,
+    Volume,
+    box_text,
+    folder_state,
+    partial_unit,
+)
 from fastpipe.volumes.wrappers import grown_unit
 
 __all__ = ["TensorStoreVolume"]
 
+# What tensorstore raises for the states that its messages begin with.
+_FAILED = (ValueError, LookupError, NotImplementedError, OSError, RuntimeError, TypeError)
 _LEAST_NBYTES = 1 << 18  # of a unit: smaller chunks are read some at a time
 # tensorstore's names for what is wrong with stored bytes, with which its messages begin.
 _DAMAGED = ("DATA_LOSS", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE")
@@ -55,8 +65,9 @@ class TensorStoreVolume(Volume):
         self._fill = bytes(self.dtype.itemsize) if fill is None else np.array(fill, self.dtype).tobytes()
         sides = store.chunk_layout.read_chunk.shape or [0] * len(self.shape)
         chunk = [side or min(max(1, size), 64) for side, size in zip(sides, self.shape, strict=True)]
-        self._chunk = tuple(chunk)
-        self.grid = UnitGrid(self.shape, grown_unit(chunk, self.shape, self.dtype.itemsize, _LEAST_NBYTES))
+        self._chunk = partial_unit(chunk, self.dtype.itemsize)
+        unit = grown_unit(self._chunk, self.shape, self.dtype.itemsize, _LEAST_NBYTES)
+        self.grid = UnitGrid(self.shape, unit)
         said = "×".join(map(str, chunk))
         self.how = f"{driver} by tensorstore, chunks of {said}"
         self.how += f" ({in_bytes(math.prod(chunk) * self.dtype.itemsize)})" + (f", as {why}" if why else "")
@@ -128,7 +139,7 @@ class _Reader(UnitReader):
         for box, read, out in zip(boxes, reads, outs, strict=True):
             try:
                 part = read.result()
-            except Exception as error:
+            except _FAILED as error:
                 said = self._volume.without_secrets(str(error))
                 # What cannot be reached, or not be read by this user, is no reason to do without a sample.
                 is_damaged = said.startswith(_DAMAGED) and not any(what in said for what in _UNKNOWN)
@@ -155,7 +166,7 @@ def _opened(name: str, spec: dict[str, Any]) -> Any:
         store = tensorstore.open(spec, read=True, open=True, context=context).result()
         # Some formats have arrays that begin elsewhere; a volume begins at 0.
         return store[tensorstore.d[:].translate_to[0]]
-    except Exception as error:
+    except _FAILED as error:
         raise _StoreError(str(error)) from None
 
 

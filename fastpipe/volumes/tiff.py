@@ -9,7 +9,8 @@ import hashlib
 import math
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,13 +22,20 @@ from fastpipe._sizes import in_bytes
 from fastpipe.core.chunks import read_bytes
 from fastpipe.core.files import open_file, regular_status
 from fastpipe.core.native import native
-from fastpipe.errors import VolumeError
+from fastpipe.errors import FastpipeError, MissingDependencyError, VolumeError
+from fastpipe.volumes.damage import UNREADABLE, as_volume_error, shortened
 from fastpipe.volumes.files import RawVolume, raw_unit, read_box
 from fastpipe.volumes.volume import DamagedUnitError, FileState, UnitGrid, UnitReader, Volume
 
 __all__ = ["TiffVolume", "is_tiff_name", "slices_volume", "tiff_volume"]
 
 Int64Array = npt.NDArray[np.int64]
+
+_ELSEWHERE = (
+    "{} refers to pages in other files: write its series to one file, as "
+    "tifffile.imwrite(file, tifffile.imread(path)) does"
+)
+_decoded: set[Any] = set()  # kinds of segments that have been decoded in this process
 
 # By the number of a compression in TIFF, the filters of fastpipe/native/codecs.h that undo it.
 _FILTERS: dict[int, list[tuple[int, int, int, int]]] = {
@@ -160,46 +168,98 @@ def _slices(name: str, files: list[str], state: FileState, order: str) -> TiffVo
 
 def _raw(path: str, status: os.stat_result) -> RawVolume | None:
     """A file whose images lie in it one after the other as they are; None for others."""
-    try:
-        with require("tifffile", extra="volume").TiffFile(path) as file:
-            series = file.series[0]
-            if not series.dataoffset or not all(_is_together(page) for page in series.pages):
-                return None
-            dtype = series.dtype.newbyteorder(file.byteorder)
-            shape, offset = tuple(map(int, series.shape)), int(series.dataoffset)
-    except OSError:
-        raise
-    except Exception as error:  # of tifffile, struct and others
-        raise VolumeError(f"{path} cannot be read as TIFF: {type(error).__name__}: {error}") from None
+    with _opened(path) as file:
+        series = file.series[0]
+        if not series.dataoffset or not all(_is_together(page) for page in series.pages):
+            return None
+        dtype = series.dtype.newbyteorder(file.byteorder)
+        shape, offset = tuple(map(int, series.shape)), int(series.dataoffset)
     return RawVolume(path, shape, dtype, offset, False, "TIFF, not compressed", status)
 
 
 def _series(path: str) -> tuple[tuple[int, ...], _Page, list[_Segments], Any]:
     """The first series of a file: its shape, what its pages are, where, and tifffile's first of them."""
-    tifffile = require("tifffile", extra="volume")
     regular_status(path)
-    try:
-        with tifffile.TiffFile(path) as file:
-            series = file.series[0]
-            first, pages = series.keyframe, series.pages
-            shape = tuple(map(int, series.shape))
-            if any(one is not None and one.parent is not file for one in pages):
-                raise VolumeError(
-                    f"{path} refers to pages in other files: write its series to one file, as "
-                    "tifffile.imwrite(file, tifffile.imread(path)) does"
+    with _opened(path) as file:
+        series = file.series[0]
+        first, pages = series.keyframe, series.pages
+        shape = tuple(map(int, series.shape))
+        # tifffile takes pages for alike whose strips are not.
+        is_raw = first.is_final and all(one is None or _is_together(one) for one in pages)
+        page = _page(first, file.byteorder, shape, len(pages), is_raw)
+        if any(one is not None and _storage(one.keyframe) != _storage(first) for one in pages):
+            raise ValueError("its pages are stored in different ways")
+        _ = first.decode  # which of JPEG looks into the file while it is open
+        found = [_segments(one, page, first) for one in pages]
+        if not is_raw and _Stored.of(first).filters is None:
+            _check_decodes(file, first, found)
+        return shape, page, found, first
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[Any]:
+    """Open a file with tifffile, whose errors become those of fastpipe within the block.
+
+    Raises:
+        VolumeError: it is damaged, or refers to other files.  None of these is opened: what a file says of
+            others must not lead anywhere.
+    """
+    tifffile = require("tifffile", extra="volume")
+    with as_volume_error(f"{path} cannot be read as TIFF"), tifffile.TiffFile(path, _multifile=False) as file:
+        if file.is_ome and file.series[0].kind != "ome" and "FileName=" in (file.ome_metadata or ""):
+            raise VolumeError(_ELSEWHERE.format(path))
+        if any(page is not None and page.parent is not file for page in file.series[0].pages):
+            raise VolumeError(_ELSEWHERE.format(path))
+        yield file
+
+
+def _check_decodes(file: Any, keyframe: Any, pages: Sequence[_Segments]) -> None:
+    """Have tifffile decode a segment, to see that no package is missing for it; a damaged one is no matter.
+
+    Raises:
+        MissingDependencyError: one is.
+    """
+    kind = (
+        keyframe.compression,
+        keyframe.predictor,
+        keyframe.fillorder,
+        keyframe.bitspersample,
+        keyframe.dtype,
+    )
+    if kind in _decoded:
+        return
+    for page in pages:
+        for number in np.flatnonzero(page.sizes).tolist():
+            try:
+                stored = read_bytes(
+                    file.filehandle.fileno(), int(page.offsets[number]), int(page.sizes[number])
                 )
-            # tifffile takes pages for alike whose strips are not.
-            is_raw = first.is_final and all(one is None or _is_together(one) for one in pages)
-            page = _page(first, file.byteorder, shape, len(pages), is_raw)
-            if any(one is not None and _storage(one.keyframe) != _storage(first) for one in pages):
-                raise ValueError("its pages are stored in different ways")
-            _ = first.decode  # which of JPEG looks into the file while it is open
-            found = [_segments(one, page, first) for one in pages]
-            return shape, page, found, first
-    except (VolumeError, OSError):
-        raise
-    except Exception as error:  # of tifffile, struct and others
-        raise VolumeError(f"{path} cannot be read as TIFF: {type(error).__name__}: {error}") from None
+                _decode(keyframe, stored, number, page)
+            except UNREADABLE:
+                continue
+            _decoded.add(kind)
+            return
+
+
+def _decode(keyframe: Any, stored: bytes | None, number: int, page: _Segments) -> tuple[Any, Any, Any]:
+    """Undo the compression of a segment, as tifffile's ``decode`` does.
+
+    Raises:
+        MissingDependencyError: imagecodecs is missing, or does not have the codec.
+        Others: as of ``UNREADABLE``: the segment is damaged.
+    """
+    tables = {} if page.tables is None else {"jpegtables": page.tables}
+    try:
+        made: tuple[Any, Any, Any] = keyframe.decode(stored, number, **tables)
+        return made
+    except (ImportError, NotImplementedError, ValueError) as error:
+        if not isinstance(error, ImportError) and "requires the 'imagecodecs' package" not in str(error):
+            raise
+        imagecodecs = require("imagecodecs", package="imagecodecs")
+        raise MissingDependencyError(
+            f"the installed imagecodecs {imagecodecs.__version__} does not decode this TIFF: {error}. "
+            "Install one that does with:  pip install --upgrade 'imagecodecs[all]'"
+        ) from error
 
 
 def _described(shape: Sequence[int], page: _Page) -> str:
@@ -343,7 +403,7 @@ class _Reader(UnitReader):
         # tifffile's pages by what their compression depends on: files of a folder may differ in it.
         self._keyframes: dict[Any, Any] = {}
         volume.opened.check()
-        with require("tifffile", extra="volume").TiffFile(volume.files[0]) as file:
+        with _opened(volume.files[0]) as file:
             self._keyframe = file.series[0].keyframe
             _ = self._keyframe.decode  # which of JPEG looks into the file while it is open
 
@@ -365,12 +425,10 @@ class _Reader(UnitReader):
                 found.state.check(descriptor)
                 for place in which:
                     self._read_unit(descriptor, found, int(numbers[place]), outs[place])
-            except (VolumeError, OSError):
+            except FastpipeError:
                 raise
-            except Exception as error:  # of whatever library undoes the compression
-                if "imagecodecs" in str(error):  # tifffile says that it needs this package
-                    require("imagecodecs", extra="volume")
-                raise DamagedUnitError(f"{path}, page {page}: {error}") from None
+            except UNREADABLE as error:  # of whatever library undoes the compression
+                raise DamagedUnitError(f"{path}, page {page}: {shortened(error)}") from None
             finally:
                 os.close(descriptor)
 
@@ -409,8 +467,7 @@ class _Reader(UnitReader):
         at = number % inner
         size = int(segments.sizes[at])
         stored = read_bytes(descriptor, int(segments.offsets[at]), size) if size else None
-        tables = {} if segments.tables is None else {"jpegtables": segments.tables}
-        data, _, shape = found.keyframe.decode(stored, at, **tables)
+        data, _, shape = _decode(found.keyframe, stored, at, segments)
         if data is None:  # never written
             unit[...] = found.keyframe.nodata
             return

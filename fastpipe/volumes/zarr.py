@@ -19,7 +19,6 @@ from fastpipe._sizes import in_bytes
 from fastpipe.core.chunks import ChunkError, read_fully
 from fastpipe.core.files import open_file
 from fastpipe.core.native import native
-from fastpipe.errors import ClosedError
 from fastpipe.protocols import ChunkObjects
 from fastpipe.volumes.codecs import BLOSC_HEADER, BloscHeader, decode
 from fastpipe.volumes.volume import DamagedUnitError, UnitGrid, UnitReader, Volume, box_text, folder_state
@@ -53,7 +52,7 @@ class ZarrVolume(Volume, UnitReader):
         self.name, self._array, self.objects = path, array, objects
         self.shape, self.dtype = array.shape, array.dtype
         self.chunks = UnitGrid(array.shape, array.chunk)
-        self._chunk_nbytes = math.prod(array.chunk) * array.dtype.itemsize
+        self._chunk_nbytes = array.chunk_nbytes
         # Units are slabs of a chunk along its first dimension of more than one element, where it has one.
         self._axis = next((dim for dim, side in enumerate(array.chunk) if side > 1), 0)
         slab = self._slab()
@@ -181,7 +180,7 @@ class ZarrVolume(Volume, UnitReader):
             return
         try:
             self._decode(descriptor, parts)
-        except (ValueError, RuntimeError) as error:
+        except ChunkError as error:
             raise DamagedUnitError(f"{path}, the chunk at {self._where(chunk)}: {error}") from None
         except OSError as error:
             error.filename = error.filename or path
@@ -201,9 +200,7 @@ class ZarrVolume(Volume, UnitReader):
             return
         except FileNotFoundError:  # what was never written had not been listed
             why = "it was listed, and is not there any more"
-        except ClosedError:
-            raise
-        except (ValueError, RuntimeError) as error:
+        except ChunkError as error:
             why = str(error)
         raise DamagedUnitError(f"{objects.path(chunk)}, the chunk at {self._where(chunk)}: {why}")
 

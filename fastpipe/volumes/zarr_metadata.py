@@ -9,19 +9,33 @@ import json
 import math
 import os
 import re
-from typing import Any, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
 
 from fastpipe._natural import natural_sorted
+from fastpipe._sizes import in_bytes
 from fastpipe.core.files import open_file, read_file
 from fastpipe.errors import VolumeError
+from fastpipe.volumes.damage import as_volume_error, shortened
 
-__all__ = ["CODECS", "METADATA", "ZarrArray", "is_zarr", "parsed", "zarr_array"]
+__all__ = [
+    "CODECS",
+    "METADATA",
+    "NUMBERS",
+    "ZarrArray",
+    "is_zarr",
+    "json_object",
+    "metadata_in",
+    "parsed",
+    "zarr_array",
+]
 
 METADATA = ("zarr.json", ".zarray")  # of an array, by the version that is taken first
 
 _LARGEST = 1 << 62  # along a dimension
+_MOST_DIMS = 32  # as NumPy 1 and tensorstore have them
+_MOST_METADATA = 1 << 28  # bytes
 # Those that are undone here, with the settings that say nothing about how; an array with any other codec or
 # setting is read by tensorstore.
 _SETTINGS = {
@@ -29,7 +43,7 @@ _SETTINGS = {
     "gzip": {"level"}, "zlib": {"level"},
 }  # fmt: skip
 CODECS = (*_SETTINGS, "none")
-_NUMBERS = {
+NUMBERS = {
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
     "float64", "complex64", "complex128",
 }  # fmt: skip
@@ -57,6 +71,11 @@ class ZarrArray(NamedTuple):
     fill: bytes
     prefix: str
     separator: str
+
+    @property
+    def chunk_nbytes(self) -> int:
+        """Bytes of a chunk, decoded."""
+        return math.prod(self.chunk) * self.dtype.itemsize
 
     def key(self, place: tuple[int, ...]) -> str:
         """The file of a chunk, below the array's folder."""
@@ -98,7 +117,8 @@ def zarr_array(path: str) -> ZarrArray | str:
     for name in METADATA:
         file = os.path.join(path, name)
         try:
-            content = read_file(file)
+            with open(file, "rb", opener=open_file) as opened:
+                content = metadata_in(opened, file)
         except FileNotFoundError:
             continue
         found = parsed(file, content)
@@ -122,20 +142,40 @@ def parsed(file: str, content: bytes) -> ZarrArray | str | None:
     Raises:
         VolumeError: it is damaged.
     """
-    try:
-        data = json.loads(content)
-    except ValueError as error:
-        raise VolumeError(f"{file} is damaged: {error}") from None
-    if not isinstance(data, dict):
-        raise VolumeError(f"{file} is damaged: it holds no object")
+    data = json_object(file, content)
     if data.get("node_type", "array") == "group":
         return None
     if isinstance(data.get("dtype"), list):  # tensorstore takes a structure of one field for that field
-        raise VolumeError(f"{file} says that its elements are {data['dtype']}, where numbers are needed")
-    try:
+        raise VolumeError(
+            f"{file} says that its elements are {shortened(data['dtype'])}, where numbers are needed"
+        )
+    with as_volume_error(f"{file} is damaged"):
         return _version_2(data) if file.endswith(METADATA[1]) else _version_3(data)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
-        raise VolumeError(f"{file} is damaged: {type(error).__name__} {error}") from error
+
+
+def metadata_in(file: IO[bytes], name: str) -> bytes:
+    """Read all of an open file of metadata.
+
+    Raises:
+        VolumeError: it is larger than those of any array.
+    """
+    content = file.read(_MOST_METADATA + 1)
+    if len(content) > _MOST_METADATA:
+        raise VolumeError(f"{name} is damaged: it has more than {in_bytes(_MOST_METADATA)}")
+    return content
+
+
+def json_object(file: str, content: bytes) -> dict[str, Any]:
+    """Return the object in a file of JSON.
+
+    Raises:
+        VolumeError: there is none, or it is nested deeper than Python reads.
+    """
+    with as_volume_error(f"{file} is damaged"):
+        data = json.loads(content)
+        if not isinstance(data, dict):
+            raise ValueError("it holds no object")
+        return data
 
 
 def even_parts(side: int) -> list[int]:
@@ -163,12 +203,11 @@ def _arrays_in(path: str, depth: int = 3) -> list[str]:
 
 
 def _is_array(path: str) -> bool:
+    file = os.path.join(path, "zarr.json")
     try:
-        with open(os.path.join(path, "zarr.json"), encoding="utf-8", opener=open_file) as file:
-            data = json.load(file)
-    except (OSError, ValueError):
+        return json_object(file, read_file(file)).get("node_type") == "array"
+    except OSError:  # a VolumeError is one
         return False
-    return isinstance(data, dict) and data.get("node_type") == "array"
 
 
 def _version_3(data: dict[str, Any]) -> ZarrArray | str:
@@ -178,7 +217,7 @@ def _version_3(data: dict[str, Any]) -> ZarrArray | str:
         if name not in _KNOWN and not (isinstance(value, dict) and value.get("must_understand") is False):
             return f"its metadata have {name!r}"
     kind = data["data_type"]
-    if not isinstance(kind, str) or kind not in _NUMBERS:
+    if not isinstance(kind, str) or kind not in NUMBERS:
         return f"its elements are {kind}"
     grid, encoding = data["chunk_grid"], data["chunk_key_encoding"]
     if grid["name"] != "regular" or set(grid["configuration"]) != {"chunk_shape"}:
@@ -224,7 +263,7 @@ def _version_2(data: dict[str, Any]) -> ZarrArray | str:
     if data["zarr_format"] != 2:
         raise ValueError(f"it is no array of version 2: {data['zarr_format']!r}")
     kind = data["dtype"]
-    if not isinstance(kind, str) or np.dtype(kind).str != kind or np.dtype(kind).name not in _NUMBERS:
+    if not isinstance(kind, str) or np.dtype(kind).str != kind or np.dtype(kind).name not in NUMBERS:
         return f"its elements are {kind}"
     dtype = np.dtype(kind)
     if data["order"] != "C":
@@ -254,12 +293,16 @@ def _sides(given: Any) -> tuple[int, ...]:
     return tuple(given)
 
 
-def _checked(array: ZarrArray) -> ZarrArray:
+def _checked(array: ZarrArray) -> ZarrArray | str:
     if array.separator not in (".", "/"):
         raise ValueError(f"the separator of its chunks' names is {array.separator!r}")
+    if len(array.shape) > _MOST_DIMS:
+        raise ValueError(f"it has {len(array.shape)} dimensions")
     is_grid = len(array.shape) == len(array.chunk) and min(array.chunk, default=1) > 0
-    if not is_grid or min(array.shape, default=0) < 0 or max(*array.shape, *array.chunk, 0, 0) > _LARGEST:
+    if not is_grid or min(array.shape, default=0) < 0 or max(array.shape, default=0) > _LARGEST:
         raise ValueError(f"its chunks are {array.chunk}, of an array {array.shape}")
+    if max(array.chunk, default=0) > _LARGEST:
+        return "its chunks are larger than any array"
     return array
 
 

@@ -203,7 +203,7 @@ def test_even_parts_are_all_divisors(side: int) -> None:
 def test_a_chunk_of_a_large_prime_number_of_elements_is_opened_at_once(tmp_path: Path, side: int) -> None:
     write(tmp_path / "x", {"shape": (4,), "chunks": (2,), "kind": "u1", "version": 2}, np.ones(4, "u1"))
     change(tmp_path / "x", shape=[side], chunks=[side], compressor=None)
-    assert open_volume(tmp_path / "x").grid.unit == (side,)
+    assert open_volume(tmp_path / "x").unit_nbytes <= 1 << 32
 
 
 def test_parts_whose_elements_the_compressor_did_not_know_are_right(

@@ -6,7 +6,9 @@ import gzip
 import itertools
 import json
 import os
+import pickle
 import struct
+import warnings
 import zlib
 from pathlib import Path
 from typing import Any
@@ -129,8 +131,8 @@ REFUSED: list[tuple[int, dict[str, Any]]] = [
     *((2, {"dtype": value}) for value in ("i4", "=i4", "|i4", "int32", "<f16", "<U1", "|V4", "<M8[ns]", "|O")),
     (2, {"dtype": [["a", "<i4"]], "fill_value": None}), (2, {"dtype": [["a", "<i2"], ["b", "<i2"]], "fill_value": None}),
     *((2, {"shape": value}) for value in ([7.0, 9.0], [7.5, 9], ["7", "9"], [True, 9], 7)), (2, {"chunks": [3.0, 4]}),
-    *((2, {"compressor": value}) for value in ({"id": "none"}, {"id": "lz4", "acceleration": 1}, {"id": "zstd", "x": 1})),
-    *((2, {"filters": [{"id": value, "dtype": "<i4"}]}) for value in ("delta", "fixedscaleoffset", "packbits", "shuffle")),
+    *((2, {"compressor": value}) for value in ({"id": "none"}, {"id": "lz4", "x": 1}, {"id": "zstd", "x": 1})),
+    *((2, {"filters": [{"id": value, "dtype": "<i4"}]}) for value in ("fixedscaleoffset", "shuffle", "none")),
     *((3, {name: ...}) for name in ("zarr_format", "node_type", "shape", "data_type", "fill_value", "codecs")),
     (3, {"zarr_format": 2}), (3, {"zarr_format": 4}), (3, {"node_type": "x"}),
     (3, {"unknown": 1}), (3, {"unknown": {"name": "x"}}), (3, {"unknown": {"must_understand": True}}),
@@ -166,10 +168,71 @@ def test_what_is_not_known_is_refused_and_never_passed_over(
     assert "tensorstore_spec" not in str(caught.value)
 
 
-def test_filters_are_named(tmp_path: Path) -> None:
-    write(tmp_path / "x", 2, filters=[numcodecs.Delta("<i4"), numcodecs.Shuffle(4)])
-    with pytest.raises(VolumeError, match=r"filters are not supported.* it has filters: delta, shuffle$"):
-        open_volume(tmp_path / "x")
+def of_numcodecs(**settings: Any) -> list[tuple[int, str, dict[str, Any]]]:
+    """Arrays of version 2 and 3 with each codec that only zarr-python has."""
+    found: list[tuple[int, str, dict[str, Any]]] = []
+    v3: Any = zarr.codecs.numcodecs
+    for name, (kind, role, options) in {
+        "Delta": ("<i4", "filters", {"dtype": "<i4"}), "Shuffle": ("<i4", "compressors", {"elementsize": 4}),
+        "FixedScaleOffset": ("<f8", "filters", {"offset": 3, "scale": 10, "dtype": "<f8", "astype": "<i2"}),
+        "Quantize": ("<f8", "filters", {"digits": 1, "dtype": "<f8"}), "BitRound": ("<f4", "filters", {"keepbits": 3}),
+        "AsType": ("<f8", "filters", {"encode_dtype": "<f4", "decode_dtype": "<f8"}),
+        "PackBits": ("|b1", "filters", {}), "LZ4": ("<i4", "compressors", {}), "LZMA": ("<i4", "compressors", {}),
+        "BZ2": ("<i4", "compressors", {}), "Zlib": ("<i4", "compressors", {}), "GZip": ("<i4", "compressors", {}),
+        "CRC32": ("<i4", "compressors", {}), "Adler32": ("<i4", "compressors", {}),
+        "Fletcher32": ("<i4", "compressors", {}), "JenkinsLookup3": ("<i4", "compressors", {}),
+    }.items():  # fmt: skip
+        found.append((2, kind, {role: [getattr(numcodecs, name)(**options)]}))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found.append((3, np.dtype(kind).name, {role: [getattr(v3, name)(**options)]}))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
+@pytest.mark.parametrize(("version", "kind", "options"), of_numcodecs())
+def test_codecs_of_numcodecs(
+    tmp_path: Path, version: int, kind: str, options: Any, whole: Any, same_bits: Any
+) -> None:
+    write(tmp_path / "x", version, kind, **options)
+    is_zarr_python_s(tmp_path / "x", whole, same_bits)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("inside", ["", "a/b"])
+def test_arrays_in_a_zip_file(tmp_path: Path, version: Any, inside: str, whole: Any, same_bits: Any) -> None:
+    path = tmp_path / "x.zarr.zip"
+    with zarr.storage.ZipStore(path, mode="w") as store:
+        array = zarr.create_array(
+            store, name=inside, shape=(7, 9), chunks=(3, 4), dtype="i4", zarr_format=version
+        )
+        array[:5] = DATA[:5]
+        expected = array[...]
+    volume = open_volume(path / inside)
+    assert same_bits(whole(volume), expected)
+    if inside:
+        with pytest.raises(VolumeError, match=r"name one of its Zarr arrays behind a slash: it has a/b"):
+            open_volume(path)
+
+
+def test_codecs_that_run_code_are_refused(tmp_path: Path) -> None:
+    """A chunk that is a pickle would run what it says."""
+
+    class Harmful:
+        def __reduce__(self) -> Any:
+            return open, (str(tmp_path / "ran"), "w")
+
+    for number, (name, value) in enumerate(
+        {"filters": [{"id": "pickle"}], "compressor": {"id": "pickle"}, "dtype": "|O"}.items()
+    ):
+        path = tmp_path / str(number)
+        write(path, 2)
+        edit(path, 2, **{name: value} | ({"filters": [{"id": "pickle"}]} if name == "dtype" else {}))
+        for chunk in path.glob("[0-9].[0-9]"):
+            chunk.write_bytes(pickle.dumps(Harmful()))
+        with pytest.raises(VolumeError, match=r"pickle|object"):
+            open_volume(path)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_of_two_versions_in_one_folder_the_third_is_taken(tmp_path: Path, whole: Any, same_bits: Any) -> None:

@@ -1,0 +1,212 @@
+"""Zarr arrays that zarr-python reads: with filters and codecs that nothing else has, or in a ZIP file."""
+
+from __future__ import annotations
+
+import math
+import os
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe._extras import require
+from fastpipe._natural import natural_sorted
+from fastpipe._sizes import in_bytes
+from fastpipe.core.files import regular_status
+from fastpipe.errors import VolumeError
+from fastpipe.volumes.damage import UNREADABLE, as_volume_error, shortened
+from fastpipe.volumes.volume import (
+    DamagedUnitError,
+    FileState,
+    UnitGrid,
+    UnitReader,
+    Volume,
+    box_text,
+    folder_state,
+    partial_unit,
+)
+from fastpipe.volumes.zarr_metadata import METADATA, NUMBERS, json_object, metadata_in
+
+__all__ = ["ZarrPythonVolume", "zarr_in_zip"]
+
+# Codecs of numbers, with the package of those that numcodecs does not bring.  Others are refused: one of
+# them, "pickle", runs whatever a chunk says.
+_CODECS = {
+    "adler32": "", "astype": "", "bitround": "", "blosc": "", "bytes": "", "bz2": "", "crc32": "",
+    "crc32c": "google_crc32c", "delta": "", "fixedscaleoffset": "", "fletcher32": "", "gzip": "",
+    "jenkins_lookup3": "", "lz4": "", "lzma": "", "packbits": "", "pcodec": "pcodec", "quantize": "",
+    "sharding_indexed": "", "shuffle": "", "transpose": "", "zfpy": "zfpy", "zlib": "", "zstd": "",
+}  # fmt: skip
+_OVERHEAD = 1 << 16  # that a member of a ZIP file may be larger than twice its content
+
+
+class ZarrPythonVolume(Volume):
+    """An array that ``zarr.open_array`` opens.
+
+    Args:
+        path: its folder, or a ZIP file.
+        inside: its path in the ZIP file.
+        metadata: what it says of itself.
+        why: why it is read by zarr-python, in words.
+
+    Raises:
+        MissingDependencyError: zarr, or a package for one of its codecs, is not installed.
+        VolumeError: it is damaged, or has elements or codecs that are not read.
+    """
+
+    def __init__(self, path: str, inside: str, metadata: dict[str, Any], why: str) -> None:
+        self.path, self.inside = path, inside
+        self.name = os.path.join(path, inside) if inside else path
+        with as_volume_error(f"{self.name} cannot be read as Zarr"):
+            _check_elements(metadata)
+            for codec in _codecs(metadata):
+                if codec not in _CODECS:
+                    raise ValueError(f"its codec {shortened(codec)} is not one of numbers; make a copy of it")
+                if _CODECS[codec]:
+                    require(_CODECS[codec], package=_CODECS[codec].replace("_", "-"))
+        self._state = FileState.of(path, regular_status(path)) if os.path.isfile(path) else None
+        array = self.array_of_library()
+        self.shape, self.dtype = tuple(array.shape), np.dtype(array.dtype)
+        if self.dtype.kind not in "biufc":
+            raise VolumeError(f"{self.name} has elements of {self.dtype}, and not numbers")
+        self.grid = UnitGrid(self.shape, partial_unit(array.chunks, self.dtype.itemsize))
+        self._fill = np.array(array.fill_value or 0, self.dtype).tobytes()
+        # What zarr-python reads at once: a shard, where there are some.
+        stored = getattr(array, "shards", None) or array.chunks
+        self.stored_nbytes = math.prod(stored) * self.dtype.itemsize
+        nbytes = in_bytes(math.prod(array.chunks) * self.dtype.itemsize)
+        self.how = f"Zarr by zarr-python, chunks of {'×'.join(map(str, array.chunks))} ({nbytes}), as {why}"
+
+    def array_of_library(self) -> Any:
+        """The array of zarr-python, opened here."""
+        zarr = require("zarr", extra="volume")
+        with as_volume_error(f"{self.name} cannot be opened by zarr-python"):
+            if self._state is None:
+                return zarr.open_array(Path(self.path), mode="r")
+            store = require("zarr.storage", extra="volume").ZipStore(self.path, mode="r")
+            return zarr.open_array(store, path=self.inside, mode="r")
+
+    @property
+    def fill(self) -> bytes:
+        """As its metadata say."""
+        return self._fill
+
+    def open(self) -> UnitReader:
+        """Open it here."""
+        return _Reader(self)
+
+    def check(self) -> None:
+        """Look at the ZIP file."""
+        if self._state is not None:
+            self._state.check()
+
+    def stored_in(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Each by itself."""
+        return numbers
+
+    def state(self) -> tuple[str, str]:
+        """That of the ZIP file, or of the folder's files."""
+        if self._state is not None:
+            return self.path, f"zarr-python {self._state} {self.inside}"
+        count, nbytes, latest = folder_state(self.path)
+        return self.path, f"zarr-python {self.path} {count} files, {nbytes} bytes, {latest} ns"
+
+
+class _Reader(UnitReader):
+    def __init__(self, volume: ZarrPythonVolume) -> None:
+        self._volume = volume
+        volume.check()
+        self._array = volume.array_of_library()
+
+    def check(self) -> None:
+        """Look at the ZIP file."""
+        self._volume.check()
+
+    def read(self, numbers: npt.NDArray[np.int64], outs: Sequence[npt.NDArray[np.uint8]]) -> None:
+        """Read units."""
+        volume = self._volume
+        volume.check()
+        for number, out in zip(numbers.tolist(), outs, strict=True):
+            box = volume.grid.box(number)
+            try:
+                part = self._array[box]
+            except UNREADABLE as error:
+                where = box_text(box)
+                raise DamagedUnitError(f"{volume.name}, the part at {where}: {shortened(error)}") from None
+            unit = out.view(volume.dtype).reshape(volume.grid.unit)
+            unit[tuple(slice(size) for size in part.shape)] = part
+
+
+def zarr_in_zip(path: str, inside: str) -> ZarrPythonVolume:
+    """Open an array in a ZIP file, as zarr-python's ``ZipStore`` writes it.
+
+    Args:
+        path: the file.
+        inside: the array's path in it; empty for the file's root.
+
+    Raises:
+        VolumeError: there is no such array, or it is damaged.
+    """
+    inside = inside.strip("/")
+    root = f"{inside}/" if inside else ""
+    refused = as_volume_error(f"{path} cannot be read as a ZIP file")
+    with refused, zipfile.ZipFile(path) as file:
+        sizes = {member.filename: member.file_size for member in file.infolist()}
+        found = [root + name for name in METADATA if root + name in sizes]
+        metadata = next((about for _, about in _arrays_in(file, found)), None)
+        if metadata is None:
+            raise _no_array(path, file, sizes)
+    volume = ZarrPythonVolume(path, inside, metadata, "it is in a ZIP file")
+    most = 2 * volume.stored_nbytes + _OVERHEAD
+    for name, size in sizes.items():
+        is_chunk = name.startswith(root) and not os.path.basename(name).startswith((".z", "zarr"))
+        if is_chunk and size > most:  # zarr-python would unpack all of it
+            raise VolumeError(f"{path}: {name} unpacks to {in_bytes(size)}, more than any chunk of the array")
+    return volume
+
+
+def _arrays_in(file: zipfile.ZipFile, names: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The arrays among files of metadata: their paths, and what these say."""
+    for name in names:
+        where = f"{file.filename}/{name}"
+        with file.open(name) as member:
+            found = json_object(where, metadata_in(member, where))
+        if found.get("node_type", "array") == "array":
+            yield os.path.dirname(name), found
+
+
+def _no_array(path: str, file: zipfile.ZipFile, names: Iterable[str]) -> VolumeError:
+    names = natural_sorted(names)
+    if any(name.endswith(".npy") for name in names):
+        return VolumeError(
+            f"{path} holds arrays of NumPy's: save the one that is needed with "
+            f"numpy.save(file, numpy.load({path!r})[name]), and give that file"
+        )
+    arrays = _arrays_in(file, (name for name in names if os.path.basename(name) in METADATA))
+    found = ", ".join(dict.fromkeys(array for array, _ in arrays)) or "none"
+    return VolumeError(f"{path} is a ZIP file; name one of its Zarr arrays behind a slash: it has {found}")
+
+
+def _check_elements(metadata: dict[str, Any]) -> None:
+    kind = metadata["data_type"] if metadata["zarr_format"] == 3 else np.dtype(metadata["dtype"]).name
+    if not isinstance(kind, str) or kind not in NUMBERS:
+        raise ValueError(f"its elements are {shortened(kind)}, and not numbers")
+
+
+def _codecs(metadata: dict[str, Any]) -> Iterator[str]:
+    """The names of all codecs, as numcodecs has them."""
+    if metadata["zarr_format"] == 2:
+        for one in (*(metadata.get("filters") or ()), metadata.get("compressor")):
+            if one is not None:
+                yield one["id"]
+        return
+    for one in metadata["codecs"]:
+        name = one if isinstance(one, str) else one["name"]
+        yield name.removeprefix("numcodecs.")
+        settings = {} if isinstance(one, str) else one.get("configuration") or {}
+        for inner in ("codecs", "index_codecs"):
+            if inner in settings:
+                yield from _codecs({"zarr_format": 3, "codecs": settings[inner]})
