@@ -331,7 +331,7 @@ class StageTable:
     def _write(self, row: int, name: bytes, write: Callable[[str], None], nbytes: int, number: int) -> None:
         """Write an object whose bytes are reserved."""
         folder, path = self._folder, self._folder.object_path(name)
-        temporary = f"{folder.path}/writing/{number}"
+        temporary = folder.unfinished_path(number)
         # Before it is there, so that nobody takes it for one that no table has.
         self._note(row, name)
         is_new = False
