@@ -16,12 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from fastpipe.errors import CacheError, StageError
+from fastpipe._files import DESCRIPTORS, UNFINISHED, open_regular
+from fastpipe.errors import CacheError, FastpipeError
 
 __all__ = ["PrivateFolder", "made_folder", "user_cache_folder"]
 
-_DESCRIPTORS = "/proc/self/fd"
-_UNFINISHED = ".unfinished"
 _ABANDONED_S = 3600.0  # age of an unfinished file at which whoever wrote it is taken for dead
 
 
@@ -35,8 +34,12 @@ def user_cache_folder() -> Path:
     return platformdirs.user_cache_path("fastpipe", appauthor=False)
 
 
-def made_folder(path: str | os.PathLike[str]) -> Path:
+def made_folder(path: str | os.PathLike[str], mode: int = 0o700) -> Path:
     """Return a folder that is made if it is missing, as are its parents: none that others may write to.
+
+    Args:
+        path: of the folder.
+        mode: of the folder, where it is made.
 
     Raises:
         OSError: it cannot be made; also where something else is there.
@@ -45,7 +48,7 @@ def made_folder(path: str | os.PathLike[str]) -> Path:
     for folder in (*reversed(path.parents), path):
         if not folder.is_dir():  # a link to a folder is one
             with contextlib.suppress(FileExistsError):  # another process was faster; a file shows later
-                folder.mkdir(0o700 if folder == path else 0o755)
+                folder.mkdir(mode if folder == path else 0o755)
     return path
 
 
@@ -71,14 +74,14 @@ class PrivateFolder:
     b'1'
     """
 
-    IS_PINNED = os.path.isdir(_DESCRIPTORS)
+    IS_PINNED = bool(DESCRIPTORS)
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
         called: str = "cache folder",
-        error: type[CacheError | StageError] = CacheError,
+        error: type[FastpipeError] = CacheError,
     ) -> None:
         self.path = Path(path)
         self._called, self._error, self._descriptor = called, error, -1
@@ -100,11 +103,11 @@ class PrivateFolder:
         self._remove_abandoned()
 
     def here(self, name: str = "") -> str:
-        """Return a path of a file in this folder, for this process and those that it forks, while this is open.
+        """Return a path of a file in this folder, while this is open: for this process and those it forks.
 
         Where ``IS_PINNED`` is set, it leads to this folder wherever that is moved.
         """
-        folder = f"{_DESCRIPTORS}/{self._descriptor}" if self.IS_PINNED else str(self.path)
+        folder = f"{DESCRIPTORS}/{self._descriptor}" if self.IS_PINNED else str(self.path)
         return f"{folder}/{name}" if name else folder
 
     def read(self, name: str) -> bytes | None:
@@ -120,9 +123,9 @@ class PrivateFolder:
         """A descriptor of a file in the folder, which is made with mode 0600 under ``O_CREAT``.
 
         Raises:
-            OSError: as ``os.open`` does; also for a link.
+            OSError: as ``os.open`` does; also for a link, or what is no regular file.
         """
-        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._descriptor)
+        return open_regular(name, flags, 0o600, dir_fd=self._descriptor)
 
     def stat(self, name: str) -> os.stat_result:
         """Return the state of a file in the folder, or of a link itself.
@@ -147,7 +150,7 @@ class PrivateFolder:
         Raises:
             OSError: the content cannot be written; nothing has changed then.
         """
-        temporary = f"{name}.{os.getpid()}.{secrets.token_hex(4)}{_UNFINISHED}"
+        temporary = f"{name}.{os.getpid()}.{secrets.token_hex(4)}{UNFINISHED}"
         try:
             with os.fdopen(self.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
                 fill(file)
@@ -166,7 +169,7 @@ class PrivateFolder:
 
     def names(self) -> list[str]:
         """The names of the files."""
-        return [name for name in os.listdir(self._descriptor) if not name.endswith(_UNFINISHED)]
+        return [name for name in os.listdir(self._descriptor) if not name.endswith(UNFINISHED)]
 
     def close(self) -> None:
         """Close the descriptor."""
@@ -199,7 +202,7 @@ class PrivateFolder:
     def _remove_abandoned(self) -> None:
         """Remove what processes left that were killed while they wrote."""
         for name in os.listdir(self._descriptor):
-            if not name.endswith(_UNFINISHED):
+            if not name.endswith(UNFINISHED):
                 continue
             with contextlib.suppress(OSError):
                 if time.time() - self.stat(name).st_mtime > _ABANDONED_S:

@@ -117,11 +117,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that takes options by their whole names: ``--rest`` must not move files.
+
+    The parsers of its commands are of this class, too.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{**options, "allow_abbrev": False})
+
+
 def _parser(names: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
     """The parser, with the options of these commands."""
-    parser = argparse.ArgumentParser(
-        "fastpipe", description="Make the input pipeline of a training script fast."
-    )
+    parser = _Parser("fastpipe", description="Make the input pipeline of a training script fast.")
     parser.add_argument("--version", action="version", version=f"fastpipe {fastpipe.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():

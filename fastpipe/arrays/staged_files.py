@@ -74,7 +74,7 @@ class StagedFiles:
         self._pid = os.getpid()
 
     def come_back(self) -> bool:
-        """See to it that files are there in this process; whether they, or their paths, are others than before."""
+        """See to it that files are there in this process; whether they, or their paths, are others now."""
         if all(files.table is not None for files in self._stores) and (
             self._pid == os.getpid() or self._seen() == self._states
         ):

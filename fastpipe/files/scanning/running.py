@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from fastpipe._files import write_output
 from fastpipe._machine import default_threads
 from fastpipe.console import Progress
 from fastpipe.errors import FastpipeError, OptionError
@@ -53,7 +54,7 @@ def scan(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     progress.stop()
     show(found, done, decoders, console)
     if args.json is not None:
-        args.json.write_text(as_json(found, done, decoders), encoding="utf-8")
+        write_output(args.json, as_json(found, done, decoders))
         progress.done(f"wrote {args.json}")
     if failed is not None:
         raise failed
@@ -82,7 +83,7 @@ def restore(folder: str, root: str | None, console: Console, json_file: Path | N
         back, left = quarantine.restore(root)
     if json_file is not None:
         content = {"back": back, "left": [{"path": path, "why": why} for path, why in left]}
-        json_file.write_text(json.dumps(content, indent=1), encoding="utf-8")
+        write_output(json_file, json.dumps(content, indent=1))
     console.print(Text(f"{len(back):,} file{' is' if len(back) == 1 else 's are'} back"), soft_wrap=True)
     for path, why in left:
         console.print(Text(f"not put back: {shown(path)}: {shown(why)}", style="red"), soft_wrap=True)
