@@ -7,6 +7,7 @@ import ctypes
 import errno
 import os
 import secrets
+import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ __all__ = [
     "folder_below",
     "open_output",
     "open_regular",
+    "remove_tree",
     "rename_anew",
     "require_regular",
     "sync_folder",
@@ -200,6 +202,22 @@ def _linux_call() -> Any:
 
 
 _renameat2 = _linux_call()
+
+
+def remove_tree(path: str | os.PathLike[str]) -> None:
+    """Remove a file, or a folder with all that is in it, if it is there.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    try:
+        is_folder = stat.S_ISDIR(os.lstat(path).st_mode)  # rmtree would wait for who writes to a fifo
+    except FileNotFoundError:
+        return
+    if is_folder:
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:

@@ -102,7 +102,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
         "volumes",
         "",
     },
-    "verify": {"console", "errors", "options", "types", "_extras", "bench", "verify", ""},
+    "verify": {"_files", "console", "errors", "options", "types", "_extras", "bench", "verify", ""},
     "files": _STORED
     | {
         "console",

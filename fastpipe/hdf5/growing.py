@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from fastpipe._files import folder_below, open_regular, who_else_may_write
+from fastpipe._files import folder_below, open_regular, remove_tree, who_else_may_write
 from fastpipe.cache.locks import locks_are_possible, try_to_lock
 from fastpipe.core.files import read_file
 from fastpipe.errors import FastpipeError, OptionError
@@ -90,9 +89,7 @@ def remove_folder(out: Path, names: Iterable[str]) -> None:
     with contextlib.suppress(OSError):
         with _opened(folder_of(out)) as folder:
             for name in names:
-                shutil.rmtree(os.path.join(folder, name), ignore_errors=True)  # where it is a folder
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(os.path.join(folder, name))
+                remove_tree(os.path.join(folder, name))
         os.rmdir(folder_of(out))
 
 
@@ -135,11 +132,13 @@ class GrowingFolder(ABC):
         try:
             with _opened(self.folder):
                 pass
-        except (PermissionError, NotADirectoryError) as error:
+        except PermissionError as error:
             raise OptionError(
                 f"{self.folder} {error.strerror}: an unfinished copy is gone on with only if nobody else may "
                 "write there. Move it away, or name another file; if it is yours, close it with  chmod go-w"
             ) from error
+        except NotADirectoryError as error:
+            raise OptionError(f"{self.folder} is a link, or no folder: move it away") from error
         self._check_own()  # before there is anything more in a folder that is somebody else's
         self._lock = open_regular(self.folder / LOCK, os.O_RDWR | os.O_CREAT)
         if locks_are_possible() and not try_to_lock(self._lock):

@@ -6,11 +6,10 @@ import contextlib
 import errno
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
-from fastpipe._files import sync_folder
+from fastpipe._files import remove_tree, sync_folder
 from fastpipe.errors import OptionError, VolumeError
 from fastpipe.hdf5.checkpoints import unfinished_name, write_whole
 from fastpipe.hdf5.growing import LOCK, GrowingFolder, folder_of, has_empty_lock, read_note, remove_folder
@@ -65,8 +64,8 @@ class Unfinished(GrowingFolder):
         state = _state_of(self._out)
         if state is not None:
             self._check_job(state["job"])
-        shutil.rmtree(self.temporary, ignore_errors=True)
-        self.temporary.mkdir(exist_ok=True)
+        remove_tree(self.temporary)
+        self.temporary.mkdir()
         self.written, self.verified, self.brick = 0, 0, list[int]()
         self.goes_on = state is not None and self.array.is_dir()
         if state is not None and self.goes_on:
