@@ -1,8 +1,8 @@
-"""Folders for caches: only their owner may enter, links are not followed, files appear whole.
+"""Folders for caches and stages: only their owner may enter, links are not followed, files appear whole.
 
 What lies in a cache is trusted when it is read again.  So nobody else may be able to put
-anything there: not in a folder that another user made first, not through a link, and not
-by a write that was cut off in the middle.
+anything there: not in a folder that another user made first, not through a link, not by renaming
+a folder above it and making another, and not by a write that was cut off in the middle.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from fastpipe.errors import CacheError
+from fastpipe._files import DESCRIPTORS, UNFINISHED, open_regular
+from fastpipe.errors import CacheError, FastpipeError
 
-__all__ = ["PrivateFolder", "user_cache_folder"]
+__all__ = ["PrivateFolder", "made_folder", "user_cache_folder"]
 
-_UNFINISHED = ".unfinished"
 _ABANDONED_S = 3600.0  # age of an unfinished file at which whoever wrote it is taken for dead
 
 
@@ -34,11 +34,35 @@ def user_cache_folder() -> Path:
     return platformdirs.user_cache_path("fastpipe", appauthor=False)
 
 
+def made_folder(path: str | os.PathLike[str], mode: int = 0o700) -> Path:
+    """Return a folder that is made if it is missing, as are its parents: none that others may write to.
+
+    Args:
+        path: of the folder.
+        mode: of the folder, where it is made.
+
+    Raises:
+        OSError: it cannot be made; also where something else is there.
+    """
+    path = Path(path)
+    for folder in (*reversed(path.parents), path):
+        if not folder.is_dir():  # a link to a folder is one
+            with contextlib.suppress(FileExistsError):  # another process was faster; a file shows later
+                folder.mkdir(mode if folder == path else 0o755)
+    return path
+
+
 class PrivateFolder:
     """A folder that is nobody else's, opened; all access goes through its descriptor.
 
     Args:
         path: the folder.  It is made if it is missing, with mode 0700, and so are its parents.
+        called: what messages call it.
+        error: the kind of error that they are.
+
+    Attributes:
+        path: as given, for messages.
+        IS_PINNED: whether ``here`` leads to this folder whatever happens to its path, as on Linux.
 
     Raises:
         CacheError: it is a link or no folder, belongs to somebody else, lets others in, or cannot
@@ -50,24 +74,41 @@ class PrivateFolder:
     b'1'
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    IS_PINNED = bool(DESCRIPTORS)
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        called: str = "cache folder",
+        error: type[FastpipeError] = CacheError,
+    ) -> None:
         self.path = Path(path)
-        self._descriptor = -1
+        self._called, self._error, self._descriptor = called, error, -1
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            made_folder(self.path)
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
             self._descriptor = os.open(self.path, flags)
-        except OSError as error:
-            raise CacheError(
-                f"the cache folder {str(self.path)!r} cannot be used: {error.strerror or error}. "
+        except OSError as raised:
+            why = "it is a link" if self.path.is_symlink() else raised.strerror or raised
+            raise error(
+                f"the {called} {str(self.path)!r} cannot be used: {why}. "
                 "Name another one, or make it a folder of your own"
-            ) from error
+            ) from raised
         try:
             self._check()
         except BaseException:
             self.close()
             raise
         self._remove_abandoned()
+
+    def here(self, name: str = "") -> str:
+        """Return a path of a file in this folder, while this is open: for this process and those it forks.
+
+        Where ``IS_PINNED`` is set, it leads to this folder wherever that is moved.
+        """
+        folder = f"{DESCRIPTORS}/{self._descriptor}" if self.IS_PINNED else str(self.path)
+        return f"{folder}/{name}" if name else folder
 
     def read(self, name: str) -> bytes | None:
         """A file's content; None if there is none."""
@@ -82,9 +123,21 @@ class PrivateFolder:
         """A descriptor of a file in the folder, which is made with mode 0600 under ``O_CREAT``.
 
         Raises:
-            OSError: as ``os.open`` does; also for a link.
+            OSError: as ``os.open`` does; also for a link, or what is no regular file.
         """
-        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._descriptor)
+        return open_regular(name, flags, 0o600, dir_fd=self._descriptor)
+
+    def stat(self, name: str) -> os.stat_result:
+        """Return the state of a file in the folder, or of a link itself.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        return os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
+
+    def rename(self, name: str, to: str) -> None:
+        """Give a file another name, in the place of what has it."""
+        os.replace(name, to, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
 
     def write(self, name: str, fill: Callable[[BinaryIO], object], *, sync: bool = True) -> None:
         """Make or replace a file: whoever reads it finds all of the old or all of the new one.
@@ -97,14 +150,14 @@ class PrivateFolder:
         Raises:
             OSError: the content cannot be written; nothing has changed then.
         """
-        temporary = f"{name}.{os.getpid()}.{secrets.token_hex(4)}{_UNFINISHED}"
+        temporary = f"{name}.{os.getpid()}.{secrets.token_hex(4)}{UNFINISHED}"
         try:
             with os.fdopen(self.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
                 fill(file)
                 file.flush()
                 if sync:
                     os.fsync(file.fileno())
-            os.replace(temporary, name, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+            self.rename(temporary, name)
         except BaseException:
             self.remove(temporary)
             raise
@@ -116,13 +169,16 @@ class PrivateFolder:
 
     def names(self) -> list[str]:
         """The names of the files."""
-        return [name for name in os.listdir(self._descriptor) if not name.endswith(_UNFINISHED)]
+        return [name for name in os.listdir(self._descriptor) if not name.endswith(UNFINISHED)]
 
     def close(self) -> None:
         """Close the descriptor."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.close()
 
     def __enter__(self) -> PrivateFolder:
         return self
@@ -133,22 +189,21 @@ class PrivateFolder:
     def _check(self) -> None:
         status = os.fstat(self._descriptor)
         if status.st_uid != os.geteuid():
-            raise CacheError(
-                f"the cache folder {str(self.path)!r} belongs to user {status.st_uid}, not to user "
+            raise self._error(
+                f"the {self._called} {str(self.path)!r} belongs to user {status.st_uid}, not to user "
                 f"{os.geteuid()}, who runs this: what others can write is not read. Name a folder of your own"
             )
         if stat.S_IMODE(status.st_mode) & 0o077:
-            raise CacheError(
-                f"the cache folder {str(self.path)!r} lets other users in (mode "
+            raise self._error(
+                f"the {self._called} {str(self.path)!r} lets other users in (mode "
                 f"{stat.S_IMODE(status.st_mode):04o}). Close it with:  chmod 700 {str(self.path)!r}"
             )
 
     def _remove_abandoned(self) -> None:
         """Remove what processes left that were killed while they wrote."""
         for name in os.listdir(self._descriptor):
-            if not name.endswith(_UNFINISHED):
+            if not name.endswith(UNFINISHED):
                 continue
             with contextlib.suppress(OSError):
-                status = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
-                if time.time() - status.st_mtime > _ABANDONED_S:
+                if time.time() - self.stat(name).st_mtime > _ABANDONED_S:
                     self.remove(name)

@@ -121,7 +121,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are printable: arguments are names of files, often by a shell's pattern."""
+    """A parser whose errors are printable, as arguments are names of files, often by a shell's pattern.
+
+    It takes options by their whole names: ``--rest`` must not move files.  The parsers of its commands are of
+    this class, too.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{**options, "allow_abbrev": False})
 
     def error(self, message: str) -> NoReturn:
         super().error(printable(message))

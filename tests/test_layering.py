@@ -16,6 +16,7 @@ _PACKAGE = Path(fastpipe.__file__).parent
 _MODULES = sorted(_PACKAGE.rglob("*.py"))
 
 _BASE = {
+    "_files",
     "errors",
     "options",
     "types",
@@ -51,7 +52,8 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "_nvtx": set(),
     "_parents": set(),
     "_casting": set(),
-    "_private_folder": {"errors"},
+    "_files": set(),
+    "_private_folder": {"errors", "_files"},
     **{layer: _BASE | {layer} for layer in _MIDDLE},
     "native": set(),
     "core": _BASE | {"native", "engine", "core"},
@@ -86,6 +88,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     | {"_beside", "augment", "core", "images", "sampling", "arrays", "hdf5", "volumes", "tf"},
     "testing": _BASE | {"testing"},
     "bench": {
+        "_private_folder",
         "console",
         "errors",
         "_printable",
@@ -102,7 +105,18 @@ _MAY_IMPORT: dict[str, set[str]] = {
         "volumes",
         "",
     },
-    "verify": {"console", "errors", "_printable", "options", "types", "_extras", "bench", "verify", ""},
+    "verify": {
+        "_files",
+        "console",
+        "errors",
+        "_printable",
+        "options",
+        "types",
+        "_extras",
+        "bench",
+        "verify",
+        "",
+    },
     "files": _STORED
     | {
         "console",

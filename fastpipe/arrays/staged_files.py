@@ -38,7 +38,7 @@ class StagedFiles:
 
     Attributes:
         shown: URLs and files, as they were given.
-        local: where they are on this machine.
+        local: where they are on this machine: paths for this process.
 
     Raises:
         FileNotFoundError: there is no such object.
@@ -74,16 +74,16 @@ class StagedFiles:
         self._pid = os.getpid()
 
     def come_back(self) -> bool:
-        """See to it that files are there in this process; whether they are others than they were."""
+        """See to it that files are there in this process; whether they, or their paths, are others now."""
         if all(files.table is not None for files in self._stores) and (
             self._pid == os.getpid() or self._seen() == self._states
         ):
             return False
+        before = self._states, list(self.local)
         for files in self._stores:
             files.stage(self.local, lists=False)
-        self._pid = os.getpid()
-        before, self._states = self._states, self._seen()
-        return before != self._states
+        self._pid, self._states = os.getpid(), self._seen()
+        return before != (self._states, self.local)
 
     def close(self) -> None:
         """Let go of the stage; who comes back has it again."""

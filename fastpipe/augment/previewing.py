@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastpipe._files import write_whole
 from fastpipe.augment.base import Augmentation
 from fastpipe.augment.captions import caption, title
 from fastpipe.augment.colour import Normalize, ToDtype
@@ -296,12 +297,4 @@ def _left_as_it_was(is_global: bool) -> Iterator[None]:
 def _write(path: Path, picture: Image) -> None:
     """Make or replace a PNG file: all of it or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    try:
-        with open(unfinished, "wb") as file:
-            picture.save(file, format="png")
-        os.replace(unfinished, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(unfinished)
-        raise
+    write_whole(path, lambda file: picture.save(file, format="png"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import statistics
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fastpipe._extras import require
+from fastpipe._private_folder import made_folder
 from fastpipe.errors import OptionError
 from fastpipe.testing import photo_tree
 
@@ -149,10 +151,10 @@ def made_once(
     """
     parent = cache or _user_cache() / "fastpipe" / "bench"
     final = parent / name
-    if final.is_dir():
+    if _is_own(final):
         return final
     say(f"making {what}, once, in {final}")
-    parent.mkdir(parents=True, exist_ok=True)
+    made_folder(parent, 0o755)
     unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=parent))
     try:
         fill(unfinished / "made")
@@ -160,11 +162,29 @@ def made_once(
             os.rename(unfinished / "made", final)
         except OSError:
             # Another run was first: its folder holds the same data.
-            if not final.is_dir():
+            if not _is_own(final):
                 raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return final
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether a folder is there, and was made by this user.
+
+    Raises:
+        OptionError: another user has made it.
+    """
+    try:
+        status = os.lstat(folder)
+    except FileNotFoundError:
+        return False
+    if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
+        raise OptionError(
+            f"{str(folder)!r} belongs to user {status.st_uid}, not to user {os.geteuid()}, who runs this: "
+            "set XDG_CACHE_HOME to a folder of your own"
+        )
+    return stat.S_ISDIR(status.st_mode)
 
 
 def listed(folder: Path, transform: Any = None) -> Any:

@@ -41,7 +41,9 @@ class ConvertedFiles:
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         self._folder = folder
 
-    def __call__(self, path: str, nbytes: int, fill: Callable[[BinaryIO], None]) -> str:
+    def __call__(
+        self, path: str, nbytes: int, fill: Callable[[BinaryIO], None]
+    ) -> tuple[str, os.stat_result]:
         """The copy of a file, which is made if it is not there.
 
         Args:
@@ -50,7 +52,7 @@ class ConvertedFiles:
             fill: writes it.
 
         Returns:
-            Its path.
+            Its path, and its state: what is at the path later, and is of another state, is not the copy.
 
         Raises:
             CacheError: there is no folder for it, or no room.
@@ -60,33 +62,37 @@ class ConvertedFiles:
         place = hashlib.sha256(os.fsencode(os.path.abspath(path))).hexdigest()[:16]
         name = f"{place}-{file.digest.hex()}{_SUFFIX}"
         with PrivateFolder(self._path()) as folder:
-            if not self._is_there(folder, name, nbytes):
+            status = self._found(folder, name, nbytes)
+            if status is None:
                 # One makes it: a second would put another in its place, which is not what others have opened.
                 with _alone(folder, f"{name}.lock"):
-                    if not self._is_there(folder, name, nbytes):
+                    status = self._found(folder, name, nbytes)
+                    if status is None:
                         _check_room(folder, path, nbytes)
                         _remove_old(folder, place)
                         folder.write(name, fill)
-            return str(folder.path / name)
+                        status = folder.stat(name)
+            return str(folder.path / name), status
 
     def _path(self) -> Path:
         return user_cache_folder() / "converted" if self._folder is None else Path(self._folder)
 
     @staticmethod
-    def _is_there(folder: PrivateFolder, name: str, nbytes: int) -> bool:
+    def _found(folder: PrivateFolder, name: str, nbytes: int) -> os.stat_result | None:
+        """The copy's state; None where there is none."""
         try:
             descriptor = folder.open(name, os.O_RDONLY)
         except FileNotFoundError:
-            return False
+            return None
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(file.fileno())
             with contextlib.suppress(OSError):  # in use: not to be removed; but not changed
                 os.utime(file.fileno(), ns=(time.time_ns(), status.st_mtime_ns))
-            return status.st_size >= nbytes
+            return status if status.st_size >= nbytes else None
 
 
 def _check_room(folder: PrivateFolder, path: str, nbytes: int) -> None:
-    descriptor = os.open(folder.path, os.O_RDONLY)
+    descriptor = os.open(folder.here(), os.O_RDONLY)
     try:
         room = free_disk(descriptor)
     finally:
@@ -111,7 +117,7 @@ def _alone(folder: PrivateFolder, name: str) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             # Who had it before may have removed the file, and another may have made it anew.
-            is_that = os.path.samestat(os.fstat(descriptor), os.stat(folder.path / name))
+            is_that = os.path.samestat(os.fstat(descriptor), folder.stat(name))
         except FileNotFoundError:
             is_that = False
         except BaseException:
@@ -136,7 +142,7 @@ def _remove_old(folder: PrivateFolder, place: str) -> None:
         if not name.endswith(_SUFFIX):
             continue
         with contextlib.suppress(OSError):
-            with os.fdopen(folder.open(name, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            with os.fdopen(folder.open(name, os.O_RDONLY), "rb") as file:
                 unused = time.time() - os.fstat(file.fileno()).st_atime
             if name.startswith(f"{place}-") or unused > _UNUSED_S:
                 folder.remove(name)

@@ -141,7 +141,7 @@ def _clear(folder: PrivateFolder) -> None:
             if name.startswith(f"{place}."):
                 gone = not os.path.exists(f"/proc/{name.split('.')[2]}")
             else:  # on another machine or before this one was started, or in another container
-                gone = time.time() - (folder.path / name).lstat().st_mtime > _FORGOTTEN_S
+                gone = time.time() - folder.stat(name).st_mtime > _FORGOTTEN_S
             if gone and name != LOCK:
                 folder.remove(name)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 from typing import Any
 
+from fastpipe._files import open_regular, require_regular
 from fastpipe._nvtx import ranged
 
 __all__ = ["FLAGS", "hdf5_signature", "is_hdf5", "open_file", "read_at", "read_file", "regular_status"]
@@ -30,13 +29,7 @@ def open_file(path: str, flags: int = 0) -> int:
     Raises:
         OSError: as ``open`` raises it, and also for a directory, a fifo, a device.
     """
-    descriptor = os.open(path, FLAGS)
-    try:
-        _require_regular(path, os.fstat(descriptor))
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+    return open_regular(path, follows=True)
 
 
 def regular_status(path: str) -> os.stat_result:
@@ -46,15 +39,8 @@ def regular_status(path: str) -> os.stat_result:
         OSError: as of ``open_file``.
     """
     status = os.stat(path)
-    _require_regular(path, status)
+    require_regular(path, status)
     return status
-
-
-def _require_regular(path: str, status: os.stat_result) -> None:
-    if stat.S_ISDIR(status.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "Not a regular file", path)
 
 
 @ranged("read")
@@ -129,7 +115,7 @@ def hdf5_signature(path: str) -> int | None:
     """
     if not os.path.isfile(path):
         return None
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=open_file) as file:
         end, at = os.fstat(file.fileno()).st_size, 0
         while at < end:
             file.seek(at)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fastpipe._files import open_output
 from fastpipe.errors import (
     BadSampleError,
     ClosedError,
@@ -170,7 +171,7 @@ class BadSampleLog:
         line = json.dumps(content, default=repr)  # a target may be anything
         # One write of one line to a file opened for appending: lines of several processes
         # never mix.
-        descriptor = os.open(self._options.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        descriptor = open_output(self._options.log, appends=True)
         try:
             os.write(descriptor, line.encode() + b"\n")
         finally:

@@ -22,7 +22,6 @@ import json
 import os
 import pickle
 import re
-import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -177,7 +176,7 @@ class Entries:
         names = [f"{name}.corrupt-{number}" for number in range(1, _MOST_ASIDE + 1)]
         aside = next((one for one in names if one not in taken), names[-1])
         try:
-            os.replace(self._folder.path / name, self._folder.path / aside)
+            self._folder.rename(name, aside)
         except FileNotFoundError:
             return None
         return aside
@@ -211,14 +210,8 @@ class Entries:
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[BinaryIO]:
-        descriptor = self._folder.open(name, os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise EntryError("it is no file")
-            with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as file:
-                yield file
-        finally:
-            os.close(descriptor)
+        with os.fdopen(self._folder.open(name, os.O_RDONLY), "rb", buffering=0) as file:
+            yield file
 
 
 class _FileBlobs:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
+from fastpipe._files import open_regular, sync_folder
 from fastpipe._machine import available_cpus
 from fastpipe.errors import GenerationError, OptionError
 from fastpipe.generation.blocks import Block, Failure
@@ -33,7 +34,7 @@ from fastpipe.generation.layout import (
     gaps,
 )
 from fastpipe.generation.storing import Places, Stored, Stores, bytes_of, data_file
-from fastpipe.hdf5.checkpoints import sync_folder, write_all
+from fastpipe.hdf5.checkpoints import write_all
 
 __all__ = ["LEFT_OUT", "OldRows", "damaged", "files_with_rows", "finish", "name_files", "places_of"]
 
@@ -239,7 +240,7 @@ def _finish_file(
 
 
 def _copy_structure(scratch: Path, target: int, regions: Sequence[Region]) -> None:
-    descriptor = os.open(scratch, os.O_RDONLY)
+    descriptor = open_regular(scratch)
     try:
         size = os.fstat(descriptor).st_size
         os.ftruncate(target, size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import platform
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fastpipe._extras import require
+from fastpipe._files import require_regular
 from fastpipe.errors import GenerationError, OptionError
 from fastpipe.generation.code_version import changed, code_name, code_version
 from fastpipe.generation.form import Form
@@ -208,11 +210,13 @@ def _head(path: Path) -> dict[str, Any]:
     """The attributes of a finished file."""
     h5py = require("h5py", extra="generation")
     try:
+        require_regular(path, os.stat(path))  # the library would wait for who writes to a fifo
         with h5py.File(path, "r") as file:
             found = {name: file.attrs[name] for name in (_ATTRIBUTE, "first_row", "last_row", "nan_rows")}
             skipped = file.attrs.get("skipped", np.zeros(0, np.int64)).tolist()
     except (OSError, KeyError) as error:
-        if isinstance(error, OSError) and error.errno:  # of the system; HDF5's own have no number
+        # HDF5's own have no number, and what is no file has this one.
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
         raise OptionError(
             f"{path} exists, and fastpipe.generate has not made it; name another file, or remove it"

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fastpipe._files import open_regular, sync_folder
 from fastpipe.generation.storing import Stored
-from fastpipe.hdf5.checkpoints import sync_folder, write_whole
+from fastpipe.hdf5.checkpoints import write_whole
 
 __all__ = ["JOURNAL", "Journal"]
 
@@ -40,7 +41,7 @@ class Journal:
         self.job: dict[str, Any] | None = None
         self.blocks: list[Stored] = []
         self.is_naming, self.damaged = False, 0
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+        self._descriptor = open_regular(self._path, os.O_RDWR | os.O_CREAT)
         try:
             self._read()
         except BaseException:
@@ -81,7 +82,7 @@ class Journal:
         lines = (_line(one) for one in ({"job": job}, *(one.as_json() for one in kept)))
         write_whole(self._path, ["".join(lines).encode()])
         os.close(self._descriptor)
-        self._descriptor = os.open(self._path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+        self._descriptor = open_regular(self._path, os.O_RDWR)
         self.blocks = kept
 
     def close(self) -> None:
@@ -105,7 +106,7 @@ class Journal:
     def _read(self) -> None:
         """What is there.  A last line that was cut off goes; of others that are damaged rows are missing."""
         whole = 0
-        with open(self._path, "rb") as file:
+        with open(self._path, "rb", opener=open_regular) as file:
             for line in file:
                 if not line.endswith(b"\n"):
                     break

@@ -165,7 +165,7 @@ class Memoized(Generic[P, T]):
         for name, parameter in self._signature.parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:
                 arguments[name] = dict(sorted(arguments[name].items()))
-        status, version = os.stat(folder.path), code_version(self._fn)
+        status, version = os.stat(folder.here()), code_version(self._fn)
         found = fingerprint(self._name, _held(self._fn) | arguments, (status.st_dev, status.st_ino))
         parts = (
             FORMAT,

@@ -66,13 +66,13 @@ def _open(folder: PrivateFolder) -> int:
     try:
         return folder.open(_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     except FileExistsError:
-        return folder.open(_NAME, os.O_RDWR | os.O_NONBLOCK)
+        return folder.open(_NAME, os.O_RDWR)
 
 
 def _check(descriptor: int, path: Path) -> None:
     status = os.fstat(descriptor)
     mode = stat.S_IMODE(status.st_mode)
-    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or mode & 0o077:
+    if status.st_uid != os.geteuid() or mode & 0o077:
         raise CacheError(
             f"the key of pickled entries, {str(path)!r}, must be a file of user {os.geteuid()} that nobody "
             f"else may open: it is of user {status.st_uid} and has mode {mode:04o}. Remove it; entries under "

@@ -23,11 +23,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe._files import open_regular, sync_folder
 from fastpipe._printable import printable
 from fastpipe.generation.blocks import Block, Failure
 from fastpipe.generation.form import Form
 from fastpipe.generation.layout import Region
-from fastpipe.hdf5.checkpoints import sync_folder, write_all, write_whole
+from fastpipe.hdf5.checkpoints import write_all, write_whole
 
 __all__ = ["Nowhere", "Parts", "Places", "Stored", "Stores", "bytes_of", "data_file"]
 
@@ -178,8 +179,7 @@ class Stores:
         with self._lock:
             one = self._files.pop(name, None)
             if one is None:
-                flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
-                one = _Open(os.open(self._places.folder / name, flags, 0o666))
+                one = _Open(open_regular(self._places.folder / name, os.O_RDWR | os.O_CREAT))
             self._files[name] = one
             one.users += 1
             idle = [key for key, other in self._files.items() if not other.users]
@@ -269,7 +269,7 @@ class Parts:
         """
         path = folder / stored.part
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with open(path, "rb", opener=open_regular) as part, np.load(part, allow_pickle=False) as file:
                 arrays = [file[f"arr_{number}"] for number in range(len(file.files))]
         except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as error:
             raise OSError(printable(f"{path} holds other bytes than were written to it: {error}")) from error

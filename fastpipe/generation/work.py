@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fastpipe._extras import require
+from fastpipe._files import open_regular
 from fastpipe._printable import printable
 from fastpipe.generation.blocks import Block, Failure
 from fastpipe.generation.form import Form
@@ -129,7 +130,8 @@ def run_from_folder(folder: str, digest: str, first: int, last: int) -> Done:
 
 @functools.lru_cache(maxsize=4)
 def _task(folder: str, digest: str) -> Task:
-    data = Path(folder, FUNCTION).read_bytes()
+    with open(os.path.join(folder, FUNCTION), "rb", opener=open_regular) as file:
+        data = file.read()
     if hashlib.sha256(data).hexdigest() != digest:
         raise OSError(printable(f"{Path(folder, FUNCTION)} holds another function than it was asked to run"))
     task = pickle.loads(data)

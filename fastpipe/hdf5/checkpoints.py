@@ -27,14 +27,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fastpipe.core.files import read_at
+from fastpipe import _files
+from fastpipe._files import UNFINISHED, open_regular, sync_folder
+from fastpipe.core.files import read_at, read_file
 
 __all__ = [
     "DATA",
     "NOTE",
     "REDO",
     "CheckpointedFile",
-    "sync_folder",
     "unfinished_name",
     "write_all",
     "write_whole",
@@ -62,7 +63,7 @@ class CheckpointedFile(io.RawIOBase):
         self._size = self._kept = self._note_size = self._at = 0
         self._pages: dict[int, bytearray] = {}
         self._error: OSError | None = None
-        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+        self._descriptor = open_regular(self.path, os.O_RDWR | os.O_CREAT)
         try:
             self._redo()
             self.note = self._read_note()
@@ -200,7 +201,7 @@ class CheckpointedFile(io.RawIOBase):
     def _redo(self) -> None:
         """Put a checkpoint into place that was begun."""
         try:
-            redo = open(self._folder / REDO, "rb")  # noqa: SIM115
+            redo = open(self._folder / REDO, "rb", opener=open_regular)  # noqa: SIM115
         except FileNotFoundError:
             return
         with redo:
@@ -218,7 +219,7 @@ class CheckpointedFile(io.RawIOBase):
     def _read_note(self) -> dict[str, Any] | None:
         """The note of a file that is there as it says; None without."""
         try:
-            content = json.loads((self._folder / NOTE).read_bytes())
+            content = json.loads(read_file(os.fspath(self._folder / NOTE)))
             self._note_size = int(content["size"])
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
@@ -229,37 +230,13 @@ class CheckpointedFile(io.RawIOBase):
 
 def unfinished_name(name: str) -> str:
     """The name that a file has while ``write_whole`` writes it."""
-    return f"{name}.unfinished"
+    return f"{name}{UNFINISHED}"
 
 
 def write_whole(path: Path, parts: list[Any]) -> None:
     """Make or replace a file, on the disk when this returns: all of it or nothing."""
     unfinished = path.with_name(unfinished_name(path.name))
-    try:
-        with open(unfinished, "wb") as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(unfinished)
-        raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk, where the system can do that."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:  # Windows opens no folders
-        return
-    try:
-        with contextlib.suppress(OSError):
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    _files.write_whole(path, lambda file: file.writelines(parts), sync=True, unfinished=unfinished)
 
 
 def write_all(descriptor: int, view: memoryview, offset: int) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
+from fastpipe._files import folder_below, open_regular, remove_tree, who_else_may_write
 from fastpipe.cache.locks import locks_are_possible, try_to_lock
-from fastpipe.errors import FastpipeError
+from fastpipe.core.files import read_file
+from fastpipe.errors import FastpipeError, OptionError
 
-__all__ = ["LOCK", "GrowingFolder", "folder_of", "has_empty_lock", "remove_folder"]
+__all__ = ["LOCK", "GrowingFolder", "folder_of", "has_empty_lock", "read_note", "remove_folder"]
 
 LOCK = "lock"
 
@@ -28,9 +31,50 @@ def folder_of(out: Path) -> Path:
 def has_empty_lock(folder: Path) -> bool:
     """Whether a copy may have begun there: it has the lock before all else, and empty."""
     try:
-        return os.stat(folder / LOCK).st_size == 0
+        return os.lstat(folder / LOCK).st_size == 0
     except FileNotFoundError:
         return False
+
+
+def read_note(out: Path, name: str) -> bytes:
+    """Return what a file says in the folder of a copy.
+
+    Raises:
+        OSError: there is none, or others may have written it.
+    """
+    with _opened(folder_of(out)) as folder:
+        return read_file(os.path.join(folder, name))
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[str]:
+    """Give a path of the folder that is there now, whatever is put in its place, if it is this user's alone.
+
+    Raises:
+        OSError: it is not, or there is none.
+    """
+    with folder_below(folder.parent, folder.name) as path:
+        _check_alone(folder, path)
+        yield path
+
+
+def _check_alone(folder: Path, path: str) -> None:
+    """Raise an error where others may write to a folder.
+
+    Args:
+        folder: its path for messages.
+        path: that leads to it.
+
+    Raises:
+        OSError: they may.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    try:
+        why = who_else_may_write(descriptor, os.fstat(descriptor))
+    finally:
+        os.close(descriptor)
+    if why:
+        raise PermissionError(errno.EPERM, why, folder)
 
 
 def remove_folder(out: Path, names: Iterable[str]) -> None:
@@ -40,14 +84,13 @@ def remove_folder(out: Path, names: Iterable[str]) -> None:
 
     Args:
         out: the copy.
-        names: of files, as they are removed: last the one that tells that the copy is complete.
+        names: of files and folders, as they are removed: last the one that tells that the copy is complete.
     """
-    folder = folder_of(out)
     with contextlib.suppress(OSError):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(folder / name)
-        os.rmdir(folder)
+        with _opened(folder_of(out)) as folder:
+            for name in names:
+                remove_tree(os.path.join(folder, name))
+        os.rmdir(folder_of(out))
 
 
 class GrowingFolder(ABC):
@@ -61,7 +104,7 @@ class GrowingFolder(ABC):
         folder: this folder.
 
     Raises:
-        OptionError: the folder holds what no copy has left there.
+        OptionError: the folder holds what no copy has left there, or others may write to it.
         OSError: the folder cannot be made.
     """
 
@@ -83,10 +126,21 @@ class GrowingFolder(ABC):
             raise
 
     def _open(self, busy: type[FastpipeError]) -> None:
-        self.folder.mkdir(exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            self.folder.mkdir(0o700)
+        # What lies there is gone on with: whoever may write there says what the copy holds.
+        try:
+            with _opened(self.folder):
+                pass
+        except PermissionError as error:
+            raise OptionError(
+                f"{self.folder} {error.strerror}: an unfinished copy is gone on with only if nobody else may "
+                "write there. Move it away, or name another file; if it is yours, close it with  chmod go-w"
+            ) from error
+        except NotADirectoryError as error:
+            raise OptionError(f"{self.folder} is a link, or no folder: move it away") from error
         self._check_own()  # before there is anything more in a folder that is somebody else's
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
-        self._lock = os.open(self.folder / LOCK, flags, 0o666)
+        self._lock = open_regular(self.folder / LOCK, os.O_RDWR | os.O_CREAT)
         if locks_are_possible() and not try_to_lock(self._lock):
             raise busy(f"another process is writing {self._out}; wait for it, or end it")
 

@@ -229,8 +229,8 @@ def _numbers(dataset: Any, corners: Int64Array, chunk: tuple[int, ...]) -> Int64
         if is_split and not places[:, before].any():
             return None
     numbers: Int64Array = np.ravel_multi_index(tuple(places.T), tuple(grid)).astype(np.int64)
-    # All indices list chunks in this order.  If one does not, it is damaged, and the library does not find the
-    # same chunk when it looks for one as when it lists them.
+    # All indices list chunks in this order.  If one does not, it is damaged, and the library does not find
+    # the same chunk when it looks for one as when it lists them.
     return numbers if (np.diff(numbers) > 0).all() else None
 
 

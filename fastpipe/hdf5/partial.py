@@ -9,9 +9,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from fastpipe._files import sync_folder
 from fastpipe.errors import HDF5Error, OptionError
-from fastpipe.hdf5.checkpoints import DATA, NOTE, REDO, CheckpointedFile, sync_folder, unfinished_name
-from fastpipe.hdf5.growing import LOCK, GrowingFolder, folder_of, has_empty_lock, remove_folder
+from fastpipe.hdf5.checkpoints import DATA, NOTE, REDO, CheckpointedFile, unfinished_name
+from fastpipe.hdf5.growing import LOCK, GrowingFolder, has_empty_lock, read_note, remove_folder
 
 __all__ = ["Partial", "clear", "exists_already", "identity", "left_behind"]
 
@@ -28,7 +29,7 @@ def identity(path: str) -> list[int]:
 def left_behind(out: Path) -> dict[str, Any] | None:
     """The note of a run that gave ``out`` its name and was killed before the folder was gone."""
     try:
-        content = json.loads((folder_of(out) / NOTE).read_bytes())
+        content = json.loads(read_note(out, NOTE))
         status = os.stat(out)
         if content["note"][_NAMED] == [status.st_dev, status.st_ino] and content["size"] == status.st_size:
             return dict(content["note"])

@@ -17,6 +17,7 @@ from fastpipe._extras import require
 from fastpipe._machine import available_cpus
 from fastpipe._sizes import in_bytes
 from fastpipe.console import Pace, Progress, print_line
+from fastpipe.core.files import open_file
 from fastpipe.errors import FastpipeError, HDF5Error, OptionError
 from fastpipe.hdf5.checking import check_rows, check_structure
 from fastpipe.hdf5.codecs import parse_codec, set_filters
@@ -81,8 +82,7 @@ def _options(args: argparse.Namespace) -> Options:
 
 
 def _check_paths(source: str, out: Path, force: bool) -> None:
-    with open(source, "rb"):  # its errors are the clearest
-        pass
+    os.close(open_file(source))  # its errors are the clearest
     if out.is_dir():
         raise OptionError(f"{out} is a folder; name a file")
     if not out.parent.is_dir():

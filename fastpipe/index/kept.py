@@ -120,7 +120,7 @@ def _remove_unused(folder: PrivateFolder) -> None:
         if not name.endswith(_SUFFIX):
             continue
         with contextlib.suppress(OSError):
-            with os.fdopen(folder.open(name, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            with os.fdopen(folder.open(name, os.O_RDONLY), "rb") as file:
                 unused = time.time() - os.fstat(file.fileno()).st_mtime
             if unused > _UNUSED_S:
                 folder.remove(name)

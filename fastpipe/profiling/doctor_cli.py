@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from fastpipe._files import write_output
 from fastpipe.console import Progress
 from fastpipe.errors import OptionError
 from fastpipe.profiling import doctor
@@ -60,6 +61,6 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     progress.stop()
     report.show(console)
     if args.json is not None:
-        args.json.write_text(report.json(), encoding="utf-8")
+        write_output(args.json, report.json())
         progress.done(f"wrote {args.json}")
     return report.exit_code

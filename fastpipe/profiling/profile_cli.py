@@ -15,6 +15,7 @@ from typing import NoReturn
 from rich.console import Console
 
 import fastpipe
+from fastpipe._files import write_output
 from fastpipe.bench.command import positive
 from fastpipe.console import Progress, in_any_encoding
 from fastpipe.errors import OptionError
@@ -96,7 +97,7 @@ def _tell(report: Report, args: argparse.Namespace, console: Console, progress: 
         report.show(console)
     for path, content in ((args.json, report.json), (args.html, report.html), (args.trace, report.trace)):
         if path is not None:
-            path.write_text(content(), encoding="utf-8")
+            write_output(path, content())
             progress.done(f"wrote {path}")
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 import sys
 import tempfile
 import time
-from pathlib import Path
-from typing import BinaryIO
+
+from fastpipe._files import folder_below, open_regular
 
 if sys.platform != "win32":
     import fcntl
@@ -40,7 +41,7 @@ class Scratch:
     def __init__(self) -> None:
         _remove_left()
         self.path = tempfile.mkdtemp(prefix=_PREFIX)
-        self._lock = open(os.path.join(self.path, _LOCK), "wb")  # noqa: SIM115  # as long as this lives
+        self._lock = open_regular(os.path.join(self.path, _LOCK), os.O_RDWR | os.O_CREAT)
         _is_locked(self._lock)
 
     def close(self) -> None:
@@ -48,27 +49,43 @@ class Scratch:
         for _ in range(2):  # as the first ignores what such a handler raises, like an error of its own
             if os.path.isdir(self.path):
                 shutil.rmtree(self.path, ignore_errors=True)
-        self._lock.close()
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
 
 
-def _is_locked(file: BinaryIO) -> bool:
+def _is_locked(descriptor: int) -> bool:
     """Whether a file is locked from now on, which nobody else had locked."""
     if sys.platform == "win32":
         return False
     try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:  # somebody has, or the file system has no locks
         return False
     return True
 
 
 def _remove_left() -> None:
-    """Remove folders of processes that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # another user's, one that is removed just now, or none of these
-            lock = folder / _LOCK
-            if folder.is_symlink() or time.time() - lock.stat().st_mtime < _YOUNG_S:
+    """Remove folders of this user's processes that were killed; nothing of others is opened."""
+    temporary = tempfile.gettempdir()
+    for name in os.listdir(temporary):
+        if not name.startswith(_PREFIX):
+            continue
+        with contextlib.suppress(OSError):  # one that is removed just now, or none of these
+            status = os.lstat(os.path.join(temporary, name))
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != _user():
                 continue
-            with lock.open("rb") as file:
-                if _is_locked(file):
-                    shutil.rmtree(folder, ignore_errors=True)
+            with folder_below(temporary, name) as folder:
+                if time.time() - os.lstat(os.path.join(folder, _LOCK)).st_mtime < _YOUNG_S:
+                    continue
+                lock = open_regular(os.path.join(folder, _LOCK), os.O_RDWR)
+                try:
+                    if _is_locked(lock):
+                        shutil.rmtree(os.path.join(temporary, name), ignore_errors=True)
+                finally:
+                    os.close(lock)
+
+
+def _user() -> int:
+    """The number that this user's files have; 0 on Windows, as of all files there."""
+    return os.geteuid() if hasattr(os, "geteuid") else 0

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
-import functools
 import os
-from collections.abc import Callable
+
+from fastpipe._files import open_regular, rename_anew
 
 __all__ = ["move_file", "new_file", "read_file", "write_file"]
-
-# Of renameat2(2): paths are not relative to a folder that is open; never replace a file.
-_HERE, _NOREPLACE = -100, 1
 
 
 def read_file(path: str, size: int) -> bytes:
@@ -21,7 +16,7 @@ def read_file(path: str, size: int) -> bytes:
     Raises:
         OSError: it is not there, or cannot be read.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    descriptor = open_regular(path)
     try:
         data = os.read(descriptor, size + 1)
         while len(data) < size and (more := os.read(descriptor, size + 1 - len(data))):
@@ -37,7 +32,7 @@ def new_file(path: str) -> int:
     Raises:
         OSError: there is one, or none can be made.
     """
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    return open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
 
 
 def write_file(path: str, data: bytes) -> None:
@@ -77,22 +72,5 @@ def move_file(path: str, name: str) -> bool:
 
 def _rename(path: str, name: str) -> None:
     """Rename a file, but never over another one."""
-    call = _renameat2()
-    if call is not None:
-        if call(_HERE, os.fsencode(path), _HERE, os.fsencode(name), _NOREPLACE) == 0:
-            return
-        number = ctypes.get_errno()
-        if number not in (errno.EINVAL, errno.ENOSYS):  # which file systems say that cannot do it
-            raise OSError(number, os.strerror(number), path, None, name)
-    os.link(path, name)
-    os.unlink(path)
-
-
-@functools.cache
-def _renameat2() -> Callable[[int, bytes, int, bytes, int], int] | None:
-    """renameat2(2), where the C library has it."""
-    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if call is not None:
-        call.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
-        call.restype = ctypes.c_int
-    return call
+    if not rename_anew(path, name):
+        os.unlink(path)

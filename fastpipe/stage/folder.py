@@ -19,14 +19,13 @@ import contextlib
 import hashlib
 import logging
 import os
-import stat
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe._private_folder import PrivateFolder
 from fastpipe.errors import StageError
 from fastpipe.options import Stage
 from fastpipe.stage.ledger import Ledger
@@ -75,18 +74,27 @@ class StageFolder:
     def __init__(self, stage: Stage) -> None:
         self.path = os.path.join(os.fspath(stage.dir), _FOLDER)
         self.is_broken = False
-        if not locks_are_possible():
-            raise StageError("a stage needs the locks of 64-bit Linux; leave stage= out on this system")
+        if not (locks_are_possible() and PrivateFolder.IS_PINNED):
+            raise StageError(
+                "a stage needs the locks of 64-bit Linux, and /proc; leave stage= out on this system"
+            )
+        # All paths lead by way of the open folder: who may rename a folder above it cannot put another there.
+        self._folder = PrivateFolder(self.path, called="stage", error=StageError)
         try:
-            _make_private(self.path)
-            self.locks = LockFile(os.path.join(self.path, "locks"))
+            for part in _PARTS:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(self._folder.here(part), 0o700)
+            self.locks = LockFile(self._folder.here("locks"))
             self.ledger = Ledger(self.locks)
             try:
                 self.max_bytes = self._begin_use(stage)
             except BaseException:
                 self.locks.close()  # an error may live on, and nobody is to wait for its locks
                 raise
-        except OSError as error:
+        except BaseException as error:
+            self._folder.close()
+            if not isinstance(error, OSError):
+                raise
             if isinstance(error, StageError):
                 raise
             raise StageError(
@@ -113,7 +121,7 @@ class StageFolder:
         # The same listing of two stores has two tables: names tell stores from each other.
         which = hashlib.blake2b(digest + (name_of(0) if len(sizes) else b""), digest_size=16).hexdigest()
         try:
-            table = StageTable(self, os.path.join(self.path, "tables", which), sizes, name_of)
+            table = StageTable(self, self._folder.here(f"tables/{which}"), sizes, name_of)
             self.ledger.note_table()
         except OSError as error:
             self.close()
@@ -121,9 +129,13 @@ class StageFolder:
         return table
 
     def object_path(self, name: bytes) -> str:
-        """Where an object is, or would be."""
+        """Where an object is, or would be: a path for this process, while this is open."""
         text = name.hex()
-        return f"{self.path}/objects/{text[:2]}/{text[2:]}"
+        return self._folder.here(f"objects/{text[:2]}/{text[2:]}")
+
+    def unfinished_path(self, number: int) -> str:
+        """Where an object is while it is being written."""
+        return self._folder.here(f"writing/{number}")
 
     @staticmethod
     def claim_byte(name: bytes) -> int:
@@ -137,7 +149,7 @@ class StageFolder:
 
     def objects(self) -> Iterator[tuple[str, os.stat_result]]:
         """Paths of all objects, and what the file system says of them."""
-        for folder in _entries(os.path.join(self.path, "objects")):
+        for folder in _entries(self._folder.here("objects")):
             for entry in _entries(folder.path):
                 with contextlib.suppress(FileNotFoundError):  # another process has removed it
                     yield entry.path, entry.stat(follow_symlinks=False)
@@ -161,7 +173,7 @@ class StageFolder:
     def listed(self, path: str) -> npt.NDArray[np.uint64]:
         """Beginnings of the names, sorted, in tables that processes use, but for the table at a path."""
         found = [np.zeros(0, np.uint64)]
-        for entry in _entries(os.path.join(self.path, "tables")):
+        for entry in _entries(self._folder.here("tables")):
             if entry.path != path:
                 found.append(names_in_use(entry.path))
         return np.sort(np.concatenate(found))
@@ -203,7 +215,7 @@ class StageFolder:
             for path, _ in self.objects():
                 os.unlink(path)
             for part in ("tables", "writing"):
-                for entry in _entries(os.path.join(self.path, part)):
+                for entry in _entries(self._folder.here(part)):
                     os.unlink(entry.path)
             self.ledger.reset(0)
         except OSError as error:
@@ -227,12 +239,13 @@ class StageFolder:
         """Let go of it."""
         self.ledger.settle()
         self.locks.close()
+        self._folder.close()
 
     def _begin_use(self, stage: Stage) -> int:
         """Become a user; who is the only one puts right what killed processes have left.  Gives the limit."""
         self.locks.take(_OPENING, waits=True)
         if self.locks.take(_USERS):
-            for entry in _entries(os.path.join(self.path, "writing")):
+            for entry in _entries(self._folder.here("writing")):
                 os.unlink(entry.path)
             if not self.ledger.is_reliable:
                 self.ledger.reset(sum(status.st_size for _, status in self.objects()))
@@ -254,7 +267,7 @@ class StageFolder:
     def _limit(self, stage: Stage) -> int:
         if stage.max_bytes != "auto":
             return int(stage.max_bytes)
-        status = os.statvfs(self.path)
+        status = os.statvfs(self._folder.here())
         return self.ledger.nbytes + int(_SHARE * status.f_bavail * status.f_frsize)
 
 
@@ -273,23 +286,3 @@ def _entries(path: str) -> list[os.DirEntry[str]]:
             return list(found)
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-def _make_private(path: str) -> None:
-    """Make the folder and what is always in it, and see to it that nobody else can put anything there."""
-    Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = os.lstat(path)
-    if not stat.S_ISDIR(status.st_mode):
-        raise StageError(f"the stage {path!r} is a link, or no folder. Name another one")
-    if status.st_uid != os.geteuid():
-        raise StageError(
-            f"the stage {path!r} belongs to user {status.st_uid}, not to user {os.geteuid()}, who runs "
-            "this: what others can write is not read. Name a folder of your own"
-        )
-    if stat.S_IMODE(status.st_mode) & 0o077:
-        raise StageError(
-            f"the stage {path!r} lets other users in (mode {stat.S_IMODE(status.st_mode):04o}). Close it "
-            f"with:  chmod 700 {path!r}"
-        )
-    for part in _PARTS:
-        Path(path, part).mkdir(mode=0o700, exist_ok=True)

@@ -15,6 +15,8 @@ import threading
 import weakref
 from collections.abc import Iterator
 
+from fastpipe._files import open_regular
+
 try:
     import fcntl
 except ImportError:  # on Windows
@@ -50,8 +52,7 @@ class LockFile:
         self._descriptor = -1
         self._standing: set[int] = set()
         self._reset_locks()
-        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if makes else 0)
-        self._descriptor = os.open(path, flags, 0o600)
+        self._descriptor = open_regular(path, os.O_RDWR | (os.O_CREAT if makes else 0), 0o600)
         _files.add(self)
 
     @property
@@ -130,7 +131,7 @@ class LockFile:
     def _open_anew(self) -> None:
         if self.is_closed:
             raise OSError(errno.EBADF, "it is closed", self.path)
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = open_regular(self.path, os.O_RDWR)
         for byte in self._standing:
             _set(descriptor, fcntl.F_OFD_SETLKW, fcntl.F_RDLCK, byte)
         self._descriptor = descriptor

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe._files import open_regular
 from fastpipe.errors import StageError
 from fastpipe.protocols import NextUses
 from fastpipe.stage.eviction import Leftovers, NeededLast
@@ -62,7 +63,7 @@ class StageTable:
 
     def _map(self) -> None:
         # By a descriptor of its own: that of the locks would stay open as long as the memory.
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = open_regular(self._path, os.O_RDWR)
         try:
             if not os.path.samestat(os.fstat(descriptor), os.fstat(self._locks.descriptor)):
                 raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), self._path)
@@ -331,7 +332,7 @@ class StageTable:
     def _write(self, row: int, name: bytes, write: Callable[[str], None], nbytes: int, number: int) -> None:
         """Write an object whose bytes are reserved."""
         folder, path = self._folder, self._folder.object_path(name)
-        temporary = f"{folder.path}/writing/{number}"
+        temporary = folder.unfinished_path(number)
         # Before it is there, so that nobody takes it for one that no table has.
         self._note(row, name)
         is_new = False

@@ -71,8 +71,10 @@ def remove_names_of(pids: Sequence[int]) -> None:
     with contextlib.suppress(OSError):
         for name in os.listdir(NAMED_MEMORY):
             if name.startswith(beginnings):
-                with contextlib.suppress(OSError):  # another user's cannot be removed
-                    os.unlink(os.path.join(NAMED_MEMORY, name))
+                path = os.path.join(NAMED_MEMORY, name)
+                with contextlib.suppress(OSError):
+                    if os.lstat(path).st_uid == os.geteuid():  # root may remove others', of the same number
+                        os.unlink(path)
 
 
 def room() -> tuple[int, int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fastpipe
+from fastpipe._files import require_regular
 from fastpipe.bench.check import Check, index_problems
 from fastpipe.errors import BadSampleError, OptionError
 from fastpipe.types import Key
@@ -180,7 +182,9 @@ def _add(outcome: Outcome, path: str, index: int, expected: _Try, made: _Try) ->
 
 def _expected(stock: Any, fast: Any, index: int, draws: Any) -> _Try:
     """torchvision's sample: its dataset's own, or with the parameters that fastpipe drew."""
+    path = stock.samples[index][0]
     try:
+        require_regular(path, os.stat(path))  # torchvision would wait for who writes to a fifo
         value, target = stock[index]
         return _Try((fast.plan.reference(value, draws) if fast.plan.draws else value, target))
     except (MemoryError, ImportError):  # the machine's trouble, not the file's

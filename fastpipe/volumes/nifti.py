@@ -24,8 +24,8 @@ from fastpipe.volumes.volume import FileState, UnitGrid, UnitReader, Volume
 
 __all__ = ["Converter", "ScaledVolume", "nifti_volume"]
 
-# The path of a file, the bytes of a copy of it, and a function that writes this, to the path of the copy.
-Converter = Callable[[str, int, Callable[[BinaryIO], None]], str]
+# The path of a file, the bytes of a copy of it, and what writes that, to the copy's path and state.
+Converter = Callable[[str, int, Callable[[BinaryIO], None]], tuple[str, os.stat_result]]
 _PIECE = 1 << 22  # bytes that are decompressed at a time
 _MOST_RATIO = 1032  # of bytes to those that deflate makes of them
 
@@ -72,9 +72,9 @@ def nifti_volume(path: str, convert: Converter | None) -> Volume:
                 f"{path} is cut off, or its header is damaged: it says that it has {in_bytes(nbytes)}, and "
                 f"{in_bytes(status.st_size)} of gzip are less at any rate"
             )
-        file = convert(source, nbytes, lambda to: unpack(source, to, nbytes))
+        copied = FileState.of(source, status)
+        file, status = convert(source, nbytes, lambda to: unpack(source, to, nbytes))
         how = f"NIfTI, from a copy that is not compressed ({in_bytes(nbytes)})"
-        copied, status = FileState.of(source, status), os.stat(file)
     volume = RawVolume(file, shape, dtype, offset, True, how, status, name=path)
     volume.source, volume.copied = source, copied
     return volume if (slope, inter) == (1.0, 0.0) else ScaledVolume(volume, slope, inter)

@@ -11,7 +11,7 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe.cache.converted import ConvertedFiles
-from fastpipe.core.files import is_hdf5
+from fastpipe.core.files import is_hdf5, open_file
 from fastpipe.errors import HDF5Error, VolumeError
 from fastpipe.hdf5.objects import raw_name
 from fastpipe.hdf5.opening import library_errors, opened
@@ -178,7 +178,7 @@ def _for_json(value: Any) -> Any:
 
 def _content(path: str) -> dict[str, Any]:
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", opener=open_file) as file:
             data = json.load(file)
     except (OSError, ValueError):
         return {}

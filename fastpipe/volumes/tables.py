@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastpipe._natural import natural_sorted
+from fastpipe.core.files import open_file
 from fastpipe.errors import OptionError
 
 __all__ = ["ROLES", "matched_volumes"]
@@ -75,7 +76,7 @@ def _columns(table: Any) -> dict[str, list[Any]]:
 
 def _columns_of_file(path: str) -> dict[str, list[Any]]:
     """Paths in such a file are from its folder on."""
-    with open(path, newline="", encoding="utf-8-sig") as file:
+    with open(path, newline="", encoding="utf-8-sig", opener=open_file) as file:
         rows = list(csv.DictReader(file))
         names = list(rows[0]) if rows else []
     if "volume" not in names or not set(names) <= set(ROLES):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,6 +30,7 @@ from fastpipe.volumes.wrappers import grown_unit
 
 __all__ = ["TensorStoreVolume"]
 
+_PATIENCE_S = 5.0  # after which it is looked whether there is what no read comes back from
 # What tensorstore raises for the states that its messages begin with.
 _FAILED = (ValueError, LookupError, NotImplementedError, OSError, RuntimeError, TypeError)
 _LEAST_NBYTES = 1 << 18  # of a unit: smaller chunks are read some at a time
@@ -106,6 +109,11 @@ class TensorStoreVolume(Volume):
             text = text.replace(secret, "")
         return text
 
+    @property
+    def folder(self) -> str:
+        """Its folder on this machine; empty for what is elsewhere."""
+        return _folder_of(self._spec)
+
     def open(self) -> UnitReader:
         """Open it here.
 
@@ -138,7 +146,7 @@ class _Reader(UnitReader):
         reads = [self._store[box].read(order="C") for box in boxes]
         for box, read, out in zip(boxes, reads, outs, strict=True):
             try:
-                part = read.result()
+                part = _result(read, self._volume.folder)
             except _FAILED as error:
                 said = self._volume.without_secrets(str(error))
                 # What cannot be reached, or not be read by this user, is no reason to do without a sample.
@@ -163,11 +171,43 @@ def _opened(name: str, spec: dict[str, Any]) -> Any:
     # What is decoded is remembered by fastpipe.
     context = tensorstore.Context({"cache_pool": {"total_bytes_limit": 0}})
     try:
-        store = tensorstore.open(spec, read=True, open=True, context=context).result()
+        store = _result(tensorstore.open(spec, read=True, open=True, context=context), _folder_of(spec))
         # Some formats have arrays that begin elsewhere; a volume begins at 0.
         return store[tensorstore.d[:].translate_to[0]]
+    except VolumeError:
+        raise
     except _FAILED as error:
         raise _StoreError(str(error)) from None
+
+
+def _folder_of(spec: dict[str, Any]) -> str:
+    """The folder on this machine in which an array is; empty for what is elsewhere."""
+    store = spec["kvstore"]
+    return str(store["path"]) if isinstance(store, dict) else ""
+
+
+def _result(future: Any, folder: str) -> Any:
+    """What tensorstore has found.  It waits for ever for who writes to a fifo, if one has a chunk's name.
+
+    Raises:
+        VolumeError: there is one.
+        Exception: as tensorstore raises it.
+    """
+    if folder:
+        with contextlib.suppress(TimeoutError):
+            return future.result(timeout=_PATIENCE_S)
+        fifos = [path for path in _files_in(folder) if Path(path).is_fifo()]
+        for path in fifos:  # whoever opens it lets tensorstore's thread go
+            with contextlib.suppress(OSError):
+                os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+        if fifos:
+            raise VolumeError(f"{fifos[0]} is a fifo, and no file: remove it")
+    return future.result()
+
+
+def _files_in(folder: str) -> Iterator[str]:
+    for place, _, names in os.walk(folder):
+        yield from (os.path.join(place, name) for name in names)
 
 
 class _StoreError(Exception):

@@ -6,13 +6,13 @@ import contextlib
 import errno
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
+from fastpipe._files import remove_tree, sync_folder
 from fastpipe.errors import OptionError, VolumeError
-from fastpipe.hdf5.checkpoints import sync_folder, unfinished_name, write_whole
-from fastpipe.hdf5.growing import LOCK, GrowingFolder, folder_of, has_empty_lock, remove_folder
+from fastpipe.hdf5.checkpoints import unfinished_name, write_whole
+from fastpipe.hdf5.growing import LOCK, GrowingFolder, folder_of, has_empty_lock, read_note, remove_folder
 
 __all__ = ["Unfinished", "clear", "exists_already", "forget_empty", "is_left_behind"]
 
@@ -61,11 +61,11 @@ class Unfinished(GrowingFolder):
 
     def _begin(self) -> None:
         self._check_own()
-        state = _state_of(self.folder)
+        state = _state_of(self._out)
         if state is not None:
             self._check_job(state["job"])
-        shutil.rmtree(self.temporary, ignore_errors=True)
-        self.temporary.mkdir(exist_ok=True)
+        remove_tree(self.temporary)
+        self.temporary.mkdir()
         self.written, self.verified, self.brick = 0, 0, list[int]()
         self.goes_on = state is not None and self.array.is_dir()
         if state is not None and self.goes_on:
@@ -77,13 +77,13 @@ class Unfinished(GrowingFolder):
 
     def _check_own(self) -> None:
         """Without a state there is no more than what a run has made before it wrote one."""
-        if _state_of(self.folder) is not None:
+        if _state_of(self._out) is not None:
             return
         there = set(os.listdir(self.folder))
         is_own = there <= _OWN - {_ARRAY} and not any(self.temporary.glob("*"))
         is_own = is_own and (LOCK not in there or has_empty_lock(self.folder))
         # Between these looks somebody else may have begun.
-        if not is_own and _state_of(self.folder) is None:
+        if not is_own and _state_of(self._out) is None:
             raise OptionError(
                 f"{self.folder} is not that of an unfinished copy, or damaged; move it away, or remove it, "
                 "and try again"
@@ -135,7 +135,7 @@ class Unfinished(GrowingFolder):
 
 def is_left_behind(out: Path, job: dict[str, Any]) -> bool:
     """Whether a run of this job gave ``out`` its name and was killed before its folder was gone."""
-    state = _state_of(folder_of(out))
+    state = _state_of(out)
     if state is None or state["job"] != job or not out.is_dir():
         return False
     status = os.stat(out)
@@ -144,8 +144,7 @@ def is_left_behind(out: Path, job: dict[str, Any]) -> bool:
 
 def clear(out: Path) -> None:
     """Remove the folder of a copy that has its name."""
-    shutil.rmtree(folder_of(out) / _TEMPORARY, ignore_errors=True)
-    remove_folder(out, (unfinished_name(_STATE), LOCK, _STATE))
+    remove_folder(out, (_TEMPORARY, unfinished_name(_STATE), LOCK, _STATE))
 
 
 def forget_empty(out: Path) -> None:
@@ -159,9 +158,9 @@ def exists_already(out: Path) -> OptionError:
     return OptionError(f"{out} exists; name another folder, or remove it first")
 
 
-def _state_of(folder: Path) -> dict[str, Any] | None:
+def _state_of(out: Path) -> dict[str, Any] | None:
     try:
-        state = json.loads((folder / _STATE).read_bytes())
+        state = json.loads(read_note(out, _STATE))
         return state if {"job", "verified", "brick", "named"} <= state.keys() else None
     except (OSError, ValueError, AttributeError):
         return None

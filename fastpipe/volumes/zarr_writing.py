@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
+from fastpipe._files import sync_folder
 from fastpipe.errors import OptionError
-from fastpipe.hdf5.checkpoints import sync_folder
 from fastpipe.volumes.zarr_metadata import even_parts
 
 __all__ = [

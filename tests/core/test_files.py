@@ -69,7 +69,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 
 def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: str, flags: int) -> int:
+    def refuse(path: str, *_: object, **__: object) -> int:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
 
     monkeypatch.setattr(files.os, "open", refuse)

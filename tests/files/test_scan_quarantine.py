@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
+from fastpipe import _files
 from fastpipe.cache.locks import try_to_lock
 from fastpipe.cli import main
 from fastpipe.files.scanning import moving, remedies
@@ -48,17 +49,17 @@ def disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     """What the file system of the quarantine is: the same, on a new system or an old one that renames only by
     hard links; another one; or one without hard links."""
     kind: str = request.param
-    real_link, real_rename = os.link, moving._renameat2
+    real_link, real_rename = os.link, _files._renameat2
 
     def link(source: str, target: str, **options: Any) -> None:
         if kind == "no links":
             raise OSError(errno.EPERM, "Operation not permitted", source)
-        if kind == "other disk" and ("quarantine" in source) != ("quarantine" in target):
+        if kind == "other disk" and is_apart(source, target):
             raise OSError(errno.EXDEV, "Invalid cross-device link", source)
         real_link(source, target, **options)
 
     def rename(here: int, source: bytes, there: int, target: bytes, flags: int) -> int:
-        if kind == "other disk" and (b"quarantine" in source) != (b"quarantine" in target):
+        if kind == "other disk" and is_apart(os.fsdecode(source), os.fsdecode(target)):
             ctypes.set_errno(errno.EXDEV)
             return -1
         if kind != "other disk":
@@ -69,8 +70,14 @@ def disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
     if kind != "here":
         monkeypatch.setattr(os, "link", link)
-        monkeypatch.setattr(moving, "_renameat2", None if real_rename is None else rename)
+        monkeypatch.setattr(_files, "_renameat2", None if real_rename is None else rename)
     return kind
+
+
+def is_apart(source: str, target: str) -> bool:
+    """Whether one of two paths is in the quarantine."""
+    folders = [os.path.realpath(os.path.dirname(path)) for path in (source, target)]
+    return ("quarantine" in folders[0]) != ("quarantine" in folders[1])
 
 
 def tree(root: Path) -> Tree:
@@ -335,8 +342,8 @@ def counted(work: Callable[[], object], die_at: int) -> None:
             real(arguments[0], arguments[1][: len(arguments[1]) // 2])
 
     functions = [(os, name) for name in CALLS]
-    if moving._renameat2 is not None:
-        functions.append((moving, "_renameat2"))
+    if _files._renameat2 is not None:
+        functions.append((_files, "_renameat2"))
     with dying_at(die_at, functions, half):
         work()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fastpipe.stage import files
+from fastpipe import _files
 from fastpipe.stage.files import move_file, read_file, write_file
 
 
@@ -24,7 +24,7 @@ def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
     kind: str = request.param
     if kind != "renames":
-        monkeypatch.setattr(files, "_renameat2", lambda: None if kind == "links" else refuse)
+        monkeypatch.setattr(_files, "_renameat2", None if kind == "links" else refuse)
     return kind
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -310,11 +311,22 @@ def test_a_folder_that_vanished_is_said_once(
 ) -> None:
     table = opened()
     table.keep(0, content(0))
-    (tmp_path / "fastpipe-stage").rename(tmp_path / "elsewhere")
+    shutil.rmtree(tmp_path / "fastpipe-stage")
     assert table.read(0) is None
     assert not table.has(0)
     assert not any(table.keep(row, content(row)) for row in range(20))
     assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_a_folder_that_is_moved_is_used_on(opened: Opened, tmp_path: Path) -> None:
+    table = opened()
+    table.keep(0, content(0))
+    (tmp_path / "fastpipe-stage").rename(tmp_path / "elsewhere")
+    other = opened()
+    assert other.keep(0, content(1))
+    assert table.read(0) == content(0)
+    assert table.keep(1, content(1))
+    assert len(files_in(tmp_path)) == 1
 
 
 def test_a_link_or_an_open_folder_is_refused(tmp_path: Path) -> None:

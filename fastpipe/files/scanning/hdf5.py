@@ -12,6 +12,7 @@ import numpy as np
 
 from fastpipe.console import Progress
 from fastpipe.core.chunks import ChunkError
+from fastpipe.core.files import open_file
 from fastpipe.errors import HDF5Error
 from fastpipe.files.scanning.findings import Findings
 from fastpipe.files.scanning.folder import Ticker, in_threads
@@ -44,7 +45,7 @@ def scan_hdf5(path: str, threads: int, progress: Progress) -> Findings:
         OSError: it cannot be read for a reason that is the machine's.
     """
     found = Findings(path, "chunks")
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    descriptor = open_file(path)
     try:
         with opened(path) as file:
             _scan(file, found, descriptor, threads, progress)

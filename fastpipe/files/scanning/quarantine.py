@@ -6,12 +6,15 @@ import contextlib
 import errno
 import json
 import os
+import shlex
 from typing import Any
 
+from fastpipe._files import folder_below, open_regular, sync_folder, who_else_may_write, write_whole
+from fastpipe._private_folder import made_folder
 from fastpipe.cache.locks import locks_are_possible, try_to_lock
 from fastpipe.errors import OptionError
-from fastpipe.files.scanning.moving import check_free, move, remove_unfinished, sync_folder
-from fastpipe.files.scanning.verdicts import Verdict
+from fastpipe.files.scanning.moving import check_free, move, remove_unfinished
+from fastpipe.files.scanning.verdicts import Verdict, check_is_the_same
 
 __all__ = ["LIST", "Quarantine", "check_apart"]
 
@@ -39,28 +42,35 @@ class Quarantine:
     A file's line is in the list, on the disk, before the file moves.  So whenever the process is ended,
     each file is at its old place or in the list.
 
+    Files go where the list says, so nobody else may have written to it, or to the folder.  No link is
+    followed in the folder, or below the one to which files go back.
+
     Args:
         folder: it; made if it is missing.
         make: whether to make it.
 
     Raises:
-        OptionError: another process is moving files there; or nothing was ever moved there.
+        OptionError: another process is moving files there; nothing was ever moved there; or others may
+            write to it.
         OSError: it cannot be made, or written to.
     """
 
     def __init__(self, folder: str, *, make: bool = True) -> None:
         self.folder = os.path.abspath(folder)
-        self._list = os.path.join(self.folder, LIST)
         if make:
-            os.makedirs(self.folder, exist_ok=True)
-        elif not os.path.isfile(self._list):
+            made_folder(self.folder, 0o755)
+        elif not os.path.isfile(os.path.join(self.folder, LIST)):
             raise OptionError(f"nothing was moved to {folder}: it has no {LIST}")
         self._descriptor = -1
-        self._open()
+        self._opened = contextlib.ExitStack()
         try:
+            # By this path it is the folder that is looked at now, whatever is put in its place.
+            self._here = self._opened.enter_context(folder_below(self.folder, ""))
+            self._list = os.path.join(self._here, LIST)
+            self._open()
             self._records = self._read()
             if self._records:  # else nothing has begun to come here
-                for inside, _, _ in os.walk(self.folder):
+                for inside, _, _ in os.walk(os.path.join(self._here, ".")):
                     remove_unfinished(inside)
         except BaseException:
             self.close()
@@ -71,6 +81,7 @@ class Quarantine:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+        self._opened.close()
 
     def __enter__(self) -> Quarantine:
         return self
@@ -89,16 +100,20 @@ class Quarantine:
         Raises:
             OSError: it cannot be moved, and so stays where it is.
         """
-        source, target = os.path.join(root, path), os.path.join(self.folder, path)
+        inside, name = os.path.split(path)
         before = self._records.get(path)
-        if os.path.lexists(target) and (before is None or before["root"] != root):
-            raise FileExistsError(errno.EEXIST, f"{target} is there already", target)  # another folder's, say
-        check_free(source, target)  # it may be this one's, of a move that was ended
-        record = {"path": path, "root": root, "nbytes": verdict.nbytes, "reason": verdict.reason}
-        if before != record:
-            self._write(json.dumps(record).encode() + b"\n")
-            self._records[path] = record
-        move(source, target)
+        with folder_below(root, inside) as old, folder_below(self._here, inside, makes=True) as new:
+            source, target = os.path.join(old, name), os.path.join(new, name)
+            check_is_the_same(source, verdict)
+            is_ours = before is not None and before["root"] == root
+            if not is_ours and os.path.lexists(target):  # another folder's, say
+                raise FileExistsError(errno.EEXIST, "a file of this name is there already", target)
+            check_free(source, target)  # it may be this one's, of a move that was ended
+            record = {"path": path, "root": root, "nbytes": verdict.nbytes, "reason": verdict.reason}
+            if before != record:
+                self._write(json.dumps(record).encode() + b"\n")
+                self._records[path] = record
+            move(source, target)
 
     def restore(self, root: str | None = None) -> tuple[list[str], list[tuple[str, str]]]:
         """Move everything back.
@@ -112,36 +127,45 @@ class Quarantine:
         back: list[str] = []
         left: list[tuple[str, str]] = []
         cleaned: set[str] = set()
+        named = None if root is None else os.path.realpath(root)  # whoever names a link means where it leads
         for path, record in list(self._records.items()):
-            source, target = os.path.join(self.folder, path), os.path.join(root or record["root"], path)
-            if not os.path.lexists(source):  # it never came here, or is back already
+            inside, name = os.path.split(path)
+            target = os.path.join(root or record["root"], path)
+            if not os.path.lexists(os.path.join(self._here, path)):  # it never came here, or is back already
                 del self._records[path]
                 continue
             try:
-                folder = os.path.dirname(target)
-                if folder not in cleaned:
-                    cleaned.add(folder)
-                    remove_unfinished(folder)
-                move(source, target)
+                with contextlib.ExitStack() as opened:
+                    here = opened.enter_context(folder_below(self._here, inside))
+                    base = _root_opened(named or record["root"], opened)
+                    there = opened.enter_context(folder_below(base, inside, makes=True))
+                    if os.path.dirname(target) not in cleaned:
+                        cleaned.add(os.path.dirname(target))
+                        remove_unfinished(there)
+                    move(os.path.join(here, name), os.path.join(there, name))
             except OSError as error:
                 left.append((target, error.strerror or str(error)))
                 continue
             back.append(target)
             del self._records[path]
-            self._remove_empty(os.path.dirname(source))
+            self._remove_empty(inside)
         self._finish()
         return back, left
 
     def _open(self) -> None:
         """Open and lock the list, of which another process may just put another one there."""
         while True:
-            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
-            descriptor = os.open(self._list, flags, 0o666)
+            try:
+                descriptor = open_regular(self._list, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            except OSError as error:
+                what = os.path.join(self.folder, LIST)
+                raise OptionError(f"{what} cannot be used: {error.strerror}") from error
+            self._check_own(descriptor)
             if locks_are_possible() and not try_to_lock(descriptor):
                 os.close(descriptor)
                 raise OptionError(f"another process is moving files to {self.folder}, or from there: wait")
             try:
-                is_it = os.path.samestat(os.fstat(descriptor), os.stat(self._list))
+                is_it = os.path.samestat(os.fstat(descriptor), os.lstat(self._list))
             except FileNotFoundError:
                 is_it = False
             if is_it:
@@ -164,7 +188,8 @@ class Quarantine:
             try:
                 record = json.loads(line)
                 path = os.path.normpath(record["path"])
-                if not os.path.isabs(path) and path.split(os.sep)[0] != os.pardir and record["root"]:
+                is_inside = not os.path.isabs(path) and path.split(os.sep)[0] != os.pardir and path != LIST
+                if is_inside and "\0" not in path and _is_whole_path(record["root"]):
                     found[path] = record
             except (ValueError, KeyError, TypeError):
                 continue
@@ -173,7 +198,7 @@ class Quarantine:
     def _write(self, line: bytes) -> None:
         os.write(self._descriptor, line)
         os.fsync(self._descriptor)
-        sync_folder(self.folder)
+        sync_folder(self._here)
 
     def _finish(self) -> None:
         """Leave in the list what is still here; without anything, no list and no folder."""
@@ -182,17 +207,58 @@ class Quarantine:
             with contextlib.suppress(OSError):  # there is something else
                 os.rmdir(self.folder)
             return
-        beside = f"{self._list}.new"
-        with open(beside, "wb") as file:
-            for record in self._records.values():
-                file.write(json.dumps(record).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, self._list)
+        lines = [json.dumps(record).encode() + b"\n" for record in self._records.values()]
+        write_whole(self._list, lambda file: file.writelines(lines), sync=True)
 
-    def _remove_empty(self, folder: str) -> None:
+    def _check_own(self, descriptor: int) -> None:
+        """Refuse a list, or a folder, to which others may write, and close it.
+
+        Raises:
+            OptionError: they may.
+        """
+        try:
+            folder = os.open(self._here, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+            try:
+                for path, status in (
+                    (self.folder, os.fstat(folder)), (os.path.join(self.folder, LIST), os.fstat(descriptor)),
+                ):  # fmt: skip
+                    why = who_else_may_write(folder, status, root_may=True)
+                    if why:
+                        raise OptionError(
+                            f"{path} {why}: whoever writes there says what is moved where. Name "
+                            f"another folder; or look at what {LIST} says, and make both yours alone, with  "
+                            f"chown  and  chmod go-w {shlex.quote(self.folder)} "
+                            f"{shlex.quote(os.path.join(self.folder, LIST))}"
+                        )
+            finally:
+                os.close(folder)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def _remove_empty(self, inside: str) -> None:
         """Remove folders in which nothing is left."""
         with contextlib.suppress(OSError):
-            while folder != self.folder:
-                os.rmdir(folder)
-                folder = os.path.dirname(folder)
+            while inside:
+                os.rmdir(os.path.join(self._here, inside))
+                inside = os.path.dirname(inside)
+
+
+def _root_opened(root: str, opened: contextlib.ExitStack) -> str:
+    """Open the folder to which files go back, by way of no link: where one is now, it was not when they came.
+
+    Raises:
+        OSError: there is no such folder.
+    """
+    try:
+        return opened.enter_context(folder_below(os.sep, root.lstrip(os.sep)))
+    except FileNotFoundError:
+        why = f"there is no folder {root}: make it first, or name another one"
+        raise FileNotFoundError(errno.ENOENT, why, root) from None
+
+
+def _is_whole_path(root: object) -> bool:
+    """Whether something is a whole path, as that of a folder is noted."""
+    if not isinstance(root, str) or "\0" in root:
+        return False
+    return os.path.isabs(root) and os.path.normpath(root) == root

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from dataclasses import dataclass, field
 
+from fastpipe._files import folder_below
 from fastpipe._sizes import counted
 from fastpipe.console import Progress
 from fastpipe.files.scanning.findings import Findings
@@ -13,7 +14,7 @@ from fastpipe.files.scanning.folder import without_images
 from fastpipe.files.scanning.moving import move
 from fastpipe.files.scanning.oddities import extensions_of, name_fits
 from fastpipe.files.scanning.quarantine import Quarantine, check_apart
-from fastpipe.files.scanning.verdicts import Verdict, identity
+from fastpipe.files.scanning.verdicts import Verdict, check_is_the_same
 
 __all__ = ["Done", "move_corrupt", "rename"]
 
@@ -61,7 +62,6 @@ def move_corrupt(found: Findings, folder: str, progress: Progress) -> Done:
                 if path in seen:  # by way of a link to its folder
                     done.moved.append(name)
                     continue
-                _check_is_the_same(verdict)
                 quarantine.take(root, os.path.relpath(path, root), verdict)
             except (_LeftError, OSError) as error:
                 done.left.append((name, getattr(error, "strerror", None) or str(error)))
@@ -97,11 +97,13 @@ def rename(found: Findings, progress: Progress) -> Done:
             seen.add(path)
             if not os.path.islink(path) and os.path.realpath(path) in targets:
                 raise _LeftError("a link leads to it by its name")
-            _check_is_the_same(verdict)
-            new = os.path.splitext(path)[0] + endings[0]
-            if os.path.lexists(new):
-                raise _LeftError(f"{os.path.basename(new)} is there already")
-            move(path, new)
+            inside, old = os.path.split(os.path.relpath(path, root))
+            new = os.path.splitext(old)[0] + endings[0]
+            with folder_below(root, inside) as folder:
+                check_is_the_same(os.path.join(folder, old), verdict)
+                if os.path.lexists(os.path.join(folder, new)):
+                    raise _LeftError(f"{new} is there already")
+                move(os.path.join(folder, old), os.path.join(folder, new))
         except (_LeftError, OSError) as error:
             done.left.append((name, getattr(error, "strerror", None) or str(error)))
             continue
@@ -125,12 +127,6 @@ def _place(root: str, verdict: Verdict) -> str:
     if os.path.commonpath((real, root)) != root:
         raise _LeftError(f"it is outside, in {real}, to which a link leads: scan that folder itself")
     return os.path.join(real, name)
-
-
-def _check_is_the_same(verdict: Verdict) -> None:
-    """Raise an error where a file has changed since it was judged."""
-    if verdict.identity is None or identity(verdict.path) != verdict.identity:
-        raise _LeftError("it has changed since it was looked at: scan it again")
 
 
 def _linked_to(root: str) -> set[str]:

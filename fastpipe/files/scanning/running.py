@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from fastpipe._files import write_output
 from fastpipe._machine import default_threads
 from fastpipe.console import Progress, print_line
 from fastpipe.errors import FastpipeError, OptionError
@@ -51,7 +52,7 @@ def scan(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     progress.stop()
     show(found, done, decoders, console)
     if args.json is not None:
-        args.json.write_text(as_json(found, done, decoders), encoding="utf-8")
+        write_output(args.json, as_json(found, done, decoders))
         progress.done(f"wrote {args.json}")
     if failed is not None:
         raise failed
@@ -80,7 +81,7 @@ def restore(folder: str, root: str | None, console: Console, json_file: Path | N
         back, left = quarantine.restore(root)
     if json_file is not None:
         content = {"back": back, "left": [{"path": path, "why": why} for path, why in left]}
-        json_file.write_text(json.dumps(content, indent=1), encoding="utf-8")
+        write_output(json_file, json.dumps(content, indent=1))
     print_line(console, f"{len(back):,} file{' is' if len(back) == 1 else 's are'} back")
     for path, why in left:
         print_line(console, f"not put back: {path}: {why}", style="red")

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Identity", "Verdict", "group_of", "identity"]
+__all__ = ["Identity", "Verdict", "check_is_the_same", "group_of", "identity"]
 
 # Device, inode, length, and when it was written: another one means another content, perhaps.  Not when its
 # status changed, as it does for all its names when one of them goes.
@@ -48,6 +48,16 @@ def identity(path: str) -> Identity:
     """
     status = os.stat(path)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def check_is_the_same(path: str, verdict: Verdict) -> None:
+    """Raise an error where a file has changed since it was judged.
+
+    Raises:
+        OSError: it has, or is not there any more.
+    """
+    if verdict.identity is None or identity(path) != verdict.identity:
+        raise OSError("it has changed since it was looked at: scan it again")
 
 
 def group_of(reason: str) -> str:

@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 
+from fastpipe._files import open_regular
 from fastpipe._printable import printable
 from fastpipe.errors import StoreAccessError, StoreBusyError, StoreError
 from fastpipe.stage.stores.filesystems import PAGE
@@ -76,7 +77,7 @@ class FolderStore:
     def get(self, key: str, version: str = "") -> FetchedObject:
         """A file's whole content."""
         try:
-            with open(self._path(key), "rb", buffering=0) as file:
+            with open(self._path(key), "rb", buffering=0, opener=_opened) as file:
                 data, status = file.read(), os.fstat(file.fileno())
         except OSError as error:
             raise self._ours(error, key) from error
@@ -90,7 +91,7 @@ class FolderStore:
     def get_range(self, key: str, start: int, stop: int, version: str = "") -> bytes:
         """A part of a file."""
         try:
-            with open(self._path(key), "rb", buffering=0) as file:
+            with open(self._path(key), "rb", buffering=0, opener=_opened) as file:
                 if version and _version(os.fstat(file.fileno())) != version:
                     raise changed(self._location.path(key), self.name)
                 return os.pread(file.fileno(), max(stop - start, 0), start)
@@ -150,6 +151,10 @@ class FolderStore:
         if isinstance(error, (TimeoutError, InterruptedError, ConnectionError)):
             return StoreBusyError(f"{path}: {error.strerror}")
         return StoreError(f"{path}: {error.strerror or error}")
+
+
+def _opened(path: str, flags: int) -> int:
+    return open_regular(path, flags, follows=True)
 
 
 def _has_anything(folder: str) -> bool:

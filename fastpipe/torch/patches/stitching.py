@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -15,9 +15,11 @@ import torch
 
 from fastpipe._casting import unheld
 from fastpipe._extras import require
+from fastpipe._files import remove_tree
 from fastpipe._printable import printable
 from fastpipe.engine.blending import Blender, gaussian_weights
-from fastpipe.errors import OptionError
+from fastpipe.errors import OptionError, VolumeError
+from fastpipe.hdf5.growing import LOCK, GrowingFolder, folder_of, remove_folder
 from fastpipe.torch.patches.dataset import FastPatchDataset
 
 __all__ = ["stitch"]
@@ -227,7 +229,7 @@ def _target(out: Any, shape: Sequence[int]) -> _Array | _File:
     path = os.fspath(out) if isinstance(out, (str, os.PathLike)) else f"a {type(out).__name__}"
     if not path.endswith((".zarr", ".npy")):
         raise OptionError(f"out= must be a NumPy array, or a path that ends in .zarr or .npy, got {path}")
-    if os.path.exists(path):
+    if os.path.lexists(path):
         raise FileExistsError(printable(f"{path} exists; remove it, or name another"))
     return _File(path, shape)
 
@@ -275,14 +277,18 @@ class _File:
     def __init__(self, path: str, shape: Sequence[int]) -> None:
         self._path, self._shape, self._part = path, tuple(shape), tuple(shape)
         self.folder = os.path.dirname(os.path.abspath(path))
-        self._partial = f"{path}.partial"
+        self._out, self._name = Path(path), "array.npy" if path.endswith(".npy") else "array"
+        self._partial = str(folder_of(self._out) / self._name)
+        self._begun = False
         self._store: Any = None
         self._dtype = np.dtype(np.float32)
 
     def begin(self, part: Sequence[int]) -> None:
         """Remove what another run has left; parts of this shape are to come."""
         self._part = tuple(part)
-        self.give_up()
+        with _Unfinished(self._out, VolumeError):
+            remove_tree(self._partial)
+        self._begun = True
 
     def write(self, start: Sequence[int], part: npt.NDArray[Any]) -> None:
         """Write a part; the first says of which type and shape the volume is."""
@@ -330,12 +336,23 @@ class _File:
         if self._path.endswith(".npy"):
             self._store.flush()
         self._store = None
+        if os.path.lexists(self._path):
+            raise FileExistsError(f"{self._path} has come meanwhile; remove it, or name another")
         os.rename(self._partial, self._path)
+        remove_folder(self._out, (LOCK,))
 
     def give_up(self) -> None:
         """Leave nothing behind."""
         self._store = None
-        if os.path.isdir(self._partial):
-            shutil.rmtree(self._partial)
-        elif os.path.exists(self._partial):
-            os.remove(self._partial)
+        if self._begun:
+            remove_folder(self._out, (self._name, LOCK))
+
+
+class _Unfinished(GrowingFolder):
+    """The folder ``OUT.partial`` of a volume that is being put together."""
+
+    def _check_own(self) -> None:
+        if not set(os.listdir(self.folder)) <= {LOCK, "array", "array.npy"}:
+            raise OptionError(
+                f"{self.folder} is not that of an unfinished volume; move it away, or remove it"
+            )

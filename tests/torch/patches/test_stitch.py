@@ -262,13 +262,33 @@ def test_a_target_that_exists_is_found_before_any_prediction_is_made(tmp_path: P
 
 def test_what_a_killed_run_has_left_is_no_obstacle(tmp_path: Path) -> None:
     dataset = dataset_of()
-    (tmp_path / "a.npy.partial").write_bytes(b"half")
-    (tmp_path / "b.zarr.partial").mkdir()
-    (tmp_path / "b.zarr.partial" / "zarr.json").write_text("{}")
+    for name in ("a.npy.partial", "b.zarr.partial"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "lock").touch()
+    (tmp_path / "a.npy.partial" / "array.npy").write_bytes(b"half")
+    (tmp_path / "b.zarr.partial" / "array").mkdir()
+    (tmp_path / "b.zarr.partial" / "array" / "zarr.json").write_text("{}")
     for name in ("a.npy", "b.zarr"):
         stitch([np.ones((len(dataset), 4, 5))], dataset, tmp_path / name)
     assert sorted(os.listdir(tmp_path)) == ["a.npy", "b.zarr"]
     assert (np.load(tmp_path / "a.npy") == 1).all()
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link"])
+def test_what_somebody_else_has_put_there_stays(tmp_path: Path, kind: str) -> None:
+    partial, precious = tmp_path / "a.npy.partial", tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("mine")
+    if kind == "file":
+        partial.write_text("mine")
+    elif kind == "folder":
+        precious.rename(partial)
+    else:
+        partial.symlink_to(precious)
+    dataset, before = dataset_of(), sorted(tmp_path.rglob("*"))
+    with pytest.raises(OptionError, match=r"a\.npy\.partial"):
+        stitch([np.ones((len(dataset), 4, 5))], dataset, tmp_path / "a.npy")
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_values_that_cannot_be() -> None:

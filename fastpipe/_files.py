@@ -1,0 +1,306 @@
+"""Files of fastpipe's own: opening never hangs, links are not followed, writes are whole."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import secrets
+import shutil
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+__all__ = [
+    "DESCRIPTORS",
+    "UNFINISHED",
+    "folder_below",
+    "open_output",
+    "open_regular",
+    "remove_tree",
+    "rename_anew",
+    "require_regular",
+    "sync_folder",
+    "who_else_may_write",
+    "write_output",
+    "write_whole",
+]
+
+# Where an open folder has a path that leads to it wherever it is moved, and whatever is put in its place.
+DESCRIPTORS = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else ""
+UNFINISHED = ".unfinished"  # the ending of a name that a file has while it is written
+
+# O_NONBLOCK: a fifo would block open() until somebody writes.
+_SAFE = os.O_CLOEXEC if hasattr(os, "O_CLOEXEC") else 0
+_SAFE |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOCTTY", 0)
+_NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
+
+# What file systems without hard links say, those that let only owners make them, and at too many.
+_NO_LINK = {errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EMLINK}
+_HERE, _NOREPLACE = -100, 1  # of renameat2(2)
+
+
+def open_regular(
+    path: str | os.PathLike[str],
+    flags: int = os.O_RDONLY,
+    mode: int = 0o666,
+    *,
+    follows: bool = False,
+    dir_fd: int | None = None,
+) -> int:
+    """Open a regular file; a fifo does not hang, and a device does nothing.
+
+    Args:
+        path: of the file.
+        flags, mode, dir_fd: as of ``os.open``.
+        follows: whether the path may be a link.
+
+    Returns:
+        A descriptor.
+
+    Raises:
+        OSError: as ``os.open`` raises it, and also for a directory, a fifo, a socket, a device.
+    """
+    descriptor = os.open(path, flags | _SAFE | (0 if follows else _NO_LINKS), mode, dir_fd=dir_fd)
+    try:
+        require_regular(path, os.fstat(descriptor))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def require_regular(path: str | os.PathLike[str], status: os.stat_result) -> None:
+    """Raise an error for what is not a regular file.
+
+    Raises:
+        OSError: it is not one.
+    """
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "Not a regular file", os.fspath(path))
+
+
+def write_whole(
+    path: str | os.PathLike[str],
+    fill: Callable[[BinaryIO], object],
+    *,
+    sync: bool = False,
+    unfinished: Path | None = None,
+) -> None:
+    """Make or replace a file: whoever reads it finds all of the old or all of the new one.
+
+    A link, or whatever else has the name, is replaced, and not written through.
+
+    Args:
+        path: of the file.
+        fill: writes the content to the file that it is given.
+        sync: wait for the disk; else a crash of the machine may leave the name without content.
+        unfinished: the name while it is written, in a folder of one's own, so that what a killed process left
+            is found; by default one that nobody can guess, beside ``path``.
+
+    Raises:
+        OSError: the content cannot be written; nothing has changed then.
+    """
+    path = Path(path)
+    try:
+        if unfinished is None:
+            unfinished = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}{UNFINISHED}")
+        else:
+            unfinished.unlink(missing_ok=True)
+        # A new file: no link that others have put there is followed.
+        with os.fdopen(open_regular(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+            fill(file)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except BaseException:
+        if unfinished is not None:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+        raise
+    if sync:
+        sync_folder(path.parent)
+
+
+def open_output(path: str | os.PathLike[str], *, appends: bool = False) -> int:
+    """Open a file that somebody named for writing; emptied, or to write behind what is there.
+
+    A pipe that somebody reads, such as a shell's ``>(...)``, and ``/dev/stdout`` can be written to.
+
+    Raises:
+        OSError: it cannot be opened; also a fifo that nobody reads, and a link that belongs to another user.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if appends else os.O_TRUNC)
+    try:
+        descriptor = os.open(path, flags | _SAFE | _NO_LINKS, 0o666)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise OSError(errno.ENXIO, "It is a fifo or socket that nobody reads", os.fspath(path)) from None
+        if error.errno not in (errno.ELOOP, errno.EMLINK):
+            raise
+        if os.lstat(path).st_uid not in (0, os.geteuid()):
+            raise PermissionError(errno.EPERM, "It is a link of another user", os.fspath(path)) from None
+        descriptor = os.open(path, flags | _SAFE, 0o666)
+    if hasattr(os, "set_blocking"):
+        os.set_blocking(descriptor, True)
+    return descriptor
+
+
+def write_output(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text in UTF-8 to a file that somebody named.
+
+    Raises:
+        OSError: as of ``open_output``.
+    """
+    with os.fdopen(open_output(path), "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def rename_anew(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> bool:
+    """Rename a file without taking another one's place.
+
+    Returns:
+        True; False where it has both names now, and the first one is still to be removed.
+
+    Raises:
+        FileExistsError: there is something at the target.
+        OSError: it cannot be renamed: with EXDEV to another file system.
+    """
+    if _renameat2 is not None:
+        if _renameat2(_HERE, os.fsencode(source), _HERE, os.fsencode(target), _NOREPLACE) == 0:
+            return True
+        number = ctypes.get_errno()
+        if number not in (errno.EINVAL, errno.ENOSYS):  # of a file system, or kernel, without this flag
+            raise OSError(number, os.strerror(number), os.fspath(source), None, os.fspath(target))
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in _NO_LINK:
+            raise
+        # Whoever puts a file there between these lines loses it.
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(target)) from None
+        os.rename(source, target)
+        return True
+    return False
+
+
+def _linux_call() -> Any:
+    """Return Linux's call that renames only where nothing is; None elsewhere.  Python has no name for it."""
+    if sys.platform != "linux":
+        return None
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is not None:
+        call.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+    return call
+
+
+_renameat2 = _linux_call()
+
+
+def remove_tree(path: str | os.PathLike[str]) -> None:
+    """Remove a file, or a folder with all that is in it, if it is there.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    try:
+        is_folder = stat.S_ISDIR(os.lstat(path).st_mode)  # rmtree would wait for who writes to a fifo
+    except FileNotFoundError:
+        return
+    if is_folder:
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
+
+
+def sync_folder(folder: str | os.PathLike[str]) -> None:
+    """Have the names in a folder on the disk, where the system can."""
+    with contextlib.suppress(OSError):  # Windows opens no folders
+        descriptor = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def folder_below(root: str | os.PathLike[str], inside: str, *, makes: bool = False) -> Iterator[str]:
+    """Give the path of a folder below another, to which no link leads, for as long as the block takes.
+
+    On Linux the path leads to that folder whatever is put in its place meanwhile.
+
+    Args:
+        root: a folder; itself it may be a link.
+        inside: a relative path without ``..``; empty for the folder itself.
+        makes: whether folders on the way are made where they are missing.
+
+    Raises:
+        OSError: there is no such folder; or a link, or a file, is on the way.
+    """
+    flags = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | _SAFE
+    descriptor = os.open(root, flags)
+    try:
+        for part in Path(inside).parts:
+            if makes:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, 0o755, dir_fd=descriptor)
+            try:
+                below = os.open(part, flags | _NO_LINKS, dir_fd=descriptor)
+            except OSError as error:
+                if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                    raise
+                why = f"{part!r} on the way is a link, or no folder"
+                raise NotADirectoryError(errno.ENOTDIR, why, os.path.join(root, inside)) from None
+            os.close(descriptor)
+            descriptor = below
+        yield f"{DESCRIPTORS}/{descriptor}" if DESCRIPTORS else os.path.join(root, inside)
+    finally:
+        os.close(descriptor)
+
+
+def who_else_may_write(descriptor: int, status: os.stat_result, *, root_may: bool = False) -> str:
+    """Say who else than this user may write to a file or folder; empty if nobody may.
+
+    Where a file system shows all files as one user's, or has no modes, a file that is made there shows what
+    this user's look like.
+
+    Args:
+        descriptor: of the folder, or of the one that the file is in.
+        status: of the file or folder.
+        root_may: whether it may be root's as well.
+    """
+    if not hasattr(os, "geteuid"):  # on Windows, where modes say nothing
+        return ""
+    is_own = status.st_uid == os.geteuid() or (root_may and status.st_uid == 0)
+    others = stat.S_IMODE(status.st_mode) & 0o022
+    if is_own and not others:
+        return ""
+    made = _made_there(descriptor)
+    if made is not None and (is_own or made.st_uid == status.st_uid):
+        if others & ~made.st_mode == 0:
+            return ""
+        return f"lets others write (mode {stat.S_IMODE(status.st_mode):04o})"
+    if is_own:
+        return f"lets others write (mode {stat.S_IMODE(status.st_mode):04o})"
+    return f"belongs to user {status.st_uid}, not to user {os.geteuid()}, who runs this"
+
+
+def _made_there(descriptor: int) -> os.stat_result | None:
+    """Return what a file of mode 0600 looks like that is made in a folder; None where none can be made."""
+    name = f".{secrets.token_hex(8)}{UNFINISHED}"
+    try:
+        made = open_regular(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=descriptor)
+    except OSError:
+        return None
+    try:
+        os.unlink(name, dir_fd=descriptor)
+        return os.fstat(made)
+    finally:
+        os.close(made)
