@@ -20,7 +20,7 @@ from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.hdf5.chunks import FileState
 from fastpipe.hdf5.geometry import Geometry
 from fastpipe.hdf5.layout import Layout, in_blocks, read_layout
-from fastpipe.hdf5.library import require_filters
+from fastpipe.hdf5.library import name_for_library, require_filters
 from fastpipe.protocols import ChunkTables
 
 __all__ = ["SampleFile", "SampleFiles", "check_is_in_file", "damage_as_error", "opened"]
@@ -231,7 +231,8 @@ def _is_raised_by_h5py(error: BaseException) -> bool:
 
 def _dataset(file: Any, name: str, shown: str) -> Any:
     h5py = require("h5py", extra="hdf5")
-    found = file.get(name)
+    in_library = name_for_library(name)
+    found = file.get(in_library)
     if isinstance(found, h5py.Dataset):
         check_is_in_file(found, file, name, shown)
         try:
@@ -243,9 +244,9 @@ def _dataset(file: Any, name: str, shown: str) -> Any:
         if found.shape:
             return found
         raise OptionError(f"{shown}: {name!r} is a single value, without samples")
-    if found is None and name in file:
+    if found is None and in_library in file:
         try:
-            file[name]
+            file[in_library]
         except KeyError as error:
             why = error.args[0]
             raise HDF5Error(f"{shown}: {name!r} cannot be opened, it may be damaged: {why}") from error

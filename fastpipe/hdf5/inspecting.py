@@ -14,7 +14,7 @@ from fastpipe.hdf5.files import damage_as_error, opened
 from fastpipe.hdf5.filters import FilterStep, in_words
 from fastpipe.hdf5.geometry import Geometry, grid_of
 from fastpipe.hdf5.layout import Layout, read_layout
-from fastpipe.hdf5.library import filters_of, load_filters
+from fastpipe.hdf5.library import filters_of, load_filters, name_of
 from fastpipe.hdf5.rows import dtype_of
 
 __all__ = ["DatasetFacts", "Epoch", "inspect_file", "storage_of"]
@@ -128,7 +128,7 @@ def _facts(dataset: Any, sample_dims: int, batch_size: int) -> DatasetFacts:
     geometry = Geometry(shape, chunk or shape, itemsize, sample_dims) if shape and has_samples else None
     chunk_nbytes = math.prod(chunk) * itemsize if chunk and sized else None
     return DatasetFacts(
-        path=str(dataset.name),
+        path=name_of(dataset),
         shape=shape,
         dtype=_dtype_in_words(dtype),
         storage=storage,

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from fastpipe._extras import require
 from fastpipe.hdf5.filters import BLOSC2, FilterStep, why_not
 from fastpipe.hdf5.geometry import grid_of
-from fastpipe.hdf5.library import filters_edges, filters_of, has_blosc2, leaves_out_user_block
+from fastpipe.hdf5.library import filters_edges, filters_of, has_blosc2, leaves_out_user_block, name_of
 from fastpipe.protocols import ChunkTables
 
 __all__ = ["Layout", "in_blocks", "read_layout"]
@@ -87,7 +87,7 @@ def read_layout(
         status: of the file, from before it was opened.
     """
     properties = dataset.id.get_create_plist()
-    file, name = os.fspath(dataset.file.filename), str(dataset.name)
+    file, name = os.fspath(dataset.file.filename), name_of(dataset)
     shape, dtype = tuple(map(int, dataset.shape)), dataset.dtype
     filters = filters_of(properties)
     why = _why_only_h5py(dataset, properties, filters)
@@ -239,7 +239,7 @@ def _kept_chunks(
 ) -> _Places | str:
     """As ``_chunks``, from where they were kept if they were."""
     count = math.prod(grid_of(dataset.shape, chunk))
-    about = f"hdf5 chunks 2, {dataset.name}, {dataset.shape}, {chunk}"
+    about = f"hdf5 chunks 2, {name_of(dataset)}, {dataset.shape}, {chunk}"
     kinds = [(np.dtype(kind), (count,)) for kind in (np.int64, np.int64, np.uint32)]
     kept = tables.load(status, about)
     if kept is not None and [(array.dtype, array.shape) for array in kept] == kinds:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import threading
 from collections.abc import Sequence
 from functools import cache
@@ -25,6 +26,8 @@ __all__ = [
     "load_filters",
     "load_plugins",
     "missing",
+    "name_for_library",
+    "name_of",
     "require_filters",
 ]
 
@@ -34,6 +37,23 @@ _BLOSC2_CALLS = (
     "blosc2_schunk_from_buffer", "b2nd_from_schunk", "b2nd_to_cbuffer", "b2nd_free",
     "blosc2_schunk_decompress_chunk", "blosc2_schunk_free",
 )  # fmt: skip
+
+
+def name_of(item: Any) -> str:
+    """Return the path of a dataset or group in its file.
+
+    h5py gives bytes where a name is no UTF-8: as in names of files, they are lone surrogates here.
+    """
+    return os.fsdecode(item.name)
+
+
+def name_for_library(name: str) -> str | bytes:
+    """Return a name as h5py takes it."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return name.encode("utf-8", "surrogateescape")
+    return name
 
 
 def filters_of(properties: Any) -> tuple[FilterStep, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from fastpipe.errors import OptionError
 from fastpipe.hdf5.advice import SMALL_NBYTES
 from fastpipe.hdf5.codecs import Codec
 from fastpipe.hdf5.inspecting import storage_of
-from fastpipe.hdf5.library import filters_of
+from fastpipe.hdf5.library import filters_of, name_for_library, name_of
 from fastpipe.hdf5.rows import has_references, is_plain
 
 __all__ = ["MEMORY_NBYTES", "Options", "Target", "make_plan"]
@@ -80,7 +81,7 @@ def make_plan(file: Any, options: Options) -> list[Target]:
 
 def _named(file: Any, name: str) -> str:
     h5py = require("h5py", extra="hdf5")
-    item = file.get(name)
+    item = file.get(name_for_library(name))
     if not isinstance(item, h5py.Dataset):
         raise OptionError(f"{file.filename} has no dataset {name!r}; `fastpipe inspect` lists those it has")
     if not item.shape:
@@ -93,7 +94,7 @@ def _named(file: Any, name: str) -> str:
     address = h5py.h5o.get_info(item.id).addr
     names: list[str] = []
     file.visititems(lambda key, one: names.append(key) if h5py.h5o.get_info(one.id).addr == address else None)
-    return f"/{names[0]}"
+    return f"/{os.fsdecode(names[0])}"
 
 
 def _is_chosen(dataset: Any, named: set[str]) -> bool:
@@ -103,7 +104,7 @@ def _is_chosen(dataset: Any, named: set[str]) -> bool:
     if storage_of(dataset) in ("virtual", "external"):
         return True
     if named:
-        return bool(dataset.name in named)
+        return name_of(dataset) in named
     nbytes = math.prod(dataset.shape) * dataset.id.get_type().get_size()
     return bool(max(nbytes, dataset.id.get_storage_size()) >= SMALL_NBYTES)
 
@@ -114,7 +115,7 @@ def _target(dataset: Any, options: Options) -> Target:
     row_nbytes = size * math.prod(shape[1:])
     old = tuple(map(int, dataset.chunks)) if dataset.chunks else ()
     step = _step(row_nbytes, (chunk or (1,))[0], old, size, math.prod(chunk or ()) * size)
-    return Target(str(dataset.name), chunk, shape[0], step, row_nbytes)
+    return Target(name_of(dataset), chunk, shape[0], step, row_nbytes)
 
 
 def _chunk(dataset: Any, shape: tuple[int, ...], size: int, options: Options) -> tuple[int, ...] | None:

@@ -21,7 +21,7 @@ from fastpipe.hdf5.files import SampleFile, SampleFiles
 from fastpipe.hdf5.geometry import grid_of
 from fastpipe.hdf5.kept import KeptChunks
 from fastpipe.hdf5.layout import Layout, in_blocks
-from fastpipe.hdf5.library import require_filters
+from fastpipe.hdf5.library import name_for_library, require_filters
 
 __all__ = ["RowReader"]
 
@@ -235,6 +235,6 @@ class _Library:
                     self._open.popitem(last=False)
             self._open.move_to_end(number)
             file.check_unchanged()
-            dataset = opened[name]
+            dataset = opened[name_for_library(name)]
             require_filters(dataset, file.shown)
         return dataset

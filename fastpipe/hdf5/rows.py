@@ -15,6 +15,7 @@ from fastpipe.core.reads import MADE
 from fastpipe.errors import HDF5Error
 from fastpipe.hdf5.errors import DamagedError
 from fastpipe.hdf5.files import SampleFiles
+from fastpipe.hdf5.library import name_of
 from fastpipe.hdf5.reader import RowReader
 
 __all__ = [
@@ -164,7 +165,7 @@ class RowSource:
         dtype = dtype_of(dataset)
         if dtype is None or not is_plain(dataset.id.get_type()) or not dataset.size or _has_gaps(dtype):
             return
-        files = SampleFiles([path], [str(dataset.name)])
+        files = SampleFiles([path], [name_of(dataset)])
         layout = files.layouts[0]
         if layout.kind != "h5py":
             chunk = int(np.prod(layout.chunk)) * dtype.itemsize if dataset.chunks else 1

@@ -10,6 +10,7 @@ import numpy as np
 from fastpipe._extras import require
 from fastpipe.arrays.form import Form
 from fastpipe.hdf5.files import SampleFiles
+from fastpipe.hdf5.library import name_for_library
 
 __all__ = ["H5pyRows"]
 
@@ -39,7 +40,7 @@ class H5pyRows:
         one, first = self._files.files[number], int(self._files.firsts[number])
         place = np.unravel_index(position - first, one.layouts[0].shape[: one.sample_dims])
         file = self._file(number)
-        return [file[name][tuple(map(int, place))] for name in self._form.names]
+        return [file[name_for_library(name)][tuple(map(int, place))] for name in self._form.names]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": (0, {})}

@@ -23,7 +23,7 @@ from fastpipe.hdf5 import chunks
 from fastpipe.hdf5.files import check_is_in_file, damage_as_error, opened
 from fastpipe.hdf5.filters import described
 from fastpipe.hdf5.layout import Layout, read_layout
-from fastpipe.hdf5.library import load_plugins, require_filters
+from fastpipe.hdf5.library import load_plugins, name_for_library, name_of, require_filters
 from fastpipe.protocols import ChunkTables
 from fastpipe.volumes.files import RawVolume, raw_unit
 from fastpipe.volumes.volume import DamagedUnitError, FileState, UnitGrid, UnitReader, Volume, box_text
@@ -62,24 +62,25 @@ def hdf5_volume(path: str, inside: str, tables: ChunkTables | None = None) -> Vo
 
 def _dataset(file: Any, inside: str, path: str) -> Any:
     h5py = require("h5py", extra="volume")
-    item = file.get(inside) if inside else None
+    item = file.get(name_for_library(inside)) if inside else None
     if not isinstance(item, h5py.Dataset):
         found: list[Any] = []
         file.visititems(lambda _, item: found.append(item) if isinstance(item, h5py.Dataset) else None)
         if inside or len(found) != 1:
-            names = ", ".join(os.fsdecode(item.name) for item in found) or "none"
+            names = ", ".join(name_of(item) for item in found) or "none"
             what = (
                 f"{path} has no dataset {inside!r}" if inside else f"name a dataset of {path} behind a slash"
             )
             raise OptionError(f"{what}; it has {names}")
         item = found[0]
     check_is_in_file(item, file, inside, path)
+    name = name_of(item)
     try:
         item.dtype  # noqa: B018
     except TypeError as error:
-        raise OptionError(f"{path}: {item.name} has elements of a type that NumPy does not have") from error
+        raise OptionError(f"{path}: {name} has elements of a type that NumPy does not have") from error
     if item.dtype.kind not in "biufc" or item.dtype.hasobject or not item.shape:
-        raise OptionError(f"{path}: {item.name} is no array of numbers: {item.dtype} of shape {item.shape}")
+        raise OptionError(f"{path}: {name} is no array of numbers: {item.dtype} of shape {item.shape}")
     return item
 
 
@@ -197,7 +198,7 @@ class _LibraryReader(UnitReader):
             volume.opened.check(volume.path)
             if self._file is None:
                 self._file = self._opened()
-            dataset = self._file[volume.layout.name]
+            dataset = self._file[name_for_library(volume.layout.name)]
             for number, out in zip(numbers.tolist(), outs, strict=True):
                 box = volume.grid.box(number)
                 try:
@@ -213,7 +214,7 @@ class _LibraryReader(UnitReader):
         volume = self._volume
         file = require("h5py", extra="volume").File(volume.path, "r")
         volume.opened.check(volume.path)  # by now another may be at the path
-        dataset = file[volume.layout.name]
+        dataset = file[name_for_library(volume.layout.name)]
         require_filters(dataset)
         if dataset.is_virtual:  # its sources' filters are not known here
             with contextlib.suppress(MissingDependencyError):

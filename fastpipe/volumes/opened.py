@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastpipe._extras import require
+from fastpipe._urls import is_url
 from fastpipe.cache.converted import ConvertedFiles
 from fastpipe.core.files import is_hdf5
 from fastpipe.errors import VolumeError
 from fastpipe.hdf5.files import opened
+from fastpipe.hdf5.library import name_for_library
 from fastpipe.volumes.opening import open_volume
 from fastpipe.volumes.volume import Volume
 from fastpipe.volumes.wrappers import GroupedVolume, NativeVolume
@@ -59,7 +61,7 @@ def stored_nbytes(path: str) -> int | None:
         return None
     h5py = require("h5py", extra="hdf5")
     with opened(file) as store:
-        dataset = store.get(inside)
+        dataset = store.get(name_for_library(inside))
         return int(dataset.id.get_storage_size()) if isinstance(dataset, h5py.Dataset) else None
 
 
@@ -97,11 +99,11 @@ def chunk_of(volume: Volume) -> tuple[int, ...]:
 def state_of(path: str, volume: Volume) -> list[Any]:
     """What tells whether a volume is as it was; for JSON.  Nothing of one that is elsewhere."""
     file = path
-    while file and "://" not in path and not os.path.lexists(file):
+    while file and not is_url(path) and not os.path.lexists(file):
         file = os.path.dirname(file.rstrip("/"))
     if not os.path.isfile(file):
         where, what = volume.state()
-        if "://" in path:
+        if is_url(path):
             return [where, what]
         # However the path is spelled, it is the same volume.
         return [os.path.realpath(where), what.replace(os.path.abspath(path), os.path.realpath(path))]
@@ -133,7 +135,7 @@ def attributes_of(path: str, volume: Volume) -> Noted:
         volume: what was opened.
     """
     file = path
-    while file and "://" not in path and not os.path.lexists(file):
+    while file and not is_url(path) and not os.path.lexists(file):
         file = os.path.dirname(file.rstrip("/"))
     if os.path.isfile(file):
         return _of_hdf5(file, volume.name.removeprefix(file)) if is_hdf5(file) else Noted({})
@@ -152,7 +154,7 @@ def attributes_of(path: str, volume: Volume) -> Noted:
 def _of_hdf5(file: str, inside: str) -> Noted:
     found, others = {}, []
     with opened(file) as content:
-        attributes = content[inside].attrs
+        attributes = content[name_for_library(inside)].attrs
         for name in attributes:
             try:
                 found[name] = _for_json(attributes[name])

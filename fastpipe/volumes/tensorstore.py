@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from fastpipe._extras import require
 from fastpipe._sizes import in_bytes
+from fastpipe._urls import is_url
 from fastpipe.errors import VolumeError
 from fastpipe.volumes.volume import DamagedUnitError, UnitGrid, UnitReader, Volume, box_text, folder_state
 from fastpipe.volumes.wrappers import grown_unit
@@ -165,7 +166,7 @@ class _StoreError(Exception):
 
 def _secrets_in(url: str) -> list[str]:
     """The parts of an address that may say more than where something is."""
-    if "://" not in url:
+    if not is_url(url):
         return []
     parts = urlsplit(url)
     user = parts.netloc.rpartition("@")[0]

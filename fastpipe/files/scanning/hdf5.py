@@ -20,6 +20,7 @@ from fastpipe.hdf5.chunks import ChunkReader, FileState
 from fastpipe.hdf5.files import damage_as_error, opened
 from fastpipe.hdf5.geometry import grid_of
 from fastpipe.hdf5.layout import Layout, in_blocks, read_layout
+from fastpipe.hdf5.library import name_of
 from fastpipe.hdf5.rows import dtype_of
 
 __all__ = ["scan_hdf5"]
@@ -63,7 +64,7 @@ def _scan(file: Any, found: Findings, descriptor: int, threads: int, progress: P
         try:
             layout = read_layout(dataset) if dataset.shape and dtype_of(dataset) is not None else None
         except Exception as error:  # of the library, on what the file says about its chunks
-            found.add(_verdict(found.root, dataset.name, error), 0)
+            found.add(_verdict(found.root, name_of(dataset), error), 0)
             continue
         if layout is None or layout.kind == "h5py":
             by_library.append((dataset, list(_blocks(dataset))))
@@ -117,7 +118,7 @@ def _by_library(dataset: Any, block: tuple[slice, ...], found: Findings) -> None
         if is_of_machine(error):
             raise
         where = ", ".join(f"{part.start}:{part.stop}" for part in block)
-        found.add(_verdict(found.root, f"{dataset.name}[{where}]", error), 0)
+        found.add(_verdict(found.root, f"{name_of(dataset)}[{where}]", error), 0)
     else:
         found.add(Verdict(found.root), getattr(values, "nbytes", 0))
 

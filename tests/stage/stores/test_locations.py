@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastpipe._urls import is_url
 from fastpipe.errors import OptionError
-from fastpipe.stage.stores import Location, is_url
+from fastpipe.stage.stores import Location
 
 
 @pytest.mark.parametrize(
