@@ -31,6 +31,7 @@ _BASE = {
     "_parents",
     "_casting",
     "_printable",
+    "_urls",
 }
 _STORED = _BASE | {"_private_folder"}
 _MIDDLE = {"index", "stage", "engine", "cache", "hdf5"}
@@ -38,6 +39,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "": {"errors", "options", "sampling"},
     "errors": {"_printable"},
     "_printable": set(),
+    "_urls": set(),
     "options": {"errors"},
     "types": set(),
     "sampling": {"errors"},

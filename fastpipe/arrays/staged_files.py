@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from fastpipe._sizes import in_bytes
+from fastpipe._urls import is_url
 from fastpipe.errors import ObjectChangedError, OptionError
 from fastpipe.index.listing import Listing
 from fastpipe.index.storage import FrozenSamples, offsets_of, pack_paths
 from fastpipe.options import Stage
 from fastpipe.protocols import Store
 from fastpipe.stage.folder import StageFolder
-from fastpipe.stage.stores import Location, RetryingStore, is_url, open_store
+from fastpipe.stage.stores import Location, RetryingStore, open_store
 from fastpipe.stage.table import StageTable
 from fastpipe.stage.whole import copy_whole
 from fastpipe.types import StoredObject

@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 
+from fastpipe._urls import is_url
 from fastpipe.core.files import is_hdf5
 
 __all__ = ["is_volume", "sides", "size"]
@@ -50,7 +51,7 @@ def is_volume(path: str) -> bool:
     Raises:
         OSError: it is a file that cannot be read.
     """
-    if "://" in path or os.path.isdir(path):
+    if is_url(path) or os.path.isdir(path):
         return True
     if os.path.isfile(path):
         return not is_hdf5(path)

@@ -6,6 +6,7 @@ it, so that orders of bytes, paddings, members of enumerations and names of comp
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from fastpipe._extras import require
 from fastpipe.errors import OptionError
 from fastpipe.hdf5.inspecting import storage_of
+from fastpipe.hdf5.objects import raw_name
 from fastpipe.hdf5.planning import Target
 from fastpipe.hdf5.rows import dtype_of, has_references, is_plain, read_all, read_rows, write_rows
 
@@ -37,7 +39,7 @@ def copy_structure(source: Any, copy: Any, targets: Mapping[str, Target], set_fi
     root = source["/"]
     _copy_attributes(root, copy["/"])
     # By address: a dataset of several names may be found by another of them here.
-    by_address = {_address(source[name]): target for name, target in targets.items()}
+    by_address = {_address(source[raw_name(name)]): target for name, target in targets.items()}
     _copy_members(root, copy["/"], by_address, set_filters, {_address(root): "/"})
 
 
@@ -76,11 +78,11 @@ def _address(item: Any) -> int:
     return int(require("h5py", extra="hdf5").h5o.get_info(item.id).addr)
 
 
-def _encoded(name: str) -> bytes:
-    return name.encode("utf-8", "surrogateescape")
+def _encoded(name: str | bytes) -> bytes:
+    return name if isinstance(name, bytes) else name.encode("utf-8", "surrogateescape")
 
 
-def _link_properties(name: str) -> Any:
+def _link_properties(name: str | bytes) -> Any:
     h5py = require("h5py", extra="hdf5")
     properties = h5py.h5p.create(h5py.h5p.LINK_CREATE)
     if not name.isascii():
@@ -224,5 +226,5 @@ def replaced(values: Any, change: Callable[[Any], Any]) -> Any:
 def objects_of(file: Any) -> list[tuple[str, Any]]:
     """Every object by its first name: groups, the root first, datasets and types."""
     found: list[tuple[str, Any]] = [("/", file["/"])]
-    file.visititems(lambda name, item: found.append((f"/{name}", item)))
+    file.visititems(lambda name, item: found.append((f"/{os.fsdecode(name)}", item)))
     return found

@@ -248,7 +248,7 @@ def _kept_chunks(
 ) -> _Places | str:
     """As ``_chunks``, from where they were kept if they were."""
     count = math.prod(grid_of(dataset.shape, chunk))
-    about = f"hdf5 chunks 2, {dataset.name}, {dataset.shape}, {chunk}"
+    about = f"hdf5 chunks 2, {name_of(dataset)}, {dataset.shape}, {chunk}"
     kinds = [(np.dtype(kind), (count,)) for kind in (np.int64, np.int64, np.uint32)]
     kept = tables.load(status, about)
     if kept is not None and [(array.dtype, array.shape) for array in kept] == kinds:

@@ -23,7 +23,7 @@ from fastpipe.hdf5.checking import check_rows, check_structure
 from fastpipe.hdf5.codecs import parse_codec, set_filters
 from fastpipe.hdf5.copying import copy_references, copy_structure
 from fastpipe.hdf5.library import filters_of, missing, missing_filters
-from fastpipe.hdf5.objects import datasets_of
+from fastpipe.hdf5.objects import datasets_of, raw_name
 from fastpipe.hdf5.opening import library_errors, opened
 from fastpipe.hdf5.partial import Partial, clear, exists_already, identity, left_behind
 from fastpipe.hdf5.planning import MEMORY_NBYTES, Options, Target, make_plan
@@ -163,7 +163,7 @@ class _Repacking:
         """Whether the growing file is one: others can write to the folder too."""
         try:
             with self._open_copy("r") as copy:
-                return all(target.name in copy for target in self._targets)
+                return all(raw_name(target.name) in copy for target in self._targets)
         except (OSError, RuntimeError, KeyError):
             return False
 
@@ -200,12 +200,14 @@ class _Repacking:
         first = self._done(target, _WRITTEN)
         if first >= target.rows:
             return
-        with RowSource(self._source[target.name], self._path, self._threads, MEMORY_NBYTES // 2) as source:
+        with RowSource(
+            self._source[raw_name(target.name)], self._path, self._threads, MEMORY_NBYTES // 2
+        ) as source:
             steps = source.steps(first, target.step)
             while first < target.rows:
                 fresh = 0
                 with self._open_copy("r+") as copy:
-                    dataset = copy[target.name]
+                    dataset = copy[raw_name(target.name)]
                     for start, rows in steps:
                         write_rows(dataset, start, rows)
                         first = start + len(rows)
@@ -236,12 +238,12 @@ class _Repacking:
         pace = Pace(self._progress, "reading back", self._left(_VERIFIED))
         with opened(os.fspath(self._partial.file.path)) as copy:
             for target in self._targets:
-                self._verify_rows(target, copy[target.name], pace)
+                self._verify_rows(target, copy[raw_name(target.name)], pace)
             check_structure(self._source, copy, {target.name for target in self._targets})
 
     def _verify_rows(self, target: Target, copy: Any, pace: Pace) -> None:
         first, fresh = self._done(target, _VERIFIED), 0
-        dataset = self._source[target.name]
+        dataset = self._source[raw_name(target.name)]
         with RowSource(dataset, self._path, self._threads, MEMORY_NBYTES // 2) as own:
             # The library reads the source too, so that this does not rest on what wrote the copy; it
             # cannot where it lacks a filter that fastpipe knows.

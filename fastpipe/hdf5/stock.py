@@ -9,6 +9,7 @@ import numpy as np
 
 from fastpipe.arrays.form import Form
 from fastpipe.hdf5.files import SampleFiles
+from fastpipe.hdf5.objects import raw_name
 from fastpipe.hdf5.opening import open_library
 
 __all__ = ["H5pyRows"]
@@ -39,7 +40,7 @@ class H5pyRows:
         one, first = self._files.files[number], int(self._files.firsts[number])
         place = np.unravel_index(position - first, one.layouts[0].shape[: one.sample_dims])
         file = self._file(number)
-        return [file[name][tuple(map(int, place))] for name in self._form.names]
+        return [file[raw_name(name)][tuple(map(int, place))] for name in self._form.names]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": (0, {})}

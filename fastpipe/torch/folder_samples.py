@@ -11,6 +11,7 @@ from torchvision import get_image_backend
 from torchvision.datasets import ImageFolder, folder
 from torchvision.datasets.folder import default_loader, pil_loader
 
+from fastpipe._urls import is_url
 from fastpipe.errors import OptionError
 from fastpipe.index.tables import SampleTable, TargetTable
 from fastpipe.options import BadSamples, Decode
@@ -110,7 +111,7 @@ def _item(number: int, sample: Any, root: str | os.PathLike[str]) -> tuple[str, 
             f"from_samples(samples=…)[{number}] must be (path, target), such as ('cat/1.jpg', 0), "
             f"got {sample!r}"
         ) from None
-    if "://" in text or "://" in os.fspath(root):
+    if is_url(text) or is_url(os.fspath(root)):
         raise OptionError(
             f"from_samples(samples=…)[{number}] must be a file of this machine, got {text!r} in {root!r}. "
             'For a bucket use FastImageFolder("s3://bucket/folder", …), which fetches images ahead'

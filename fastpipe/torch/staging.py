@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
+from fastpipe._urls import is_url
 from fastpipe.arrays.objects import new_reader
 from fastpipe.cache.identity import states_of_objects
 from fastpipe.errors import OptionError
@@ -27,7 +28,7 @@ from fastpipe.index.tables import SampleTable
 from fastpipe.options import Stage, Subset
 from fastpipe.stage.folder import StageFolder
 from fastpipe.stage.reading import ObjectReader
-from fastpipe.stage.stores import RetryingStore, is_url, open_store
+from fastpipe.stage.stores import RetryingStore, open_store
 from fastpipe.torch.ahead import Ahead
 from fastpipe.torch.views import located
 

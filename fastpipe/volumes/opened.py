@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastpipe._extras import require
+from fastpipe._urls import is_url
 from fastpipe.cache.converted import ConvertedFiles
 from fastpipe.core.files import is_hdf5, open_file
 from fastpipe.errors import HDF5Error, VolumeError
@@ -98,11 +99,11 @@ def chunk_of(volume: Volume) -> tuple[int, ...]:
 def state_of(path: str, volume: Volume) -> list[Any]:
     """What tells whether a volume is as it was; for JSON.  Nothing of one that is elsewhere."""
     file = path
-    while file and "://" not in path and not os.path.lexists(file):
+    while file and not is_url(path) and not os.path.lexists(file):
         file = os.path.dirname(file.rstrip("/"))
     if not os.path.isfile(file):
         where, what = volume.state()
-        if "://" in path:
+        if is_url(path):
             return [where, what]
         # However the path is spelled, it is the same volume.
         return [os.path.realpath(where), what.replace(os.path.abspath(path), os.path.realpath(path))]
@@ -134,7 +135,7 @@ def attributes_of(path: str, volume: Volume) -> Noted:
         volume: what was opened.
     """
     file = path
-    while file and "://" not in path and not os.path.lexists(file):
+    while file and not is_url(path) and not os.path.lexists(file):
         file = os.path.dirname(file.rstrip("/"))
     if os.path.isfile(file):
         return _of_hdf5(file, volume.name.removeprefix(file)) if is_hdf5(file) else Noted({})

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fastpipe._sizes import in_bytes
+from fastpipe._urls import is_url
 from fastpipe.core.files import is_hdf5, open_file, read_file
 from fastpipe.errors import OptionError, VolumeError
 from fastpipe.protocols import ChunkObjects, ChunkTables
@@ -65,7 +66,7 @@ def open_volume(
     if not isinstance(what, (str, os.PathLike)):
         raise OptionError(f"{place}= must be a path or a NumPy array, got {type(what).__name__}: {what!r}")
     path = os.fspath(what)
-    if "://" in path:
+    if is_url(path):
         return _checked(TensorStoreVolume(path, {"driver": "auto", "kvstore": path}), place)
     file, inside = _split(path)
     try:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._sizes import in_bytes
+from fastpipe._urls import is_url
 from fastpipe.arrays.objects import new_reader
 from fastpipe.errors import MissingDependencyError, OptionError, StoreError, VolumeError
 from fastpipe.index.listing import Listing, Rows
@@ -26,7 +27,7 @@ from fastpipe.options import Stage
 from fastpipe.protocols import Store
 from fastpipe.stage.folder import StageFolder
 from fastpipe.stage.reading import ObjectReader
-from fastpipe.stage.stores import Location, Retries, RetryingStore, is_url, open_store
+from fastpipe.stage.stores import Location, Retries, RetryingStore, open_store
 from fastpipe.volumes.opening import zarr_of_objects
 from fastpipe.volumes.volume import LARGEST_UNIT, Volume
 from fastpipe.volumes.zarr_metadata import METADATA, ZarrArray, is_zarr, parsed

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from fastpipe._machine import available_cpus
 from fastpipe._sizes import in_bytes
+from fastpipe._urls import is_url
 from fastpipe.console import Pace, Progress, print_line
 from fastpipe.errors import OptionError, VolumeError
 from fastpipe.hdf5.checkpoints import write_whole
@@ -113,7 +114,7 @@ def _layout(args: argparse.Namespace, volume: Volume) -> ZarrLayout:
 
 def _check_paths(source: str, named: str) -> None:
     out = Path(named)
-    if "://" in named:
+    if is_url(named):
         raise OptionError(f"{named} is not on this machine; name a folder here, and upload that")
     if not out.name:
         raise OptionError(f"{out} is no name for a folder")
@@ -134,7 +135,7 @@ def _job(source: str, volume: Volume, layout: ZarrLayout) -> dict[str, Any]:
     """What tells one job from another, as JSON gives it back."""
     return {
         "format": _FORMAT,
-        "source": source if "://" in source else os.path.realpath(source),
+        "source": source if is_url(source) else os.path.realpath(source),
         "shape": list(layout.shape),
         "dtype": layout.dtype.name,
         "chunks": list(layout.chunk),

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastpipe._natural import natural_sorted
+from fastpipe._urls import is_url
 from fastpipe.core.files import open_file
 from fastpipe.errors import OptionError
 
@@ -59,7 +60,8 @@ def matched_volumes(volume: Any, labels: Any = None, mask: Any = None) -> dict[s
 
 def _is_table(volume: Any) -> bool:
     if isinstance(volume, (str, os.PathLike)):
-        return os.fspath(volume).endswith(".csv")
+        is_array = os.path.isdir(volume) or _is_inside_file(volume)
+        return os.fspath(volume).endswith(".csv") and not is_array
     return isinstance(volume, Sequence) and bool(volume) and all(isinstance(row, tuple) for row in volume)
 
 
@@ -86,7 +88,7 @@ def _columns_of_file(path: str) -> dict[str, list[Any]]:
         raise OptionError(f"{path}: row {empty[0] + 2} is not filled in")
     folder = os.path.dirname(path)
     return {
-        name: [path if "://" in path else os.path.join(folder, path) for path in (row[name] for row in rows)]
+        name: [path if is_url(path) else os.path.join(folder, path) for path in (row[name] for row in rows)]
         for name in ROLES
         if name in names
     }
@@ -146,12 +148,18 @@ def _is_pattern(given: Any) -> bool:
     if not isinstance(given, (str, os.PathLike)):
         return False
     path = os.fspath(given)
-    if "://" in path or not glob.has_magic(path) or os.path.exists(path):
+    return not (is_url(path) or not glob.has_magic(path) or os.path.exists(path) or _is_inside_file(path))
+
+
+def _is_inside_file(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is the name of an array behind that of a file, or of a folder that is one store."""
+    path = os.fspath(path)
+    if os.path.exists(path):
         return False
     while path := os.path.dirname(path.rstrip("/")):
-        if os.path.exists(path):  # behind a file follows the name of an array in it
-            return os.path.isdir(path)
-    return True
+        if os.path.exists(path):
+            return not os.path.isdir(path)
+    return False
 
 
 def _found(pattern: str | os.PathLike[str], name: str) -> list[str]:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from fastpipe._extras import require
 from fastpipe._sizes import in_bytes
+from fastpipe._urls import is_url
 from fastpipe.errors import VolumeError
 from fastpipe.volumes.volume import (
     DamagedUnitError,
@@ -216,7 +217,7 @@ class _StoreError(Exception):
 
 def _secrets_in(url: str) -> list[str]:
     """The parts of an address that may say more than where something is."""
-    if "://" not in url:
+    if not is_url(url):
         return []
     parts = urlsplit(url)
     user = parts.netloc.rpartition("@")[0]

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from fastpipe._files import write_output
 from fastpipe._machine import default_threads
+from fastpipe._urls import is_url
 from fastpipe.console import Progress, print_line
 from fastpipe.errors import FastpipeError, OptionError
 from fastpipe.files.scanning.folder import scan_images
@@ -89,7 +90,7 @@ def restore(folder: str, root: str | None, console: Console, json_file: Path | N
 
 
 def _check(args: argparse.Namespace, root: str) -> None:
-    if "://" in root:
+    if is_url(root):
         raise OptionError(
             f"{root} is a URL, and scan reads what is on this machine: bring it here with  fastpipe stage"
         )

@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from fastpipe._urls import is_url
 from fastpipe.errors import OptionError
 from fastpipe.profiling.doctor.findings import Examined, Finding, problem, warning
 from fastpipe.profiling.doctor.report import DoctorReport
-from fastpipe.stage.stores.locations import Location, is_url
+from fastpipe.stage.stores.locations import Location
 
 __all__ = ["examine"]
 

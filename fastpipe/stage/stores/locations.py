@@ -7,12 +7,11 @@ import re
 from dataclasses import dataclass
 
 from fastpipe._extras import require
+from fastpipe._urls import SCHEME
 from fastpipe.errors import OptionError
 
-__all__ = ["Location", "is_url"]
+__all__ = ["Location"]
 
-# One letter is a drive of Windows.
-_SCHEME = re.compile(r"([a-z][a-z0-9+.\-]+(?:::[a-z][a-z0-9+.\-]+)*)://", re.IGNORECASE)
 _CHAIN = re.compile(r"::[a-z][a-z0-9+.\-]+://", re.IGNORECASE)
 # Azure's "container@account" has an @ that parts no user from a host.
 _NAMES_ACCOUNT = ("abfs", "abfss", "wasb", "wasbs", "az", "adl")
@@ -20,15 +19,6 @@ _WEB = ("http", "https")
 _LOCAL = ("file", "local")
 _S3 = ("s3", "s3a")
 _VERSION = "?versionId="  # as s3fs has it in a key
-
-
-def is_url(root: str | os.PathLike[str]) -> bool:
-    """Whether a dataset's root is the URL of a store, not a folder.
-
-    >>> is_url("s3://bucket/train"), is_url("/data/train"), is_url("C:\\\\data")
-    (True, False, False)
-    """
-    return isinstance(root, str) and _SCHEME.match(root) is not None
 
 
 @dataclass(frozen=True)
@@ -57,7 +47,7 @@ class Location:
             OptionError: it has credentials in it, or is no URL that can be put before keys.
         """
         text = os.fspath(root)
-        found = _SCHEME.match(text)
+        found = SCHEME.match(text)
         if found is None:
             return cls("", os.path.abspath(os.path.expanduser(text)), "")
         scheme, rest = found[1].lower(), text[found.end() :]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from fastpipe._urls import is_url
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fastpipe.errors import OptionError
-from fastpipe.stage.stores import Location, is_url
+from fastpipe.stage.stores import Location
 
 
 @pytest.mark.parametrize(
