@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -31,7 +32,8 @@ def folder_of(out: Path) -> Path:
 def has_empty_lock(folder: Path) -> bool:
     """Whether a copy may have begun there: it has the lock before all else, and empty."""
     try:
-        return os.lstat(folder / LOCK).st_size == 0
+        status = os.lstat(folder / LOCK)
+        return stat.S_ISREG(status.st_mode) and status.st_size == 0
     except FileNotFoundError:
         return False
 
