@@ -154,7 +154,7 @@ def test_what_generate_finds(put: Put, tmp_path: Path, name: str) -> None:
     try:
         fastpipe.generate(zeros, 5, tmp_path / "x.h5", seed=0, workers=0)
     except FastpipeError as error:
-        assert "move it away" in str(error) or "name another file" in str(error)
+        assert any(words in str(error) for words in ("move it away", "name another file", "name a file"))
     else:  # an empty folder is one that a job has made
         assert name == "x.h5.partial" and (tmp_path / "x.h5").is_file()
 

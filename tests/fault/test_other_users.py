@@ -26,9 +26,14 @@ from fastpipe.bench import data as bench_data
 from fastpipe.cli import main
 from fastpipe.errors import OptionError, StageError, VolumeError
 from fastpipe.files.scanning.quarantine import LIST
+from fastpipe.generation import generating
+from fastpipe.hdf5 import growing
+from fastpipe.hdf5 import partial as partial_module
 from fastpipe.profiling.scratch import Scratch
 from fastpipe.sampling import Grid
 from fastpipe.torch.lane_memory import remove_names_of
+from fastpipe.torch.patches import stitching
+from fastpipe.volumes import unfinished
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "geteuid") or os.geteuid() != 0, reason="run as root, to be two users"
@@ -285,6 +290,37 @@ def test_what_somebody_else_put_where_a_copy_grows(
         WAYS[way](shared)
     assert words.get(whose, "is a link, or no folder: move it away") in f"{raised.value} {said(capsys)}"
     assert len(list(precious.iterdir())) == 6 and not (shared / way.split()[0]).exists()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_another_user_puts_there_while_a_copy_grows(
+    shared: Path, way: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who owns the folder above moves it away just before the copy gets its name."""
+    place, partial = owned_by_other(shared / "place"), f"{way.split()[0]}.partial"
+    real = growing.opened_folder
+
+    def opened_folder(out: Path) -> Any:
+        if (place / partial / "lock").exists() and not (place / "was").exists() and out == last[0]:
+            with user(OTHER):
+                os.rename(place / partial, place / "was")
+                shutil.copytree(place / "forged", place / partial)
+        return real(out)
+
+    last = [Path()]
+    with user(OTHER):
+        (place / "forged").mkdir()
+        for name in ("lock", "data.h5", "00000.data", "array.npy"):
+            (place / "forged" / name).write_bytes(b"forged")
+        (place / "forged" / "array").mkdir()
+    for module in (partial_module, unfinished, stitching, generating):
+        monkeypatch.setattr(module, "opened_folder", opened_folder)
+    last[0] = place / way.split()[0]
+    with pytest.raises((OptionError, PermissionError)) as raised:
+        WAYS[way](place)
+    assert f"belongs to user {OTHER}" in f"{raised.value} {said(capsys)}"
+    assert not last[0].exists() and (place / "was" / "lock").exists()
+    assert len(list((place / partial).iterdir())) == 5
 
 
 @pytest.mark.parametrize("way", WAYS)
