@@ -90,6 +90,7 @@ def write_whole(
     fill: Callable[[BinaryIO], object],
     *,
     sync: bool = False,
+    mode: int = 0o666,
     unfinished: Path | None = None,
 ) -> None:
     """Make or replace a file: whoever reads it finds all of the old or all of the new one.
@@ -100,6 +101,7 @@ def write_whole(
         path: of the file.
         fill: writes the content to the file that it is given.
         sync: wait for the disk; else a crash of the machine may leave the name without content.
+        mode: of the file, without what the umask forbids.
         unfinished: the name while it is written, in a folder of one's own, so that what a killed process left
             is found; by default one that nobody can guess, beside ``path``.
 
@@ -113,7 +115,7 @@ def write_whole(
         else:
             unfinished.unlink(missing_ok=True)
         # A new file: no link that others have put there is followed.
-        with os.fdopen(open_regular(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+        with os.fdopen(open_regular(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             fill(file)
             file.flush()
             if sync:

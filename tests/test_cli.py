@@ -6,6 +6,7 @@ import argparse
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,35 @@ def test_every_command_has_options_of_its_own() -> None:
         parser = argparse.ArgumentParser(name)
         command.load().add_arguments(parser)
         assert len(parser._actions) > 1
+
+
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """A parser, and those of all commands and cases below it."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from parsers(below)
+
+
+def test_options_are_taken_by_their_whole_names(capsys: pytest.CaptureFixture[str]) -> None:
+    """``--rest`` does not move files back."""
+    found = list(parsers(cli._parser()))
+    assert len(found) > 15 and not any(one.allow_abbrev for one in found)
+    for arguments in (
+        ["scan", "--rest", "folder"], ["scan", "folder", "--quarant", "place"], ["stage", "--cle", "folder"],
+        ["repack", "in.h5", "out.h5", "--forc"], ["generate", "x:f", "-n", "3", "--ou", "x.h5"],
+        ["bench", "images", "--quic"], ["verify", "folder", "--see", "1"], ["profile", "--sec", "3", "x.py"],
+        ["doctor", "--js", "x"], ["inspect", "x.h5", "--jso"],
+    ):  # fmt: skip
+        with pytest.raises(SystemExit) as ended:
+            cli.main(arguments)
+        assert ended.value.code == 2 and "unrecognized arguments" in capsys.readouterr().err
+
+
+def test_a_scripts_own_options_are_its_own() -> None:
+    given = ["--sec", "3", "--js", "x", "-m", "--", "--try"]
+    for options, seconds in (([], 6.0), (["--seconds", "2"], 2.0)):
+        args = cli._parser().parse_args(["profile", *options, "script.py", *given])
+        assert args.arguments == given and args.seconds == seconds and args.json is None
+        assert not args.is_module and not args.try_advice

@@ -23,7 +23,7 @@ from fastpipe.generation.reporting import Report
 from fastpipe.generation.scheduling import Missing, Schedule
 from fastpipe.generation.storing import Places, Stores
 from fastpipe.generation.work import Task
-from fastpipe.hdf5.growing import folder_of
+from fastpipe.hdf5.growing import folder_of, opened_folder
 
 __all__ = ["Generation"]
 
@@ -194,7 +194,8 @@ class Generation:
                 made = 0
         finally:
             stores.close()
-        paths = name_files(self._asked.out, places, journal, old)
+        with opened_folder(self._asked.out) as here:
+            paths = name_files(self._asked.out, replace(places, folder=Path(here)), journal, old)
         return self._generated(job, journal, paths, made)
 
     def _generated(self, job: Job, journal: Journal, paths: Sequence[Path], made: int) -> Generated:

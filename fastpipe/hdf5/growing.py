@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -16,7 +17,15 @@ from fastpipe.cache.locks import locks_are_possible, try_to_lock
 from fastpipe.core.files import read_file
 from fastpipe.errors import FastpipeError, OptionError
 
-__all__ = ["LOCK", "GrowingFolder", "folder_of", "has_empty_lock", "read_note", "remove_folder"]
+__all__ = [
+    "LOCK",
+    "GrowingFolder",
+    "folder_of",
+    "has_empty_lock",
+    "opened_folder",
+    "read_note",
+    "remove_folder",
+]
 
 LOCK = "lock"
 
@@ -31,7 +40,8 @@ def folder_of(out: Path) -> Path:
 def has_empty_lock(folder: Path) -> bool:
     """Whether a copy may have begun there: it has the lock before all else, and empty."""
     try:
-        return os.lstat(folder / LOCK).st_size == 0
+        status = os.lstat(folder / LOCK)
+        return stat.S_ISREG(status.st_mode) and status.st_size == 0
     except FileNotFoundError:
         return False
 
@@ -42,17 +52,18 @@ def read_note(out: Path, name: str) -> bytes:
     Raises:
         OSError: there is none, or others may have written it.
     """
-    with _opened(folder_of(out)) as folder:
+    with opened_folder(out) as folder:
         return read_file(os.path.join(folder, name))
 
 
 @contextlib.contextmanager
-def _opened(folder: Path) -> Iterator[str]:
-    """Give a path of the folder that is there now, whatever is put in its place, if it is this user's alone.
+def opened_folder(out: Path) -> Iterator[str]:
+    """Give a path of a copy's folder as it is now, whatever is put in its place, if it is this user's alone.
 
     Raises:
         OSError: it is not, or there is none.
     """
+    folder = folder_of(out)
     with folder_below(folder.parent, folder.name) as path:
         _check_alone(folder, path)
         yield path
@@ -87,7 +98,7 @@ def remove_folder(out: Path, names: Iterable[str]) -> None:
         names: of files and folders, as they are removed: last the one that tells that the copy is complete.
     """
     with contextlib.suppress(OSError):
-        with _opened(folder_of(out)) as folder:
+        with opened_folder(out) as folder:
             for name in names:
                 remove_tree(os.path.join(folder, name))
         os.rmdir(folder_of(out))
@@ -130,7 +141,7 @@ class GrowingFolder(ABC):
             self.folder.mkdir(0o700)
         # What lies there is gone on with: whoever may write there says what the copy holds.
         try:
-            with _opened(self.folder):
+            with opened_folder(self._out):
                 pass
         except PermissionError as error:
             raise OptionError(

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 from pathlib import Path
 from typing import Any
 
-from fastpipe._files import sync_folder
+from fastpipe._files import rename_anew, sync_folder
 from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.hdf5.checkpoints import DATA, NOTE, REDO, CheckpointedFile, unfinished_name
-from fastpipe.hdf5.growing import LOCK, GrowingFolder, has_empty_lock, read_note, remove_folder
+from fastpipe.hdf5.growing import LOCK, GrowingFolder, has_empty_lock, opened_folder, read_note, remove_folder
 
 __all__ = ["Partial", "clear", "exists_already", "identity", "left_behind"]
 
@@ -93,20 +92,15 @@ class Partial(GrowingFolder):
         self.remove()
 
     def _name(self, force: bool) -> None:
-        if force:
-            os.replace(self.file.path, self._out)
-            return
-        try:
-            # Unlike a rename, a link never replaces a file that came meanwhile.
-            os.link(self.file.path, self._out)
-        except FileExistsError:
-            raise exists_already(self._out) from None
-        except OSError as error:
-            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS):
-                raise
-            if os.path.lexists(self._out):
+        with opened_folder(self._out) as folder:
+            made = os.path.join(folder, DATA)
+            if force:
+                os.replace(made, self._out)
+                return
+            try:
+                rename_anew(made, self._out)
+            except FileExistsError:
                 raise exists_already(self._out) from None
-            os.rename(self.file.path, self._out)
 
     def remove(self) -> None:
         """Remove the folder."""

@@ -12,7 +12,15 @@ from typing import Any
 from fastpipe._files import remove_tree, sync_folder
 from fastpipe.errors import OptionError, VolumeError
 from fastpipe.hdf5.checkpoints import unfinished_name, write_whole
-from fastpipe.hdf5.growing import LOCK, GrowingFolder, folder_of, has_empty_lock, read_note, remove_folder
+from fastpipe.hdf5.growing import (
+    LOCK,
+    GrowingFolder,
+    folder_of,
+    has_empty_lock,
+    opened_folder,
+    read_note,
+    remove_folder,
+)
 
 __all__ = ["Unfinished", "clear", "exists_already", "forget_empty", "is_left_behind"]
 
@@ -123,7 +131,8 @@ class Unfinished(GrowingFolder):
         if os.path.lexists(self._out):
             raise exists_already(self._out)
         try:
-            os.rename(self.array, self._out)
+            with opened_folder(self._out) as folder:
+                os.rename(os.path.join(folder, _ARRAY), self._out)
         except OSError as error:
             if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
                 raise exists_already(self._out) from None

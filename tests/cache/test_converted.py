@@ -13,8 +13,21 @@ from unittest import mock
 import pytest
 
 from fastpipe.cache import converted
-from fastpipe.cache.converted import ConvertedFiles
 from fastpipe.errors import CacheError
+
+
+class Copies(converted.ConvertedFiles):
+    """Gives the paths of copies, whose states are looked at."""
+
+    def __call__(self, *arguments: Any) -> str:  # type: ignore[override]
+        path, status = super().__call__(*arguments)
+        now = os.stat(path)
+        assert (status.st_ino, status.st_size, status.st_mtime_ns) == (
+            now.st_ino,
+            now.st_size,
+            now.st_mtime_ns,
+        )
+        return path
 
 
 @pytest.fixture
@@ -42,7 +55,7 @@ class Fill:
 
 def test_a_copy_is_made_once(source: Path, folder: Path) -> None:
     fill = Fill(b"unpacked")
-    paths = {ConvertedFiles(folder)(str(source), 8, fill) for _ in range(3)}
+    paths = {Copies(folder)(str(source), 8, fill) for _ in range(3)}
     (path,) = paths
     assert fill.count == 1
     assert Path(path).read_bytes() == b"unpacked"
@@ -54,7 +67,7 @@ def test_a_copy_is_made_once(source: Path, folder: Path) -> None:
 def test_another_name_of_the_same_path_has_the_same_copy(
     source: Path, folder: Path, monkeypatch: Any
 ) -> None:
-    fill, convert = Fill(b"unpacked"), ConvertedFiles(folder)
+    fill, convert = Fill(b"unpacked"), Copies(folder)
     first = convert(str(source), 8, fill)
     monkeypatch.chdir(source.parent)
     assert convert("source.gz", 8, fill) == first
@@ -62,7 +75,7 @@ def test_another_name_of_the_same_path_has_the_same_copy(
 
 
 def test_a_file_that_changed_gets_another_copy_and_the_old_one_goes(source: Path, folder: Path) -> None:
-    convert = ConvertedFiles(folder)
+    convert = Copies(folder)
     first = convert(str(source), 3, Fill(b"one"))
     source.write_bytes(b"packed anew")
     second = convert(str(source), 3, Fill(b"two"))
@@ -74,7 +87,7 @@ def test_a_file_that_changed_gets_another_copy_and_the_old_one_goes(source: Path
 def test_two_files_have_a_copy_each(source: Path, folder: Path) -> None:
     other = source.with_name("other.gz")
     other.write_bytes(b"packed")
-    convert = ConvertedFiles(folder)
+    convert = Copies(folder)
     paths = [convert(str(path), 3, Fill(data)) for path, data in ((source, b"one"), (other, b"two"))]
     assert [Path(path).read_bytes() for path in paths] == [b"one", b"two"]
 
@@ -84,7 +97,7 @@ def test_an_error_while_it_is_made_leaves_nothing(source: Path, folder: Path) ->
         file.write(b"half")
         raise ValueError("damaged")
 
-    convert = ConvertedFiles(folder)
+    convert = Copies(folder)
     with pytest.raises(ValueError, match="damaged"):
         convert(str(source), 8, failing)
     assert os.listdir(folder) == []
@@ -92,7 +105,7 @@ def test_an_error_while_it_is_made_leaves_nothing(source: Path, folder: Path) ->
 
 
 def test_a_copy_that_is_too_short_is_made_again(source: Path, folder: Path) -> None:
-    convert, fill = ConvertedFiles(folder), Fill(b"unpacked")
+    convert, fill = Copies(folder), Fill(b"unpacked")
     path = convert(str(source), 8, fill)
     os.truncate(path, 5)
     assert Path(convert(str(source), 8, fill)).read_bytes() == b"unpacked"
@@ -100,7 +113,7 @@ def test_a_copy_that_is_too_short_is_made_again(source: Path, folder: Path) -> N
 
 
 def test_copies_that_nobody_has_used_for_long_go_when_another_is_made(source: Path, folder: Path) -> None:
-    convert = ConvertedFiles(folder)
+    convert = Copies(folder)
     others = []
     for number in range(3):
         path = source.with_name(f"{number}.gz")
@@ -116,7 +129,7 @@ def test_copies_that_nobody_has_used_for_long_go_when_another_is_made(source: Pa
 
 
 def test_other_files_in_the_folder_stay(source: Path, folder: Path) -> None:
-    convert = ConvertedFiles(folder)
+    convert = Copies(folder)
     convert(str(source), 3, Fill(b"one"))
     (folder / "notes.txt").write_text("mine")
     os.utime(folder / "notes.txt", (0, 0))
@@ -132,7 +145,7 @@ def test_no_room_is_an_error_that_says_where_and_how_much(
     with pytest.raises(
         CacheError, match=r"source\.gz is read from a copy of 4 MiB .* has room for 3 MiB.*XDG_CACHE_HOME"
     ):
-        ConvertedFiles(folder)(str(source), 4 << 20, Fill(b""))
+        Copies(folder)(str(source), 4 << 20, Fill(b""))
     assert os.listdir(folder) == []
 
 
@@ -140,12 +153,12 @@ def test_a_folder_of_others_is_refused(source: Path, folder: Path) -> None:
     folder.mkdir(mode=0o777)
     folder.chmod(0o777)
     with pytest.raises(CacheError):
-        ConvertedFiles(folder)(str(source), 3, Fill(b"one"))
+        Copies(folder)(str(source), 3, Fill(b"one"))
 
 
 def test_a_source_that_is_not_there(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        ConvertedFiles(folder)(str(tmp_path / "none.gz"), 3, Fill(b"one"))
+        Copies(folder)(str(tmp_path / "none.gz"), 3, Fill(b"one"))
 
 
 def test_those_who_want_a_copy_at_once_get_the_same(source: Path, folder: Path) -> None:
@@ -157,7 +170,7 @@ def test_those_who_want_a_copy_at_once_get_the_same(source: Path, folder: Path) 
         file.write(b"unpacked")
 
     with ThreadPoolExecutor(4) as pool:
-        paths = list(pool.map(lambda _: ConvertedFiles(folder)(str(source), 8, fill), range(40)))
+        paths = list(pool.map(lambda _: Copies(folder)(str(source), 8, fill), range(40)))
     assert len(set(paths)) == 1
     assert count == 1
     assert os.listdir(folder) == [os.path.basename(paths[0])]
@@ -179,11 +192,11 @@ def test_who_comes_while_a_copy_is_made_waits_for_it(source: Path, folder: Path)
         flock(descriptor, how)
 
     def second() -> None:
-        found.append(ConvertedFiles(folder)(str(source), 8, others))
+        found.append(Copies(folder)(str(source), 8, others))
 
     other = threading.Thread(target=second)
     with mock.patch.object(converted.fcntl, "flock", counted):
-        path = ConvertedFiles(folder)(str(source), 8, fill)
+        path = Copies(folder)(str(source), 8, fill)
         other.join(30)
     assert found == [path]
     assert others.count == 0

@@ -19,6 +19,7 @@ from fastpipe.files.scanning.verdicts import Verdict, check_is_the_same
 __all__ = ["LIST", "Quarantine", "check_apart"]
 
 LIST = "bad_samples.jsonl"
+_MODE = 0o644  # of the list
 
 
 def check_apart(folder: str, root: str) -> None:
@@ -156,7 +157,7 @@ class Quarantine:
         """Open and lock the list, of which another process may just put another one there."""
         while True:
             try:
-                descriptor = open_regular(self._list, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+                descriptor = open_regular(self._list, os.O_RDWR | os.O_CREAT | os.O_APPEND, _MODE)
             except OSError as error:
                 what = os.path.join(self.folder, LIST)
                 raise OptionError(f"{what} cannot be used: {error.strerror}") from error
@@ -188,7 +189,11 @@ class Quarantine:
             try:
                 record = json.loads(line)
                 path = os.path.normpath(record["path"])
-                is_inside = not os.path.isabs(path) and path.split(os.sep)[0] != os.pardir and path != LIST
+                is_inside = (
+                    not os.path.isabs(path)
+                    and path.split(os.sep)[0] != os.pardir
+                    and path not in (os.curdir, LIST)
+                )
                 if is_inside and "\0" not in path and _is_whole_path(record["root"]):
                     found[path] = record
             except (ValueError, KeyError, TypeError):
@@ -208,7 +213,7 @@ class Quarantine:
                 os.rmdir(self.folder)
             return
         lines = [json.dumps(record).encode() + b"\n" for record in self._records.values()]
-        write_whole(self._list, lambda file: file.writelines(lines), sync=True)
+        write_whole(self._list, lambda file: file.writelines(lines), sync=True, mode=_MODE)
 
     def _check_own(self, descriptor: int) -> None:
         """Refuse a list, or a folder, to which others may write, and close it.

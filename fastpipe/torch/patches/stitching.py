@@ -19,7 +19,7 @@ from fastpipe._files import remove_tree
 from fastpipe._printable import printable
 from fastpipe.engine.blending import Blender, gaussian_weights
 from fastpipe.errors import OptionError, VolumeError
-from fastpipe.hdf5.growing import LOCK, GrowingFolder, folder_of, remove_folder
+from fastpipe.hdf5.growing import LOCK, GrowingFolder, folder_of, opened_folder, remove_folder
 from fastpipe.torch.patches.dataset import FastPatchDataset
 
 __all__ = ["stitch"]
@@ -338,7 +338,8 @@ class _File:
         self._store = None
         if os.path.lexists(self._path):
             raise FileExistsError(f"{self._path} has come meanwhile; remove it, or name another")
-        os.rename(self._partial, self._path)
+        with opened_folder(self._out) as folder:
+            os.rename(os.path.join(folder, self._name), self._path)
         remove_folder(self._out, (LOCK,))
 
     def give_up(self) -> None:

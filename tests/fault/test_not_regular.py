@@ -1,0 +1,230 @@
+"""What is no file and has the name of one: a fifo, which would be waited for, a socket, a folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from torchvision.transforms import PILToTensor
+
+import fastpipe
+from fastpipe import BadSamples, FastHDF5Dataset, FastImageFolder, FastLoader, FastPatchDataset
+from fastpipe._files import open_output, remove_tree, write_whole
+from fastpipe.cli import main
+from fastpipe.errors import FastpipeError, StageError, VolumeError
+from fastpipe.sampling import Grid
+from fastpipe.volumes import tensorstore
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="run it where there are fifos")
+
+Put = Callable[[Path], None]
+
+
+@pytest.fixture(params=["fifo", "socket", "folder"])
+def put(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Put:
+    """Puts it at a path."""
+
+    def put(path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if request.param == "fifo":
+            os.mkfifo(path)
+        elif request.param == "folder":
+            path.mkdir()
+        else:
+            monkeypatch.chdir(path.parent)  # names of sockets are short
+            with socket.socket(socket.AF_UNIX) as opened:
+                opened.bind(path.name)
+
+    return put
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Callable[[str], Path]:
+    """Makes a fifo."""
+
+    def fifo(name: str) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(path)
+        return path
+
+    return fifo
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_an_image(put: Put, tmp_path: Path, staged: bool) -> None:
+    put(tmp_path / "data" / "a" / "x.jpg")
+    Image.new("RGB", (9, 9)).save(tmp_path / "data" / "a" / "y.png")
+    stage = tmp_path / "stage" if staged else None
+    dataset = FastImageFolder(tmp_path / "data", PILToTensor(), stage=stage, bad_samples="skip")
+    loaded = [len(batch[1]) for batch in FastLoader(dataset, batch_size=2)]
+    dataset.close()
+    assert sum(loaded) == 1
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_an_hdf5_file(put: Put, tmp_path: Path, staged: bool) -> None:
+    pytest.importorskip("h5py", reason="pip install 'fastpipe[hdf5]'")
+    put(tmp_path / "x.h5")
+    with pytest.raises(OSError, match=r"x\.h5"):
+        FastHDF5Dataset(tmp_path / "x.h5", "data", stage=tmp_path / "stage" if staged else None)
+
+
+@pytest.mark.parametrize(
+    "name", ["x.tif", "x.nii", "x.nii.gz", "x.npy", "x.b2nd", "x.h5", "x.csv", "t/0.tif"]
+)
+def test_a_volume(put: Put, tmp_path: Path, name: str) -> None:
+    put(tmp_path / name)
+    with pytest.raises((OSError, FastpipeError)):
+        FastPatchDataset(tmp_path / name.partition("/")[0], (4, 4, 4), sampling=Grid())
+
+
+@pytest.mark.parametrize("name", ["zarr.json", ".zarray", ".zgroup", ".zmetadata"])
+def test_metadata_of_an_array(put: Put, tmp_path: Path, name: str) -> None:
+    put(tmp_path / "x.zarr" / name)
+    with pytest.raises((OSError, FastpipeError)):
+        FastPatchDataset(tmp_path / "x.zarr", (4, 4, 4), sampling=Grid())
+
+
+ZARR = {
+    "zarr_format": 2, "shape": [4, 4, 4], "chunks": [4, 4, 4], "dtype": "<u2", "compressor": None,
+    "fill_value": 0, "order": "C", "filters": None,
+}  # fmt: skip
+N5 = {
+    "dimensions": [4, 4, 4], "blockSize": [4, 4, 4], "dataType": "uint16", "compression": {"type": "raw"},
+}  # fmt: skip
+
+
+def test_a_chunk_of_an_array(put: Put, tmp_path: Path) -> None:
+    put(tmp_path / "x.zarr" / "0.0.0")
+    (tmp_path / "x.zarr" / ".zarray").write_text(json.dumps(ZARR))
+    dataset = FastPatchDataset(tmp_path / "x.zarr", (4, 4, 4), sampling=Grid())
+    with pytest.raises(OSError, match=r"0\.0\.0"):
+        dataset[0]
+
+
+@pytest.mark.parametrize("name", ["attributes.json", "0/0/0"])
+def test_an_array_that_tensorstore_reads(
+    fifo: Callable[[str], Path], tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread is let go."""
+    pytest.importorskip("tensorstore", reason="pip install 'fastpipe[volume]'")
+    monkeypatch.setattr(tensorstore, "_PATIENCE_S", 0.1)
+    fifo(f"x.n5/{name}")
+    if name != "attributes.json":
+        (tmp_path / "x.n5" / "attributes.json").write_text(json.dumps(N5))
+    with pytest.raises(VolumeError, match=f"{name} is a fifo, and no file: remove it"):
+        FastPatchDataset(tmp_path / "x.n5", (4, 4, 4), sampling=Grid())[0]
+
+
+@pytest.mark.parametrize("command", ["inspect", "scan", "verify", "repack"])
+@pytest.mark.parametrize("name", ["x.h5", "x.npy", "x.tif", "x.nii.gz"])
+def test_a_file_of_a_command(fifo: Callable[[str], Path], tmp_path: Path, command: str, name: str) -> None:
+    path = str(fifo(name))
+    assert main([command, path, *([f"{path}.out"] if command == "repack" else [])]) == 2
+
+
+@pytest.mark.parametrize("command", ["scan", "verify"])
+def test_an_image_of_a_command(
+    fifo: Callable[[str], Path], tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fifo("data/a/x.jpg")
+    Image.new("RGB", (9, 9)).save(tmp_path / "data" / "a" / "y.png")
+    assert main([command, str(tmp_path / "data")]) == {"scan": 1, "verify": 0}[command]
+    assert "x.jpg" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x.h5", "x.h5.partial", "x.h5.partial/lock", "x.h5.partial/journal", "x.h5.partial/function",
+        "x.h5.partial/00000.data",
+    ],
+)  # fmt: skip
+def test_what_generate_finds(put: Put, tmp_path: Path, name: str) -> None:
+    pytest.importorskip("h5py", reason="pip install 'fastpipe[generation]'")
+    put(tmp_path / name)
+    try:
+        fastpipe.generate(zeros, 5, tmp_path / "x.h5", seed=0, workers=0)
+    except FastpipeError as error:
+        assert any(words in str(error) for words in ("move it away", "name another file", "name a file"))
+    else:  # an empty folder is one that a job has made
+        assert name == "x.h5.partial" and (tmp_path / "x.h5").is_file()
+
+
+def zeros(index: int, rng: np.random.Generator) -> dict[str, Any]:
+    return {"x": np.zeros(3)}
+
+
+@pytest.mark.parametrize("name", ["", "lock", "note.json", "data.h5", "redo", "note.json.unfinished"])
+def test_what_repack_finds(put: Put, tmp_path: Path, name: str) -> None:
+    h5py = pytest.importorskip("h5py", reason="pip install 'fastpipe[hdf5]'")
+    with h5py.File(tmp_path / "in.h5", "w") as file:
+        file.create_dataset("x", data=np.arange(10))
+    put(tmp_path / "out.h5.partial" / name)
+    code = main(["repack", str(tmp_path / "in.h5"), str(tmp_path / "out.h5"), "--dataset", "x"])
+    assert code == 2 or (tmp_path / "out.h5").is_file()
+
+
+@pytest.mark.parametrize("name", ["", "lock", "state.json", "state.json.unfinished", "array", "temporary"])
+def test_what_repack_finds_of_a_volume(put: Put, tmp_path: Path, name: str) -> None:
+    np.save(tmp_path / "in.npy", np.arange(64, dtype=np.uint8).reshape(4, 4, 4))
+    put(tmp_path / "out.zarr.partial" / name)
+    code = main(["repack", str(tmp_path / "in.npy"), str(tmp_path / "out.zarr"), "--chunks", "2,2,2"])
+    assert code == 2 or (tmp_path / "out.zarr" / "zarr.json").is_file()
+
+
+@pytest.mark.parametrize("name", ["locks", "objects", "tables", "writing"])
+def test_what_a_stage_holds(put: Put, tmp_path: Path, name: str) -> None:
+    (tmp_path / "fastpipe-stage").mkdir(0o700)
+    put(tmp_path / "fastpipe-stage" / name)
+    Image.new("RGB", (9, 9)).save(tmp_path / "y.png")
+    (tmp_path / "data" / "a").mkdir(parents=True)
+    (tmp_path / "y.png").rename(tmp_path / "data" / "a" / "y.png")
+    try:
+        dataset = FastImageFolder(tmp_path / "data", PILToTensor(), stage=tmp_path)
+    except StageError as error:
+        assert name == "locks" and "Name a folder of your own" in str(error)
+    else:
+        assert dataset[0][0].shape == (3, 9, 9)
+        dataset.close()
+
+
+def test_what_a_report_is_written_to(fifo: Callable[[str], Path], tmp_path: Path) -> None:
+    path = fifo("report.html")
+    (tmp_path / "data" / "a").mkdir(parents=True)
+    Image.new("RGB", (9, 9)).save(tmp_path / "data" / "a" / "y.png")
+    assert main(["scan", str(tmp_path / "data"), "--json", str(path)]) == 2
+    with pytest.raises(OSError, match="fifo or socket that nobody reads"):
+        open_output(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # as of a shell's >(...)
+    try:
+        assert main(["scan", str(tmp_path / "data"), "--json", str(path)]) == 0
+        assert b'"all 1 images can be read"' in os.read(reader, 1 << 16)
+    finally:
+        os.close(reader)
+    write_whole(path, lambda file: file.write(b"whole"))
+    assert path.read_bytes() == b"whole"
+
+
+def test_the_log_of_bad_samples(fifo: Callable[[str], Path], tmp_path: Path) -> None:
+    path = fifo("log.jsonl")
+    (tmp_path / "data" / "a").mkdir(parents=True)
+    (tmp_path / "data" / "a" / "x.jpg").write_bytes(b"no image")
+    dataset = FastImageFolder(tmp_path / "data", PILToTensor(), bad_samples=BadSamples("skip", log=path))
+    with pytest.raises(OSError, match="fifo or socket that nobody reads"):
+        list(FastLoader(dataset, batch_size=1))
+
+
+def test_trees_are_removed_without_waiting(put: Put, tmp_path: Path) -> None:
+    put(tmp_path / "x")
+    remove_tree(tmp_path / "x")
+    remove_tree(tmp_path / "x")
+    assert not os.path.lexists(tmp_path / "x")

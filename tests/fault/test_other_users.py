@@ -1,0 +1,514 @@
+"""Another user of the machine: nothing of theirs is trusted, waited for or removed, nor written through."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from torchvision.transforms import PILToTensor
+
+import fastpipe
+from fastpipe import FastHDF5Dataset, FastImageFolder, FastPatchDataset, Stage, stitch
+from fastpipe._files import open_output, who_else_may_write, write_whole
+from fastpipe._private_folder import made_folder
+from fastpipe.bench import data as bench_data
+from fastpipe.cli import main
+from fastpipe.errors import OptionError, StageError, VolumeError
+from fastpipe.files.scanning.quarantine import LIST
+from fastpipe.generation import generating
+from fastpipe.hdf5 import growing
+from fastpipe.hdf5 import partial as partial_module
+from fastpipe.profiling.scratch import Scratch
+from fastpipe.sampling import Grid
+from fastpipe.torch.lane_memory import remove_names_of
+from fastpipe.torch.patches import stitching
+from fastpipe.volumes import unfinished
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="run as root, to be two users"
+)
+
+VICTIM, OTHER, THIRD = 0, 20001, 20002
+
+
+@contextmanager
+def user(number: int) -> Iterator[None]:
+    """Be another user of the machine."""
+    os.setegid(number)
+    os.seteuid(number)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder like /tmp, in which everybody may make files."""
+    folder = Path(tempfile.mkdtemp(prefix="fp-users-", dir="/tmp"))
+    folder.chmod(0o1777)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    before = os.umask(0)
+    try:
+        yield folder
+    finally:
+        os.umask(before)
+        shutil.rmtree(folder)
+
+
+def owned_by_other(folder: Path) -> Path:
+    """A folder that another user has made, in which everybody may make files."""
+    with user(OTHER):
+        folder.mkdir()
+        folder.chmod(0o777)
+    return folder
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().err
+
+
+# ---- stages -----------------------------------------------------------------------------------
+
+
+def images(folder: Path) -> Path:
+    (folder / "net" / "a").mkdir(parents=True)
+    for number in range(3):
+        Image.new("RGB", (16, 16), (number * 20, 0, 0)).save(folder / "net" / "a" / f"{number}.bmp")
+    return folder / "net"
+
+
+def put_another_there(stage: Path, content: Callable[[bytes], bytes]) -> None:
+    """As the owner of the folder above it: move a stage away, and make one with the same names."""
+    found = (stage / "fastpipe-stage" / "objects").glob("*/*")
+    objects = {str(path.relative_to(stage)): content(path.read_bytes()) for path in found}
+    assert objects
+    with user(OTHER):
+        os.rename(stage / "fastpipe-stage", stage / "was")
+        for name, data in objects.items():
+            (stage / name).parent.mkdir(parents=True, exist_ok=True)
+            (stage / name).write_bytes(data)
+
+
+def white(_: bytes) -> bytes:
+    with tempfile.TemporaryFile(dir="/tmp") as file:
+        Image.new("RGB", (16, 16), (255, 255, 255)).save(file, "BMP")
+        file.seek(0)
+        return file.read()
+
+
+def sums(dataset: Any) -> list[int]:
+    return [int(np.asarray(dataset[index][0]).sum()) for index in range(len(dataset))]
+
+
+def test_images_of_a_stage_that_another_user_replaces(shared: Path) -> None:
+    root, stage = images(shared), owned_by_other(shared / "stage")
+    with user(VICTIM):
+        dataset = FastImageFolder(root, PILToTensor(), stage=Stage(stage), cache="off")
+        dataset.stage_all()
+        before = sums(dataset)
+    put_another_there(stage, white)
+    with user(VICTIM):
+        assert sums(dataset) == before
+        batch = next(iter(fastpipe.FastLoader(dataset, batch_size=3)))[0]
+        assert batch.sum((1, 2, 3)).tolist() == before
+        dataset.close()
+        with pytest.raises(StageError, match=rf"belongs to user {OTHER}.*Name a folder of your own"):
+            FastImageFolder(root, PILToTensor(), stage=Stage(stage))
+        assert sums(dataset) == before, "fetched each time"
+        dataset.close()
+
+
+def test_a_staged_file_that_another_user_replaces(shared: Path) -> None:
+    h5py = pytest.importorskip("h5py", reason="pip install 'fastpipe[hdf5]'")
+    for name, value in (("x.h5", 1), ("other.h5", 2)):
+        with h5py.File(shared / name, "w") as file:
+            file.create_dataset("data", data=np.full((8, 4), value), chunks=(2, 4))
+    stage = owned_by_other(shared / "stage")
+    with user(VICTIM):
+        dataset = FastHDF5Dataset(shared / "x.h5", "data", stage=Stage(stage), cache="off")
+        assert np.asarray(dataset[0]).tolist() == [1] * 4
+    put_another_there(stage, lambda _: (shared / "other.h5").read_bytes())
+    with user(VICTIM):
+        assert np.asarray(dataset[7]).tolist() == [1] * 4
+        dataset.close()
+        with pytest.raises(StageError, match=f"belongs to user {OTHER}"):
+            dataset[0]
+
+
+@pytest.mark.parametrize("command", ["--status", "--clear"])
+def test_a_stage_of_another_user_is_not_looked_into(
+    shared: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with user(OTHER):
+        (shared / "fastpipe-stage" / "objects" / "ab").mkdir(parents=True)
+        (shared / "fastpipe-stage" / "objects" / "ab" / "x").write_text("mine")
+    assert main(["stage", command, str(shared)]) == 2
+    assert f"belongs to user {OTHER}" in said(capsys)
+    assert (shared / "fastpipe-stage" / "objects" / "ab" / "x").exists()
+
+
+def test_folders_that_are_made_are_no_others_whatever_the_umask(shared: Path) -> None:
+    assert made_folder(shared / "a" / "b" / "c") == shared / "a" / "b" / "c"
+    assert [(shared / name).stat().st_mode & 0o777 for name in ("a", "a/b", "a/b/c")] == [0o755, 0o755, 0o700]
+
+
+# ---- caches -----------------------------------------------------------------------------------
+
+
+def test_a_copy_in_a_cache_that_another_user_replaces(shared: Path) -> None:
+    nibabel = pytest.importorskip("nibabel", reason="pip install 'fastpipe[volume]'")
+    nibabel.save(nibabel.Nifti1Image(np.ones((8, 8, 8), np.uint8), np.eye(4)), shared / "x.nii")
+    (shared / "x.nii.gz").write_bytes(gzip.compress((shared / "x.nii").read_bytes()))
+    cache = owned_by_other(shared / "cache")
+    with user(VICTIM):
+        dataset = FastPatchDataset(shared / "x.nii.gz", (4, 4, 4), sampling=Grid())
+    (copy,) = (cache / "fastpipe" / "converted").glob("*.raw")
+    forged = bytes([2]) * copy.stat().st_size
+    with user(OTHER):
+        os.rename(cache / "fastpipe", cache / "was")
+        copy.parent.mkdir(parents=True)
+        copy.write_bytes(forged)
+        os.utime(copy, ns=(0, (cache / "was").stat().st_mtime_ns))
+    with user(VICTIM), pytest.raises(VolumeError, match="changed"):
+        dataset[0]
+
+
+def test_data_of_benchmarks_that_another_user_has_made(shared: Path) -> None:
+    with user(OTHER):
+        (shared / "cache" / "fastpipe" / "bench" / "photos").mkdir(parents=True)
+    with user(VICTIM), pytest.raises(OptionError, match=f"belongs to user {OTHER}.*XDG_CACHE_HOME"):
+        bench_data.made_once("photos", Path.mkdir, "photos", None, print)
+
+
+# ---- what is written, and temporary -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket", "folder", "link", "file", "none"])
+@pytest.mark.parametrize("runs_as", [VICTIM, THIRD])
+def test_folders_of_profiles_of_another_user_stay(shared: Path, kind: str, runs_as: int) -> None:
+    folder = shared / "fastpipe-profile-left"
+    with user(OTHER):
+        folder.mkdir(0o777)
+        lock = folder / ".lock"
+        if kind == "fifo":
+            os.mkfifo(lock)
+        elif kind == "socket":
+            with socket.socket(socket.AF_UNIX) as opened:
+                opened.bind(str(lock))
+        elif kind == "folder":
+            lock.mkdir()
+        elif kind == "link":
+            lock.symlink_to("/dev/zero")
+        elif kind == "file":
+            lock.touch()
+        if kind != "none":
+            os.utime(lock, (1, 1), follow_symlinks=False)
+    with user(runs_as):
+        Scratch().close()
+    assert os.listdir(shared) == [folder.name]
+
+
+def test_a_folder_of_this_users_profile_that_was_killed_goes(shared: Path) -> None:
+    folder = shared / "fastpipe-profile-left"
+    with user(THIRD):
+        (folder / "more").mkdir(parents=True)
+        (folder / ".lock").touch()
+        os.utime(folder / ".lock", (1, 1))
+        Scratch().close()
+    assert os.listdir(shared) == []
+
+
+def zeros(index: int, rng: np.random.Generator) -> dict[str, Any]:
+    return {"x": np.zeros(3)}
+
+
+def made_by_generate(folder: Path) -> None:
+    fastpipe.generate(zeros, 5, folder / "out.h5", seed=0, workers=0)
+
+
+def made_by_repack(folder: Path) -> None:
+    h5py = pytest.importorskip("h5py", reason="pip install 'fastpipe[hdf5]'")
+    with h5py.File(folder / "in.h5", "w") as file:
+        file.create_dataset("x", data=np.arange(10))
+    if main(["repack", str(folder / "in.h5"), str(folder / "out.h5"), "--dataset", "x"]):
+        raise OptionError("it was refused")
+
+
+def made_as_zarr(folder: Path) -> None:
+    np.save(folder / "in.npy", np.arange(64, dtype=np.uint8).reshape(4, 4, 4))
+    if main(["repack", str(folder / "in.npy"), str(folder / "out.zarr"), "--chunks", "2,2,2"]):
+        raise OptionError("it was refused")
+
+
+def made_by_stitch(folder: Path) -> None:
+    dataset = FastPatchDataset(np.zeros((4, 4), np.float32), (2, 2), sampling=Grid())
+    stitch([np.zeros((len(dataset), 2, 2), np.float32)], dataset, folder / "out.npy")
+
+
+WAYS = {
+    "out.h5": made_by_generate, "out.h5 by repack": made_by_repack, "out.zarr": made_as_zarr,
+    "out.npy": made_by_stitch,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("whose", ["another user's", "open to others", "a link", "a fifo"])
+@pytest.mark.parametrize("way", WAYS)
+def test_what_somebody_else_put_where_a_copy_grows(
+    shared: Path, way: str, whose: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    partial, precious = shared / f"{way.split()[0]}.partial", shared / "precious"
+    precious.mkdir()
+    for name in ("note.json", "state.json", "journal", "data.h5", "array.npy", "00000.data"):
+        (precious / name).write_text("{}")
+    if whose == "another user's":
+        with user(OTHER):
+            partial.mkdir()
+            partial.chmod(0o777)
+    elif whose == "open to others":
+        partial.mkdir()
+        partial.chmod(0o777)
+    elif whose == "a link":
+        partial.symlink_to(precious)
+    else:
+        os.mkfifo(partial)
+    words = {"another user's": f"belongs to user {OTHER}", "open to others": "lets others write"}
+    with pytest.raises(OptionError) as raised:
+        WAYS[way](shared)
+    assert words.get(whose, "is a link, or no folder: move it away") in f"{raised.value} {said(capsys)}"
+    assert len(list(precious.iterdir())) == 6 and not (shared / way.split()[0]).exists()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_another_user_puts_there_while_a_copy_grows(
+    shared: Path, way: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who owns the folder above moves it away just before the copy gets its name."""
+    place, partial = owned_by_other(shared / "place"), f"{way.split()[0]}.partial"
+    real = growing.opened_folder
+
+    def opened_folder(out: Path) -> Any:
+        if (place / partial / "lock").exists() and not (place / "was").exists() and out == last[0]:
+            with user(OTHER):
+                os.rename(place / partial, place / "was")
+                shutil.copytree(place / "forged", place / partial)
+        return real(out)
+
+    last = [Path()]
+    with user(OTHER):
+        (place / "forged").mkdir()
+        for name in ("lock", "data.h5", "00000.data", "array.npy"):
+            (place / "forged" / name).write_bytes(b"forged")
+        (place / "forged" / "array").mkdir()
+    for module in (partial_module, unfinished, stitching, generating):
+        monkeypatch.setattr(module, "opened_folder", opened_folder)
+    last[0] = place / way.split()[0]
+    with pytest.raises((OptionError, PermissionError)) as raised:
+        WAYS[way](place)
+    assert f"belongs to user {OTHER}" in f"{raised.value} {said(capsys)}"
+    assert not last[0].exists() and (place / "was" / "lock").exists()
+    assert len(list((place / partial).iterdir())) == 5
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_copy_that_grows_is_no_others_whatever_the_umask(
+    shared: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    real = Path.mkdir
+
+    def mkdir(self: Path, mode: int = 0o777, *arguments: Any, **options: Any) -> None:
+        real(self, mode, *arguments, **options)
+        if self.name.endswith(".partial"):
+            seen.append(self.stat().st_mode & 0o777)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with user(VICTIM):
+        WAYS[way](shared)
+    assert seen == [0o700]
+    assert not (shared / f"{way.split()[0]}.partial").exists()
+
+
+def test_a_note_that_a_copy_is_complete_is_not_believed_of_others(
+    shared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other user's file would be taken for the copy."""
+    out, partial = shared / "out.h5", shared / "out.h5.partial"
+    with user(OTHER):
+        out.write_bytes(b"the other's")
+        partial.mkdir()
+        status = out.stat()
+        note = {"size": status.st_size, "note": {"named": [status.st_dev, status.st_ino], "job": None}}
+        (partial / "note.json").write_text(json.dumps(note))
+    with pytest.raises(OptionError):
+        made_by_repack(shared)
+    assert "exists; name another file" in said(capsys)
+    assert (partial / "note.json").exists()
+
+
+def test_memory_of_another_user_with_the_number_of_a_process_of_ours(shared: Path) -> None:
+    pid = os.getpid()
+    names = [Path(f"/dev/shm/torch_{pid}_{number}_0") for number in (THIRD, OTHER)]
+    try:
+        for name, owner in zip(names, (0, OTHER), strict=True):
+            with user(owner):
+                name.touch()
+        remove_names_of([pid])
+        assert [name.exists() for name in names] == [False, True]
+    finally:
+        for name in names:
+            name.unlink(missing_ok=True)
+
+
+def test_a_link_of_another_user_is_not_written_through(shared: Path) -> None:
+    (shared / "precious").write_text("mine")
+    (shared / "own").symlink_to("precious")
+    with user(OTHER):
+        (shared / "trap").symlink_to("precious")
+    with pytest.raises(PermissionError):
+        open_output(shared / "trap")
+    write_whole(shared / "trap", lambda file: file.write(b"report"))
+    assert (shared / "precious").read_text() == "mine" and not (shared / "trap").is_symlink()
+    os.close(open_output(shared / "own"))
+    assert (shared / "precious").read_text() == "", "a link of one's own leads where one wants it"
+
+
+def test_who_else_may_write(shared: Path) -> None:
+    folders = {"own": (THIRD, 0o755), "roots": (0, 0o755), "open": (THIRD, 0o775), "others": (OTHER, 0o755)}
+    for name, (owner, mode) in folders.items():
+        (shared / name).mkdir()
+        os.chown(shared / name, owner, owner)
+        (shared / name).chmod(mode)
+    found = {}
+    with user(THIRD):
+        for name in folders:
+            descriptor = os.open(shared / name, os.O_RDONLY)
+            found[name] = who_else_may_write(descriptor, os.fstat(descriptor), root_may=name == "roots")
+            os.close(descriptor)
+    assert found == {
+        "own": "", "roots": "", "open": "lets others write (mode 0775)",
+        "others": f"belongs to user {OTHER}, not to user {THIRD}, who runs this",
+    }  # fmt: skip
+
+
+# ---- quarantines --------------------------------------------------------------------------------
+
+
+def scanned(shared: Path) -> tuple[Path, Path]:
+    """A folder whose corrupt image is in a quarantine."""
+    root, quarantine = images(shared), shared / "quarantine"
+    (root / "a" / "bad.bmp").write_bytes(b"no image")
+    assert main(["scan", str(root), "--quarantine", str(quarantine)]) == 0
+    assert (quarantine / "a" / "bad.bmp").exists()
+    return root, quarantine
+
+
+@pytest.mark.parametrize(
+    "what", ["folder's owner", "folder's mode", "list's owner", "list's mode", "list a fifo"]
+)
+def test_a_quarantine_to_which_others_may_write(
+    shared: Path, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, quarantine = scanned(shared)
+    assert quarantine.stat().st_mode & 0o777 == 0o755
+    assert (quarantine / LIST).stat().st_mode & 0o777 == 0o644
+    place = quarantine / LIST if "list" in what else quarantine
+    if what.endswith("owner"):
+        os.chown(place, OTHER, OTHER)
+    elif what.endswith("mode"):
+        place.chmod(0o777)
+    else:
+        place.unlink()
+        os.mkfifo(place)
+    assert main(["scan", "--restore", str(quarantine)]) == 2
+    text = said(capsys)
+    assert f"belongs to user {OTHER}" in text or "lets others write" in text or "it has no" in text
+    (root / "a" / "more.bmp").write_bytes(b"no image")
+    assert main(["scan", str(root), "--quarantine", str(quarantine)]) == 2
+    assert (quarantine / "a" / "bad.bmp").exists() and (root / "a" / "more.bmp").exists()
+
+
+def test_a_quarantine_that_root_keeps(shared: Path) -> None:
+    root, quarantine = scanned(shared)
+    for path in (root, *root.rglob("*"), quarantine / "a"):
+        os.chown(path, THIRD, THIRD)
+    with user(THIRD):
+        assert main(["scan", "--restore", str(quarantine)]) == 2, "the list cannot be written"
+    assert main(["scan", "--restore", str(quarantine)]) == 0
+    assert (root / "a" / "bad.bmp").exists() and not quarantine.exists()
+
+
+@pytest.mark.parametrize(
+    "where", ["in the quarantine", "in the folder", "the folder itself", "above the folder"]
+)
+def test_files_go_back_by_way_of_no_link(shared: Path, where: str) -> None:
+    root, quarantine = scanned(shared)
+    private = shared / "private"
+    private.mkdir()
+    (private / "bad.bmp").write_text("private")
+    if where == "in the quarantine":
+        shutil.move(quarantine / "a", shared / "elsewhere")
+        (quarantine / "a").symlink_to(private)
+    elif where == "in the folder":
+        shutil.rmtree(root / "a")
+        (root / "a").symlink_to(private)
+        (private / "bad.bmp").unlink()
+    else:
+        record = json.loads((quarantine / LIST).read_text())
+        (shared / "moved" / "a").mkdir(parents=True)
+        (shared / "link").symlink_to(shared / "moved" if where == "the folder itself" else shared)
+        record["root"] = str(shared / "link" / ("" if where == "the folder itself" else "moved")).rstrip("/")
+        (quarantine / LIST).write_text(json.dumps(record) + "\n")
+    assert main(["scan", "--restore", str(quarantine)]) == 1
+    assert [path.name for path in private.iterdir()] == ["bad.bmp"][: where != "in the folder"]
+    assert (quarantine / LIST).exists() and not list(shared.glob("moved/a/*"))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"path": "../precious"}, {"path": "a/../../precious"}, {"path": "/etc/passwd"}, {"path": LIST},
+        {"path": "a/bad.bmp\0"}, {"path": ""}, {"path": "."}, {"path": 3}, {"root": "relative"}, {"root": "/a/../b"},
+        {"root": ""}, {"root": None}, {"root": "/a\0"},
+    ],
+)  # fmt: skip
+def test_lines_of_a_list_that_lead_elsewhere(shared: Path, record: dict[str, Any]) -> None:
+    root, quarantine = scanned(shared)
+    (shared / "precious").write_text("mine")
+    line = {"path": "a/bad.bmp", "root": str(root), **record}
+    (quarantine / LIST).write_text(json.dumps(line) + "\n")
+    assert main(["scan", "--restore", str(quarantine)]) == 0
+    assert (shared / "precious").read_text() == "mine" and (quarantine / "a" / "bad.bmp").exists()
+    assert not (root / "a" / "bad.bmp").exists()
+
+
+def test_a_folder_that_is_gone_is_not_made_anew(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root, quarantine = scanned(shared)
+    root.rename(shared / "moved")
+    assert main(["scan", "--restore", str(quarantine)]) == 1
+    assert f"there is no folder {root}: make it first, or name another one" in capsys.readouterr().out
+    assert not root.exists()
+    assert main(["scan", "--restore", str(quarantine), str(shared / "moved")]) == 0
+    assert (shared / "moved" / "a" / "bad.bmp").exists()
+
+
+def test_copies_of_another_user_that_are_unfinished_stay(shared: Path) -> None:
+    root, quarantine = scanned(shared)
+    name = root / "a" / f"x.bmp.{os.getpid()}.01234567.unfinished"
+    name.touch()
+    os.chown(name, OTHER, OTHER)
+    assert main(["scan", "--restore", str(quarantine)]) == 0
+    assert name.exists()
