@@ -168,7 +168,9 @@ class FastLoader(DataLoader[_T_co]):
             source = self._source_of(dataset)
             if source is not None and collate_fn is None and batch_size is not None:
                 self._splitting.use(source, batch_size, True)
-            num_workers, self._why_workers = choose_workers(dataset, source, batch_size or 1)
+            num_workers, self._why_workers = choose_workers(
+                dataset, source, batch_size or 1, multiprocessing_context, (collate_fn, worker_init_fn)
+            )
             if num_workers == 0:  # what is only about workers is for the case that there are some
                 prefetch_factor, persistent_workers, timeout, multiprocessing_context = None, False, 0, None
         self._ranks: RankCheck | None = None
