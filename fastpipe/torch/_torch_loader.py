@@ -32,7 +32,7 @@ from torch.utils.data.dataloader import (
 from fastpipe._nvtx import ranged
 from fastpipe.core.keys import sample_seed
 from fastpipe.engine.pool import stopped_at_exit
-from fastpipe.torch._torch_workers import WatchedWorkers, forget_iterator
+from fastpipe.torch._torch_workers import WatchedWorkers, forget_iterator, refuse_copy
 from fastpipe.torch.advice import Advice
 from fastpipe.torch.delivery import Delivery, DueError
 from fastpipe.torch.fetching import IndexBatches, KeyedCollate, KeyedIndices, set_base_seed
@@ -131,6 +131,8 @@ class _StreamIterator(_SingleProcessDataLoaderIter):
         self._advice = advice
         super().__init__(loader)
 
+    __getstate__ = refuse_copy
+
     def _next_data(self) -> Any:
         with self._advice.watched():
             return super()._next_data()  # type: ignore[no-untyped-call]
@@ -146,6 +148,8 @@ class _Counting(_BaseDataLoaderIter):
         self.how_far: tuple[int, int] | None = None
         view._index_sampler.order.draw_again()
         super().__init__(view)  # type: ignore[arg-type]
+
+    __getstate__ = refuse_copy
 
     @property
     def _base_seed(self) -> int:

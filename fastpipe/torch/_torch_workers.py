@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.utils.data import DataLoader, _utils
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
@@ -28,7 +28,7 @@ from fastpipe.torch.lane_memory import remove_names_of
 from fastpipe.torch.worker_queues import UnfinishedMessageError, WorkerContext
 from fastpipe.torch.workers import WorkerCollate, named_in, worker_error
 
-__all__ = ["WatchedWorkers", "forget_iterator"]
+__all__ = ["WatchedWorkers", "forget_iterator", "refuse_copy"]
 
 _EXITED = "DataLoader worker exited unexpectedly"
 _END_S = 2.0  # for a worker whose connection has ended to be gone itself
@@ -37,6 +37,14 @@ _END_S = 2.0  # for a worker whose connection has ended to be gone itself
 def forget_iterator(loader: DataLoader[Any]) -> None:
     """Let go of persistent workers: the next epoch starts new ones."""
     loader._iterator = None
+
+
+def refuse_copy(iterator: object) -> NoReturn:
+    """The ``__getstate__`` of an iterator, which has the same type of error as torch's."""
+    raise NotImplementedError(
+        "an iterator of a FastLoader cannot be copied or pickled, as its batches are being made: copy the "
+        "loader, whose state_dict() says how far this is"
+    )
 
 
 class WatchedWorkers(_MultiProcessingDataLoaderIter):
@@ -69,6 +77,8 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
             raise found  # out here, as in `_get_data`
         finally:
             del found
+
+    __getstate__ = refuse_copy
 
     def explain(self, error: Exception) -> Exception:
         """Return an error that says which worker has ended, where and why; the given one, if it names none of
