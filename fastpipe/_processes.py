@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
+import sys
 from pathlib import Path
 
-__all__ = ["memory_of_processes", "process_tree"]
+__all__ = ["memory_of_processes", "process_tree", "signal_name", "why_no_processes"]
 
 _PROC = Path("/proc")
 
@@ -37,6 +40,41 @@ def process_tree(root: int, ticks: dict[int, int] | None = None) -> list[int]:
         found.append(number)
         todo += children.get(number, ())
     return found
+
+
+def why_no_processes() -> str:
+    """Return why ``multiprocessing`` can start no process from this one; empty if it can.
+
+    To be asked where processes are fastpipe's choice: a script that asks for them gets the error.
+
+    >>> why_no_processes()
+    ''
+    """
+    if multiprocessing.current_process().daemon:
+        return "this is a daemonic process, which may have no children"
+    if getattr(sys, "frozen", False):
+        return "this is a frozen program, which would be started once more"
+    try:
+        # Of this context, as it leaves no name and starts no other process.
+        multiprocessing.get_context("fork").Lock()
+    except ValueError:  # there is none here
+        return ""
+    except (OSError, ImportError) as error:  # no /dev/shm, or one that is not this user's
+        return f"semaphores cannot be made here ({error})"
+    return ""
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal; real-time signals have none of their own in Python.
+
+    >>> signal_name(9), signal_name(1000)
+    ('SIGKILL', 'signal 1000')
+    """
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        first, last = getattr(signal, "SIGRTMIN", 0), getattr(signal, "SIGRTMAX", -1)
+        return f"signal {number}" + (f" (SIGRTMIN+{number - first})" if first <= number <= last else "")
 
 
 def memory_of_processes(*, of_files: bool = False) -> int | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fastpipe._machine import default_threads
+from fastpipe._processes import why_no_processes
 from fastpipe.errors import OptionError
 from fastpipe.generation.crews import Kind
 from fastpipe.generation.form import Columns, declared
@@ -76,7 +77,9 @@ class Asked:
     @property
     def most_workers(self) -> int:
         """How many workers there may be."""
-        return default_threads() if self.workers == "auto" else self.workers
+        if self.workers != "auto":
+            return self.workers
+        return 0 if self.executor != "threads" and why_no_processes() else default_threads()
 
     @property
     def columns_noted(self) -> str:

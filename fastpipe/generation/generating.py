@@ -270,17 +270,25 @@ class Generation:
             found = self._probed(task, rows, self._first.row_nbytes, workers)
             if asked.workers == "auto" and found is not None and not found.best_workers:
                 return Here(task, stores)
-        return (
-            Threads(task, stores, workers) if asked.executor == "threads" else Separate(task, places, workers)
-        )
+        if asked.executor == "threads":
+            return Threads(task, stores, workers)
+        try:
+            return Separate(task, places, workers)
+        except OSError as error:
+            if asked.workers != "auto":
+                raise
+            text = f"no worker processes can be started ({error}): this one makes the rows"
+            self._report.say(text, logging.WARNING)
+            return Here(task, stores)
 
     def _probed(self, task: Task, rows: int, row_nbytes: int, workers: int) -> ProbeReport | None:
-        """Look, and say what was seen; None where a worker died, as the row that ends one is found later."""
+        """Look, and say what was seen; None where that needs a worker that died or cannot start,
+        as both are found later."""
         try:
             found = Probe(
                 task, rows, row_nbytes, workers, self._asked.executor == "threads", self._asked.out
             ).run()
-        except WorkerError:
+        except (WorkerError, OSError):
             return None
         for line in found.lines():
             self._report.say(line)

@@ -130,6 +130,7 @@ class Probe:
     ) -> None:
         self._task, self._rows, self._row_nbytes = task, rows, row_nbytes
         self._workers, self._are_threads, self._out = max(workers, 1), are_threads, out
+        self._is_here = not workers
         self._step = max(task.batch_rows, 1)
 
     def run(self) -> ProbeReport:
@@ -144,6 +145,8 @@ class Probe:
         )
 
     def _crew(self) -> Crew:
+        if self._is_here:
+            return Here(self._task, None)
         if self._are_threads:
             return Threads(self._task, None, self._workers)
         return Separate(self._task, None, self._workers)

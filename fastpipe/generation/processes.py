@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import pickle
 import queue
-import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from fastpipe._parents import end_with_parent
+from fastpipe._processes import signal_name
 from fastpipe.errors import WorkerError
 from fastpipe.generation.limits import ONE_THREAD
 from fastpipe.generation.storing import Nowhere, Places, Stores
@@ -246,10 +246,7 @@ def _opened(pipe: Connection) -> Work:
 
 def _ended(code: int) -> str:
     if code < 0:
-        try:
-            return f"was ended by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"was ended by signal {-code}"
+        return f"was ended by {signal_name(-code)}"
     return f"exited with {code}"
 
 

@@ -11,10 +11,10 @@ Random parameters of the first two are drawn beforehand, as plain numbers, from 
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -119,6 +119,16 @@ class Plan:
         self._bytes: Plan | None = None
         self._native: dict[tuple[int | None, bool, bool, int | None], Any] = {}
         self._of_dtype: dict[str, Plan] = {}
+        self._made_by: Callable[[], Plan]  # set by what makes it
+
+    def __reduce__(self) -> tuple[Callable[[], Plan], tuple[()]]:
+        return self._made_by, ()  # its steps have functions within functions, and the native core's objects
+
+    def _copied_for(self, method: str, *arguments: Any) -> Plan:
+        """Return a copy for a method to change and return."""
+        plan = Plan.__new__(Plan)
+        plan.__dict__.update(self.__dict__, _made_by=partial(_made_again, self._made_by, method, *arguments))
+        return plan
 
     def __repr__(self) -> str:
         return printable_lines("Plan(\n" + "".join(f"  {note}\n" for note in self._notes) + ")")
@@ -263,7 +273,7 @@ class Plan:
         if self.output is None or self._how.kind != "affine":
             return self
         if self._bytes is None:
-            plan = copy.copy(self)
+            plan = self._copied_for("as_bytes")
             plan.end = self._how
             plan._how = replace(self._how, kind="bytes", word=np.uint8)
             plan._native = {}
@@ -286,7 +296,7 @@ class Plan:
             torch, how = require("torch", extra="torch"), self._how
             ramp = torch.arange(256, dtype=torch.uint8).expand(1, how.channels, 1, 256)
             values = how.of_tensor(ramp).to(getattr(torch, dtype)).view(torch.int16).numpy()
-            plan = copy.copy(self)
+            plan = self._copied_for("of_dtype", dtype)
             plan._how = Conversion(
                 "table", how.channels, how.interleaved, np.uint16,
                 table=np.ascontiguousarray(values).view(np.uint16).reshape(-1),
@@ -363,7 +373,15 @@ def compile_plan(
     stock = transforms[len(steps) :]
     notes = [decode_note] if decode_note else []
     notes += _describe(steps, count, stock, ramp, why, stock_note)
-    return Plan(steps[:count], steps[count:], stock, domains, ramp, layout, notes)
+    plan = Plan(steps[:count], steps[count:], stock, domains, ramp, layout, notes)
+    options = {"layout": layout, "stock_note": stock_note, "decode_note": decode_note}
+    plan._made_by = partial(compile_plan, transform, **options)
+    return plan
+
+
+def _made_again(made_by: Callable[[], Plan], method: str, *arguments: Any) -> Plan:
+    plan: Plan = getattr(made_by(), method)(*arguments)
+    return plan
 
 
 def plan_state(transform: Any) -> Any:

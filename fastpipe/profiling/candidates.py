@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from fastpipe._processes import why_no_processes
 from fastpipe.profiling._torch_view import view_of
 from fastpipe.profiling.candidate import Candidate, place_of
 from fastpipe.profiling.costs import LoaderCosts
@@ -57,7 +58,8 @@ def candidates(
     return [
         *(folders or of_images(watched, costs, accounts)),
         *of_staged(watched, costs), *of_rows(watched, costs, arrays),
-        *of_volumes(watched, costs, volumes), *_workers(watched, costs, cores),
+        *of_volumes(watched, costs, volumes),
+        *(() if why_no_processes() else _workers(watched, costs, cores)),
     ]  # fmt: skip
 
 
@@ -80,7 +82,7 @@ def _of_fast(watched: Watched, cores: int) -> Iterator[Candidate]:
         ('augment="auto"', "other draws of the same augmentation, made for whole batches", now,
          {"augment": "split"}),
     ]  # fmt: skip
-    for workers in dict.fromkeys((cores, 0)):
+    for workers in dict.fromkeys((0,) if why_no_processes() else (cores, 0)):
         if workers != now and is_map_style(loader.dataset):
             who = "so many processes make batches" if workers else "threads of this process make the batches"
             options = {"num_workers": workers, "workers": "processes"} if workers else {"workers": "threads"}

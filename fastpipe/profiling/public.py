@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
-from typing import Any, overload
+from typing import Any, NoReturn, overload
 
 from fastpipe.errors import OptionError
 from fastpipe.profiling.diagnosis import Diagnosis
@@ -35,6 +35,11 @@ class Profiling:
     def __init__(self) -> None:
         self._watch = Watch(lambda _: Loop(float("inf"), is_replayed=False), also=WATCHED)
         self._report: Report | None = None
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Profiling watches the loaders of this process, and cannot be copied: copy its report"
+        )
 
     def watch(self, loader: Iterable[Any]) -> Iterable[Any]:
         """A loader that is none of torch's: iterate what this returns in its place."""

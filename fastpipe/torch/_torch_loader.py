@@ -5,7 +5,7 @@ only the dataset, the index sampler, the collate function and the worker's init 
 replaced; everything else, and every attribute that the user sees, stays the loader's own.
 
 Used: ``DataLoader._get_iterator``, ``_index_sampler``, ``_auto_collation``, ``_dataset_kind``,
-``_iterator``; ``_SingleProcessDataLoaderIter``, ``_MultiProcessingDataLoaderIter`` and of their
+``_iterator``; ``_SingleProcessDataLoaderIter`` and of its
 base ``_next_data``, ``_next_index``, ``_reset``, ``_sampler_iter``, ``_index_sampler``,
 ``_num_yielded``, ``_base_seed``, ``_pin_memory``, ``_profile_name``.
 """
@@ -26,29 +26,43 @@ from torch.utils.data import DataLoader, _utils
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
     _DatasetKind,
-    _MultiProcessingDataLoaderIter,
     _SingleProcessDataLoaderIter,
 )
 
 from fastpipe._nvtx import ranged
 from fastpipe.core.keys import sample_seed
 from fastpipe.engine.pool import stopped_at_exit
-from fastpipe.torch._torch_workers import WatchedWorkers, forget_iterator
+from fastpipe.torch._torch_workers import WatchedWorkers, forget_iterator, refuse_copy
 from fastpipe.torch.advice import Advice
 from fastpipe.torch.delivery import Delivery, DueError
 from fastpipe.torch.fetching import IndexBatches, KeyedCollate, KeyedIndices, set_base_seed
 from fastpipe.torch.progress import Progress
 from fastpipe.torch.samples import collate_unfinished, collated
 from fastpipe.torch.source import Source
-from fastpipe.torch.workers import WorkerInit
+from fastpipe.torch.workers import WorkerInit, lanes_for
 
 __all__ = ["LoaderView", "ThreadedIterator", "forget_iterator", "is_map_style", "stock_iterator"]
 
 _ERROR = object()  # among batches: one that could not be begun
 
 
-class LoaderView:
-    """A loader as its iterator sees it.
+class _View:
+    """A loader as its iterator sees it: itself, but for the attributes that are set here.
+
+    Args:
+        loader: the user's loader.
+        worker_init_fn: runs first in each worker.
+    """
+
+    def __init__(self, loader: DataLoader[Any], worker_init_fn: WorkerInit) -> None:
+        self._loader, self.worker_init_fn = loader, worker_init_fn
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+class LoaderView(_View):
+    """A loader of a map-style dataset as its iterator sees it.
 
     Args:
         loader: the user's loader.
@@ -70,9 +84,9 @@ class LoaderView:
         delivery: Delivery | None,
         advice: Advice,
     ) -> None:
-        self._loader, self.advice = loader, advice
-        self.dataset, self._index_sampler, self.worker_init_fn = dataset, batches, worker_init_fn
-        self.delivery = delivery
+        super().__init__(loader, worker_init_fn)
+        self.dataset, self._index_sampler = dataset, batches
+        self.delivery, self.advice = delivery, advice
         if seed is not None and loader.collate_fn is not _utils.collate.default_collate:
             self.collate_fn: Callable[[list[Any]], Any] = KeyedCollate(loader.collate_fn)
         if delivery is not None and delivery.finishes:
@@ -86,9 +100,6 @@ class LoaderView:
             # Where torch would draw the base seed, the script's generators stay as they are; but not
             # before a sampler that draws from them as well: its order is to be torch's.
             self.generator = torch.Generator()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
 
 
 def is_map_style(loader: DataLoader[Any]) -> bool:
@@ -109,7 +120,8 @@ def stream_iterator(loader: DataLoader[Any], advice: Advice) -> _BaseDataLoaderI
     if loader.num_workers == 0:
         return _StreamIterator(loader, advice)
     DataLoader.check_worker_number_rationality(loader)
-    return _MultiProcessingDataLoaderIter(loader)
+    init = WorkerInit(loader.worker_init_fn, lanes_for(loader.num_workers, 0))
+    return WatchedWorkers(_View(loader, init))
 
 
 class _StreamIterator(_SingleProcessDataLoaderIter):
@@ -118,6 +130,8 @@ class _StreamIterator(_SingleProcessDataLoaderIter):
     def __init__(self, loader: DataLoader[Any], advice: Advice) -> None:
         self._advice = advice
         super().__init__(loader)
+
+    __getstate__ = refuse_copy
 
     def _next_data(self) -> Any:
         with self._advice.watched():
@@ -134,6 +148,8 @@ class _Counting(_BaseDataLoaderIter):
         self.how_far: tuple[int, int] | None = None
         view._index_sampler.order.draw_again()
         super().__init__(view)  # type: ignore[arg-type]
+
+    __getstate__ = refuse_copy
 
     @property
     def _base_seed(self) -> int:

@@ -3,30 +3,35 @@
 With ``_torch_loader``, the place that touches private parts of torch's ``DataLoader``.
 
 Used: ``_MultiProcessingDataLoaderIter`` and its ``_next_data``, ``_get_data``, ``_process_data``,
-``_shutdown_workers``, ``_workers``, ``_worker_pids_set``, ``_task_info``,
+``_shutdown_workers``, ``_shutdown``, ``_workers``, ``_workers_status``, ``_worker_pids_set``, ``_task_info``,
 ``_timeout``; ``DataLoader._iterator``; the handler of SIGCHLD that torch installs.
 """
 
 from __future__ import annotations
 
 import atexit
+import multiprocessing.connection
 import multiprocessing.util
 import os
 import signal
 import threading
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any, NoReturn
 
 from torch.utils.data import DataLoader, _utils
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from fastpipe.errors import WorkerError
 from fastpipe.torch.lane_memory import remove_names_of
-from fastpipe.torch.worker_queues import context_with_index_queues
-from fastpipe.torch.workers import WorkerCollate, explained
+from fastpipe.torch.worker_queues import UnfinishedMessageError, WorkerContext
+from fastpipe.torch.workers import WorkerCollate, named_in, worker_error
 
-__all__ = ["WatchedWorkers", "forget_iterator"]
+__all__ = ["WatchedWorkers", "forget_iterator", "refuse_copy"]
+
+_EXITED = "DataLoader worker exited unexpectedly"
+_END_S = 2.0  # for a worker whose connection has ended to be gone itself
 
 
 def forget_iterator(loader: DataLoader[Any]) -> None:
@@ -34,35 +39,114 @@ def forget_iterator(loader: DataLoader[Any]) -> None:
     loader._iterator = None
 
 
+def refuse_copy(iterator: object) -> NoReturn:
+    """The ``__getstate__`` of an iterator, which has the same type of error as torch's."""
+    raise NotImplementedError(
+        "an iterator of a FastLoader cannot be copied or pickled, as its batches are being made: copy the "
+        "loader, whose state_dict() says how far this is"
+    )
+
+
 class WatchedWorkers(_MultiProcessingDataLoaderIter):
     """torch's iterator with workers; says more about those that die or do not answer."""
 
     def __init__(self, view: Any) -> None:
         self._lanes = view.worker_init_fn.lanes
-        self._workers: list[Any] = []  # should an error come before torch sets it
-        self._worker_pids_set = False
+        # Should an error come before torch sets these.
+        self._workers: list[Any] = []
+        self._workers_status: list[bool] = []
+        self._num_workers, self._worker_pids_set = 0, False
         self._has_failed = False
         self._death: tuple[str, int | None, int | None] | None = None
         self._pid = os.getpid()
         self._loader = weakref.ref(view._loader)
         view.collate_fn = WorkerCollate(view.collate_fn)
-        view.multiprocessing_context = context_with_index_queues(view.multiprocessing_context)
+        view.multiprocessing_context = WorkerContext(view.multiprocessing_context)
         _running.add(self)
         _clean_up_at_the_end()
-        super().__init__(view)
-        _explain_deaths()
+        try:
+            super().__init__(view)
+            _explain_deaths()
+            answers: Any = self._worker_result_queue
+            own = weakref.ref(self)
+            answers.watch_writers(partial(_is_hopeless, own), partial(_await_end, own))
+            return
+        except Exception as error:
+            found = self._explained_start(error)
+        try:
+            raise found  # out here, as in `_get_data`
+        finally:
+            del found
 
-    def explain(self, error: RuntimeError, stuck: Sequence[int] = ()) -> RuntimeError:
-        """An error about this iterator's workers that says which, where and why."""
-        told = explained(error, self._workers, self._lanes, stuck)
-        if isinstance(told, WorkerError):
-            self._has_failed = True
-            if not stuck:  # who is late may come yet
-                self._death = str(told), told.worker, told.pid
-            loader = self._loader()
-            if loader is not None and loader._iterator is self:
-                forget_iterator(loader)
-        return told
+    __getstate__ = refuse_copy
+
+    def explain(self, error: Exception) -> Exception:
+        """Return an error that says which worker has ended, where and why; the given one, if it names none of
+        this iterator's."""
+        found = [] if isinstance(error, WorkerError) else named_in(error, self._workers)
+        return self._failed(str(error), found) if found else error
+
+    def _explained_start(self, error: Exception) -> Exception:
+        """Return what an error says that came while workers were being started."""
+        is_starting = len(self._workers) < self._num_workers
+        if is_starting and isinstance(error, (ConnectionError, EOFError)):  # of the pipe to the next one
+            number = len(self._workers)
+            return WorkerError(
+                f"Worker {number} ended while it was being started, before it had read what it needs "
+                f"({type(error).__name__}: {error}). What it printed says why. A script whose workers are "
+                'started by spawn or forkserver needs `if __name__ == "__main__":` around what it does',
+                worker=number,
+            )
+        return self.explain(error)
+
+    def _explained_wait(self, error: Exception) -> Exception:
+        """Return what an error says that came while a batch was waited for."""
+        if isinstance(error, WorkerError):
+            return error
+        if self._timeout > 0 and (late := self._late_by(error)):
+            head = f"DataLoader timed out after {self._timeout} seconds"
+            may_answer = not isinstance(error, UnfinishedMessageError)
+            return self._failed(head, late, are_stuck=True, may_answer=may_answer)
+        return self._failed(_EXITED, found) if (found := self._ended(error)) else error
+
+    def is_hopeless(self, seconds: float) -> bool:
+        """Return whether the rest of a message will not come, of which nothing has come for so long."""
+        return 0 < self._timeout < seconds or bool(_ending(self._working().values(), 0))
+
+    def _working(self) -> dict[int, Any]:
+        """Return the workers that have not been asked to end, by their numbers."""
+        return {number: self._workers[number] for number, is_due in enumerate(self._workers_status) if is_due}
+
+    def _ended(self, error: Exception) -> list[int]:
+        """Return the numbers of the workers that have ended before their time."""
+        found = named_in(error, self._workers)
+        if found:
+            return found
+        if not isinstance(error, UnfinishedMessageError):
+            self.await_end()
+        return [number for number, worker in self._working().items() if not worker.is_alive()]
+
+    @property
+    def has_reading_thread(self) -> bool:
+        """Whether a thread of torch's reads what workers send, to pin it."""
+        return hasattr(self, "_pin_memory_thread")
+
+    def await_end(self) -> None:
+        """Wait for the end of a worker, a short time: that of a connection to it is noticed earlier."""
+        for worker in _ending(self._working().values(), _END_S):
+            worker.join(_END_S)
+
+    def _failed(
+        self, head: str, found: Sequence[int], *, are_stuck: bool = False, may_answer: bool = False
+    ) -> WorkerError:
+        failed = worker_error(head, found, self._workers, self._lanes, are_stuck=are_stuck)
+        self._has_failed = True
+        if not may_answer:
+            self._death = str(failed), failed.worker, failed.pid
+        loader = self._loader()
+        if loader is not None and loader._iterator is self:
+            forget_iterator(loader)
+        return failed
 
     def _next_data(self) -> Any:
         if self._death is not None:  # torch would go on without that worker's batches
@@ -73,20 +157,21 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
     def _get_data(self) -> Any:
         try:
             return super()._get_data()  # type: ignore[no-untyped-call]
-        except RuntimeError as error:
-            told = self.explain(error, self._stuck(error))
+        except Exception as error:
+            found = self._explained_wait(error)
         try:
-            raise told  # out here, so that it does not refer to torch's, and that to the script's frames
+            raise found  # out here, so that it does not refer to torch's, and that to the script's frames
         finally:
-            del told
+            del found
 
-    def _stuck(self, error: RuntimeError) -> list[int]:
-        """Numbers of the workers that are late, as an error says: first the one whose batch is due.
+    def _late_by(self, error: Exception) -> list[int]:
+        """Return the numbers of the workers that are late, if an error says so; that of the due batch first.
 
-        One that is stuck may have the lock of the queue in which all answer; and between two epochs
-        nobody knows who has not answered.
+        One that is stuck may have the lock of the queue in which all answer; and between two epochs it is
+        not known which has not answered.
         """
-        if self._timeout <= 0 or "timed out" not in str(error):
+        is_unfinished = isinstance(error, UnfinishedMessageError) and not self._ended(error)
+        if not is_unfinished and not (isinstance(error, RuntimeError) and "timed out" in str(error)):
             return []
         late = [info[0] for _, info in sorted(self._task_info.items()) if len(info) == 1]
         return list(dict.fromkeys(late)) or [n for n, worker in enumerate(self._workers) if worker.is_alive()]
@@ -105,10 +190,12 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         # The last things are freed when modules are gone, as torch sees it here: all has been done by then.
         if _utils is None or _utils.python_exit_status is not False:
             return
-        if os.getpid() != self._pid:  # a forked child's copy, whose parent goes on
+        if not self._workers or os.getpid() != self._pid:  # a forked child's copy, whose parent goes on
             return
-        if self._has_failed:  # who is stuck does not hear a polite request
+        if self._has_failed:  # one that is stuck does not answer a polite request
             self._kill_workers()
+            answers: Any = self._worker_result_queue
+            answers.release_of_killed()
         super()._shutdown_workers()
         self._kill_workers()
         self.remove_what_killed_workers_left()
@@ -136,6 +223,24 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
             for worker in self._workers:
                 if worker.is_alive():
                     os.kill(worker.pid, signal.SIGCONT)  # should somebody have stopped it
+
+
+def _ending(workers: Iterable[Any], seconds: float) -> list[Any]:
+    """Wait for the end of a worker, at most so long; return those that are ending."""
+    by_sentinel = {worker.sentinel: worker for worker in workers}
+    return [by_sentinel[one] for one in multiprocessing.connection.wait(by_sentinel, seconds)]
+
+
+def _is_hopeless(reference: weakref.ref[WatchedWorkers], seconds: float) -> bool:
+    iterator = reference()
+    return iterator is None or iterator.is_hopeless(seconds)
+
+
+def _await_end(reference: weakref.ref[WatchedWorkers]) -> None:
+    iterator = reference()
+    # Elsewhere torch's thread reads, and must not ask for what the main one may be asking just then.
+    if iterator is not None and not iterator.has_reading_thread:
+        iterator.await_end()
 
 
 def _clear_innermost_frame(error: BaseException) -> None:
@@ -189,13 +294,13 @@ def _explain_deaths() -> None:
             torchs(number, frame)
             return
         except RuntimeError as error:
-            told = error
+            found: Exception = error
         iterator = None
         for iterator in list(_running):
-            told = iterator.explain(told)
+            found = iterator.explain(found)
         try:
-            raise told
+            raise found
         finally:
-            del told, iterator  # which the traceback would keep, and the traceback the script's loader
+            del found, iterator  # which the traceback would keep, and the traceback the script's loader
 
     signal.signal(signal.SIGCHLD, handler)

@@ -18,6 +18,7 @@ from torch.utils.data import IterableDataset
 from torch.utils.data._utils.collate import default_collate, default_convert
 
 from fastpipe._machine import default_threads
+from fastpipe._processes import why_no_processes
 from fastpipe.errors import MissingDependencyError
 from fastpipe.torch.source import Source, SplitError
 from fastpipe.torch.views import ends_of
@@ -131,7 +132,7 @@ def advice_for(loader: Any, source: Source | None, in_processes: bool, waits: Wa
 
 
 def _about_workers(what: str, is_stream: bool = False) -> str:
-    cores = default_threads()
+    cores = 1 if why_no_processes() else default_threads()
     if cores == 1:
         return ""
     text = (
@@ -150,7 +151,7 @@ def _about_images(dataset: Any, num_workers: int) -> str:
         f"RGB, transformed, and its target: dataset = FastImageFolder.from_samples({pairs}, transform) makes "
         "the same samples, usually much faster"
     )
-    cores = default_threads()
+    cores = 1 if why_no_processes() else default_threads()
     return text if num_workers or cores == 1 else f"{text}. Or pass num_workers={cores}"
 
 

@@ -114,7 +114,7 @@ class FolderSource(Source):
         return all(made.pending.items.are_still_in(base.samples) for base, made in parts)
 
     def _states(self) -> list[object]:
-        return [(plan_state(base.transform), base.memory_format) for base in self.bases]
+        return [(plan_state(base.transform), str(base.memory_format)) for base in self.bases]
 
     def _split_now(self) -> Split | None:
         """The split, until the transform changes."""

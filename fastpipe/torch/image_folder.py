@@ -114,10 +114,6 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
     ) -> None:
         if threads != "auto" and (not isinstance(threads, int) or threads < 1):
             raise OptionError(f"threads must be 'auto' or a number from 1, got {threads!r}")
-        if memory_format not in LAYOUTS:
-            raise OptionError(
-                f"memory_format must be torch.contiguous_format or torch.channels_last, got {memory_format}"
-            )
         self.seed = seed if seed is None else operator.index(seed)
         self.cache = Cache.of(cache)
         self.bad_samples = BadSamples.of(bad_samples)
@@ -190,6 +186,21 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         from fastpipe.index import folder
 
         return folder.find_classes(directory, self._only_classes)
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """The strides of image tensors, as of the argument."""
+        found: torch.memory_format = getattr(torch, self._memory_format)
+        return found
+
+    @memory_format.setter
+    def memory_format(self, value: torch.memory_format) -> None:
+        if value not in LAYOUTS:
+            raise OptionError(
+                f"memory_format must be torch.contiguous_format or torch.channels_last, got {value}"
+            )
+        # By name: torch's objects have no pickle by the protocol that torch.save uses.
+        self._memory_format = str(value).removeprefix("torch.")
 
     @property
     def plan(self) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
 from collections.abc import Callable, Iterable
@@ -28,7 +29,7 @@ from fastpipe.torch.advice import Waits, advice_for
 from fastpipe.torch.delivery import Delivery
 from fastpipe.torch.fetching import IndexBatches, KeyedDataset, SourceDataset, UsersDataset
 from fastpipe.torch.grouping import GroupSampler
-from fastpipe.torch.order import EpochOrder, ShardSampler, ShuffleSampler, mark_default
+from fastpipe.torch.order import EpochOrder, ShardSampler, ShuffleSampler, is_default, mark_default
 from fastpipe.torch.ordering import SeedOf, arranged, shard_sampler
 from fastpipe.torch.source import Source
 from fastpipe.torch.sources import source_of, why_no_source
@@ -44,6 +45,8 @@ from fastpipe.torch.state import (
 from fastpipe.torch.workers import WorkerInit, lanes_for
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from fastpipe.torch.describe import LoaderPlan
     from fastpipe.torch.image_folder import FastImageFolder
     from fastpipe.torch.ranks import RankCheck
@@ -168,7 +171,9 @@ class FastLoader(DataLoader[_T_co]):
             source = self._source_of(dataset)
             if source is not None and collate_fn is None and batch_size is not None:
                 self._splitting.use(source, batch_size, True)
-            num_workers, self._why_workers = choose_workers(dataset, source, batch_size or 1)
+            num_workers, self._why_workers = choose_workers(
+                dataset, source, batch_size or 1, multiprocessing_context, (collate_fn, worker_init_fn)
+            )
             if num_workers == 0:  # what is only about workers is for the case that there are some
                 prefetch_factor, persistent_workers, timeout, multiprocessing_context = None, False, 0, None
         self._ranks: RankCheck | None = None
@@ -364,6 +369,17 @@ class FastLoader(DataLoader[_T_co]):
     def __len__(self) -> int:
         """Number of batches in an epoch, on this rank."""
         return len(self._order) if self.shard is not None else super().__len__()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Workers stay here, and what belongs to the dataset's objects; a copy has its own when it needs them.
+        return {**self.__dict__, "_iterator": None, "_kept_batches": None, "_twins": {}}
+
+    def __copy__(self) -> Self:
+        # It counts epochs for itself, in samplers of its own where they are this class's.
+        parts = vars(self).items()
+        own = {"_order"} | ({"sampler", "batch_sampler"} if is_default(self.sampler) else set())
+        shared = {id(part): part for name, part in parts if name not in own}
+        return copy.deepcopy(self, shared)
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         if not is_map_style(self):

@@ -50,7 +50,7 @@ class Split:
     notes: tuple[str, ...]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return split_of, self.given  # a plan has no pickle
+        return split_of, self.given
 
     @property
     def shape(self) -> tuple[int, int, int]:

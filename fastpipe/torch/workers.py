@@ -21,6 +21,7 @@ from torch.utils.data import default_collate, get_worker_info
 
 from fastpipe._parents import end_with_parent, end_with_pipe, outliving_parent
 from fastpipe._printable import printable
+from fastpipe._processes import signal_name
 from fastpipe.engine.lanes import Lane, lanes_are_possible, stack_signal
 from fastpipe.errors import SharedMemoryError, WorkerError
 from fastpipe.torch.fetching import UsersDataset
@@ -31,7 +32,7 @@ from fastpipe.torch.threads import start_noting
 if sys.platform != "win32":  # where there are no lanes either
     import resource
 
-__all__ = ["WorkerCollate", "WorkerInit", "explained", "lanes_for"]
+__all__ = ["WorkerCollate", "WorkerInit", "bytes_of", "lanes_for", "named_in", "worker_error"]
 
 _STACK_S = 1.0
 
@@ -63,14 +64,17 @@ class WorkerInit:
         self._function = function
         self.lanes = list(lanes)
         self._sent = 0
+        self._is_forked = True
         # The signal is tied to the thread that starts the worker, which may end before the loader.
         is_main = threading.current_thread() is threading.main_thread()
         self._parent = os.getpid() if is_main else None
 
     def __call__(self, worker_id: int) -> None:
         # A forked worker must not collect its parent's garbage: TensorFlow's functions, for one, crash where
-        # they are freed in a process that has not TensorFlow's threads.  It also keeps memory shared.
-        gc.freeze()
+        # they are freed in a process that has not TensorFlow's threads.  It also keeps memory shared.  In a
+        # started one, what is frozen would stay when the interpreter ends, and some libraries print that.
+        if self._is_forked:
+            gc.freeze()
         worker = get_worker_info()
         if worker is not None and isinstance(worker.dataset, UsersDataset):
             object.__setattr__(worker, "dataset", worker.dataset.dataset)
@@ -85,7 +89,8 @@ class WorkerInit:
         # Pickled for each worker in turn.  It gets its own lane only: a fork server takes no more
         # than 250 descriptors.
         number, self._sent = self._sent, self._sent + 1
-        return {**self.__dict__, "lanes": [None] * number + self.lanes[number : number + 1]}
+        own = [None] * number + self.lanes[number : number + 1]
+        return {**self.__dict__, "lanes": own, "_is_forked": False}
 
     def _use(self, lane: Lane) -> None:
         for other in self.lanes:
@@ -113,7 +118,7 @@ class WorkerCollate:
     def __call__(self, samples: Any) -> Any:
         # torch's own puts tensors into shared memory, unless they are there already.
         if self._function is default_collate and samples and not _are_shared(samples):
-            needed, space = _bytes_of(samples[0]) * len(samples), room()
+            needed, space = bytes_of(samples[0]) * len(samples), room()
             if space is not None and needed > space[0]:
                 raise SharedMemoryError(_no_room(f"of {_mib(needed)} ", space))
         try:
@@ -132,12 +137,13 @@ def _are_shared(samples: Any) -> bool:
     return type(samples) is BatchSamples or type(samples[0]) is BatchSample
 
 
-def _bytes_of(value: Any) -> int:
+def bytes_of(value: Any) -> int:
+    """Return the bytes of the arrays in a sample."""
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return int(value.nbytes)
     if isinstance(value, Mapping):
-        return sum(map(_bytes_of, value.values()))
-    return sum(map(_bytes_of, value)) if isinstance(value, (tuple, list)) else 0
+        return sum(map(bytes_of, value.values()))
+    return sum(map(bytes_of, value)) if isinstance(value, (tuple, list)) else 0
 
 
 def _no_room(size: str, space: tuple[int, int]) -> str:
@@ -152,33 +158,30 @@ def _mib(size: int) -> str:
     return f"{size / 2**20:.1f} MiB"
 
 
-def explained(
-    error: RuntimeError, workers: Sequence[Any], lanes: Sequence[Lane], stuck: Sequence[int] = ()
-) -> RuntimeError:
-    """An error about workers that says which, at what sample, and where in the code.
-
-    Args:
-        error: torch's.
-        workers: the processes.
-        lanes: theirs, or none.
-        stuck: numbers of workers that do not answer; none to look for those that have ended.
-
-    Returns:
-        The error to raise; the given one if nothing more is known.
-    """
-    if isinstance(error, WorkerError):
-        return error
+def named_in(error: BaseException, workers: Sequence[Any]) -> list[int]:
+    """Return the numbers of the workers whose processes an error of torch's names."""
     named = re.search(r"\(pid(?:\(s\))? ([\d, ]+)\)", str(error))
     pids = [int(pid) for pid in named[1].split(",")] if named else []
-    found = list(stuck) or [n for n, worker in enumerate(workers) if worker.pid in pids]
-    if not found:
-        return error
-    parts = [str(error).rstrip(".") + "."]
+    return [number for number, worker in enumerate(workers) if worker.pid in pids]
+
+
+def worker_error(
+    head: str, found: Sequence[int], workers: Sequence[Any], lanes: Sequence[Lane], *, are_stuck: bool
+) -> WorkerError:
+    """Return an error about workers that says which, at what sample, and where in the code.
+
+    Args:
+        head: its first sentence.
+        found: numbers of the workers.
+        workers: the processes.
+        lanes: theirs, or none.
+        are_stuck: whether they do not answer; else they have ended.
+    """
+    parts = [head.strip().rstrip(".") + "."]
     for number in found:
         worker, lane = workers[number], lanes[number] if lanes else None
-        parts.append(_about(number, worker, lane, bool(stuck)))
-    first = workers[found[0]]
-    return WorkerError("\n".join(parts), worker=found[0], pid=first.pid)
+        parts.append(_about(number, worker, lane, are_stuck))
+    return WorkerError("\n".join(parts), worker=found[0], pid=workers[found[0]].pid)
 
 
 def _about(number: int, worker: Any, lane: Lane | None, is_stuck: bool) -> str:
@@ -193,6 +196,8 @@ def _about(number: int, worker: Any, lane: Lane | None, is_stuck: bool) -> str:
     notes = lane.notes()
     if notes:
         text += f"\nIts last sample: {', '.join(map(printable, notes))}."
+    if is_stuck and state not in ("", "Z") and not _answers(worker.pid):
+        return f"{text}\nIt has not begun yet: it is still being started, or imports what it needs."
     stack = _ask_for_stack(worker.pid, state, lane) if is_stuck else lane.stack()
     stack = stack.partition("\nExtension modules:")[0]
     return text + (f"\nIts stack:\n{stack.rstrip()}" if stack else "\nIts stack is not known.")
@@ -212,7 +217,7 @@ def _end_of(exitcode: int | None) -> str:
     if exitcode is None:
         return "has ended."
     if exitcode < 0:
-        return f"died of {signal.Signals(-exitcode).name}."
+        return f"died of {signal_name(-exitcode)}."
     return f"ended with exit code {exitcode}."
 
 
@@ -227,6 +232,16 @@ _STATES = {
     "": "it is gone.", "T": "it has been stopped (SIGSTOP).",
     "D": "it waits for a disk or a network file system.", "R": "it is computing.", "S": "it is waiting.",
 }  # fmt: skip
+
+
+def _answers(pid: int) -> bool:
+    """Return whether a process has a handler for the signal at which workers write their stacks: one that
+    has not begun yet would be ended by it."""
+    try:
+        caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    except OSError:
+        return False
+    return caught is not None and bool(int(caught[1], 16) >> (stack_signal() - 1) & 1)
 
 
 def _ask_for_stack(pid: int, state: str, lane: Lane) -> str:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import gc
 import logging
 import mmap
+import multiprocessing.synchronize
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -94,10 +97,129 @@ class _Stuck(_Broken):
         threading.Event().wait()
 
 
-@pytest.mark.parametrize("kind", [_Broken, _Stuck])
-def test_nothing_measured(kind: Any) -> None:
-    """The error, or the wait, is for the iteration: where torch's loader has it."""
-    assert choose_workers(kind(), None, 8) == (4, "no batch and no sample was ready within 0.9 s")
+class _Crashes(_Broken):
+    def __getitem__(self, index: int) -> Any:
+        os._exit(1)
+
+
+def test_a_sample_that_takes_long_is_for_workers() -> None:
+    assert choose_workers(_Stuck(), None, 8) == (4, "no batch and no sample was ready within 0.9 s")
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("kind", [_Broken, _Crashes])
+def test_a_dataset_that_works_in_no_other_process_stays_here(kind: Any) -> None:
+    chosen, why = choose_workers(kind(), None, 8)
+    assert (chosen, why) == (0, "a sample cannot be made, or the dataset not be sent, in another process")
+
+
+# ---- where no process can be started ---------------------------------------------------------------
+
+
+class _Costly(_Broken):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.zeros(1).fill_(sum(range(50_000)))
+
+
+@pytest.fixture
+def costly(patient: None) -> _Costly:
+    assert choose_workers(_Costly(), None, 64)[0] == 4  # else the tests below would say nothing
+    return _Costly()
+
+
+def _raise(error: Exception) -> Any:
+    raise error
+
+
+def _daemon(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+
+
+def _frozen(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sys, "frozen", True, raising=False)
+
+
+def _no_semaphores(patch: pytest.MonkeyPatch) -> None:
+    lacking = FileNotFoundError(2, "No such file or directory")
+    patch.setattr(multiprocessing.synchronize, "Lock", lambda **_: _raise(lacking))
+
+
+def _no_fork(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(os, "fork", lambda: _raise(BlockingIOError(11, "Resource temporarily unavailable")))
+
+
+def _no_threads(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(threading.Thread, "start", lambda _: _raise(RuntimeError("can't start new thread")))
+
+
+def _small_shared_memory(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(auto_workers, "room", lambda: (1000, 64 << 20))
+
+
+@pytest.mark.parametrize(
+    ("prevent", "why"),
+    [
+        (_daemon, "this is a daemonic process, which may have no children"),
+        (_frozen, "this is a frozen program, which would be started once more"),
+        (_no_semaphores, "semaphores cannot be made here ([Errno 2] No such file or directory)"),
+        (_no_fork, "no process can be started ([Errno 11] Resource temporarily unavailable)"),
+        (_no_threads, "limits of this system do not allow 4 more processes"),
+        (_small_shared_memory, "but their batches do not fit into /dev/shm"),
+    ],
+)
+def test_none_is_chosen_where_none_can_be_started(
+    costly: _Costly, monkeypatch: pytest.MonkeyPatch, prevent: Any, why: str
+) -> None:
+    prevent(monkeypatch)
+    chosen, said = choose_workers(costly, None, 64)
+    assert (chosen, said.partition("; ")[2] or said) == (0, why)
+
+
+_SCRIPT = """
+import torch
+from fastpipe import FastLoader
+from fastpipe.torch import auto_workers
+auto_workers.default_threads = lambda: 2
+auto_workers._ALL_S = 30
+
+class Costly:
+    def __len__(self):
+        return 16
+    def __getitem__(self, index):
+        return torch.zeros(1).fill_(sum(range(50_000)))
+
+def main():
+    loader = FastLoader(Costly(), 64, num_workers="auto", multiprocessing_context="spawn")
+    print(loader.num_workers, sum(len(batch) for batch in loader))
+"""
+_GUARD = 'if __name__ == "__main__":\n    main()\n'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text", "expected"),
+    [
+        (["train.py"], _SCRIPT + _GUARD, "2 16"),
+        (["train.py"], _SCRIPT + "main()\n", "0 16"),  # would be run once more by each worker
+        (["-c", _SCRIPT + _GUARD], "", "0 16"),  # no worker could find the class
+        (["-"], _SCRIPT + "main()\n", "0 16"),
+    ],
+    ids=["script", "script without a guard", "-c", "standard input"],
+)
+def test_started_workers_are_chosen_only_where_they_can_have_the_dataset(
+    tmp_path: Path, arguments: list[str], text: str, expected: str
+) -> None:
+    (tmp_path / "train.py").write_text(text)
+    ran = subprocess.run(
+        [sys.executable, *arguments], cwd=tmp_path, input=text, capture_output=True, text=True, check=False
+    )
+    assert ran.stdout.splitlines() == [expected], ran.stderr
+
+
+def test_the_scripts_start_method_stays_open() -> None:
+    code = "import multiprocessing; from fastpipe import FastLoader; FastLoader([1], num_workers='auto'); "
+    code += "print(multiprocessing.get_start_method(allow_none=True))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "None\n"
 
 
 def test_nothing_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from torchvision.transforms import Compose, RandomResizedCrop, ToTensor
 
 from fastpipe import FastImageFolder, FastLoader
 from fastpipe.torch import worker_queues
-from fastpipe.torch.worker_queues import IndexQueue, context_with_index_queues, waiting
+from fastpipe.torch.worker_queues import IndexQueue, WorkerContext, waiting
 
 PLAIN = Compose([RandomResizedCrop(8), ToTensor()])
 
@@ -74,7 +74,7 @@ def _never() -> bool:
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_context_of_each_kind_has_such_queues(method: str) -> None:
-    context = context_with_index_queues(multiprocessing.get_context(method))
+    context = WorkerContext(multiprocessing.get_context(method))
     made = context.Queue()
     assert isinstance(made, IndexQueue)
     assert context.Process is multiprocessing.get_context(method).Process

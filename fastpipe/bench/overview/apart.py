@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from fastpipe._processes import signal_name
+
 __all__ = ["outcome_apart"]
 
 _COMMAND = (sys.executable, "-m", "fastpipe.bench.overview.child")
@@ -145,10 +147,7 @@ def _ending(code: int) -> str:
     """
     if code >= 0:
         return f"ended with code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
+    return f"was killed by {signal_name(-code)}"
 
 
 def _last_line(errors: Path) -> str:

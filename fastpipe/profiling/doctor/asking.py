@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from typing import Any
+
+from fastpipe._processes import signal_name
 
 __all__ = ["Answer", "Question", "ask"]
 
@@ -90,8 +91,7 @@ class Question:
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         if code < 0:
-            with contextlib.suppress(ValueError):
-                return f"it crashed with {signal.Signals(-code).name}"
+            return f"it crashed with {signal_name(-code)}"
         return lines[-1].strip()[:_SHOWN] if lines else f"it ended with exit code {code}"
 
     def __enter__(self) -> Question:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
+from fastpipe._processes import why_no_processes
 from fastpipe._sizes import in_duration
 from fastpipe.profiling.tuning.caching import cache_of_all, measure_kept
 from fastpipe.profiling.tuning.settings import Base, Settings
@@ -93,6 +94,9 @@ class Search:
                 "depend on it"
             )
             return best
+        if why_none := why_no_processes():
+            self.notes.append(f"no worker processes are tried: {why_none}")
+            return self._best_of(best, [now.with_workers(0)] if now.workers else [])
         wanted = sorted({0, 1, self._cores // 2, self._cores, now.workers} - {now.workers})
         best = self._best_of(best, [now.with_workers(workers) for workers in wanted])
         while best.settings.workers >= max(1, self._cores) and not self._is_over:
@@ -145,7 +149,7 @@ class Search:
     def _around(self, best: Trial) -> Trial:
         """Once more, as settings depend on each other."""
         now, near = best.settings, []
-        if self._base.is_sequence:
+        if self._base.is_sequence and not why_no_processes():
             near += [now.with_workers(workers) for workers in (now.workers - 1, now.workers + 1)
                      if 0 <= workers <= _MOST_WORKERS]  # fmt: skip
         if now.workers:
