@@ -29,6 +29,7 @@ _BASE = {
     "_nvtx",
     "_parents",
     "_casting",
+    "_descriptors",
 }
 _STORED = _BASE | {"_private_folder"}
 _MIDDLE = {"index", "stage", "engine", "cache", "hdf5"}
@@ -49,6 +50,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "_nvtx": set(),
     "_parents": set(),
     "_casting": set(),
+    "_descriptors": set(),
     "_private_folder": {"errors"},
     **{layer: _BASE | {layer} for layer in _MIDDLE},
     "native": set(),

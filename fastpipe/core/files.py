@@ -5,11 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from fastpipe._descriptors import opened
 from fastpipe._nvtx import ranged
 
-__all__ = ["FLAGS", "is_hdf5", "open_file", "read_at", "read_file", "regular_status"]
+__all__ = ["FLAGS", "is_hdf5", "lent", "open_file", "read_at", "read_file", "regular_status"]
 
 # A fifo named x.jpg would block open() until somebody writes; O_NONBLOCK returns at once.
 FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -30,13 +33,35 @@ def open_file(path: str, flags: int = 0) -> int:
     Raises:
         OSError: as ``open`` raises it, and also for a directory, a fifo, a device.
     """
-    descriptor = os.open(path, FLAGS)
+    descriptor = opened(os.open, path, FLAGS)
     try:
         _require_regular(path, os.fstat(descriptor))
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+@contextmanager
+def lent(file: Any, path: str) -> Iterator[int]:
+    """Give a ``with`` block the descriptor of a ``native.DataFile``, which may stay open for others.
+
+    Args:
+        file: the file.
+        path: its path, for errors.
+
+    Raises:
+        OSError: as ``open`` raises it; with ``errno.ESTALE`` where the file is not as it was described.
+    """
+    try:
+        held = opened(file.lend)
+    except OSError as error:
+        error.filename = path
+        raise
+    try:
+        yield held.descriptor
+    finally:
+        held.give_back()
 
 
 def regular_status(path: str) -> os.stat_result:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe import _descriptors as descriptors
 from fastpipe._extras import require
 from fastpipe.core.files import open_file
 from fastpipe.engine.bad import is_of_machine
@@ -190,8 +191,10 @@ def opened(path: str, shown: str = "") -> Iterator[Any]:
     h5py = require("h5py", extra="hdf5")
     os.close(open_file(path))  # its errors are clearer than the library's
     try:
-        file = h5py.File(path, "r")
+        file = descriptors.opened(h5py.File, path, "r")
     except OSError as error:
+        if descriptors.is_spent(error):
+            raise
         if error.errno in (errno.EAGAIN, errno.EACCES) or "lock file" in str(error):
             remedy = "close it there, or set HDF5_USE_FILE_LOCKING=FALSE if nobody writes to it any more"
             raise HDF5Error(f"{shown} is open for writing elsewhere: {remedy}") from error

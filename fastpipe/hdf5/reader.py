@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,19 +14,19 @@ from fastpipe._extras import require
 from fastpipe.core.chunks import ChunkError
 from fastpipe.core.native import native
 from fastpipe.core.reads import Started, Task
+from fastpipe.engine.bad import is_of_machine
 from fastpipe.hdf5.chunks import ChunkReader, data_file
 from fastpipe.hdf5.errors import DamagedError
 from fastpipe.hdf5.files import SampleFile, SampleFiles
 from fastpipe.hdf5.geometry import grid_of
 from fastpipe.hdf5.kept import KeptChunks
 from fastpipe.hdf5.layout import Layout, in_blocks
-from fastpipe.hdf5.library import require_filters
+from fastpipe.hdf5.library import OpenFiles, require_filters
 
 __all__ = ["RowReader"]
 
 Int64Array = npt.NDArray[np.int64]
 
-_MOST_OPEN = 64  # files that the library has open at once
 # The library's cache of chunks, for what only it can read; its number of slots is to be a prime.
 _LIBRARY_NBYTES, _LIBRARY_SLOTS = 1 << 23, 10_007
 
@@ -64,7 +63,7 @@ class RowReader:
         self._threads, self._turn = threads, turn
         self._lock = threading.Lock()
         self._opened: dict[int, list[_Dataset | None]] = {}
-        self._library = _Library()
+        self._library = OpenFiles()
 
     def start(self, samples: Int64Array, rows: Int64Array, outs: Sequence[npt.NDArray[Any]]) -> Started:
         """Describe the reading of some samples.
@@ -156,11 +155,16 @@ class RowReader:
         order = np.argsort(samples, kind="stable")
         lead = layout.shape[: file.sample_dims]
         indices = zip(*np.unravel_index(samples[order], lead), strict=True)
-        dataset = self._library.dataset(number, file, layout.name)
+        opened = self._library.file(number, partial(_open_with_library, file))
+        file.check_unchanged()
+        dataset = opened[layout.name]
+        require_filters(dataset, file.shown)
         try:
             for row, index in zip(rows[order].tolist(), indices, strict=True):
                 out[row] = dataset[tuple(map(int, index))]
         except (OSError, RuntimeError) as error:
+            if is_of_machine(error):
+                raise
             raise DamagedError(f"{file.shown}, dataset {layout.name}: {error}") from error
 
 
@@ -207,34 +211,10 @@ def _sample(chunks: ChunkReader, sample_dims: int, sample: int) -> npt.NDArray[A
     return out
 
 
-class _Library:
-    """Files as the HDF5 library has them open, for what only it can read.  For threads at once."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: OrderedDict[int, Any] = OrderedDict()
-
-    def dataset(self, number: int, file: SampleFile, name: str) -> Any:
-        """A dataset of a file.
-
-        Raises:
-            OSError: the file is not there any more.
-            HDF5Error: it has changed since it was laid out.
-        """
-        with self._lock:
-            opened = self._open.get(number)
-            if opened is None:
-                # Rows come in the file's order: of each dataset one chunk at a time, and the next.
-                largest = max(layout.library_chunk for layout in file.layouts)
-                room = max(_LIBRARY_NBYTES, 2 * largest)
-                opened = require("h5py", extra="hdf5").File(
-                    file.path, "r", rdcc_nbytes=room, rdcc_nslots=_LIBRARY_SLOTS, rdcc_w0=1.0
-                )
-                self._open[number] = opened
-                if len(self._open) > _MOST_OPEN:
-                    self._open.popitem(last=False)
-            self._open.move_to_end(number)
-            file.check_unchanged()
-            dataset = opened[name]
-            require_filters(dataset, file.shown)
-        return dataset
+def _open_with_library(file: SampleFile) -> Any:
+    # Rows come in the file's order: of each dataset one chunk at a time, and the next.
+    largest = max(layout.library_chunk for layout in file.layouts)
+    room = max(_LIBRARY_NBYTES, 2 * largest)
+    return require("h5py", extra="hdf5").File(
+        file.path, "r", rdcc_nbytes=room, rdcc_nslots=_LIBRARY_SLOTS, rdcc_w0=1.0
+    )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import threading
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,14 +16,15 @@ import numpy.typing as npt
 from fastpipe._extras import require
 from fastpipe._sizes import in_bytes
 from fastpipe.core.chunks import ChunkError
-from fastpipe.core.files import open_file
+from fastpipe.core.files import lent
 from fastpipe.core.native import native
+from fastpipe.engine.bad import is_of_machine
 from fastpipe.errors import HDF5Error, MissingDependencyError, OptionError
 from fastpipe.hdf5 import chunks
 from fastpipe.hdf5.files import check_is_in_file, damage_as_error, opened
 from fastpipe.hdf5.filters import described
 from fastpipe.hdf5.layout import Layout, read_layout
-from fastpipe.hdf5.library import load_plugins, require_filters
+from fastpipe.hdf5.library import OpenFiles, load_plugins, require_filters
 from fastpipe.protocols import ChunkTables
 from fastpipe.volumes.files import RawVolume, raw_unit
 from fastpipe.volumes.volume import DamagedUnitError, FileState, UnitGrid, UnitReader, Volume, box_text
@@ -144,14 +145,20 @@ class _ChunkReader(UnitReader):
 
     def __init__(self, volume: HDF5Volume) -> None:
         self._volume = volume
-        self._descriptor = open_file(volume.path)
-        weakref.finalize(self, os.close, self._descriptor).atexit = False
-        volume.opened.check(self._descriptor)
-        self._chunks = chunks.ChunkReader(volume.layout, chunks.FileState(*volume.opened.state))
+        state = chunks.FileState(*volume.opened.state)
+        self._file = chunks.data_file(volume.path, state)
+        self._chunks = chunks.ChunkReader(volume.layout, state, file=self._file)
+        self.check()
 
     def check(self) -> None:
         """Look at the file."""
-        self._volume.opened.check(self._descriptor)
+        try:
+            with lent(self._file, self._volume.path):
+                pass
+        except OSError as error:
+            if error.errno == errno.ESTALE:
+                raise self._volume.opened.changed() from None
+            raise
 
     def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
         """Read chunks, many by one call."""
@@ -173,7 +180,7 @@ class _ChunkReader(UnitReader):
             for place in places.tolist():
                 self._chunks.decode(numbers[place : place + 1], outs[place].reshape(1, -1))
         except ChunkError as error:
-            volume.opened.check(self._descriptor)
+            self.check()
             raise DamagedUnitError(str(error)) from None
         except HDF5Error:  # another file is at the path by now
             raise volume.opened.changed() from None
@@ -184,7 +191,7 @@ class _LibraryReader(UnitReader):
 
     def __init__(self, volume: HDF5Volume) -> None:
         self._volume, self._lock = volume, threading.Lock()
-        self._file: Any = None
+        self._files = OpenFiles()
 
     def check(self) -> None:
         """Look at the file."""
@@ -195,14 +202,15 @@ class _LibraryReader(UnitReader):
         volume = self._volume
         with self._lock:
             volume.opened.check(volume.path)
-            if self._file is None:
-                self._file = self._opened()
-            dataset = self._file[volume.layout.name]
+            file = self._files.file(volume.path, self._opened)
+            dataset = file[volume.layout.name]
             for number, out in zip(numbers.tolist(), outs, strict=True):
                 box = volume.grid.box(number)
                 try:
                     part = dataset[box]
                 except (OSError, RuntimeError) as error:
+                    if is_of_machine(error):
+                        raise
                     where = box_text(box)
                     raise DamagedUnitError(f"{volume.name}, the chunk at {where}: {error}") from None
                 unit = out.view(volume.dtype).reshape(volume.grid.unit)
