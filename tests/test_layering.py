@@ -32,6 +32,7 @@ _BASE = {
     "_casting",
     "_printable",
     "_urls",
+    "_descriptors",
 }
 _STORED = _BASE | {"_private_folder"}
 _MIDDLE = {"index", "stage", "engine", "cache", "hdf5"}
@@ -54,6 +55,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "_nvtx": set(),
     "_parents": set(),
     "_casting": set(),
+    "_descriptors": set(),
     "_files": set(),
     "_private_folder": {"errors", "_files"},
     **{layer: _BASE | {layer} for layer in _MIDDLE},

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from fastpipe._descriptors import opened
 from fastpipe._files import open_regular, require_regular
 from fastpipe._nvtx import ranged
 
-__all__ = ["FLAGS", "hdf5_signature", "is_hdf5", "open_file", "read_at", "read_file", "regular_status"]
+__all__ = [
+    "FLAGS", "hdf5_signature", "is_hdf5", "lent", "open_file", "read_at", "read_file", "regular_status",
+]  # fmt: skip
 
 # A fifo named x.jpg would block open() until somebody writes; O_NONBLOCK returns at once.
 FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -29,7 +34,29 @@ def open_file(path: str, flags: int = 0) -> int:
     Raises:
         OSError: as ``open`` raises it, and also for a directory, a fifo, a device.
     """
-    return open_regular(path, follows=True)
+    return opened(open_regular, path, follows=True)
+
+
+@contextmanager
+def lent(file: Any, path: str) -> Iterator[int]:
+    """Give a ``with`` block the descriptor of a ``native.DataFile``, which may stay open for others.
+
+    Args:
+        file: the file.
+        path: its path, for errors.
+
+    Raises:
+        OSError: as ``open`` raises it; with ``errno.ESTALE`` where the file is not as it was described.
+    """
+    try:
+        held = opened(file.lend)
+    except OSError as error:
+        error.filename = path
+        raise
+    try:
+        yield held.descriptor
+    finally:
+        held.give_back()
 
 
 def regular_status(path: str) -> os.stat_result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fastpipe._descriptors import closes_idle
 from fastpipe.errors import MissingDependencyError
 
 try:
@@ -14,3 +15,5 @@ except ImportError as error:  # pragma: no cover - a source tree that was never 
     ) from error
 
 __all__ = ["native"]
+
+closes_idle(native.close_idle_files)

@@ -6,16 +6,21 @@ import errno
 import json
 import logging
 import os
+import struct
 import threading
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from traceback import walk_tb
 from typing import Any
 
 from fastpipe._files import open_output
 from fastpipe.errors import (
     BadSampleError,
+    CacheError,
     ClosedError,
     FastpipeError,
+    StageError,
     StoreError,
     TooManyBadSamplesError,
 )
@@ -27,12 +32,27 @@ __all__ = [
     "bad_sample_error",
     "is_of_machine",
     "is_of_samples",
+    "means_damage",
     "why_nothing_is_left",
 ]
 
 _log = logging.getLogger("fastpipe.bad_samples")
 
 _OF_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS}
+
+# What reading an image's file and decoding it raise because of the file.  Pillow's plugins let through
+# whatever a damaged file makes Python raise in them.
+_OF_FILES = (
+    OSError, SyntaxError, ValueError, ArithmeticError, LookupError, EOFError, RuntimeError,
+    struct.error, zlib.error,
+)  # fmt: skip
+_OF_FILES_BY_NAME = {
+    "PIL.Image.DecompressionBombError",
+    "tensorflow.python.framework.errors_impl.InvalidArgumentError",
+}
+# These are mistakes in a program, unless the decoder itself makes them, which a damaged file has led astray.
+_OF_PROGRAMS = (TypeError, AttributeError, AssertionError)
+_DECODERS = ("PIL.", "tensorflow.")
 
 
 @dataclass(frozen=True)
@@ -54,10 +74,26 @@ class Item:
 
 def is_of_machine(error: BaseException) -> bool:
     """Whether an error says nothing of a file: with it the next one could not be read either, and this one
-    could at another time.  That a store has an object no more says something of it: FileNotFoundError."""
-    return isinstance(error, (MemoryError, ImportError, NameError, StoreError, ClosedError)) or (
-        isinstance(error, OSError) and error.errno in _OF_MACHINE
-    )
+    could at another time, or by another user.  That a store has an object no more says something of it:
+    FileNotFoundError."""
+    kinds = (MemoryError, ImportError, NameError, RecursionError, PermissionError)
+    ours = (StoreError, StageError, CacheError, ClosedError)
+    return isinstance(error, kinds + ours) or (isinstance(error, OSError) and error.errno in _OF_MACHINE)
+
+
+def means_damage(error: BaseException) -> bool:
+    """Return whether an error of reading or decoding an image means that its file is bad.
+
+    Any other is raised as it is, whatever the policy: one of the machine, or of a package that is missing, or
+    a warning that the script has made an error.
+    """
+    if is_of_machine(error):
+        return False
+    if isinstance(error, _OF_PROGRAMS):
+        frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+        return bool(frames) and str(frames[-1].f_globals.get("__name__")).startswith(_DECODERS)
+    names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
+    return isinstance(error, _OF_FILES) or not _OF_FILES_BY_NAME.isdisjoint(names)
 
 
 def is_of_samples(error: BaseException, damaged: type[FastpipeError]) -> bool:

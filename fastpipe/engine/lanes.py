@@ -254,9 +254,18 @@ class LaneWriter:
     def send(self, address: int) -> int | None:
         """The segment that begins at an address, from now on the parent's; None if there is no
         such segment."""
+        segment = self._segment_at(address)
+        if segment is not None:
+            self._sent[segment] = (int(self._sent[segment]) + 1) & 0xFFFFFFFF
+        return segment
+
+    def has(self, address: int) -> bool:
+        """Whether a segment that begins at an address is in use."""
+        return self._segment_at(address) is not None
+
+    def _segment_at(self, address: int) -> int | None:
         for segment, memory in enumerate(self._segments):
             if memory is not None and segment in self._taken and memory.ctypes.data == address:
-                self._sent[segment] = (int(self._sent[segment]) + 1) & 0xFFFFFFFF
                 return segment
         return None
 

@@ -7,7 +7,7 @@ from time import perf_counter_ns
 from typing import Any, TypeVar
 
 from fastpipe._nvtx import ranged
-from fastpipe.engine.bad import Item, is_of_machine
+from fastpipe.engine.bad import Item, means_damage
 from fastpipe.engine.pool import Job, ThreadPool
 from fastpipe.protocols import BatchDecoder, EncodedImage, PartlyDecoded, ReducedImage
 from fastpipe.types import Box, Size, UInt8Array
@@ -88,8 +88,8 @@ class _WatchedRows:
 
 def judged(error: Exception) -> Exception:
     """Return the error to raise when reading or decoding failed: ``UnreadableError`` for a bad file, or the
-    error itself where the machine is at fault."""
-    return error if is_of_machine(error) else UnreadableError()
+    error itself, which says nothing of the file."""
+    return UnreadableError() if means_damage(error) else error
 
 
 def said_of(decoder: BatchDecoder) -> str:

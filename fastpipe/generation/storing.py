@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe._descriptors import is_tight, opened
 from fastpipe._files import open_regular, sync_folder
 from fastpipe._printable import printable
 from fastpipe.generation.blocks import Block, Failure
@@ -32,8 +33,8 @@ from fastpipe.hdf5.checkpoints import write_all, write_whole
 
 __all__ = ["Nowhere", "Parts", "Places", "Stored", "Stores", "bytes_of", "data_file"]
 
-_MOST_NOTED = 20  # rows with NaN of a block, by number
 _MOST_OPEN = 64  # files, of which there may be thousands
+_MOST_NOTED = 20  # rows with NaN of a block, by number
 
 
 def data_file(folder: Path, shard: int) -> Path:
@@ -177,13 +178,14 @@ class Stores:
     def file(self, name: str) -> Iterator[int]:
         """The descriptor of a file of the folder, which is made if it is missing; for a ``with`` block."""
         with self._lock:
-            one = self._files.pop(name, None)
+            one, too_many = self._files.pop(name, None), 0
             if one is None:
-                one = _Open(open_regular(self._places.folder / name, os.O_RDWR | os.O_CREAT))
+                one = _Open(opened(open_regular, self._places.folder / name, os.O_RDWR | os.O_CREAT))
+                too_many = 1 if is_tight(one.descriptor) else max(len(self._files) + 1 - _MOST_OPEN, 0)
             self._files[name] = one
             one.users += 1
             idle = [key for key, other in self._files.items() if not other.users]
-            for key in idle[: max(len(self._files) - _MOST_OPEN, 0)]:
+            for key in idle[:too_many]:
                 os.close(self._files.pop(key).descriptor)
         try:
             yield one.descriptor

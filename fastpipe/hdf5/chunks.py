@@ -18,7 +18,7 @@ from fastpipe.hdf5.geometry import grid_of
 from fastpipe.hdf5.layout import Layout, in_blocks
 from fastpipe.hdf5.library import has_blosc2
 
-__all__ = ["ChunkReader", "FileState"]
+__all__ = ["ChunkReader", "FileState", "data_file"]
 
 UInt8Array = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import threading
-from collections.abc import Iterator, Sequence
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from fastpipe._descriptors import closes_idle, is_spent, is_tight, opened
 from fastpipe._extras import require
 from fastpipe.core.native import native
 from fastpipe.errors import MissingDependencyError
 from fastpipe.hdf5.filters import OF_HDF5PLUGIN, FilterStep
 
 __all__ = [
+    "OpenFiles",
     "filter_remedy",
     "filters_edges",
     "filters_of",
@@ -33,12 +38,78 @@ __all__ = [
 ]
 
 _MOST_SOURCES = 64  # of a virtual dataset whose filters are looked at: as a rule they are alike
+_MOST_OPEN = 64  # files, each with a cache of chunks
 _USER_BLOCK = 1 << 16  # bytes: more than all else in a file with one small dataset
 # The functions of c-blosc2 that the core takes: fastpipe/native/codecs.h.
 _BLOSC2_CALLS = (
     "blosc2_schunk_from_buffer", "b2nd_from_schunk", "b2nd_to_cbuffer", "b2nd_free",
     "blosc2_schunk_decompress_chunk", "blosc2_schunk_free",
 )  # fmt: skip
+
+
+class OpenFiles:
+    """Files as the HDF5 library has them open, for what only it can read.  For threads at once.
+
+    When the descriptors of the process run low, those that were not used for longest are closed, whoever
+    opened them.  A file that is in use stays open until its user drops it.
+    """
+
+    _lock = threading.RLock()  # a finalizer may run while it is held
+    _numbers = itertools.count()
+    _open: ClassVar[OrderedDict[tuple[int, Hashable], Any]] = OrderedDict()
+
+    def __init__(self) -> None:
+        self._number = next(self._numbers)
+        weakref.finalize(self, self._drop, self._number).atexit = False
+
+    def file(self, key: Hashable, open_it: Callable[[], Any]) -> Any:
+        """Return a file.
+
+        Args:
+            key: which of this owner's it is.
+            open_it: opens it, if it is not open.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        with self._lock:
+            where = self._number, key
+            if where not in self._open:
+                self._open[where] = opened(open_it)
+                self._make_room()
+            self._open.move_to_end(where)
+            return self._open[where]
+
+    @classmethod
+    def close_idle(cls) -> None:
+        """Close all of them that are not in use."""
+        with cls._lock:
+            cls._open.clear()
+
+    def _make_room(self) -> None:
+        while len(self._open) > 1 and (len(self._open) > _MOST_OPEN or _runs_low()):
+            self._open.popitem(last=False)
+
+    @classmethod
+    def _drop(cls, number: int) -> None:
+        with cls._lock:
+            for where in [where for where in cls._open if where[0] == number]:
+                del cls._open[where]
+
+
+closes_idle(OpenFiles.close_idle)
+
+
+def _runs_low() -> bool:
+    """Return whether half of this process's descriptors are in use."""
+    try:
+        descriptor = os.open(os.devnull, os.O_RDONLY)
+    except OSError as error:
+        if is_spent(error):
+            return True
+        raise
+    os.close(descriptor)
+    return is_tight(descriptor)
 
 
 def filters_of(properties: Any) -> tuple[FilterStep, ...]:

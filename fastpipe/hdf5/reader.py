@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from fastpipe.hdf5.files import SampleFile, SampleFiles
 from fastpipe.hdf5.geometry import grid_of
 from fastpipe.hdf5.kept import KeptChunks
 from fastpipe.hdf5.layout import Layout, in_blocks
-from fastpipe.hdf5.library import require_filters
+from fastpipe.hdf5.library import OpenFiles, require_filters
 from fastpipe.hdf5.objects import raw_name
 from fastpipe.hdf5.opening import library_errors, open_library
 
@@ -29,7 +28,6 @@ __all__ = ["RowReader"]
 
 Int64Array = npt.NDArray[np.int64]
 
-_MOST_OPEN = 64  # files that the library has open at once
 # The library's cache of chunks, for what only it can read; its number of slots is to be a prime.
 _LIBRARY_NBYTES, _LIBRARY_SLOTS = 1 << 23, 10_007
 
@@ -66,7 +64,7 @@ class RowReader:
         self._threads, self._turn = threads, turn
         self._lock = threading.Lock()
         self._opened: dict[int, list[_Dataset | None]] = {}
-        self._library = _Library()
+        self._library = OpenFiles()
 
     def start(self, samples: Int64Array, rows: Int64Array, outs: Sequence[npt.NDArray[Any]]) -> Started:
         """Describe the reading of some samples.
@@ -159,10 +157,22 @@ class RowReader:
         order = np.argsort(samples, kind="stable")
         lead = layout.shape[: file.sample_dims]
         indices = zip(*np.unravel_index(samples[order], lead), strict=True)
-        dataset = self._library.dataset(number, file, layout)
+        dataset = self._library_dataset(number, file, layout)
         with library_errors(f"{file.shown}, dataset {layout.name}", DamagedError, dataset):
             for row, index in zip(rows[order].tolist(), indices, strict=True):
                 out[row] = dataset[tuple(map(int, index))]
+
+    def _library_dataset(self, number: int, file: SampleFile, layout: Layout) -> Any:
+        opened = self._library.file(number, partial(_open_with_library, file))
+        file.check_unchanged()
+        with library_errors(file.shown):
+            dataset = opened[raw_name(layout.name)]
+            require_filters(dataset, file.shown)
+            # One that is written in SWMR mode may have grown, and nothing else.
+            is_same = dataset.dtype == layout.dtype and dataset.ndim == len(layout.shape)
+            if not is_same or any(map(operator.lt, dataset.shape, layout.shape)):
+                raise file.state.changed(file.shown)
+        return dataset
 
 
 def _keep_chunks(batch: Any, kept: Sequence[KeptChunks | None]) -> None:
@@ -208,40 +218,8 @@ def _sample(chunks: ChunkReader, sample_dims: int, sample: int) -> npt.NDArray[A
     return out
 
 
-class _Library:
-    """Files as the HDF5 library has them open, for what only it can read.  For threads at once."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: OrderedDict[int, Any] = OrderedDict()
-
-    def dataset(self, number: int, file: SampleFile, layout: Layout) -> Any:
-        """A dataset of a file.
-
-        Raises:
-            OSError: the file is not there any more.
-            HDF5Error: it has changed since it was laid out.
-            MissingDependencyError: this process's library does not have one of its filters.
-        """
-        with self._lock:
-            opened = self._open.get(number)
-            if opened is None:
-                # Rows come in the file's order: of each dataset one chunk at a time, and the next.
-                largest = max(layout.library_chunk for layout in file.layouts)
-                room = max(_LIBRARY_NBYTES, 2 * largest)
-                opened = open_library(
-                    file.path, file.shown, rdcc_nbytes=room, rdcc_nslots=_LIBRARY_SLOTS, rdcc_w0=1.0
-                )
-                self._open[number] = opened
-                if len(self._open) > _MOST_OPEN:
-                    self._open.popitem(last=False)
-            self._open.move_to_end(number)
-            file.check_unchanged()
-            with library_errors(file.shown):
-                dataset = opened[raw_name(layout.name)]
-                require_filters(dataset, file.shown)
-                # One that is written in SWMR mode may have grown, and nothing else.
-                is_same = dataset.dtype == layout.dtype and dataset.ndim == len(layout.shape)
-                if not is_same or any(map(operator.lt, dataset.shape, layout.shape)):
-                    raise file.state.changed(file.shown)
-        return dataset
+def _open_with_library(file: SampleFile) -> Any:
+    # Rows come in the file's order: of each dataset one chunk at a time, and the next.
+    largest = max(layout.library_chunk for layout in file.layouts)
+    room = max(_LIBRARY_NBYTES, 2 * largest)
+    return open_library(file.path, file.shown, rdcc_nbytes=room, rdcc_nslots=_LIBRARY_SLOTS, rdcc_w0=1.0)

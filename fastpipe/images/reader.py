@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import struct
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,18 +17,27 @@ import numpy as np
 from fastpipe._extras import require
 from fastpipe._nvtx import ranged
 from fastpipe.core.native import native
-from fastpipe.errors import OptionError
+from fastpipe.errors import MissingDependencyError, OptionError
 from fastpipe.images.installed import decodes_as_pillow
 from fastpipe.options import Decode
 from fastpipe.types import Box, Size, UInt8Array
 
-__all__ = ["ImageReader", "JpegHeader", "PillowImage", "read_jpeg_header", "read_many"]
+__all__ = ["ImageReader", "JpegHeader", "PillowImage", "converted", "read_jpeg_header", "read_many"]
 
 _log = logging.getLogger("fastpipe.read")
 
 # As Pillow has them: of PNGs with more text than that it raises an error.
 _TEXT_CHUNK, _TEXT_MEMORY = 1 << 20, 64 << 20
 _CODECS = ("jpg", "libjpeg_turbo", "jpg_2000", "libtiff", "webp", "avif")
+# Of formats that are only there if Pillow was built with them: the plugin, and how files begin.
+_OPTIONAL = {
+    "webp": ("WebPImagePlugin", rb"RIFF.{4}WEBPVP8"),
+    "avif": ("AvifImagePlugin", rb".{4}ftypavi[fs]"),
+}
+# What Pillow says where a library is missing; its features' names by those of its decoders.
+_NO_DECODER = re.compile(r"decoder (\w+) not available")
+_NO_GHOSTSCRIPT = "Unable to locate Ghostscript"
+_FEATURES = {"jpeg2k": "jpg_2000", "jpeg": "jpg", "zip": "zlib"}
 _JPEG_BEGINS = b"\xff\xd8\xff\xe0\x00\x10JFIF\x00\x01\x01\x00\x00\x01"  # as much as Pillow shows plugins
 
 
@@ -156,6 +166,7 @@ class ImageReader:
         try:
             image = self._image.open(io.BytesIO(blob))
         except self._image.UnidentifiedImageError as error:
+            _require_feature_of(blob, path)
             raise self._image.UnidentifiedImageError(f"cannot identify image file {path!r}") from error
         self._check_pixels(image.width * image.height, path)
         return image
@@ -184,7 +195,7 @@ class ImageReader:
 
     def convert(self, image: Any) -> Any:
         """What torchvision's default loader does to an opened image, and the EXIF turn."""
-        image = image.convert("RGB")
+        image = converted(image, "RGB")
         return self._ops.exif_transpose(image) if self.decode.exif else image
 
     def fast_region(self, blob: bytes, box: Box) -> UInt8Array | None:
@@ -236,6 +247,45 @@ def _plugins_of(image: Any) -> _Plugins:
     has_jpeg = has_jpeg and not any(_takes_jpeg(openers[name][1]) for name in before if name not in own)
     _plugins = found = _Plugins(order, openers, decoders, tuple(changes), has_jpeg)
     return found
+
+
+def converted(image: Any, mode: str) -> Any:
+    """Decode an opened image of Pillow's, as ``Image.convert`` does.
+
+    Raises:
+        MissingDependencyError: what decodes it is not in this environment.
+    """
+    try:
+        return image.convert(mode)
+    except OSError as error:
+        lacks = _NO_DECODER.search(str(error))
+        if lacks is not None:
+            feature = _FEATURES.get(lacks[1], lacks[1])
+            raise _missing(f"a {image.format} image", feature) from error
+        if _NO_GHOSTSCRIPT in str(error):
+            raise MissingDependencyError(
+                "an EPS image is drawn by Ghostscript, which is not installed: apt-get install ghostscript"
+            ) from error
+        raise
+
+
+def _require_feature_of(blob: bytes, path: str) -> None:
+    """Raise an error for a file of a format that this build of Pillow leaves out."""
+    features = require("PIL.features", extra="image")
+    for feature, (plugin, pattern) in _OPTIONAL.items():
+        if re.match(pattern, blob, re.DOTALL) is None:
+            continue
+        is_known = feature in features.modules or feature in features.features
+        is_there = getattr(sys.modules.get(f"PIL.{plugin}"), "SUPPORTED", True)
+        if is_known and not (is_there and features.check(feature)):
+            raise _missing(repr(path), feature)
+
+
+def _missing(what: str, feature: str) -> MissingDependencyError:
+    return MissingDependencyError(
+        f"{what} cannot be decoded, as this Pillow was built without {feature!r} ('python -m PIL' lists "
+        "what it has): pip install --force-reinstall pillow"
+    )
 
 
 def _is_pillows(made: Any) -> bool:

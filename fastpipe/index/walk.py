@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
+from fastpipe._descriptors import is_spent, opened
 from fastpipe.index.file_systems import FileSystems, is_settled
 
 __all__ = ["Folder", "Stamp", "Waiting", "Walker"]
@@ -202,9 +203,11 @@ class Walker(Generic[T]):
         if status is not None and self._file_systems.is_remote(status.st_dev, path):
             self._remote = True
         try:
-            with os.scandir(path) as entries:
+            with opened(os.scandir, path) as entries:
                 folders, files, lasting = _split(entries)
-        except OSError:
+        except OSError as error:
+            if is_spent(error):
+                raise
             return None
         stamp = None
         if lasting and status is not None and self._file_systems.is_local(status.st_dev, path):

@@ -164,8 +164,26 @@ class KeptImages:
         Whether the images of objects in these states, uint64 (N, 5), are there.
         """
 
+class LentFile:
+    """A file that is open until it is given back."""
+
+    @property
+    def descriptor(self) -> int:
+        """Its descriptor, for ``os.pread``."""
+
+    def give_back(self) -> None:
+        """Let it be closed."""
+
 class DataFile:
     """A file of which parts are read: see fastpipe/native/files.h."""
+
+    def lend(self) -> LentFile:
+        """
+        The file, open; an OSError where it is not to be opened, ESTALE where it has changed.
+        """
+
+def close_idle_files() -> int:
+    """Close files that are open only to be read again; how many."""
 
 def data_file(path: bytes, state: tuple[int, int, int, int]) -> DataFile:
     """

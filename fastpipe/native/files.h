@@ -35,8 +35,12 @@ class Descriptor {
   int number_;
 };
 
-// Open a file; -1 with errno where that fails.  A fifo without a writer is not waited for.
+// Open a file; -1 with errno where that fails.  A fifo without a writer is not waited for.  Where the process has no
+// descriptor left, files that are kept open are closed, and others that are open for a moment are waited for.
 int open_for_reading(const char* path) noexcept;
+
+// Close the files that are open only to be read again (`DataFile`); how many there were.
+int close_idle_files() noexcept;
 
 // Read up to `size` bytes, in calls for at most `most_at_once`, until the end of the file; short reads and
 // signals are no end.  Returns how many there were, or -1 with errno.
@@ -46,6 +50,9 @@ std::int64_t read_full(int descriptor, std::uint8_t* out, std::size_t size, std:
 bool read_at(int descriptor, std::uint8_t* out, std::int64_t size, std::int64_t offset) noexcept;
 
 // A file of which parts are read, in the state in which it was described.  For threads at once.
+//
+// It stays open between two reads, as long as the process has descriptors enough: a new one whose number is in the
+// upper half of what the process may have now closes the file that was not used for longest, whoever has the others.
 class DataFile {
  public:
   struct State {
@@ -64,8 +71,8 @@ class DataFile {
   // The file in one thread's hands.
   class Opened {
    public:
-    explicit Opened(DataFile& file) noexcept : file_(file), descriptor_(file.open()) {}
-    ~Opened() { file_.let_go(descriptor_); }
+    explicit Opened(DataFile& file) noexcept : file_(file), descriptor_(file.open(&is_kept_)) {}
+    ~Opened() { file_.let_go(descriptor_, is_kept_); }
     Opened(const Opened&) = delete;
     Opened& operator=(const Opened&) = delete;
     // For pread(); -1 where it cannot be opened, or (errno is ESTALE) is not the file that it was.
@@ -73,17 +80,21 @@ class DataFile {
 
    private:
     DataFile& file_;
+    bool is_kept_ = false;  // before the descriptor, which sets it
     const int descriptor_;
   };
 
  private:
-  int open() noexcept;
-  void let_go(int descriptor) noexcept;
+  friend class OpenFiles;
+  int open(bool* is_kept) noexcept;
+  void let_go(int descriptor, bool is_kept) noexcept;
   bool is_as_it_was(int descriptor) const noexcept;
 
   const std::string path_;
   const State state_;
-  std::atomic<int> kept_{-1};  // a descriptor that stays open, while not too many do
+  // A descriptor that stays open, plus 1, in the upper half; in the lower, how many threads read from it.
+  std::atomic<std::uint64_t> kept_{0};
+  std::atomic<std::uint64_t> used_{0};  // when, in uses of any file
 };
 
 }  // namespace fastpipe

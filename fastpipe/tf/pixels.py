@@ -13,7 +13,7 @@ from fastpipe.core.native import native
 from fastpipe.images.geometry import Region, fold
 from fastpipe.images.installed import FILTERS, grey_is_known, pillow_filter
 from fastpipe.images.pixels import Conversion, draw, part_of
-from fastpipe.images.reader import ImageReader
+from fastpipe.images.reader import ImageReader, converted
 from fastpipe.images.steps import BOX, GREY, PROPORTION, RESIZE, described_step
 from fastpipe.images.whole import WholeImage
 from fastpipe.options import Decode
@@ -201,7 +201,7 @@ class PillowPixels:
         return np.asarray(part.resize(self._spec.size[::-1], resampling))
 
     def _converted(self, image: Any) -> Any:
-        return image.pil().convert({1: "L", 3: "RGB", 4: "RGBA"}[self._spec.channels])
+        return converted(image.pil(), {1: "L", 3: "RGB", 4: "RGBA"}[self._spec.channels])
 
 
 class _OfPillow:

@@ -247,7 +247,9 @@ class Batch:
         values = [self.pending.values[n] for n in kept]
         if self._tensor is not None and self._like is not None:
             rows = self._like.rows(self._tensor)
-            values = [rows[n] if value is PLACED else value for n, value in zip(kept, values, strict=True)]
+            values = [
+                rows[n].clone() if value is PLACED else value for n, value in zip(kept, values, strict=True)
+            ]
         if self.stock_here:
             values = [self._run_stock(value, n) for n, value in zip(kept, values, strict=True)]
         return values

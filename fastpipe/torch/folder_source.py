@@ -20,7 +20,7 @@ from fastpipe.options import Cache
 from fastpipe.torch.ahead import Ahead, Lookout
 from fastpipe.torch.batches import LAYOUTS, Batch, Making, batch_memory, batch_memory_like
 from fastpipe.torch.image_folder import FastImageFolder
-from fastpipe.torch.samples import samples_of
+from fastpipe.torch.samples import entry, samples_of
 from fastpipe.torch.source import MixedBatch, Source, SplitError
 from fastpipe.torch.split import Split, split_of
 from fastpipe.torch.twin import ImageFolderTwin, why_no_twin
@@ -291,7 +291,7 @@ class _Mixed(MixedBatch):
             from fastpipe.device.transfer import uploaded
 
             tensor = tensor[uploaded(torch.tensor(self.kept, dtype=torch.int64, device="cpu"), tensor.device)]
-        targets, key = [target for _, target in samples], self._key
+        targets, key = [entry(sample, 1) for sample in samples], self._key
         if key is not None:
             key = key._replace(draws=key.draws[self.kept])
         return samples_of(tensor, self._kind, targets, self._end, key)

@@ -230,7 +230,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         samples = self._finish_batch(batch)
         if not samples:  # not an IndexError, which would silently end a loop over the dataset
             raise self._why_empty(batch) or AssertionError("one sample was asked for")
-        image, target = samples[0]
+        image, target = samples[0]  # the only one of its batch, whose memory is its own
         return image, target
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
@@ -244,7 +244,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         samples = self._finish_batch(batch)
         if not samples and (error := self._why_empty(batch)) is not None:  # nothing can be collated from none
             raise error
-        return list(samples)
+        return self._running().hand_out(samples)
 
     def __repr__(self) -> str:
         return printable_lines(super().__repr__())

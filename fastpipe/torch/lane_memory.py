@@ -16,7 +16,9 @@ from torch.multiprocessing.reductions import reduce_tensor
 
 from fastpipe.engine.lanes import Lane, LaneWriter, lanes_are_possible
 
-__all__ = ["NAMED_MEMORY", "expect_from", "remove_names_of", "room", "send_through", "shared_flat"]
+__all__ = [
+    "NAMED_MEMORY", "expect_from", "is_in_lane", "remove_names_of", "room", "send_through", "shared_flat",
+]  # fmt: skip
 
 NAMED_MEMORY = "/dev/shm"  # where torch makes what it shares
 
@@ -53,6 +55,11 @@ def shared_flat(size: int) -> torch.Tensor:
         return torch.empty(0, dtype=torch.uint8).set_(storage)
     # All segments are in the user's hands: memory that is torch's to send, and not limited by /dev/shm.
     return torch.empty(0, dtype=torch.uint8).set_(_unnamed(size))
+
+
+def is_in_lane(tensor: torch.Tensor) -> bool:
+    """In a worker: whether a tensor is in memory that the parent gives back once it has no more of it."""
+    return _writer is not None and _writer.has(tensor.untyped_storage().data_ptr())
 
 
 def remove_names_of(pids: Sequence[int]) -> None:
@@ -144,4 +151,6 @@ def _receive(
     stride: tuple[int, ...],
 ) -> torch.Tensor:  # fmt: skip
     storage = torch.from_numpy(_lanes[lane].receive(segment, size)).untyped_storage()
-    return torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
+    tensor = torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
+    # A part of a batch, such as a sample that was not collated: whoever keeps it must not keep the batch.
+    return tensor if tensor.nbytes == size else tensor.clone()

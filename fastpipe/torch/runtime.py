@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ from fastpipe.options import BadSamples, Cache, Decode
 from fastpipe.torch.batches import BatchMemory, Place
 from fastpipe.torch.kept import Found, ImageSource
 from fastpipe.torch.likeness import Likeness
+from fastpipe.torch.samples import BatchSamples, Whole
 from fastpipe.torch.substitutes import Items
 from fastpipe.torch.threads import native_lines, new_pool, note
 
@@ -77,6 +79,7 @@ class Runtime(ProcessRuntime[Options]):
             native.note_in(noted_in)
         self._makers_on: dict[Any, DeviceMaker | None] = {}
         self._lock = threading.Lock()
+        self._handed_out: Callable[[], Whole | None] = _no_batch
         decoder = None
         if decode.backend == "dali":
             from fastpipe.images.dali import make_batch_decoder
@@ -162,6 +165,17 @@ class Runtime(ProcessRuntime[Options]):
         )
         return batch
 
+    def hand_out(self, samples: Sequence[Any]) -> list[Any]:
+        """Return samples as a list for a loader of torch's, which collates them later.
+
+        Those of the list before that somebody has kept without a look get memory of their own now.
+        """
+        before = self._handed_out()
+        if before is not None:
+            before.release()
+        self._handed_out = weakref.ref(samples.whole) if type(samples) is BatchSamples else _no_batch
+        return list(samples)
+
     def maker_on(self, device: Any) -> DeviceMaker | None:
         """What makes batches of bytes on a device; None where the options say that none does."""
         with self._lock:
@@ -190,6 +204,10 @@ class Runtime(ProcessRuntime[Options]):
         if maker is not None:
             _log.info("images are decoded on %s: %s", device, maker.describe())
         return maker
+
+
+def _no_batch() -> None:
+    return None
 
 
 class _Noted:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import errno
 import math
 import os
 import tokenize
-import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from fastpipe._sizes import in_bytes
 from fastpipe.core.chunks import ChunkError, read_fully
-from fastpipe.core.files import open_file
+from fastpipe.core.files import lent, open_file
 from fastpipe.core.native import native
 from fastpipe.errors import VolumeError
 from fastpipe.volumes.damage import as_volume_error
@@ -92,28 +93,38 @@ class RawVolume(Volume):
 class _RawReader(UnitReader):
     def __init__(self, volume: RawVolume) -> None:
         self._volume = volume
-        try:
-            self._descriptor = open_file(volume.path)
-        except FileNotFoundError:
-            if volume.path == volume.source:
+        self._file = native.data_file(os.fsencode(volume.path), volume.opened.state)
+        self.check()
+
+    @contextlib.contextmanager
+    def _descriptor(self) -> Iterator[int]:
+        volume = self._volume
+        with contextlib.ExitStack() as block:
+            try:
+                descriptor = block.enter_context(lent(self._file, volume.path))
+            except OSError as error:
+                # A copy goes when one of another state is made.
+                is_gone = isinstance(error, FileNotFoundError) and volume.path != volume.source
+                if error.errno == errno.ESTALE or is_gone:
+                    raise volume.opened.changed() from None
                 raise
-            raise volume.opened.changed() from None  # its copy goes when one of another state is made
-        weakref.finalize(self, os.close, self._descriptor).atexit = False
-        volume.opened.check(self._descriptor)
+            yield descriptor
 
     def check(self) -> None:
         """Look at the file; of a copy also at what it is a copy of."""
-        self._volume.opened.check(self._descriptor)
+        with self._descriptor():
+            pass
         if self._volume.copied is not None:
             self._volume.copied.check()
 
     def read(self, numbers: npt.NDArray[np.int64], outs: Sequence[npt.NDArray[np.uint8]]) -> None:
         """Read units."""
         self.check()
-        for number, out in zip(numbers.tolist(), outs, strict=True):
-            self._read_unit(number, out)
+        with self._descriptor() as descriptor:
+            for number, out in zip(numbers.tolist(), outs, strict=True):
+                self._read_unit(descriptor, number, out)
 
-    def _read_unit(self, number: int, out: npt.NDArray[np.uint8]) -> None:
+    def _read_unit(self, descriptor: int, number: int, out: npt.NDArray[np.uint8]) -> None:
         volume = self._volume
         shape, unit, box = volume.shape, volume.grid.unit, volume.grid.box(number)
         made = out.view(volume.dtype).reshape(unit)
@@ -125,7 +136,7 @@ class _RawReader(UnitReader):
         # What lies together in the file is read into memory without gaps, and put into its place.
         packed = target if target.flags.c_contiguous else np.empty(sizes, volume.dtype)
         try:
-            read_box(self._descriptor, volume.offset, shape, box, packed)
+            read_box(descriptor, volume.offset, shape, box, packed)
         except ChunkError as error:
             where = box_text(volume.grid.box(number))
             raise DamagedUnitError(f"{volume.name}, the part at {where}: {error}") from None

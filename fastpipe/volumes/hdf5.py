@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import operator
 import os
 import threading
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,14 +15,14 @@ import numpy.typing as npt
 
 from fastpipe._sizes import in_bytes
 from fastpipe.core.chunks import ChunkError
-from fastpipe.core.files import open_file
+from fastpipe.core.files import lent
 from fastpipe.core.native import native
 from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.hdf5 import chunks
 from fastpipe.hdf5.errors import DamagedError
 from fastpipe.hdf5.filters import described
 from fastpipe.hdf5.layout import Layout, read_layout
-from fastpipe.hdf5.library import require_filters
+from fastpipe.hdf5.library import OpenFiles, require_filters
 from fastpipe.hdf5.objects import dataset_named, dataset_names, datasets_of, name_of, raw_name
 from fastpipe.hdf5.opening import library_errors, open_library, opened
 from fastpipe.protocols import ChunkTables
@@ -158,14 +158,20 @@ class _ChunkReader(UnitReader):
 
     def __init__(self, volume: HDF5Volume) -> None:
         self._volume = volume
-        self._descriptor = open_file(volume.path)
-        weakref.finalize(self, os.close, self._descriptor).atexit = False
-        volume.opened.check(self._descriptor)
-        self._chunks = chunks.ChunkReader(volume.layout, chunks.FileState(*volume.opened.state))
+        state = chunks.FileState(*volume.opened.state)
+        self._file = chunks.data_file(volume.path, state)
+        self._chunks = chunks.ChunkReader(volume.layout, state, file=self._file)
+        self.check()
 
     def check(self) -> None:
         """Look at the file."""
-        self._volume.opened.check(self._descriptor)
+        try:
+            with lent(self._file, self._volume.path):
+                pass
+        except OSError as error:
+            if error.errno == errno.ESTALE:
+                raise self._volume.opened.changed() from None
+            raise
 
     def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
         """Read chunks, many by one call."""
@@ -187,7 +193,7 @@ class _ChunkReader(UnitReader):
             for place in places.tolist():
                 self._chunks.decode(numbers[place : place + 1], outs[place].reshape(1, -1))
         except ChunkError as error:
-            volume.opened.check(self._descriptor)
+            self.check()
             raise DamagedUnitError(str(error)) from None
         except HDF5Error:  # another file is at the path by now
             raise volume.opened.changed() from None
@@ -198,7 +204,7 @@ class _LibraryReader(UnitReader):
 
     def __init__(self, volume: HDF5Volume) -> None:
         self._volume, self._lock = volume, threading.Lock()
-        self._file: Any = None
+        self._files = OpenFiles()
 
     def check(self) -> None:
         """Look at the file."""
@@ -209,10 +215,9 @@ class _LibraryReader(UnitReader):
         volume = self._volume
         with self._lock:
             volume.opened.check(volume.path)
-            if self._file is None:
-                self._file = self._opened()
+            file = self._files.file(volume.path, self._opened)
             with library_errors(volume.name):
-                dataset = self._file[raw_name(volume.layout.name)]
+                dataset = file[raw_name(volume.layout.name)]
             for number, out in zip(numbers.tolist(), outs, strict=True):
                 box = volume.grid.box(number)
                 where = f"{volume.name}, the chunk at {box_text(box)},"

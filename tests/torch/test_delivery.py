@@ -82,7 +82,8 @@ def test_what_is_sent_as_bytes(tree: Path) -> None:
         assert source is not None
         source.send_bytes()
         samples = source.finish(source.start([0, 1, len(dataset) - 1], Key(0, 0, np.arange(3))))
-        return samples[0][0].dtype, isinstance(samples[0], BatchSample) and samples[0].whole.end is not None
+        has_end = isinstance(samples[0], BatchSample) and samples[0].whole.end is not None
+        return samples[0][0].dtype, has_end
 
     for end in ENDS.values():
         assert sent(end) == (torch.uint8, True)

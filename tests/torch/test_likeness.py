@@ -66,13 +66,12 @@ def test_batches_equal_those_made_sample_by_sample(tree: Path, chain: str) -> No
 def test_the_samples_have_their_type_and_the_batch_is_not_copied(tree: Path, chain: str) -> None:
     dataset = FastImageFolder(str(tree), CHAINS[chain](), threads=2)
     first, second = dataset.__getitems__(range(6)), dataset.__getitems__(range(6))
+    address = second[0].whole.tensor.data_ptr()  # type: ignore[attr-defined]
+    assert default_collate(second)[0].data_ptr() == address
     for one, other in zip(first, second, strict=True):
         assert type(one[0]) is type(other[0]) in (torch.Tensor, tv_tensors.Image)
         assert one[1] == other[1]
         assert isinstance(other, tuple)
-    address = second[0][0].untyped_storage().data_ptr()
-    assert {sample[0].untyped_storage().data_ptr() for sample in second} == {address}
-    assert default_collate(second)[0].untyped_storage().data_ptr() == address
 
 
 def test_a_stock_loader_with_workers_gets_them_from_shared_memory(tree: Path) -> None:

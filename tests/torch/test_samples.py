@@ -27,7 +27,6 @@ def test_a_sample_is_a_tuple_of_image_and_target() -> None:
         assert isinstance(sample, tuple)
         image, target = sample
         assert torch.equal(image, tensor[number])
-        assert image.data_ptr() == tensor[number].data_ptr()
         assert target == number
         assert sample == (sample[0], number)
 
@@ -108,12 +107,8 @@ def test_samples_inside_other_structures() -> None:
 
 
 def test_alone_a_sample_is_pickled_without_its_batch() -> None:
-    tensor = torch.zeros(64, 3, 32, 32)
-    samples = samples_of(tensor, torch.Tensor, list(range(64)))
-    image, target = samples[5]
-    sample = BatchSample((image.clone(), target))
-    sample.whole, sample.position = samples.whole, 5
-    data = pickle.dumps(sample)
+    samples = samples_of(torch.zeros(64, 3, 32, 32), torch.Tensor, list(range(64)))
+    data = pickle.dumps(samples[5])
     assert len(data) < 3 * 32 * 32 * 4 * 2
     loaded = pickle.loads(data)
     assert type(loaded) is tuple

@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from fastpipe.core.files import read_file
-from fastpipe.engine.bad import Item, bad_sample_error, is_of_machine
+from fastpipe.engine.bad import Item, bad_sample_error, means_damage
+from fastpipe.errors import MissingDependencyError
 from fastpipe.files.scanning.oddities import content_kind, name_fits, oddities, orientation
 from fastpipe.files.scanning.verdicts import Verdict, identity
 from fastpipe.images.reader import ImageReader
@@ -90,9 +91,9 @@ class Judge:
 
 
 def _bad(item: Item, error: Exception, verdict: Verdict) -> Verdict:
-    """A verdict with its reason; without memory to decode a file, nothing is known of that."""
-    is_large = isinstance(error, MemoryError)
-    if is_of_machine(error) and not is_large:
+    """A verdict with its reason; nothing is known of a file that lacks memory, a right or a library."""
+    is_unknown = isinstance(error, (MemoryError, PermissionError, MissingDependencyError))
+    if not is_unknown and not means_damage(error):
         raise error
     text = str(error).replace(repr(item.path), "").replace(item.path, "").strip()
     if isinstance(error, OSError) and error.strerror:
@@ -100,7 +101,7 @@ def _bad(item: Item, error: Exception, verdict: Verdict) -> Verdict:
     elif not verdict.nbytes and verdict.state == "corrupt":
         text = "the file is empty"
     return Verdict(
-        verdict.path, verdict.nbytes, "unreadable" if is_large else verdict.state,
+        verdict.path, verdict.nbytes, "unreadable" if is_unknown else verdict.state,
         f"{type(error).__name__}: {text}", str(bad_sample_error(item, error)),
         kind=verdict.kind, identity=verdict.identity,
     )  # fmt: skip

@@ -24,6 +24,29 @@ struct BoundDataset {
   nb::object keep;
 };
 
+// A file that is open, in Python's hands.
+struct LentFile {
+  std::shared_ptr<DataFile> file;
+  std::optional<DataFile::Opened> opened;
+};
+
+std::unique_ptr<LentFile> lend(DataFile& file) {
+  auto made = std::make_unique<LentFile>();
+  made->file = lent(&file);
+  int error = 0;
+  {
+    nb::gil_scoped_release free;
+    made->opened.emplace(file);
+    error = errno;
+  }
+  if (made->opened->descriptor() < 0) {
+    errno = error;
+    PyErr_SetFromErrno(PyExc_OSError);
+    throw nb::python_error();
+  }
+  return made;
+}
+
 struct BoundRows : BoundWork {
   std::shared_ptr<RowBatch> work;
 };
@@ -191,7 +214,18 @@ nb::object undo_filter(const StepTuple& step, const nb::bytes& stored, std::int6
 }  // namespace
 
 void register_chunks(nb::module_& m) {
-  nb::class_<DataFile>(m, "DataFile", "A file of which parts are read: see fastpipe/native/files.h.");
+  nb::class_<LentFile>(m, "LentFile", "A file that is open until it is given back.")
+      .def_prop_ro(
+          "descriptor",
+          [](const LentFile& self) {
+            if (!self.opened.has_value()) throw nb::value_error("this file was given back");
+            return self.opened->descriptor();
+          },
+          "Its descriptor, for ``os.pread``.")
+      .def("give_back", [](LentFile& self) { self.opened.reset(); }, "Let it be closed.");
+  nb::class_<DataFile>(m, "DataFile", "A file of which parts are read: see fastpipe/native/files.h.")
+      .def("lend", &lend, "The file, open; an OSError where it is not to be opened, ESTALE where it has changed.");
+  m.def("close_idle_files", &close_idle_files, "Close files that are open only to be read again; how many.");
   m.def("data_file", &make_file, nb::arg("path"), nb::arg("state"),
         "A file by its encoded path, in a state: device, inode, bytes, nanoseconds of its modification.");
   nb::class_<KeptChunks>(m, "KeptChunks", "Where decoded chunks of a dataset are kept: see fastpipe/native/kept.h.")

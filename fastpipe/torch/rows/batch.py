@@ -17,7 +17,7 @@ from fastpipe.engine.batches import say_where
 from fastpipe.engine.pool import Job, ThreadPool
 from fastpipe.errors import BadSampleError
 from fastpipe.torch.generators import preserved_generators, run_keyed, seed_generators
-from fastpipe.torch.rows.samples import Part, SampleRows
+from fastpipe.torch.rows.samples import Part, SampleRows, copied
 from fastpipe.torch.stock import is_thread_safe
 from fastpipe.torch.threads import note
 from fastpipe.types import Key
@@ -148,7 +148,8 @@ class RowsBatch:
         if len(self.kept) < len(self.pending.samples):
             parts = [_chosen(part, self.kept) for part in parts]
         if self._form.kind == "value" and parts[0].array.ndim == 1:
-            return list(parts[0].array)  # scalars, which torch collates by their own types
+            values = list(parts[0].array)  # scalars, which torch collates by their own types
+            return list(map(copied, values)) if parts[0].array.dtype.kind == "V" else values
         return SampleRows(self._form, parts)
 
     def why_empty(self) -> BadSampleError | None:
@@ -197,7 +198,8 @@ class RowsBatch:
         return samples
 
     def _values(self, row: int) -> list[Any]:
-        return [part.array[row] for part in self.parts]
+        # Of their own: what a transform returns is often a view of what it was given.
+        return [copied(part.array[row]) for part in self.parts]
 
     def _seed(self, row: int) -> int:
         assert self._key is not None

@@ -1,8 +1,9 @@
-"""Samples that are rows of a batch's arrays: made when they are looked at, and collated without a copy."""
+"""Samples that are rows of a batch's arrays: collated without a copy, and copied when they are looked at."""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from typing import Any, NamedTuple, overload
 
@@ -14,7 +15,9 @@ from torch.utils.data._utils.collate import collate, collate_tensor_fn
 
 from fastpipe.arrays.form import Form
 
-__all__ = ["DictSample", "Part", "Row", "SampleRows", "TupleSample", "Value", "torch_dtype"]
+__all__ = [
+    "DictSample", "LazySamples", "Part", "Row", "SampleRows", "TupleSample", "Value", "copied", "torch_dtype",
+]  # fmt: skip
 
 
 class Value(NamedTuple):
@@ -77,21 +80,22 @@ class Row(np.ndarray[Any, Any]):
 _KINDS: dict[str, Callable[[Any], Any]] = {"tuple": TupleSample, "dict": DictSample}
 
 
-class SampleRows(MutableSequence[Any]):
+class LazySamples(MutableSequence[Any]):
     """The samples of a batch, in the place of a list: each is made when it is asked for.
 
+    One that the script asks for has memory of its own, so that whoever keeps it does not keep the batch.
+
     Args:
-        form: what a sample is made of.
-        parts: the batch's arrays.
+        views: the samples, as views of the batch.
     """
 
-    def __init__(self, form: Form, parts: Sequence[Part]) -> None:
-        self._form, self._parts = form, parts
-        self._is_taken = False
+    def __init__(self, views: Sequence[Any]) -> None:
+        self._views = views
+        self._seen: dict[int, Any] = {}  # what user code was handed, by numbers
         self._changed: list[Any] | None = None  # what user code has made of it
 
     def __len__(self) -> int:
-        return len(self._parts[0].array) if self._changed is None else len(self._changed)
+        return len(self._views) if self._changed is None else len(self._changed)
 
     @overload
     def __getitem__(self, number: int) -> Any: ...
@@ -104,11 +108,12 @@ class SampleRows(MutableSequence[Any]):
             return self._changed[number]
         if isinstance(number, slice):
             return [self[one] for one in range(*number.indices(len(self)))]
-        values = [part.array[number] for part in self._parts]
-        if self._form.kind == "value":
-            value = values[0]
-            return value.view(Row) if isinstance(value, np.ndarray) and not value.dtype.hasobject else value
-        return _KINDS[self._form.kind](self._form.sample(values))
+        if sys._getframe(1).f_code is collate.__code__:  # which looks at the first for its type
+            return self._views[number]
+        number = range(len(self))[number]
+        if number not in self._seen:
+            self._seen[number] = copied(self._views[number])
+        return self._seen[number]
 
     def __setitem__(self, number: Any, value: Any) -> None:
         self._list()[number] = value
@@ -134,8 +139,43 @@ class SampleRows(MutableSequence[Any]):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the samples are still those that were read, in their order."""
-        return self._changed is None
+        """Whether the samples are still those that were read, in their order, and user code has seen none."""
+        return self._changed is None and not self._seen
+
+    def to_collate(self) -> list[Any]:
+        """The samples, for a caller that does not keep them."""
+        return list(self._views) if self.is_whole else self._list()
+
+
+class _Views(Sequence[Any]):
+    """The samples of a batch's arrays, as views of them."""
+
+    def __init__(self, form: Form, parts: Sequence[Part]) -> None:
+        self._form, self._parts = form, parts
+
+    def __len__(self) -> int:
+        return len(self._parts[0].array)
+
+    def __getitem__(self, number: Any) -> Any:
+        values = [part.array[number] for part in self._parts]
+        if self._form.kind == "value":
+            value = values[0]
+            return value.view(Row) if isinstance(value, np.ndarray) and not value.dtype.hasobject else value
+        return _KINDS[self._form.kind](self._form.sample(values))
+
+
+class SampleRows(LazySamples):
+    """Samples that are rows of a batch's arrays.
+
+    Args:
+        form: what a sample is made of.
+        parts: the batch's arrays.
+    """
+
+    def __init__(self, form: Form, parts: Sequence[Part]) -> None:
+        super().__init__(_Views(form, parts))
+        self._form, self._parts = form, parts
+        self._is_taken = False
 
     def collated(self, collate_fn_map: Mapping[Any, Any]) -> Any:
         """The batch as ``default_collate`` makes it; the first time without a copy."""
@@ -154,6 +194,16 @@ class SampleRows(MutableSequence[Any]):
         return values if self._form.kind == "tuple" else self._form.sample(values)
 
 
+def copied(sample: Any) -> Any:
+    """Return a sample, or a value of one, with memory of its own."""
+    if isinstance(sample, TupleSample):
+        return TupleSample(map(copied, sample))
+    if isinstance(sample, DictSample):
+        return DictSample({key: copied(value) for key, value in sample.items()})
+    # A single element of a compound type is a view as well.
+    return sample.copy() if isinstance(sample, (np.ndarray, np.void)) else sample
+
+
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
     """torch's type of the same bytes; None where it has none."""
     try:
@@ -167,6 +217,7 @@ def _collate(batch: Any, *, collate_fn_map: dict[Any, Callable[..., Any]] | None
     functions = collate_fn_map or {}
     if isinstance(batch, SampleRows) and batch.is_whole and functions.get(torch.Tensor) is collate_tensor_fn:
         return batch.collated(functions)
+    batch = batch.to_collate() if isinstance(batch, LazySamples) else batch
     first = batch[0]
     if isinstance(first, dict):
         return {key: _collated([sample[key] for sample in batch], functions) for key in first}

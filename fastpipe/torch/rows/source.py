@@ -12,6 +12,7 @@ from fastpipe.torch.ahead import Lookout, Lookouts
 from fastpipe.torch.order_samplers import EpochBatches
 from fastpipe.torch.rows.batch import RowsBatch
 from fastpipe.torch.rows.dataset import RowsDataset
+from fastpipe.torch.rows.samples import LazySamples, SampleRows
 from fastpipe.torch.source import MixedBatch, Source
 from fastpipe.torch.views import integers, located
 from fastpipe.types import Key
@@ -89,11 +90,16 @@ class _Mixed(MixedBatch):
             self.parts.append((base, rows, base._start_batch(local, part)))
         self.nbytes = sum(batch.nbytes for _, _, batch in self.parts)
 
-    def finish(self) -> list[Any]:
+    def finish(self) -> Sequence[Any]:
         """Wait for it, and return its samples."""
-        found: dict[int, Any] = {}
+        found, are_rows = dict[int, Any](), True
         for _, rows, batch in self.parts:
             made = batch.finish()
+            if isinstance(made, SampleRows):
+                made = made.to_collate()
+            else:
+                are_rows = False
             found.update(zip(rows[list(batch.kept)].tolist(), made, strict=True))
         self.kept = sorted(found)
-        return [found[number] for number in self.kept]
+        samples = [found[number] for number in self.kept]
+        return LazySamples(samples) if are_rows else samples
