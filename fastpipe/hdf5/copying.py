@@ -6,6 +6,7 @@ it, so that orders of bytes, paddings, members of enumerations and names of comp
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -13,13 +14,17 @@ from typing import Any
 import numpy as np
 
 from fastpipe._extras import require
-from fastpipe.errors import OptionError
+from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.hdf5.inspecting import storage_of
-from fastpipe.hdf5.objects import raw_name
+from fastpipe.hdf5.library import filters_of, missing
+from fastpipe.hdf5.objects import name_of, raw_name
+from fastpipe.hdf5.opening import library_errors
 from fastpipe.hdf5.planning import Target
 from fastpipe.hdf5.rows import dtype_of, has_references, is_plain, read_all, read_rows, write_rows
 
 __all__ = ["attributes_of", "copy_references", "copy_structure", "objects_of", "referred"]
+
+_STEP_NBYTES = 16 << 20  # that are read at once
 
 SetFilters = Callable[[Any, Any], None]
 
@@ -55,31 +60,48 @@ def _copy_members(
         if not isinstance(link, h5py.HardLink):
             copy[name] = link
             continue
-        item, raw_name, names = source[name], _encoded(name), _link_properties(name)
+        item, own_name, names = source[name], raw_name(name), _link_properties(name)
         address = _address(item)
         if address in seen:
-            copy.id.links.create_hard(raw_name, copy.file.id, _encoded(seen[address]), names)
+            copy.id.links.create_hard(own_name, copy.file.id, raw_name(seen[address]), names)
             continue
-        seen[address] = item.name
+        seen[address] = name_of(item)
         if isinstance(item, h5py.Group):
-            h5py.h5g.create(copy.id, raw_name, names, item.id.get_create_plist())
+            h5py.h5g.create(copy.id, own_name, names, item.id.get_create_plist())
             _copy_attributes(item, copy[name])
             _copy_members(item, copy[name], targets, set_filters, seen)
         elif address in targets:
             properties = _properties(item, targets[address], set_filters)
             kind, space = item.id.get_type().copy(), _space(item)
-            h5py.h5d.create(copy.id, raw_name, kind, space, properties, names)
+            h5py.h5d.create(copy.id, own_name, kind, space, properties, names)
             _copy_attributes(item, copy[name])
         else:
-            h5py.h5o.copy(source.id, raw_name, copy.id, raw_name, None, names)
+            if isinstance(item, h5py.Dataset):
+                _check_can_be_read(item)
+            del (
+                item
+            )  # with what the library remembers of it, as it may mistake chunks for others when it copies
+            h5py.h5o.copy(source.id, own_name, copy.id, own_name, None, names)
+
+
+def _check_can_be_read(dataset: Any) -> None:
+    """Raise an error if a dataset is damaged: the library's copying may end the process over it."""
+    if not dataset.shape or missing(filters_of(dataset.id.get_create_plist())):
+        return
+    where = f"{dataset.file.filename}, dataset {name_of(dataset)}"
+    row = dataset.id.get_type().get_size() * math.prod(dataset.shape[1:])
+    step = max(1, _STEP_NBYTES // max(1, row))
+    with library_errors(where, HDF5Error, dataset):
+        for first in range(0, dataset.shape[0], step):
+            read_rows(dataset, first, min(first + step, dataset.shape[0]))
 
 
 def _address(item: Any) -> int:
     return int(require("h5py", extra="hdf5").h5o.get_info(item.id).addr)
 
 
-def _encoded(name: str | bytes) -> bytes:
-    return name if isinstance(name, bytes) else name.encode("utf-8", "surrogateescape")
+def _raw(name: str | bytes) -> bytes:
+    return name if isinstance(name, bytes) else raw_name(name)
 
 
 def _link_properties(name: str | bytes) -> Any:
@@ -146,8 +168,7 @@ def _copy_attributes(source: Any, copy: Any) -> None:
     h5a = require("h5py.h5a", extra="hdf5")
     for name, old in attributes_of(source):
         kind = old.get_type()
-        raw_name = name if isinstance(name, bytes) else _encoded(name)
-        new = h5a.create(copy.id, raw_name, kind.copy(), old.get_space())
+        new = h5a.create(copy.id, _raw(name), kind.copy(), old.get_space())
         if not has_references(kind):
             _write_attribute(old, new)
 
@@ -188,7 +209,7 @@ def copy_references(source: Any, copy: Any) -> int:
         other = copy[name]
         for key, old in attributes_of(item):
             if has_references(old.get_type()):
-                new = h5py.h5a.open(other.id, key if isinstance(key, bytes) else _encoded(key))
+                new = h5py.h5a.open(other.id, _raw(key))
                 _write_attribute(old, new, lambda values: replaced(values, moved))
         if isinstance(item, h5py.Dataset) and item.shape and has_references(item.id.get_type()):
             write_rows(other, 0, replaced(read_rows(item, 0, item.shape[0]), moved))

@@ -15,7 +15,7 @@ from fastpipe.hdf5.chunks import FileState
 from fastpipe.hdf5.geometry import Geometry
 from fastpipe.hdf5.layout import Layout, in_blocks, read_layout
 from fastpipe.hdf5.library import require_filters
-from fastpipe.hdf5.objects import dataset_named, dataset_names
+from fastpipe.hdf5.objects import dataset_named, dataset_names, lies_in
 from fastpipe.hdf5.opening import library_errors, opened
 from fastpipe.protocols import ChunkTables
 
@@ -66,7 +66,10 @@ class SampleFile:
             datasets = [_dataset(file, name, self.shown) for name in names]
             _check_samples(datasets, names, sample_dims, self.shown)
             self.layouts: list[Layout] = [
-                read_layout(dataset, tables, status)._replace(shown=shown) for dataset in datasets
+                read_layout(dataset, tables, status, "" if lies_in(dataset, file) else name)._replace(
+                    shown=shown
+                )
+                for dataset, name in zip(datasets, names, strict=True)
             ]
             for dataset, layout in zip(datasets, self.layouts, strict=True):
                 if layout.kind == "h5py":

@@ -17,10 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
+from fastpipe.hdf5.errors import DamagedError
 from fastpipe.hdf5.filters import BLOSC2, FilterStep, why_not
 from fastpipe.hdf5.geometry import grid_of
 from fastpipe.hdf5.library import filters_edges, filters_of, has_blosc2, leaves_out_user_block
 from fastpipe.hdf5.objects import name_of
+from fastpipe.hdf5.opening import library_errors
 from fastpipe.protocols import ChunkTables
 
 __all__ = ["Layout", "in_blocks", "read_layout"]
@@ -79,7 +81,10 @@ class Layout(NamedTuple):
 
 
 def read_layout(
-    dataset: Any, tables: ChunkTables | None = None, status: os.stat_result | None = None
+    dataset: Any,
+    tables: ChunkTables | None = None,
+    status: os.stat_result | None = None,
+    linked_as: str = "",
 ) -> Layout:
     """Ask h5py about a dataset.
 
@@ -87,12 +92,14 @@ def read_layout(
         dataset: an open ``h5py.Dataset`` of at least one dimension.
         tables: where its chunk table is kept, or None.
         status: of the file, from before it was opened.
+        linked_as: the dataset's path in the file that is read, if a link leads from there into another file.
     """
     properties = dataset.id.get_create_plist()
-    file, name = os.fspath(dataset.file.filename), name_of(dataset)
+    file, name = os.fspath(dataset.file.filename), linked_as or name_of(dataset)
     shape, dtype = tuple(map(int, dataset.shape)), dataset.dtype
     filters = filters_of(properties)
-    why = _why_only_h5py(dataset, properties, filters)
+    # Its bytes would be sought in the file with the link.
+    why = f"it lies in another file, {file}" if linked_as else _why_only_h5py(dataset, properties, filters)
     if not why:
         kinds: dict[int, Literal["chunked", "contiguous", "compact"]]
         kinds = {_COMPACT: "compact", _CONTIGUOUS: "contiguous", _CHUNKED: "chunked"}
@@ -179,8 +186,12 @@ def _chunks(dataset: Any, properties: Any, chunk: tuple[int, ...]) -> _Places | 
     count = math.prod(grid)
     found: list[tuple[Any, ...]] = []
     if count:
-        # Tuples as they are, for there may be a million of them; what is made of them is made at once.
-        dataset.id.chunk_iter(found.append)
+        try:
+            # Tuples as they are, for there may be a million of them; what is made of them is made at once.
+            with library_errors(dataset.file.filename, DamagedError):
+                dataset.id.chunk_iter(found.append)
+        except DamagedError as error:
+            return f"its list of chunks is damaged: {error.__cause__}"  # some may be found all the same
     if count > max(_MANY_CHUNKS, _SPARSE * len(found)):
         return f"nearly all of its {count:,} chunks were never written"
     offsets, sizes = np.full(count, -1, np.int64), np.zeros(count, np.int64)

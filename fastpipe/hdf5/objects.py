@@ -11,7 +11,10 @@ from fastpipe.errors import HDF5Error
 from fastpipe.hdf5.errors import DamagedError
 from fastpipe.hdf5.opening import library_errors
 
-__all__ = ["dataset_named", "dataset_names", "datasets_of", "name_of", "raw_name", "walk_datasets"]
+__all__ = ["dataset_named", "dataset_names", "datasets_of", "lies_in", "name_of", "raw_name", "walk_datasets"]
+
+
+_SHOWN = 20  # parts of a path
 
 
 def raw_name(name: str) -> bytes:
@@ -39,42 +42,49 @@ def walk_datasets(file: Any, shown: str) -> Iterator[tuple[str, Any]]:
         The dataset's path, and the dataset; or the path of what cannot be opened, and the ``HDF5Error``.
     """
     h5py = require("h5py", extra="hdf5")
-    path: list[str] = []
     seen: set[int] = set()
-    groups: list[tuple[Any, Iterator[bytes]]] = []
+    path: list[str] = []
+    groups: list[Iterator[tuple[Any, bytes]]] = []  # what is left of each group on the way to where this is
 
-    def enter(group: Any) -> None:
-        groups.append((group, iter(sorted(group.id))))
+    def enter(group: Any, where: str) -> None:
+        names: list[bytes] = []
+        groups.append((group, name) for name in names)
+        with library_errors(where, DamagedError):
+            group.id.links.iterate(names.append)  # in order; up to where it is damaged, if it is
 
     try:
-        with library_errors(shown, DamagedError):
-            enter(file["/"])
+        enter(file["/"], shown)
     except HDF5Error as error:
         yield "/", error
-        return
     while groups:
-        group, names = groups[-1]
-        raw = next(names, None)
-        if raw is None:
+        group, raw = next(groups[-1], (None, b""))
+        if group is None:
             groups.pop()
-            path = path[:-1] if path else path
+            path = path[:-1]
             continue
-        name = raw.decode("utf-8", "surrogateescape")
+        path.append(raw.decode("utf-8", "surrogateescape"))
+        # Not all of the path of each object: groups may be nested some thousands deep.
+        where, item = f"{shown}, {'…' * (len(path) > _SHOWN)}/{'/'.join(path[-_SHOWN:])}", None
         try:
-            with library_errors(f"{shown}, {name!r} in group {name_of(group)}", DamagedError):
+            with library_errors(where, DamagedError):
                 link = group.id.links.get_info(raw)
-                if link.type != h5py.h5l.TYPE_HARD or link.u in seen:  # u: the address of the object
-                    continue
-                seen.add(link.u)
-                item = group[raw]
-                if isinstance(item, h5py.Group):
-                    enter(item)
-                    path.append(name)
+                if link.type == h5py.h5l.TYPE_HARD and link.u not in seen:  # u: the address of the object
+                    seen.add(link.u)
+                    item = group[raw]
+            if isinstance(item, h5py.Group):
+                enter(item, where)
         except HDF5Error as error:
-            yield f"/{'/'.join([*path, name])}", error
-            continue
+            yield "/" + "/".join(path), error
         if isinstance(item, h5py.Dataset):
-            yield f"/{'/'.join([*path, name])}", item
+            yield "/" + "/".join(path), item
+        if not isinstance(item, h5py.Group):
+            path.pop()
+
+
+def lies_in(item: Any, file: Any) -> bool:
+    """Return whether an object lies in a file, and not in another one into which a link leads."""
+    other = item.file.filename
+    return other == file.filename or os.path.samefile(other, file.filename)
 
 
 def datasets_of(file: Any, shown: str) -> list[Any]:
@@ -106,7 +116,7 @@ def dataset_named(file: Any, name: str, shown: str) -> Any | None:
         shown: what messages call the file.
 
     Raises:
-        HDF5Error: it cannot be opened, or lies in another file.
+        HDF5Error: it cannot be opened.
     """
     h5py = require("h5py", extra="hdf5")
     raw = raw_name(name)
@@ -124,13 +134,6 @@ def dataset_named(file: Any, name: str, shown: str) -> Any | None:
         raise HDF5Error(f"{shown}: {name!r} cannot be opened, it may be damaged: {error.args[0]}") from error
     if not isinstance(item, h5py.Dataset):
         return None
-    # The bytes of a dataset of another file would be sought in this one.
-    other = item.file.filename
-    if other != file.filename and not os.path.samefile(other, file.filename):
-        raise HDF5Error(
-            f"{shown}: {name!r} is a link into another file: name that, {other}, and its dataset "
-            f"{name_of(item)!r}"
-        )
     if file.swmr_mode and file.mode == "r":
         item.refresh()  # the library shares what this process has open, as it was then
     return item

@@ -8,12 +8,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fastpipe._extras import require
-from fastpipe.errors import OptionError
+from fastpipe._sizes import in_bytes
+from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.hdf5.advice import SMALL_NBYTES
 from fastpipe.hdf5.codecs import Codec
 from fastpipe.hdf5.inspecting import storage_of
 from fastpipe.hdf5.library import filters_of
-from fastpipe.hdf5.objects import dataset_named, datasets_of, name_of
+from fastpipe.hdf5.objects import dataset_named, datasets_of, lies_in, name_of
 from fastpipe.hdf5.rows import has_references, is_plain
 
 __all__ = ["MEMORY_NBYTES", "Options", "Target", "make_plan"]
@@ -21,6 +22,7 @@ __all__ = ["MEMORY_NBYTES", "Options", "Target", "make_plan"]
 MEMORY_NBYTES = 64 << 20
 _STEP_NBYTES = 16 << 20  # rows that are read, and written, at once
 _AUTO_NBYTES = 64 << 10
+_MOST_NBYTES = 1 << 50  # of a dataset: more than a copy could ever hold, and than could be read back
 _LARGEST_CHUNK = 1 << 30  # the format ends at 4 GiB
 
 
@@ -71,8 +73,16 @@ def make_plan(file: Any, options: Options) -> list[Target]:
 
     Raises:
         OptionError: a dataset that was named cannot be.
+        HDF5Error: a dataset declares more than can be copied.
     """
     found = datasets_of(file, file.filename)
+    for dataset in found:
+        nbytes = math.prod(dataset.shape or ()) * dataset.id.get_type().get_size()
+        if nbytes >= _MOST_NBYTES:
+            raise HDF5Error(
+                f"{file.filename}, dataset {name_of(dataset)} declares a shape of {dataset.shape}, "
+                f"{in_bytes(nbytes)}, which is more than can be copied"
+            )
     named = {_named(file, name, found) for name in options.datasets}
     return [_target(dataset, options) for dataset in found if _is_chosen(dataset, named)]
 
@@ -86,6 +96,8 @@ def _named(file: Any, name: str, found: Sequence[Any]) -> str:
         raise OptionError(f"{name!r} is a single value: it has no rows that could be chunked")
     if has_references(item.id.get_type()):
         raise OptionError(f"{name!r} has references, which are copied as they are; name other datasets")
+    if not lies_in(item, file):
+        raise OptionError(f"{name!r} is a link to another file, which stays a link; name other datasets")
     # A dataset of several names is written under the one that it is found by.
     address = about(item.id).addr
     return next(name_of(one) for one in found if about(one.id).addr == address)

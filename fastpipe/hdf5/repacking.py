@@ -53,8 +53,7 @@ def repack(args: argparse.Namespace, console: Console, progress: Progress) -> in
     _check_paths(source, out, args.force)
     state = identity(source)  # before anything is read
     with opened(source) as file, library_errors(source):
-        for dataset in datasets_of(file, source):
-            missing_filters(dataset)  # loads them, as far as they are installed
+        _load_filters(file)
         targets = make_plan(file, options)
         job = _job(state, targets, options)
         if (left_behind(out) or {}).get("job") == job:
@@ -101,6 +100,12 @@ def _job(state: list[int], targets: Sequence[Target], options: Options) -> dict[
         "options": options.content(),
         "targets": [{**asdict(one), "chunk": one.chunk and list(one.chunk)} for one in targets],
     }
+
+
+def _load_filters(file: Any) -> None:
+    """Give the library what it needs for the file's filters, as far as it is installed."""
+    for dataset in datasets_of(file, file.filename):
+        missing_filters(dataset)
 
 
 def _summary(out: Path, source: str, rows: int, datasets: int, seconds: float) -> str:
@@ -252,7 +257,7 @@ class _Repacking:
             else:
                 steps = _through_library(dataset, first, target)
             for start, rows in steps:
-                check_rows(rows, read_rows(copy, start, start + len(rows)), target.name)
+                check_rows(rows, read_rows(copy, start, start + len(rows)), f"{self._path}, {target.name}")
                 self._note[_VERIFIED][target.name] = start + len(rows)
                 fresh += len(rows) * target.row_nbytes
                 pace.add(

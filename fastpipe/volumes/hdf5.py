@@ -23,7 +23,7 @@ from fastpipe.hdf5.errors import DamagedError
 from fastpipe.hdf5.filters import described
 from fastpipe.hdf5.layout import Layout, read_layout
 from fastpipe.hdf5.library import OpenFiles, require_filters
-from fastpipe.hdf5.objects import dataset_named, dataset_names, datasets_of, name_of, raw_name
+from fastpipe.hdf5.objects import dataset_named, dataset_names, datasets_of, lies_in, name_of, raw_name
 from fastpipe.hdf5.opening import library_errors, open_library, opened
 from fastpipe.protocols import ChunkTables
 from fastpipe.volumes.files import RawVolume, raw_unit
@@ -50,12 +50,13 @@ def hdf5_volume(path: str, inside: str, tables: ChunkTables | None = None) -> Vo
     status = os.stat(path)
     with opened(path) as file, library_errors(path):
         dataset = _dataset(file, inside, path)
-        layout = read_layout(dataset, tables, status)
+        is_alone = lies_in(dataset, file)
+        layout = read_layout(dataset, tables, status, "" if is_alone else inside)
         if layout.kind == "h5py":
-            require_filters(dataset)
+            require_filters(dataset, path)
         chunks = dataset.chunks
         is_written = file.swmr_mode
-        is_alone = not (is_written or dataset.is_virtual or dataset.external)
+        is_alone = is_alone and not (is_written or dataset.is_virtual or dataset.external)
     # The status is from before the file was opened, so that a change since then is noticed.
     if layout.kind == "contiguous" and layout.offsets[0] >= 0:
         how = "HDF5, contiguous and not compressed"
@@ -236,7 +237,7 @@ class _LibraryReader(UnitReader):
         volume.opened.check(volume.path)  # by now another may be at the path
         with library_errors(volume.name):
             dataset = file[raw_name(volume.layout.name)]
-            require_filters(dataset)
+            require_filters(dataset, volume.path)
             if dataset.dtype != volume.dtype or any(map(operator.lt, dataset.shape, volume.shape)):
                 raise volume.opened.changed()
         return file

@@ -1,0 +1,411 @@
+"""Files that are being written, or were left so; what the library's errors mean; filters that are missing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import hdf5plugin
+import numpy as np
+import pytest
+
+from fastpipe import FastHDF5Dataset, FastLoader, FastPatchDataset
+from fastpipe.cli import main
+from fastpipe.errors import HDF5Error, MissingDependencyError
+from fastpipe.hdf5.errors import DamagedError
+from fastpipe.hdf5.files import SampleFile
+from fastpipe.hdf5.opening import library_errors, open_library
+from fastpipe.sampling import Grid
+
+ROWS = np.arange(512, dtype="f4").reshape(64, 8)
+
+_WRITER = """
+import h5py, numpy as np, sys
+file = h5py.File(sys.argv[1], "w", libver=sys.argv[2])
+x = file.create_dataset("x", (64, 8), "f4", chunks=(8, 8), maxshape=(None, 8), compression="gzip")
+x[...] = np.arange(512).reshape(64, 8)
+if sys.argv[3] == "swmr":
+    file.swmr_mode = True
+file.flush()
+print("ready", flush=True)
+for line in sys.stdin:
+    if line == "grow\\n":
+        x.resize((80, 8)); x[64:] = -1; x.flush()
+    else:
+        file.close()
+    print("done", flush=True)
+"""
+
+
+class Writer:
+    """A process that has a file open for writing."""
+
+    def __init__(self, path: Path, mode: str, libver: str = "latest") -> None:
+        self.path = path
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _WRITER, str(path), libver, mode],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self._heard()
+
+    def ask(self, what: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{what}\n")
+        self._process.stdin.flush()
+        self._heard()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def _heard(self) -> None:
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() in ("ready\n", "done\n")
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[Callable[..., Writer]]:
+    """Start a process that writes: ``writer(mode, libver)``."""
+    found: list[Writer] = []
+
+    def start(mode: str, libver: str = "latest") -> Writer:
+        found.append(Writer(tmp_path / "x.h5", mode, libver))
+        return found[-1]
+
+    yield start
+    for one in found:
+        one.kill()
+
+
+def rows_of(dataset: Any, workers: int = 0) -> Any:
+    loader = FastLoader(dataset, 8, num_workers=workers, workers="processes" if workers else "threads")
+    return np.concatenate([batch.numpy() for batch in loader])
+
+
+def patches_of(dataset: Any) -> Any:
+    return np.concatenate([dataset[number] for number in range(len(dataset))])
+
+
+# ---- files that are being written --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_what_is_written_by_swmr_is_read(writer: Any, is_killed: bool) -> None:
+    one = writer("swmr")
+    if is_killed:
+        one.kill()
+    dataset = FastHDF5Dataset(one.path, "x")
+    assert "its file is marked as being written in SWMR mode" in str(dataset)
+    np.testing.assert_array_equal(rows_of(dataset), ROWS)
+    np.testing.assert_array_equal(rows_of(dataset, workers=1), ROWS)
+    patches = FastPatchDataset(one.path / "x", (16, 8), sampling=Grid())
+    np.testing.assert_array_equal(patches_of(patches), ROWS)
+
+
+def test_what_grows_is_as_it_was_opened(writer: Any) -> None:
+    """The writer changes the file, which is no reason for an error; a dataset that is made later has more."""
+    one = writer("swmr")
+    dataset = FastHDF5Dataset(one.path, "x")
+    patches = FastPatchDataset(one.path / "x", (16, 8), sampling=Grid())
+    for _ in range(2):
+        np.testing.assert_array_equal(rows_of(dataset), ROWS)
+        np.testing.assert_array_equal(patches_of(patches), ROWS)
+        one.ask("grow")
+        assert (len(dataset), len(FastHDF5Dataset(one.path, "x"))) == (64, 80)
+    one.ask("close")
+    np.testing.assert_array_equal(rows_of(dataset), ROWS)
+    np.testing.assert_array_equal(rows_of(dataset, workers=1), ROWS)
+    np.testing.assert_array_equal(patches_of(patches), ROWS)
+
+
+def test_another_file_in_the_place_of_one_that_is_written(writer: Any) -> None:
+    one = writer("swmr")
+    dataset = FastHDF5Dataset(one.path, "x", bad_samples="skip")
+    patches = FastPatchDataset(one.path / "x", (16, 8), sampling=Grid(), bad_samples="skip")
+    with h5py.File(one.path.with_name("new.h5"), "w") as file:
+        file["x"] = ROWS + 1
+    os.replace(one.path.with_name("new.h5"), one.path)
+    for each in (dataset, patches):
+        with pytest.raises(OSError, match=r"x\.h5 has changed since it was opened"):
+            each[0]
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_the_command_reads_what_is_written_by_swmr(writer: Any, is_killed: bool, tmp_path: Path) -> None:
+    one = writer("swmr")
+    if is_killed:
+        one.kill()
+    path = str(one.path)
+    out = tmp_path / "copy.h5"
+    for arguments in (["inspect", path], ["scan", path], ["repack", path, str(out)]):
+        assert main(arguments) == 0
+    with h5py.File(out) as file:
+        np.testing.assert_array_equal(file["x"], ROWS)
+
+
+def test_a_writer_by_swmr_in_this_process(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w", libver="latest") as file:
+        file.create_dataset("x", data=ROWS, chunks=(8, 8), maxshape=(None, 8))
+        file.swmr_mode = True
+        np.testing.assert_array_equal(rows_of(FastHDF5Dataset(tmp_path / "x.h5", "x")), ROWS)
+
+
+_OPENERS: list[Callable[[str], object]] = [
+    lambda path: FastHDF5Dataset(path, "x"),
+    lambda path: FastHDF5Dataset(path, "x", bad_samples="skip"),
+    lambda path: FastPatchDataset(f"{path}/x", (8, 8), sampling=Grid()),
+    open_library,
+]
+
+
+@pytest.mark.parametrize("opener", _OPENERS)
+@pytest.mark.parametrize("libver", ["latest", "earliest"])
+def test_a_file_that_is_open_for_writing(
+    writer: Any, opener: Any, libver: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(writer("plain", libver).path)
+    with pytest.raises(HDF5Error, match=r"x\.h5 is open for writing elsewhere: close it there") as caught:
+        opener(path)
+    assert "cut off" not in str(caught.value)
+    for arguments in (["inspect", path], ["scan", path], ["repack", path, f"{path}.out"]):
+        assert main(arguments) == 2
+        assert "is open for writing elsewhere" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("opener", _OPENERS)
+def test_the_mark_that_a_killed_writer_left(
+    writer: Any, opener: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = writer("plain")
+    one.kill()
+    with pytest.raises(HDF5Error, match=r"x\.h5 is marked as open for writing: .* h5clear -s") as caught:
+        opener(str(one.path))
+    assert "cut off" not in str(caught.value)
+    assert main(["inspect", str(one.path)]) == 2
+    assert "h5clear -s" in capsys.readouterr().err
+
+
+def test_the_mark_is_found_behind_a_user_block(tmp_path: Path) -> None:
+    code = "import h5py, os, sys; file = h5py.File(sys.argv[1], 'w', libver='latest', userblock_size=1024); "
+    code += "file['x'] = 5; file.flush(); os._exit(0)"
+    subprocess.run([sys.executable, "-c", code, tmp_path / "x.h5"], check=True)
+    with pytest.raises(HDF5Error, match="h5clear -s"):
+        open_library(str(tmp_path / "x.h5"))
+
+
+def test_without_locks_the_mark_tells_of_a_writer(writer: Any) -> None:
+    path = writer("plain").path
+    code = "import sys; from fastpipe import FastHDF5Dataset; FastHDF5Dataset(sys.argv[1], 'x')"
+    run = subprocess.run(
+        [sys.executable, "-c", code, path], env={**os.environ, "HDF5_USE_FILE_LOCKING": "FALSE"},
+        stderr=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    assert "is marked as open for writing: wait until its writer has closed it" in run.stderr
+
+
+# ---- what the library's errors mean ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "expected", "text"),
+    [
+        (OSError("Can't read data (filter returned failure)"), DamagedError, "x.h5 cannot be read, it may be"),
+        (RuntimeError("wrong B-tree signature"), DamagedError, "wrong B-tree signature; restore"),
+        (KeyError("Unable to open object"), DamagedError, "damaged: Unable to open object;"),
+        (ValueError("invalid"), DamagedError, "damaged: invalid"),
+        (TypeError("no conversion path"), DamagedError, "damaged: no conversion path"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), DamagedError, "invalid start byte"),
+        (OverflowError("too large"), DamagedError, "too large"),
+        (OSError(errno.EIO, "read failed"), DamagedError, "read failed"),
+        (OSError(errno.EMFILE, "Too many open files"), OSError, r"x\.h5: Too many open files"),
+        (FileNotFoundError(errno.ENOENT, "No such file"), FileNotFoundError, r"x\.h5: No such file"),
+        (PermissionError(errno.EACCES, "Permission denied"), PermissionError, r"x\.h5: Permission denied"),
+        (MemoryError("Unable to allocate 4. EiB"), HDF5Error, r"x\.h5 .* more memory than there is"),
+        (RuntimeError("x (memory allocation failed for chunk)"), HDF5Error, "more memory than there is"),
+        (OSError("x (unable to open external raw data file)"), HDF5Error, "another file, which cannot be"),
+        (OSError("x (can't open directory (/usr/local))"), MissingDependencyError, r"x\.h5: .* hdf5plugin"),
+        (OSError("required filter 'x' is not registered"), MissingDependencyError, "takes a filter, which"),
+        (OSError("x (filter plugins disabled)"), MissingDependencyError, "takes a filter, which"),
+        (MissingDependencyError("pip install it"), MissingDependencyError, "^pip install it$"),
+    ],
+)  # fmt: skip
+def test_the_meaning_of_an_error_of_h5py(error: BaseException, expected: type[Exception], text: str) -> None:
+    raising: dict[str, Any] = {"__name__": "h5py.h5d"}
+    exec("def read(error): raise error", raising)
+    with pytest.raises(expected, match=text) as caught, library_errors("x.h5", DamagedError):
+        raising["read"](error)
+    assert type(caught.value) is expected
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip", "replace"])
+def test_values_in_another_file_that_is_gone(tmp_path: Path, policy: Any) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("x", (4, 2), "f8", external=[(tmp_path / "gone.bin", 0, 64)])
+    for dataset in (
+        FastHDF5Dataset(tmp_path / "x.h5", "x", bad_samples=policy),
+        FastPatchDataset(tmp_path / "x.h5/x", (4, 2), sampling=Grid(), bad_samples=policy),
+    ):
+        with pytest.raises(
+            HDF5Error, match=r"x\.h5.*: its values are in another file, which cannot be opened"
+        ):
+            dataset[0]
+
+
+# ---- filters that are missing ------------------------------------------------------------------------
+
+
+def virtual(file: Any, name: str, *sources: tuple[str, str]) -> None:
+    """A dataset whose rows are those of several sources, in turn."""
+    layout = h5py.VirtualLayout((20, 4), "f8")
+    for number, (path, inside) in enumerate(sources):
+        layout[number :: len(sources)] = h5py.VirtualSource(path, inside, (20, 4))[number :: len(sources)]
+    file.create_virtual_dataset(name, layout)
+
+
+@pytest.fixture
+def odd(tmp_path: Path) -> Path:
+    """A folder with files whose datasets need filters."""
+    data, (h5d, h5p, h5s) = np.arange(80.0).reshape(20, 4), (h5py.h5d, h5py.h5p, h5py.h5s)
+    with h5py.File(tmp_path / "s.h5", "w") as file:
+        file.create_dataset("plain", data=data, chunks=(4, 4), compression="gzip")
+        file.create_dataset("blosc", data=data, chunks=(4, 4), **hdf5plugin.Blosc())
+        file.create_dataset("zfp", data=data, chunks=(4, 4), **hdf5plugin.Zfp(reversible=True))
+        file.create_dataset("unwritten", (20, 4), "f8", chunks=(4, 4), **hdf5plugin.Zfp(reversible=True))
+        for name, mask in (("unknown", 0), ("left out", 1)):
+            properties = h5p.create(h5p.DATASET_CREATE)
+            properties.set_chunk((4, 4))
+            properties.set_filter(32999, h5py.h5z.FLAG_OPTIONAL, (1,))
+            space = h5s.create_simple((20, 4), (h5s.UNLIMITED,) * 2)
+            made = h5d.create(file.id, name.encode(), h5py.h5t.IEEE_F64LE, space, properties)
+            for row in range(0, 20, 4):
+                made.write_direct_chunk((row, 0), data[row : row + 4].tobytes(), mask)
+        virtual(file, "own", (".", "blosc"))
+    with h5py.File(tmp_path / "v.h5", "w") as file:
+        virtual(file, "blosc", ("s.h5", "plain"), ("s.h5", "blosc"))
+        virtual(file, "moved", ("/elsewhere/s.h5", "zfp"))
+        virtual(file, "unknown", ("s.h5", "unknown"))
+        virtual(file, "left out", ("s.h5", "left out"))
+        virtual(file, "gone", ("s.h5", "plain"), ("gone.h5", "blosc"), ("s.h5", "no such"))
+        file["link"] = h5py.ExternalLink("s.h5", "zfp")
+    with h5py.File(tmp_path / "n.h5", "w") as file:
+        virtual(file, "nested", ("v.h5", "blosc"))
+        virtual(file, "linked", ("v.h5", "link"))
+    return tmp_path
+
+
+_NEEDS_PLUGIN = [
+    "s.h5/zfp",
+    "s.h5/own",
+    "v.h5/blosc",
+    "v.h5/moved",
+    "v.h5/link",
+    "n.h5/nested",
+    "n.h5/linked",
+]
+_UNKNOWN = ["s.h5/unknown", "v.h5/unknown"]
+_READ_ANYWAY = ["s.h5/blosc", "s.h5/unwritten", "s.h5/left out", "v.h5/left out", "v.h5/gone"]
+
+_READ = """
+import sys
+if sys.argv[1] == "missing":
+    sys.modules["hdf5plugin"] = None
+if sys.argv[1] == "broken":
+    sys.path.insert(0, sys.argv[2])
+import numpy as np
+from fastpipe import FastHDF5Dataset, FastPatchDataset
+from fastpipe.sampling import Grid
+for place in sys.argv[3:]:
+    path, name = place.split("/")
+    for policy in ("raise", "skip", "replace"):
+        for make in (
+            lambda: FastHDF5Dataset(f"{sys.argv[2]}/{path}", name, bad_samples=policy),
+            lambda: FastPatchDataset(f"{sys.argv[2]}/{place}", (20, 4), sampling=Grid(), bad_samples=policy),
+        ):
+            try:
+                print(place, "|", np.asarray(make()[0]).sum())
+            except Exception as error:
+                print(place, "|", type(error).__name__, error)
+"""
+
+
+def _said(how: str, folder: Path, places: list[str]) -> list[tuple[str, str]]:
+    environment = {name: value for name, value in os.environ.items() if name != "HDF5_PLUGIN_PATH"}
+    run = subprocess.run(
+        [sys.executable, "-c", _READ, how, folder, *places], stdout=subprocess.PIPE, text=True, check=True,
+        env=environment,
+    )  # fmt: skip
+    found = [tuple(line.split(" | ")) for line in run.stdout.splitlines()]
+    assert len(found) == 6 * len(places)
+    return found  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("how", "remedy"),
+    [
+        ("missing", "is not installed. Install it with:  pip install hdf5plugin"),
+        (
+            "broken",
+            "cannot be imported: OSError: no such library. Install it anew with:  pip install --force",
+        ),
+    ],
+)
+def test_a_filter_that_hdf5plugin_would_bring(odd: Path, how: str, remedy: str) -> None:
+    """Also if a source has it: it is missing when the dataset is made, whatever is done about bad samples."""
+    (odd / "hdf5plugin").mkdir()
+    (odd / "hdf5plugin/__init__.py").write_text("raise OSError('no such library')")
+    for place, text in _said(how, odd, _NEEDS_PLUGIN):
+        path, name = place.split("/")
+        assert text.startswith(f"MissingDependencyError {odd / path}, dataset /"), text
+        assert "reading it takes the filter 320" in text
+        assert remedy in text
+    for place, text in _said(how, odd, _READ_ANYWAY):
+        assert "Error" not in text, f"{place}: {text}"
+
+
+def test_a_filter_that_hdf5plugin_does_not_bring(odd: Path) -> None:
+    for _, text in _said("there", odd, _UNKNOWN):
+        assert text.startswith("MissingDependencyError")
+        assert "the filter 32999, which the HDF5 library does not have: hdf5plugin does not bring it" in text
+        assert "HDF5_PLUGIN_PATH" in text
+    for place, text in _said("there", odd, [*_NEEDS_PLUGIN, *_READ_ANYWAY]):
+        assert "Error" not in text, f"{place}: {text}"
+
+
+def test_what_h5py_fills_in_for_missing_sources_is_read(odd: Path) -> None:
+    with h5py.File(odd / "v.h5") as file:
+        expected = file["gone"][...]
+    assert not expected[1::3].any()
+    np.testing.assert_array_equal(rows_of(FastHDF5Dataset(odd / "v.h5", "gone")), expected)
+
+
+@pytest.mark.parametrize("command", ["scan", "repack"])
+def test_a_missing_filter_is_no_damage_to_the_command(
+    odd: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = [str(odd / "out.h5"), "--codec", "gzip"] if command == "repack" else []
+    assert main([command, str(odd / "v.h5"), *out]) == 2
+    said = capsys.readouterr()
+    assert "v.h5, dataset /unknown: reading it takes the filter 32999" in said.err
+    assert "corrupt" not in said.out
+
+
+def test_inspect_names_the_filters_of_sources(odd: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(odd / "v.h5")]) == 0
+    said = capsys.readouterr().out
+    assert "/unknown: its filter filter 32999 is not in the HDF5 library here" in said
+    assert "install and import the package that brings filter 32999" in said
+
+
+def test_a_source_is_looked_for_where_the_library_does(odd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (odd / "far").mkdir()
+    os.replace(odd / "s.h5", odd / "far/s.h5")
+    SampleFile(odd / "v.h5", ["unknown"])  # the library does not find it either, and gives the fill value
+    monkeypatch.setenv("HDF5_VDS_PREFIX", "${ORIGIN}/far")
+    with pytest.raises(MissingDependencyError, match="filter 32999"):
+        SampleFile(odd / "v.h5", ["unknown"])
