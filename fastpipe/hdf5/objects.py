@@ -56,7 +56,7 @@ def walk_datasets(file: Any, shown: str) -> Iterator[tuple[str, Any]]:
     with suppress(HDF5Error), library_errors(shown):
         seen.add(h5py.h5o.get_info(file.id).addr)  # for links that lead back to the root
     try:
-        enter(file["/"], shown)
+        enter(file, shown)
     except HDF5Error as error:
         yield "/", error
     while groups:

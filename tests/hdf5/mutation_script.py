@@ -2,7 +2,8 @@
 
 Usage: ``python mutation_script.py FOLDER SEED COUNT``.  Prints a JSON list of what is wrong; the files stay in FOLDER.
 
-Right is: a row that h5py reads is equal, or is what the file held before; any other row, and a file that cannot be
+Right is: a row that h5py reads is equal, or is what the file held before (the library's search misses chunks that
+its list has, if inner nodes of a B-tree are damaged); any other row, and a file that cannot be
 read, is an error of fastpipe's that is an OSError (or a KeyError, for a name that is not there any more) and names
 the file; and nothing ends the process or hangs where h5py does not.  fastpipe refuses chunks of which filters make
 more or fewer bytes than they should, which h5py does not see.
@@ -166,14 +167,15 @@ class Comparison:
                 self.wrong.append(f"{name}: refused, though h5py reads rows: {error}")
             return
         for number, row in enumerate(theirs if isinstance(theirs, list) else []):
+            before = good[number] if isinstance(good, list) and number < len(good) else None
             try:
                 ours = plain(dataset[number])
             except Exception as error:
                 self.check_error(f"{name}[{number}]", error)
-                if row is not None and not any(reason in str(error) for reason in _STRICT):
+                is_listed = "the file ends within it" in str(error) and row != before
+                if row is not None and not is_listed and not any(why in str(error) for why in _STRICT):
                     self.wrong.append(f"{name}[{number}]: h5py reads it: {error}")
                 continue
-            before = good[number] if isinstance(good, list) and number < len(good) else None
             if ours not in (row, before):
                 self.wrong.append(f"{name}[{number}]: {ours} instead of {row}")
 
@@ -209,9 +211,9 @@ def compared(path: str, good: dict[str, list[Any] | str], *, with_repack: bool) 
             comparison = Comparison(path, good)
             for name in good:
                 rows_of_h5py(path, name)
-            with contextlib.suppress(Exception), h5py.File(path) as file:
-                file.visititems(lambda *_: None)
-                list(file)
+            for look in (list, lambda file: file.visititems(lambda *_: None)):
+                with contextlib.suppress(Exception), h5py.File(path) as file:
+                    look(file)
             for step in ("rows", "patches"):
                 for name in good:
                     pickle.dump(f"{step} of {name}", pipe)
