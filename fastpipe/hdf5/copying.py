@@ -51,37 +51,54 @@ def copy_structure(source: Any, copy: Any, targets: Mapping[str, Target], set_fi
 def _copy_members(
     source: Any, copy: Any, targets: Mapping[int, Target], set_filters: SetFilters, seen: dict[int, str]
 ) -> None:
+    groups = [(source, copy, iter(source))]
+    while groups:  # and not by recursion: they may be nested some thousands deep
+        source, copy, names = groups[-1]
+        name = next(names, None)
+        if name is None:
+            groups.pop()
+        elif _copy_member(source, copy, name, targets, set_filters, seen):
+            groups.append((source[name], copy[name], iter(source[name])))
+
+
+def _copy_member(
+    source: Any,
+    copy: Any,
+    name: str,
+    targets: Mapping[int, Target],
+    set_filters: SetFilters,
+    seen: dict[int, str],
+) -> bool:
+    """Copy a member of a group; return whether it is a group, of which the members are still to be copied."""
     h5py = require("h5py", extra="hdf5")
-    for name in source:
-        try:
-            link = source.get(name, getlink=True)
-        except TypeError as error:
-            raise OptionError(f"{source.name}/{name} is a link of a kind that h5py does not know") from error
-        if not isinstance(link, h5py.HardLink):
-            copy[name] = link
-            continue
-        item, own_name, names = source[name], raw_name(name), _link_properties(name)
-        address = _address(item)
-        if address in seen:
-            copy.id.links.create_hard(own_name, copy.file.id, raw_name(seen[address]), names)
-            continue
-        seen[address] = name_of(item)
-        if isinstance(item, h5py.Group):
-            h5py.h5g.create(copy.id, own_name, names, item.id.get_create_plist())
-            _copy_attributes(item, copy[name])
-            _copy_members(item, copy[name], targets, set_filters, seen)
-        elif address in targets:
-            properties = _properties(item, targets[address], set_filters)
-            kind, space = item.id.get_type().copy(), _space(item)
-            h5py.h5d.create(copy.id, own_name, kind, space, properties, names)
-            _copy_attributes(item, copy[name])
-        else:
-            if isinstance(item, h5py.Dataset):
-                _check_can_be_read(item)
-            del (
-                item
-            )  # with what the library remembers of it, as it may mistake chunks for others when it copies
-            h5py.h5o.copy(source.id, own_name, copy.id, own_name, None, names)
+    try:
+        link = source.get(name, getlink=True)
+    except TypeError as error:
+        raise OptionError(f"{source.name}/{name} is a link of a kind that h5py does not know") from error
+    if not isinstance(link, h5py.HardLink):
+        copy[name] = link
+        return False
+    item, own_name, properties_of_link = source[name], raw_name(name), _link_properties(name)
+    address = _address(item)
+    if address in seen:
+        copy.id.links.create_hard(own_name, copy.file.id, raw_name(seen[address]), properties_of_link)
+        return False
+    seen[address] = name_of(item)
+    if isinstance(item, h5py.Group):
+        h5py.h5g.create(copy.id, own_name, properties_of_link, item.id.get_create_plist())
+        _copy_attributes(item, copy[name])
+        return True
+    if address in targets:
+        properties = _properties(item, targets[address], set_filters)
+        kind, space = item.id.get_type().copy(), _space(item)
+        h5py.h5d.create(copy.id, own_name, kind, space, properties, properties_of_link)
+        _copy_attributes(item, copy[name])
+        return False
+    if isinstance(item, h5py.Dataset):
+        _check_can_be_read(item)
+    del item  # with what the library remembers of it, as it may mistake chunks for others when it copies
+    h5py.h5o.copy(source.id, own_name, copy.id, own_name, None, properties_of_link)
+    return False
 
 
 def _check_can_be_read(dataset: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from fastpipe._extras import require
@@ -52,8 +53,10 @@ def walk_datasets(file: Any, shown: str) -> Iterator[tuple[str, Any]]:
         with library_errors(where, DamagedError):
             group.id.links.iterate(names.append)  # in order; up to where it is damaged, if it is
 
+    with suppress(HDF5Error), library_errors(shown):
+        seen.add(h5py.h5o.get_info(file.id).addr)  # for links that lead back to the root
     try:
-        enter(file["/"], shown)
+        enter(file, shown)
     except HDF5Error as error:
         yield "/", error
     while groups:

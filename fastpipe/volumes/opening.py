@@ -63,9 +63,9 @@ def open_volume(
         return MemoryVolume(what, f"the array given as {place}=")
     if isinstance(what, list) and what and all(isinstance(one, (str, os.PathLike)) for one in what):
         return _finished(slices_volume(what), place)
-    if not isinstance(what, (str, os.PathLike)):
+    if not isinstance(what, (str, bytes, os.PathLike)):
         raise OptionError(f"{place}= must be a path or a NumPy array, got {type(what).__name__}: {what!r}")
-    path = os.fspath(what)
+    path = os.fsdecode(what)
     if is_url(path):
         return _checked(TensorStoreVolume(path, {"driver": "auto", "kvstore": path}), place)
     file, inside = _split(path)

@@ -16,6 +16,8 @@ from h5py import h5d, h5f, h5p, h5s, h5t, h5z
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
+from fastpipe import FastHDF5Dataset, FastPatchDataset
+from fastpipe.cli import main
 from fastpipe.errors import HDF5Error
 from fastpipe.hdf5 import layout as layout_module
 from fastpipe.hdf5 import library
@@ -23,6 +25,7 @@ from fastpipe.hdf5.errors import DamagedError
 from fastpipe.hdf5.files import SampleFile, SampleFiles
 from fastpipe.hdf5.layout import read_layout
 from fastpipe.hdf5.reader import RowReader
+from fastpipe.sampling import Uniform
 
 ReaderOf = Callable[..., RowReader]
 PropertiesOf = Callable[..., Any]
@@ -269,6 +272,28 @@ def test_a_few_written_chunks_of_many_are_left_to_the_library(
         layout = read_layout(dataset)
     assert layout.kind == kind
     assert layout.why == ("" if kind == "chunked" else "nearly all of its 40 chunks were never written")
+
+
+@pytest.mark.parametrize("chunk", [None, (1 << 20, 4)])
+def test_a_shape_that_is_larger_than_any_file(tmp_path: Path, chunk: Any) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        if chunk is not None:
+            properties.set_chunk(chunk)
+        space = h5py.h5s.create_simple((1 << 60, 4))
+        h5py.h5d.create(file.id, b"x", h5py.h5t.STD_U8LE, space, properties)
+    dataset = FastHDF5Dataset(tmp_path / "x.h5", "x", cache="off")
+    assert "it is declared to be larger than any file" in str(dataset)
+    assert (len(dataset), dataset[1 << 59].tolist()) == (1 << 60, [0, 0, 0, 0])
+    patches = FastPatchDataset(tmp_path / "x.h5/x", (8, 4), sampling=Uniform(2), seed=0, cache="off")
+    assert not patches[0].any()
+    with pytest.raises(
+        HDF5Error, match=r"x\.h5 declares 1,152,921,504,606,846,976 samples, more than there is"
+    ):
+        dataset.locality_groups()
+    assert main(["scan", str(tmp_path / "x.h5")]) == 0
+    assert main(["inspect", str(tmp_path / "x.h5")]) == 0
+    assert main(["repack", str(tmp_path / "x.h5"), str(tmp_path / "out.h5")]) == 2
 
 
 def test_memory_is_not_taken_by_the_chunks_that_a_file_declares(tmp_path: Path) -> None:

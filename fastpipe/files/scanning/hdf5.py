@@ -151,6 +151,8 @@ def _part(shape: Sequence[int], chunk: Sequence[int], place: Iterable[int]) -> t
 def _blocks(dataset: Any) -> tuple[int, Iterator[tuple[slice, ...]]]:
     """Return how many parts of a dataset are to be read one after the other, and these parts."""
     shape, chunk = dataset.shape, dataset.chunks
+    if not dataset.is_virtual and not dataset.id.get_storage_size():
+        return 0, iter(())  # nothing was written
     if chunk is None:
         row = max(1, math.prod(shape[1:]) * max(1, dataset.id.get_type().get_size()))
         chunk = (max(1, min(shape[0], _BLOCK_NBYTES // row)), *shape[1:]) if shape else ()
