@@ -53,7 +53,10 @@ class TensorStoreVolume(Volume):
         self._secrets = _secrets_in(name)
         self.name, self._spec, self._why = self.without_secrets(name), spec, why
         store = self.store()
-        driver = store.spec().to_json()["driver"]
+        try:
+            driver = store.spec().to_json()["driver"]
+        except NotImplementedError:  # of a format around the array's, such as ZIP
+            driver = "in a container that is read from this machine only"
         if driver not in _DRIVERS:
             raise VolumeError(
                 f"{self.name} is {driver}: a URL must be that of an array in Zarr, N5 or precomputed"
@@ -97,6 +100,8 @@ class TensorStoreVolume(Volume):
                 "; fastpipe itself reads numbers that have no filters and are compressed by blosc, zstd, "
                 f"gzip or nothing, and {self._why}"
             )
+        if not isinstance(self._spec["kvstore"], dict):
+            said += "; what only zarr-python reads is read from this machine: copy the array here"
         raise VolumeError(f"{self.name} cannot be opened by tensorstore: {said}")
 
     def without_secrets(self, text: str) -> str:

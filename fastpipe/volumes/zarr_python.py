@@ -62,11 +62,12 @@ class ZarrPythonVolume(Volume):
         self.name = os.path.join(path, inside) if inside else path
         with as_volume_error(f"{self.name} cannot be read as Zarr"):
             _check_elements(metadata)
-            for codec in _codecs(metadata):
+            codecs = list(_codecs(metadata))
+            for codec in codecs:
                 if codec not in _CODECS:
                     raise ValueError(f"its codec {shortened(codec)} is not one of numbers; make a copy of it")
-                if _CODECS[codec]:
-                    require(_CODECS[codec], package=_CODECS[codec].replace("_", "-"))
+        for package in filter(None, map(_CODECS.get, codecs)):
+            require(package, package=package.replace("_", "-"))
         self._state = FileState.of(path, regular_status(path)) if os.path.isfile(path) else None
         array = self.array_of_library()
         self.shape, self.dtype = tuple(array.shape), np.dtype(array.dtype)
