@@ -16,13 +16,13 @@ from fastpipe._extras import require
 from fastpipe._sizes import in_bytes
 from fastpipe.errors import VolumeError
 from fastpipe.volumes.volume import (
+    LARGEST_UNIT,
     DamagedUnitError,
     UnitGrid,
     UnitReader,
     Volume,
     box_text,
     folder_state,
-    partial_unit,
 )
 from fastpipe.volumes.wrappers import grown_unit
 
@@ -68,12 +68,14 @@ class TensorStoreVolume(Volume):
         self._fill = bytes(self.dtype.itemsize) if fill is None else np.array(fill, self.dtype).tobytes()
         sides = store.chunk_layout.read_chunk.shape or [0] * len(self.shape)
         chunk = [side or min(max(1, size), 64) for side, size in zip(sides, self.shape, strict=True)]
-        self._chunk = partial_unit(chunk, self.dtype.itemsize)
-        unit = grown_unit(self._chunk, self.shape, self.dtype.itemsize, _LEAST_NBYTES)
-        self.grid = UnitGrid(self.shape, unit)
+        self._chunk = tuple(chunk)
+        nbytes = math.prod(chunk) * self.dtype.itemsize
+        if nbytes > LARGEST_UNIT:  # tensorstore ends the process where it has no memory for one
+            raise VolumeError(f"{self.name} has chunks of {in_bytes(nbytes)}, more than tensorstore decodes")
+        self.grid = UnitGrid(self.shape, grown_unit(chunk, self.shape, self.dtype.itemsize, _LEAST_NBYTES))
         said = "×".join(map(str, chunk))
         self.how = f"{driver} by tensorstore, chunks of {said}"
-        self.how += f" ({in_bytes(math.prod(chunk) * self.dtype.itemsize)})" + (f", as {why}" if why else "")
+        self.how += f" ({in_bytes(nbytes)})" + (f", as {why}" if why else "")
 
     @property
     def fill(self) -> bytes:

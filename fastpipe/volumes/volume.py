@@ -29,7 +29,6 @@ __all__ = [
     "box_text",
     "box_within",
     "folder_state",
-    "partial_unit",
 ]
 
 Box = tuple[slice, ...]
@@ -38,7 +37,6 @@ UInt8Array = npt.NDArray[np.uint8]
 
 DIMS = 5  # that an array may have
 _MOST_UNITS = (1 << 63) - 1
-_PART_NBYTES = 1 << 22  # of a unit that is a part of a chunk
 LARGEST_UNIT = 1 << 32  # bytes that are decoded at once
 
 
@@ -137,19 +135,6 @@ class UnitGrid:
             slice(at * side, min((at + 1) * side, size))
             for at, side, size in zip(self.place(number), self.unit, self.shape, strict=True)
         )
-
-
-def partial_unit(chunk: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """Return the unit of an array whose library reads any part of a chunk: the chunk, or less of one that no
-    memory would hold.
-
-    >>> partial_unit((64, 64), 4), partial_unit((10**6, 10**6), 4)
-    ((64, 64), (1024, 1024))
-    """
-    if math.prod(chunk) * itemsize <= LARGEST_UNIT:
-        return tuple(chunk)
-    most = int((_PART_NBYTES / itemsize) ** (1 / len(chunk)))
-    return tuple(min(side, most) for side in chunk)
 
 
 def box_text(box: Sequence[slice]) -> str:
