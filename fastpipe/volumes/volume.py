@@ -36,7 +36,7 @@ Int64Array = npt.NDArray[np.int64]
 UInt8Array = npt.NDArray[np.uint8]
 
 DIMS = 5  # that an array may have
-_MOST_UNITS = (1 << 63) - 1
+_MOST = (1 << 63) - 1  # units, and elements along a dimension
 LARGEST_UNIT = 1 << 32  # bytes that are decoded at once
 
 
@@ -62,7 +62,7 @@ class UnitGrid:
         unit: of a unit.
 
     Raises:
-        OverflowError: there are more units than can be numbered.
+        OverflowError: there are more units, or elements along a dimension, than can be numbered.
 
     Attributes:
         shape, unit: as given.
@@ -78,8 +78,8 @@ class UnitGrid:
         self.shape, self.unit = tuple(map(int, shape)), tuple(map(int, unit))
         self.counts = tuple(-(-size // side) for size, side in zip(self.shape, self.unit, strict=True))
         self.count = math.prod(self.counts)
-        if self.count > _MOST_UNITS:
-            raise OverflowError(f"{self.count:,} parts")
+        if max(self.count, *self.shape, 0) > _MOST:
+            raise OverflowError(f"its shape is {self.shape}, of {self.count:,} parts")
         self._unit = np.array(self.unit, np.int64)
         steps = [math.prod(self.counts[dim + 1 :]) for dim in range(len(self.counts))]
         self._steps = np.array(steps, np.int64)
