@@ -266,3 +266,20 @@ def test_a_changed_file_is_read_as_by_its_library_or_named(tmp_path: Path, kind:
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_changed_file_is_read_as_by_its_library_or_named(tmp_path: Path, kind: str) -> None:
     _check_changed(tmp_path, kind, 2000)
+
+
+@pytest.mark.hang_after(60)
+@pytest.mark.parametrize("tag", ["TileWidth", "TileLength", "ImageWidth", "ImageLength"])
+@pytest.mark.parametrize("value", [0, 2**31])
+def test_sides_of_a_tiff_that_cannot_be(tmp_path: Path, tag: str, value: int) -> None:
+    tifffile.imwrite(
+        tmp_path / "x.tif",
+        np.ones((32, 32), "u1"),
+        photometric="minisblack",
+        tile=(16, 16),
+        compression="zlib",
+    )
+    with tifffile.TiffFile(tmp_path / "x.tif", mode="r+b") as file:
+        file.pages[0].tags[tag].overwrite(value, dtype="I")  # type: ignore[union-attr]
+    with pytest.raises(FastpipeError, match=r"x\.tif"):
+        FastPatchDataset(tmp_path / "x.tif", (16, 16), sampling=Uniform(1), seed=0, threads=1)[0]
