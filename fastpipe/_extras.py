@@ -31,8 +31,8 @@ def require(module: str, *, extra: str = "", package: str = "") -> Any:
         The imported module.
 
     Raises:
-        MissingDependencyError: the package that owns ``module`` is not installed.  An
-            installed package that fails for another reason raises its own error.
+        MissingDependencyError: the package that owns ``module`` is not installed, or one that this
+            imports.  An installed package that fails for another reason raises its own error.
 
     >>> require("json", extra="image").loads("[1]")
     [1]
@@ -42,6 +42,8 @@ def require(module: str, *, extra: str = "", package: str = "") -> Any:
     except ModuleNotFoundError as error:
         wanted = {module[: i if i >= 0 else None] for i in _dots(module)}
         if error.name not in wanted:
+            if str(error.name).partition(".")[0] != module.partition(".")[0]:
+                raise missing_package(error) from error
             raise
         raise MissingDependencyError(
             f"fastpipe needs the package {module!r} here and it is not installed. "

@@ -189,6 +189,12 @@ class _Header(NamedTuple):
             sides = (*found.chunks, *found.blocks)
             if not dims == len(shape) == len(chunks) == len(blocks) or min((*sides, 1)) < 1:
                 raise ValueError(f"it has chunks of {chunks} and blocks of {blocks}, and the shape {shape}")
-            if min((*found.shape, 0)) < 0:
-                raise ValueError(f"its shape is {shape}")
+            # A chunk is stored with the blocks at its ends whole, and an array with the chunks at its ends.
+            ends = zip(found.chunks, found.blocks, strict=True)
+            chunk = math.prod(-(-side // block) * block for side, block in ends) * frame[6]
+            count = math.prod(-(-size // side) for size, side in zip(found.shape, found.chunks, strict=True))
+            if min((*found.shape, 0)) < 0 or chunk != frame[8] or count * chunk != frame[4]:
+                raise ValueError(
+                    f"{frame[4]} bytes in chunks of {frame[8]} are no array of the shape {shape}"
+                )
             return found

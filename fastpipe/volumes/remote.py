@@ -41,6 +41,7 @@ _log = logging.getLogger("fastpipe.stage")
 _AT_A_TIME = 16  # volumes whose metadata are asked for
 _HURRIED = Retries(tries=2)  # where tensorstore may know better how to get there
 _WEB = ("http", "https")
+_OF_TENSORSTORE = ("s3://", "gs://", "http://", "https://", "file://", "memory://")  # which it reads alone
 _UNREADABLE = (
     "that goes with Zarr whose chunks are in no shards, and compressed by blosc, zstd, gzip, zlib or nothing"
 )
@@ -141,14 +142,14 @@ class RemoteVolumes:
                 store, inside = open_store(root, self._options if location.scheme else None)
                 stores[key] = ChunkStore(store, inside, self._stage)
             return stores[key], prefix
-        except (OptionError, MissingDependencyError):
-            if self._must:
-                raise
+        except (OptionError, MissingDependencyError) as error:
+            self._refuse(path, error)
             return None
 
     def _refuse(self, path: str, why: Exception | None) -> None:
         """Say that an array cannot be read here, if nobody else can."""
-        if not self._must:
+        is_missing = isinstance(why, MissingDependencyError) and not path.startswith(_OF_TENSORSTORE)
+        if not self._must and not is_missing:
             if why is not None:
                 _log.info("%s is left to tensorstore: %s", path, str(why))
             return

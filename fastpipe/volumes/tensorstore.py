@@ -19,13 +19,13 @@ from fastpipe._sizes import in_bytes
 from fastpipe._urls import is_url
 from fastpipe.errors import VolumeError
 from fastpipe.volumes.volume import (
+    LARGEST_UNIT,
     DamagedUnitError,
     UnitGrid,
     UnitReader,
     Volume,
     box_text,
     folder_state,
-    partial_unit,
 )
 from fastpipe.volumes.wrappers import grown_unit
 
@@ -57,7 +57,10 @@ class TensorStoreVolume(Volume):
         self._secrets = _secrets_in(name)
         self.name, self._spec, self._why = self.without_secrets(name), spec, why
         store = self.store()
-        driver = store.spec().to_json()["driver"]
+        try:
+            driver = store.spec().to_json()["driver"]
+        except NotImplementedError:  # of a format around the array's, such as ZIP
+            driver = "in a container that is read from this machine only"
         if driver not in _DRIVERS:
             raise VolumeError(
                 f"{self.name} is {driver}: a URL must be that of an array in Zarr, N5 or precomputed"
@@ -69,12 +72,14 @@ class TensorStoreVolume(Volume):
         self._fill = bytes(self.dtype.itemsize) if fill is None else np.array(fill, self.dtype).tobytes()
         sides = store.chunk_layout.read_chunk.shape or [0] * len(self.shape)
         chunk = [side or min(max(1, size), 64) for side, size in zip(sides, self.shape, strict=True)]
-        self._chunk = partial_unit(chunk, self.dtype.itemsize)
-        unit = grown_unit(self._chunk, self.shape, self.dtype.itemsize, _LEAST_NBYTES)
-        self.grid = UnitGrid(self.shape, unit)
+        self._chunk = tuple(chunk)
+        nbytes = math.prod(chunk) * self.dtype.itemsize
+        if nbytes > LARGEST_UNIT:  # tensorstore ends the process where it has no memory for one
+            raise VolumeError(f"{self.name} has chunks of {in_bytes(nbytes)}, more than tensorstore decodes")
+        self.grid = UnitGrid(self.shape, grown_unit(chunk, self.shape, self.dtype.itemsize, _LEAST_NBYTES))
         said = "×".join(map(str, chunk))
         self.how = f"{driver} by tensorstore, chunks of {said}"
-        self.how += f" ({in_bytes(math.prod(chunk) * self.dtype.itemsize)})" + (f", as {why}" if why else "")
+        self.how += f" ({in_bytes(nbytes)})" + (f", as {why}" if why else "")
 
     @property
     def fill(self) -> bytes:
@@ -101,6 +106,8 @@ class TensorStoreVolume(Volume):
                 "; fastpipe itself reads numbers that have no filters and are compressed by blosc, zstd, "
                 f"gzip or nothing, and {self._why}"
             )
+        if not isinstance(self._spec["kvstore"], dict):
+            said += "; what only zarr-python reads is read from this machine: copy the array here"
         raise VolumeError(f"{self.name} cannot be opened by tensorstore: {said}")
 
     def without_secrets(self, text: str) -> str:

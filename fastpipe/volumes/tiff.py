@@ -214,10 +214,11 @@ def _opened(path: str) -> Iterator[Any]:
 
 
 def _check_decodes(file: Any, keyframe: Any, pages: Sequence[_Segments]) -> None:
-    """Have tifffile decode a segment, to see that no package is missing for it; a damaged one is no matter.
+    """Have tifffile decode a segment, to see that it can; one that is damaged says nothing about the others.
 
     Raises:
-        MissingDependencyError: one is.
+        MissingDependencyError: a package is missing for it.
+        ValueError, NotImplementedError: tifffile decodes no segments of this kind.
     """
     kind = (
         keyframe.compression,
@@ -228,6 +229,7 @@ def _check_decodes(file: Any, keyframe: Any, pages: Sequence[_Segments]) -> None
     )
     if kind in _decoded:
         return
+    _decode(keyframe, None, 0, pages[0])  # of a segment that was never written nothing is decoded
     for page in pages:
         for number in np.flatnonzero(page.sizes).tolist():
             try:
@@ -299,6 +301,8 @@ def _page(first: Any, order: Any, whole: tuple[int, ...], pages: int, is_raw: bo
     if not first.is_tiled and first.rowsperstrip < 1:
         raise ValueError(f"its strips have {first.rowsperstrip} rows")
     side = (first.tilelength, first.tilewidth) if first.is_tiled else (min(first.rowsperstrip, rows), columns)
+    if min(side) < 1:
+        raise ValueError(f"its strips or tiles are {side}")
     samples = int(first.samplesperpixel)
     is_planar, segment = first.planarconfig == 2 and samples > 1, tuple(map(int, side))
     if shape == (samples, rows, columns) and is_planar:
@@ -308,7 +312,14 @@ def _page(first: Any, order: Any, whole: tuple[int, ...], pages: int, is_raw: bo
     elif shape != (rows, columns):
         raise ValueError(f"its images of {rows}×{columns} with {samples} samples have the shape {shape}")
     # What is undone is of the machine's own order of bytes.
-    return _Page(shape, dtype.newbyteorder("="), segment, False, is_planar, first.compression.name.lower())
+    return _Page(
+        shape,
+        dtype.newbyteorder("="),
+        segment,
+        False,
+        is_planar,
+        str(getattr(first.compression, "name", first.compression)).lower(),
+    )
 
 
 def _segments(page: Any, common: _Page, first: Any) -> _Segments:
@@ -320,6 +331,9 @@ def _segments(page: Any, common: _Page, first: Any) -> _Segments:
     offsets, sizes = np.array(page.dataoffsets, np.int64), np.array(page.databytecounts, np.int64)
     if common.is_raw:
         offsets, sizes = offsets[:1], np.array([sizes.sum()])
+    needed = math.prod(-(-size // side) for size, side in zip(common.shape, common.segment, strict=True))
+    if min(len(offsets), len(sizes)) < needed:
+        raise ValueError(f"{needed:,} strips or tiles are needed, of which it has {len(offsets):,}")
     return _Segments(offsets, sizes, page.jpegtables)
 
 

@@ -29,7 +29,6 @@ __all__ = [
     "box_text",
     "box_within",
     "folder_state",
-    "partial_unit",
 ]
 
 Box = tuple[slice, ...]
@@ -37,8 +36,7 @@ Int64Array = npt.NDArray[np.int64]
 UInt8Array = npt.NDArray[np.uint8]
 
 DIMS = 5  # that an array may have
-_MOST_UNITS = (1 << 63) - 1
-_PART_NBYTES = 1 << 22  # of a unit that is a part of a chunk
+_MOST = (1 << 63) - 1  # units, and elements along a dimension
 LARGEST_UNIT = 1 << 32  # bytes that are decoded at once
 
 
@@ -64,7 +62,7 @@ class UnitGrid:
         unit: of a unit.
 
     Raises:
-        OverflowError: there are more units than can be numbered.
+        OverflowError: there are more units, or elements along a dimension, than can be numbered.
 
     Attributes:
         shape, unit: as given.
@@ -80,8 +78,8 @@ class UnitGrid:
         self.shape, self.unit = tuple(map(int, shape)), tuple(map(int, unit))
         self.counts = tuple(-(-size // side) for size, side in zip(self.shape, self.unit, strict=True))
         self.count = math.prod(self.counts)
-        if self.count > _MOST_UNITS:
-            raise OverflowError(f"{self.count:,} parts")
+        if max(self.count, *self.shape, 0) > _MOST:
+            raise OverflowError(f"its shape is {self.shape}, of {self.count:,} parts")
         self._unit = np.array(self.unit, np.int64)
         steps = [math.prod(self.counts[dim + 1 :]) for dim in range(len(self.counts))]
         self._steps = np.array(steps, np.int64)
@@ -137,19 +135,6 @@ class UnitGrid:
             slice(at * side, min((at + 1) * side, size))
             for at, side, size in zip(self.place(number), self.unit, self.shape, strict=True)
         )
-
-
-def partial_unit(chunk: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """Return the unit of an array whose library reads any part of a chunk: the chunk, or less of one that no
-    memory would hold.
-
-    >>> partial_unit((64, 64), 4), partial_unit((10**6, 10**6), 4)
-    ((64, 64), (1024, 1024))
-    """
-    if math.prod(chunk) * itemsize <= LARGEST_UNIT:
-        return tuple(chunk)
-    most = int((_PART_NBYTES / itemsize) ** (1 / len(chunk)))
-    return tuple(min(side, most) for side in chunk)
 
 
 def box_text(box: Sequence[slice]) -> str:

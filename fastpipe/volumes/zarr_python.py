@@ -19,6 +19,7 @@ from fastpipe.core.files import regular_status
 from fastpipe.errors import VolumeError
 from fastpipe.volumes.damage import UNREADABLE, as_volume_error, shortened
 from fastpipe.volumes.volume import (
+    LARGEST_UNIT,
     DamagedUnitError,
     FileState,
     UnitGrid,
@@ -26,7 +27,6 @@ from fastpipe.volumes.volume import (
     Volume,
     box_text,
     folder_state,
-    partial_unit,
 )
 from fastpipe.volumes.zarr_metadata import METADATA, NUMBERS, json_object, metadata_in
 
@@ -40,6 +40,7 @@ _CODECS = {
     "jenkins_lookup3": "", "lz4": "", "lzma": "", "packbits": "", "pcodec": "pcodec", "quantize": "",
     "sharding_indexed": "", "shuffle": "", "transpose": "", "zfpy": "zfpy", "zlib": "", "zstd": "",
 }  # fmt: skip
+_PART_NBYTES = 1 << 22  # of a unit that is a part of a chunk
 _OVERHEAD = 1 << 16  # that a member of a ZIP file may be larger than twice its content
 
 
@@ -62,17 +63,18 @@ class ZarrPythonVolume(Volume):
         self.name = os.path.join(path, inside) if inside else path
         with as_volume_error(f"{self.name} cannot be read as Zarr"):
             _check_elements(metadata)
-            for codec in _codecs(metadata):
+            codecs = list(_codecs(metadata))
+            for codec in codecs:
                 if codec not in _CODECS:
                     raise ValueError(f"its codec {shortened(codec)} is not one of numbers; make a copy of it")
-                if _CODECS[codec]:
-                    require(_CODECS[codec], package=_CODECS[codec].replace("_", "-"))
+        for package in filter(None, map(_CODECS.get, codecs)):
+            require(package, package=package.replace("_", "-"))
         self._state = FileState.of(path, regular_status(path)) if os.path.isfile(path) else None
         array = self.array_of_library()
         self.shape, self.dtype = tuple(array.shape), np.dtype(array.dtype)
         if self.dtype.kind not in "biufc":
             raise VolumeError(f"{self.name} has elements of {self.dtype}, and not numbers")
-        self.grid = UnitGrid(self.shape, partial_unit(array.chunks, self.dtype.itemsize))
+        self.grid = UnitGrid(self.shape, _unit(array.chunks, self.dtype.itemsize))
         self._fill = np.array(array.fill_value or 0, self.dtype).tobytes()
         # What zarr-python reads at once: a shard, where there are some.
         stored = getattr(array, "shards", None) or array.chunks
@@ -188,6 +190,18 @@ def _no_array(path: str, file: zipfile.ZipFile, names: Iterable[str]) -> VolumeE
     arrays = _arrays_in(file, (name for name in names if os.path.basename(name) in METADATA))
     found = ", ".join(dict.fromkeys(array for array, _ in arrays)) or "none"
     return VolumeError(f"{path} is a ZIP file; name one of its Zarr arrays behind a slash: it has {found}")
+
+
+def _unit(chunk: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """Return the unit of an array: a chunk, or a part of one that no memory holds, which may not be stored.
+
+    >>> _unit((64, 64), 4), _unit((10**6, 10**6), 4)
+    ((64, 64), (1024, 1024))
+    """
+    if math.prod(chunk) * itemsize <= LARGEST_UNIT:
+        return tuple(chunk)
+    most = int((_PART_NBYTES / itemsize) ** (1 / len(chunk)))
+    return tuple(min(side, most) for side in chunk)
 
 
 def _check_elements(metadata: dict[str, Any]) -> None:

@@ -360,3 +360,16 @@ def test_a_slice_of_another_kind_is_an_error(tmp_path: Path, other: Any, whole: 
     tifffile.imwrite(paths[1], other, photometric="minisblack")
     with pytest.raises(VolumeError, match=r"2\.tif is not like .*1\.tif"):
         whole(open_volume(tmp_path / "x"))
+
+
+@pytest.mark.parametrize(("tag", "value"), [("Compression", 34999), ("Predictor", 77)])
+def test_what_tifffile_does_not_decode_is_not_called_damaged(tmp_path: Path, tag: str, value: int) -> None:
+    """Else a policy for bad samples would leave out all of the file."""
+    tifffile.imwrite(
+        tmp_path / "x.tif", np.ones((8, 8), "u1"), photometric="minisblack", compression="zlib", predictor=2
+    )
+    with tifffile.TiffFile(tmp_path / "x.tif", mode="r+b") as file:
+        file.pages[0].tags[tag].overwrite(value)  # type: ignore[union-attr]
+    with pytest.raises(VolumeError, match=rf"x\.tif cannot be read as TIFF: .*{value}") as caught:
+        open_volume(tmp_path / "x.tif")
+    assert not isinstance(caught.value, DamagedUnitError)

@@ -471,7 +471,7 @@ METADATA_3: list[dict[str, Any]] = [
 METADATA: list[tuple[int, dict[str, Any]]] = [
     (2, {"fill_value": 300}), (3, {"fill_value": 300}), (2, {"fill_value": ""}), (2, {"fill_value": "!"}),
     (2, {"shape": [float("inf"), 4]}), (3, {"shape": [float("inf"), 4]}), (3, {"shape": [4, 1 << 70]}),
-    (2, {"chunks": [1 << 70, 2]}), (3, {"fill_value": "0x123456789", "data_type": "float32"}),
+    (3, {"fill_value": "0x123456789", "data_type": "float32"}),
     (2, {"dimension_separator": None}), (2, {"dimension_separator": 3}), (2, {"dimension_separator": "\0"}),
     (2, {"dimension_separator": "/../../"}),
     (3, {"chunk_key_encoding": {"name": "default", "configuration": {"separator": None}}}),
