@@ -10,10 +10,10 @@ loaded by the first use of the name that needs it.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from fastpipe import errors, sampling
+from fastpipe._extras import load_part
 from fastpipe.options import BadSamples, Cache, Decode, Shard, Shuffle, Stage, Subset
 
 if TYPE_CHECKING:
@@ -64,9 +64,9 @@ _PARTS = ("augment", "generation", "profiling", "tf")
 
 def __getattr__(name: str) -> Any:
     if name in _PARTS:
-        return importlib.import_module(f"{__name__}.{name}")
+        return load_part(f"{__name__}.{name}")
     if name in _LAZY:
-        value = getattr(importlib.import_module(_LAZY[name]), name)
+        value = getattr(load_part(_LAZY[name]), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'fastpipe' has no attribute {name!r}")

@@ -14,9 +14,39 @@ from typing import Any
 
 from fastpipe.errors import MissingDependencyError
 
-__all__ = ["briefly_set", "load_rich", "missing_package", "require", "require_threadpoolctl"]
+__all__ = ["briefly_set", "load_part", "load_rich", "missing_package", "require", "require_threadpoolctl"]
 
 _DISTRIBUTIONS = {"google_crc32c": "google-crc32c"}  # packages that are installed by another name
+
+
+def load_part(module: str) -> ModuleType:
+    """Import a module, also for the ``__getattr__`` of a package.
+
+    Args:
+        module: its whole name.
+
+    Raises:
+        ImportError: an attribute is missing in what it imports, or a file hides a package.  Python would
+            take an AttributeError for a name that the package does not have, and hide the reason.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        top = sys.modules.get((error.name or "").partition(".")[0])
+        if top is None or hasattr(top, "__path__"):
+            raise
+        raise ImportError(f"{module} cannot be imported: {error}{_advice(top)}", name=module) from error
+    except AttributeError as error:
+        raise ImportError(f"{module} cannot be imported: {error}{_advice(error.obj)}", name=module) from error
+
+
+def _advice(found: object) -> str:
+    """Return what to do about a module that lacks something."""
+    file = getattr(found, "__file__", None)
+    if not isinstance(found, ModuleType) or file is None:
+        return ""
+    remedy = "if that is a file of your own, rename it; if it is too old, upgrade it"
+    return f" ({found.__name__} is {file}: {remedy})"
 
 
 def require(module: str, *, extra: str = "", package: str = "") -> Any:
@@ -32,13 +62,14 @@ def require(module: str, *, extra: str = "", package: str = "") -> Any:
 
     Raises:
         MissingDependencyError: the package that owns ``module`` is not installed, or one that this
-            imports.  An installed package that fails for another reason raises its own error.
+            imports.  An installed package that fails for another reason raises its own error, or that of
+            `load_part`.
 
     >>> require("json", extra="image").loads("[1]")
     [1]
     """
     try:
-        loaded: ModuleType = importlib.import_module(module)
+        loaded = load_part(module)
     except ModuleNotFoundError as error:
         wanted = {module[: i if i >= 0 else None] for i in _dots(module)}
         if error.name not in wanted:
@@ -69,7 +100,7 @@ def load_rich() -> None:
     """Import what of rich draws from Python's generator when it is imported, and put that back: to be called
     before anything else of rich is loaded in a script's process."""
     state = random.getstate()
-    importlib.import_module("rich.style")
+    load_part("rich.style")
     random.setstate(state)
 
 

@@ -290,3 +290,64 @@ with tempfile.TemporaryDirectory() as folder:
 """
     expected = ["decoded images are not kept: on this operating system the cache is off"] * 2 + ["an error"]
     assert _python(code).splitlines() == expected
+
+
+_ACCESSES = [
+    "from fastpipe import {name}", "import fastpipe; hasattr(fastpipe, '{name}')",
+    "import fastpipe; getattr(fastpipe, '{name}', None)", "from fastpipe.{part} import {inner}",
+]  # fmt: skip
+_NEEDS = [
+    ("torch", "FastLoader", "torch", "FastLoader"), ("torchvision", "FastImageFolder", "torch", "FastImageFolder"),
+    ("tensorflow", "tf", "tf", "image_dataset"), ("rich", "generate", "generation", "generate"),
+    ("torch", "accelerate", "augment", "ColorJitter"),
+]  # fmt: skip
+
+
+def _error_with(folder: Path, package: str, content: str, code: str) -> str:
+    """The last line that Python prints where a package is this file."""
+    (folder / f"{package}.py").write_text(content)
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(folder)!r}); {code}"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode, done.stdout
+    return done.stderr.splitlines()[-1]
+
+
+@pytest.mark.few(8)
+@pytest.mark.parametrize("access", _ACCESSES)
+@pytest.mark.parametrize(("package", "name", "part", "inner"), _NEEDS)
+def test_what_is_wrong_in_a_package_is_shown_by_every_access(
+    tmp_path: Path, package: str, name: str, part: str, inner: str, access: str
+) -> None:
+    code = access.format(name=name, part=part, inner=inner)
+    content = "import sys\nsys.no_such_thing\n"  # an AttributeError, by which a name seems to be missing
+    error = _error_with(tmp_path, package, content, code)
+    assert error.startswith("ImportError: ")
+    assert error.endswith("cannot be imported: module 'sys' has no attribute 'no_such_thing'")
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("raise ImportError('libfoo.so: cannot open')", "ImportError: libfoo.so: cannot open"),
+        ("raise OSError('no device')", "OSError: no device"),
+        ("raise RuntimeError('no driver')", "RuntimeError: no driver"),
+    ],
+)
+def test_other_errors_of_a_package_stay_what_they_are(tmp_path: Path, content: str, expected: str) -> None:
+    assert _error_with(tmp_path, "torch", content, "from fastpipe import FastLoader") == expected
+
+
+@pytest.mark.parametrize(("package", "name"), [("torch", "FastLoader"), ("torchvision", "FastImageFolder")])
+def test_a_file_that_hides_a_package_is_named(tmp_path: Path, package: str, name: str) -> None:
+    error = _error_with(tmp_path, package, "", f"from fastpipe import {name}")
+    assert (
+        f"'{package}' is not a package ({package} is {tmp_path / package}.py: if that is a file of your own"
+        in error
+    )
+
+
+def test_an_attribute_that_an_old_package_has_not_is_named_with_its_file(tmp_path: Path) -> None:
+    error = _error_with(tmp_path, "torch", "import json; json.new_thing", "from fastpipe import FastLoader")
+    assert "module 'json' has no attribute 'new_thing' (json is " in error

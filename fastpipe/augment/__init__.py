@@ -29,8 +29,9 @@ Python.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from fastpipe._extras import load_part
 
 if TYPE_CHECKING:
     from fastpipe.augment.affine import RandomAffine, RandomRotation
@@ -116,7 +117,7 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        value = getattr(importlib.import_module(f"fastpipe.augment.{_LAZY[name]}"), name)
+        value = getattr(load_part(f"fastpipe.augment.{_LAZY[name]}"), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'fastpipe.augment' has no attribute {name!r}")

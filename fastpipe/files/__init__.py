@@ -9,8 +9,9 @@ command's help does not.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from fastpipe._extras import load_part
 
 if TYPE_CHECKING:
     from fastpipe.files.scanning.running import restore, scan
@@ -40,7 +41,7 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        value = getattr(importlib.import_module(_LAZY[name]), name)
+        value = getattr(load_part(_LAZY[name]), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'fastpipe.files' has no attribute {name!r}")

@@ -18,10 +18,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
-from fastpipe._extras import load_rich
+from fastpipe._extras import load_part, load_rich
 
 if TYPE_CHECKING:
     from fastpipe.generation.memoizing import memoize
@@ -46,6 +45,6 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'fastpipe.generation' has no attribute {name!r}")
     load_rich()
-    value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    value = getattr(load_part(f"{__name__}.{_WHERE[name]}"), name)
     globals()[name] = value
     return value

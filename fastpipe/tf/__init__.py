@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from fastpipe._beside import load_triton_apart
 from fastpipe._epochs import EpochTimes
-from fastpipe._extras import require
+from fastpipe._extras import load_part, require
 
 # First, so that a missing package is said with the pip command that brings it.
 require("tensorflow", extra="tf")
@@ -36,7 +35,7 @@ _LAZY = {"hdf5_dataset": "fastpipe.tf.of_hdf5", "patch_dataset": "fastpipe.tf.of
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        value = getattr(importlib.import_module(_LAZY[name]), name)
+        value = getattr(load_part(_LAZY[name]), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'fastpipe.tf' has no attribute {name!r}")

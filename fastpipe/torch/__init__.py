@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from fastpipe._beside import load_triton_apart
-from fastpipe._extras import require
+from fastpipe._extras import load_part, require
 
 # First, so that a missing package is said with the pip command that brings it.
 require("torch", extra="torch")
@@ -48,7 +47,7 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         if name == "FastImageFolder":
             require("torchvision", extra="torch")
-        value = getattr(importlib.import_module(_LAZY[name]), name)
+        value = getattr(load_part(_LAZY[name]), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'fastpipe.torch' has no attribute {name!r}")
