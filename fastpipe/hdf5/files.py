@@ -23,7 +23,7 @@ from fastpipe.hdf5.layout import Layout, in_blocks, read_layout
 from fastpipe.hdf5.library import require_filters
 from fastpipe.protocols import ChunkTables
 
-__all__ = ["SampleFile", "SampleFiles", "check_is_in_file", "damage_as_error", "opened"]
+__all__ = ["SampleFile", "SampleFiles", "check_is_in_file", "check_links", "damage_as_error", "opened"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -231,6 +231,7 @@ def _is_raised_by_h5py(error: BaseException) -> bool:
 
 def _dataset(file: Any, name: str, shown: str) -> Any:
     h5py = require("h5py", extra="hdf5")
+    check_links(file, name, shown)
     found = file.get(name)
     if isinstance(found, h5py.Dataset):
         check_is_in_file(found, file, name, shown)
@@ -255,6 +256,37 @@ def _dataset(file: Any, name: str, shown: str) -> Any:
     raise KeyError(
         f"{shown} has no dataset {name!r}; it has {', '.join(sorted(map(os.fsdecode, names))) or 'none'}"
     )
+
+
+def check_links(file: Any, name: str, shown: str, most: int = 16) -> None:
+    """Raise an error for a link to what is no file: the library would wait for who writes to a fifo.
+
+    Args:
+        file: the open file.
+        name: of a dataset in it.
+        shown: what messages call the file.
+        most: links that lead to each other.
+
+    Raises:
+        HDF5Error: there is one.
+    """
+    h5py = require("h5py", extra="hdf5")
+    place, parts = file, [part for part in name.split("/") if part]
+    for number, part in enumerate(parts):
+        link = place.get(part, getlink=True)
+        if isinstance(link, h5py.ExternalLink):
+            path = os.path.join(os.path.dirname(file.filename), link.filename)
+            if os.path.exists(path) and not os.path.isfile(path):
+                raise HDF5Error(f"{shown}: {name!r} is a link into {path}, which is no file")
+            return
+        if isinstance(link, h5py.SoftLink):
+            start = "" if link.path.startswith("/") else f"{place.name}/"
+            if most:
+                check_links(file, "/".join([f"{start}{link.path}", *parts[number + 1 :]]), shown, most - 1)
+            return
+        place = place.get(part)
+        if not isinstance(place, h5py.Group):
+            return
 
 
 def check_is_in_file(dataset: Any, file: Any, name: str, shown: str) -> None:

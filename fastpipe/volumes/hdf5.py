@@ -20,7 +20,7 @@ from fastpipe.core.files import open_file
 from fastpipe.core.native import native
 from fastpipe.errors import HDF5Error, MissingDependencyError, OptionError
 from fastpipe.hdf5 import chunks
-from fastpipe.hdf5.files import check_is_in_file, damage_as_error, opened
+from fastpipe.hdf5.files import check_is_in_file, check_links, damage_as_error, opened
 from fastpipe.hdf5.filters import described
 from fastpipe.hdf5.layout import Layout, read_layout
 from fastpipe.hdf5.library import load_plugins, require_filters
@@ -62,6 +62,7 @@ def hdf5_volume(path: str, inside: str, tables: ChunkTables | None = None) -> Vo
 
 def _dataset(file: Any, inside: str, path: str) -> Any:
     h5py = require("h5py", extra="volume")
+    check_links(file, inside, path)
     item = file.get(inside) if inside else None
     if not isinstance(item, h5py.Dataset):
         found: list[Any] = []
