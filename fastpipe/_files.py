@@ -34,8 +34,8 @@ DESCRIPTORS = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else ""
 UNFINISHED = ".unfinished"  # the ending of a name that a file has while it is written
 
 # O_NONBLOCK: a fifo would block open() until somebody writes.
-_SAFE = os.O_CLOEXEC if hasattr(os, "O_CLOEXEC") else 0
-_SAFE |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOCTTY", 0)
+_SAFE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+_SAFE |= getattr(os, "O_BINARY", 0) | getattr(os, "O_NOCTTY", 0)
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
 # What file systems without hard links say, those that let only owners make them, and at too many.
@@ -285,13 +285,11 @@ def who_else_may_write(descriptor: int, status: os.stat_result, *, root_may: boo
     if is_own and not others:
         return ""
     made = _made_there(descriptor)
-    if made is not None and (is_own or made.st_uid == status.st_uid):
-        if others & ~made.st_mode == 0:
-            return ""
+    if not is_own and (made is None or made.st_uid != status.st_uid):
+        return f"belongs to user {status.st_uid}, not to user {os.geteuid()}, who runs this"
+    if others & ~(0 if made is None else made.st_mode):
         return f"lets others write (mode {stat.S_IMODE(status.st_mode):04o})"
-    if is_own:
-        return f"lets others write (mode {stat.S_IMODE(status.st_mode):04o})"
-    return f"belongs to user {status.st_uid}, not to user {os.geteuid()}, who runs this"
+    return ""
 
 
 def _made_there(descriptor: int) -> os.stat_result | None:

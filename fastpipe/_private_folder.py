@@ -45,10 +45,11 @@ def made_folder(path: str | os.PathLike[str], mode: int = 0o700) -> Path:
         OSError: it cannot be made; also where something else is there.
     """
     path = Path(path)
-    for folder in (*reversed(path.parents), path):
-        if not folder.is_dir():  # a link to a folder is one
-            with contextlib.suppress(FileExistsError):  # another process was faster; a file shows later
-                folder.mkdir(mode if folder == path else 0o755)
+    if not path.is_dir():
+        for folder in (*reversed(path.parents), path):
+            if not folder.is_dir():  # a link to a folder is one
+                with contextlib.suppress(FileExistsError):  # another process was faster; a file shows later
+                    folder.mkdir(mode if folder == path else 0o755)
     return path
 
 
@@ -75,6 +76,7 @@ class PrivateFolder:
     """
 
     IS_PINNED = bool(DESCRIPTORS)
+    _descriptor = -1
 
     def __init__(
         self,
@@ -84,7 +86,7 @@ class PrivateFolder:
         error: type[FastpipeError] = CacheError,
     ) -> None:
         self.path = Path(path)
-        self._called, self._error, self._descriptor = called, error, -1
+        self._called, self._error = called, error
         try:
             made_folder(self.path)
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 import threading
@@ -50,7 +49,8 @@ def read_note(out: Path, name: str) -> bytes:
     """Return what a file says in the folder of a copy.
 
     Raises:
-        OSError: there is none, or others may have written it.
+        OptionError: others may have written it.
+        OSError: there is none.
     """
     with opened_folder(out) as folder:
         return read_file(os.path.join(folder, name))
@@ -58,34 +58,31 @@ def read_note(out: Path, name: str) -> bytes:
 
 @contextlib.contextmanager
 def opened_folder(out: Path) -> Iterator[str]:
-    """Give a path of a copy's folder as it is now, whatever is put in its place, if it is this user's alone.
+    """Give a path of a copy's folder as it is now, whatever is put in its place.
+
+    What lies there is gone on with, so it must be this user's alone.
 
     Raises:
-        OSError: it is not, or there is none.
+        OptionError: others may write there, or it is no folder.
+        OSError: there is none.
     """
     folder = folder_of(out)
-    with folder_below(folder.parent, folder.name) as path:
-        _check_alone(folder, path)
+    with contextlib.ExitStack() as stack:
+        try:
+            path = stack.enter_context(folder_below(folder.parent, folder.name))
+        except NotADirectoryError as error:
+            raise OptionError(f"{folder} is a link, or no folder: move it away") from error
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+        try:
+            why = who_else_may_write(descriptor, os.fstat(descriptor))
+        finally:
+            os.close(descriptor)
+        if why:
+            raise OptionError(
+                f"{folder} {why}: an unfinished copy is gone on with only if nobody else may write there. "
+                "Move it away, or name another file; if it is yours, close it with  chmod go-w"
+            )
         yield path
-
-
-def _check_alone(folder: Path, path: str) -> None:
-    """Raise an error where others may write to a folder.
-
-    Args:
-        folder: its path for messages.
-        path: that leads to it.
-
-    Raises:
-        OSError: they may.
-    """
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
-    try:
-        why = who_else_may_write(descriptor, os.fstat(descriptor))
-    finally:
-        os.close(descriptor)
-    if why:
-        raise PermissionError(errno.EPERM, why, folder)
 
 
 def remove_folder(out: Path, names: Iterable[str]) -> None:
@@ -97,7 +94,7 @@ def remove_folder(out: Path, names: Iterable[str]) -> None:
         out: the copy.
         names: of files and folders, as they are removed: last the one that tells that the copy is complete.
     """
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, OptionError):
         with opened_folder(out) as folder:
             for name in names:
                 remove_tree(os.path.join(folder, name))
@@ -139,17 +136,8 @@ class GrowingFolder(ABC):
     def _open(self, busy: type[FastpipeError]) -> None:
         with contextlib.suppress(FileExistsError):
             self.folder.mkdir(0o700)
-        # What lies there is gone on with: whoever may write there says what the copy holds.
-        try:
-            with opened_folder(self._out):
-                pass
-        except PermissionError as error:
-            raise OptionError(
-                f"{self.folder} {error.strerror}: an unfinished copy is gone on with only if nobody else may "
-                "write there. Move it away, or name another file; if it is yours, close it with  chmod go-w"
-            ) from error
-        except NotADirectoryError as error:
-            raise OptionError(f"{self.folder} is a link, or no folder: move it away") from error
+        with opened_folder(self._out):  # it is one that may be used
+            pass
         self._check_own()  # before there is anything more in a folder that is somebody else's
         self._lock = open_regular(self.folder / LOCK, os.O_RDWR | os.O_CREAT)
         if locks_are_possible() and not try_to_lock(self._lock):

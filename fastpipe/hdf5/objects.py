@@ -123,6 +123,7 @@ def dataset_named(file: Any, name: str, shown: str) -> Any | None:
     """
     h5py = require("h5py", extra="hdf5")
     raw = raw_name(name)
+    _check_links(file, name, shown)
     try:
         item = file[raw]
     except KeyError as error:
@@ -140,3 +141,34 @@ def dataset_named(file: Any, name: str, shown: str) -> Any | None:
     if file.swmr_mode and file.mode == "r":
         item.refresh()  # the library shares what this process has open, as it was then
     return item
+
+
+def _check_links(file: Any, name: str, shown: str, most: int = 16) -> None:
+    """Raise an error for a link to what is no file: the library would wait for a process that writes to a fifo.
+
+    Args:
+        file: the open file.
+        name: of a dataset in it.
+        shown: what messages call the file.
+        most: how many links may lead to each other.
+
+    Raises:
+        HDF5Error: there is one.
+    """
+    h5py = require("h5py", extra="hdf5")
+    place, parts = file, [part for part in name.split("/") if part]
+    for number, part in enumerate(parts):
+        link = place.get(raw_name(part), getlink=True)
+        if isinstance(link, h5py.ExternalLink):
+            path = os.path.join(os.path.dirname(file.filename), link.filename)
+            if os.path.exists(path) and not os.path.isfile(path):
+                raise HDF5Error(f"{shown}: {name!r} is a link into {path}, which is no file")
+            return
+        if isinstance(link, h5py.SoftLink):
+            start = "" if link.path.startswith("/") else f"{name_of(place)}/"
+            if most:
+                _check_links(file, "/".join([f"{start}{link.path}", *parts[number + 1 :]]), shown, most - 1)
+            return
+        place = place.get(raw_name(part))
+        if not isinstance(place, h5py.Group):
+            return

@@ -18,7 +18,7 @@ import fastpipe
 from fastpipe import BadSamples, FastHDF5Dataset, FastImageFolder, FastLoader, FastPatchDataset
 from fastpipe._files import open_output, remove_tree, write_whole
 from fastpipe.cli import main
-from fastpipe.errors import FastpipeError, StageError, VolumeError
+from fastpipe.errors import FastpipeError, HDF5Error, StageError, VolumeError
 from fastpipe.sampling import Grid
 from fastpipe.volumes import tensorstore
 
@@ -75,6 +75,22 @@ def test_an_hdf5_file(put: Put, tmp_path: Path, staged: bool) -> None:
     put(tmp_path / "x.h5")
     with pytest.raises(OSError, match=r"x\.h5"):
         FastHDF5Dataset(tmp_path / "x.h5", "data", stage=tmp_path / "stage" if staged else None)
+
+
+@pytest.mark.parametrize("name", ["direct", "soft", "group/direct"])
+def test_a_link_of_an_hdf5_file(put: Put, tmp_path: Path, name: str) -> None:
+    h5py = pytest.importorskip("h5py", reason="pip install 'fastpipe[hdf5]'")
+    put(tmp_path / "other.h5")
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["direct"] = file["group/direct"] = h5py.ExternalLink("other.h5", "x")
+        file["soft"] = h5py.SoftLink("group/direct")
+    makes: list[Callable[[], object]] = [
+        lambda: FastHDF5Dataset(tmp_path / "x.h5", name),
+        lambda: FastPatchDataset(tmp_path / "x.h5" / name, (2, 2), sampling=Grid()),
+    ]
+    for make in makes:
+        with pytest.raises(HDF5Error, match=r"is a link into .*other\.h5, which is no file"):
+            make()
 
 
 @pytest.mark.parametrize(

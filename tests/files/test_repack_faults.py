@@ -101,7 +101,7 @@ def test_a_file_that_comes_meanwhile_stays(
 
 
 def test_without_hard_links(source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch) -> None:
-    def link(*arguments: Any) -> None:
+    def link(*_: Any, **__: Any) -> None:
         raise OSError(errno.EPERM, "no links here")
 
     monkeypatch.setattr(_files, "_renameat2", None)
