@@ -15,7 +15,7 @@ import numpy as np
 from fastpipe._extras import require
 from fastpipe.errors import OptionError
 from fastpipe.hdf5.inspecting import storage_of
-from fastpipe.hdf5.library import name_for_library
+from fastpipe.hdf5.library import name_for_library, name_of
 from fastpipe.hdf5.planning import Target
 from fastpipe.hdf5.rows import dtype_of, has_references, is_plain, read_all, read_rows, write_rows
 
@@ -48,14 +48,17 @@ def _copy_members(
 ) -> None:
     h5py = require("h5py", extra="hdf5")
     for name in source:
-        try:
-            link = source.get(name, getlink=True)
-        except TypeError as error:
-            raise OptionError(f"{source.name}/{name} is a link of a kind that h5py does not know") from error
-        if not isinstance(link, h5py.HardLink):
-            copy[name] = link
+        raw_name, names = _encoded(name), _link_properties(name)
+        # h5py's own ``get`` cannot look for a name that is no UTF-8.
+        if source.id.links.get_info(raw_name).type != h5py.h5l.TYPE_HARD:
+            try:
+                copy[name] = source.get(name, getlink=True)
+            except TypeError as error:
+                raise OptionError(
+                    f"{name_of(source)}/{os.fsdecode(name)} is a link of a kind that h5py does not know"
+                ) from error
             continue
-        item, raw_name, names = source[name], _encoded(name), _link_properties(name)
+        item = source[name]
         address = _address(item)
         if address in seen:
             copy.id.links.create_hard(raw_name, copy.file.id, _encoded(seen[address]), names)
@@ -185,7 +188,7 @@ def copy_references(source: Any, copy: Any) -> int:
         return h5py.h5r.create(copy.id, where, h5py.h5r.OBJECT)
 
     for name, item in objects_of(source):
-        other = copy[name]
+        other = copy[name_for_library(name)]
         for key, old in attributes_of(item):
             if has_references(old.get_type()):
                 new = h5py.h5a.open(other.id, key if isinstance(key, bytes) else _encoded(key))

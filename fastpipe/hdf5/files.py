@@ -244,7 +244,8 @@ def _dataset(file: Any, name: str, shown: str) -> Any:
         if found.shape:
             return found
         raise OptionError(f"{shown}: {name!r} is a single value, without samples")
-    if found is None and in_library in file:
+    # h5py cannot look for a name that is no UTF-8.
+    if found is None and isinstance(in_library, str) and in_library in file:
         try:
             file[in_library]
         except KeyError as error:
