@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from fastpipe._extras import require
 from fastpipe.errors import HDF5Error
 from fastpipe.hdf5.copying import attributes_of, objects_of, referred, replaced
-from fastpipe.hdf5.library import filters_of, missing
+from fastpipe.hdf5.library import filters_of, missing, name_for_library
 from fastpipe.hdf5.rows import read_all, read_rows, same_values
 
 __all__ = ["check_rows", "check_structure"]
@@ -29,11 +30,11 @@ def check_structure(source: Any, copy: Any, skip: set[str]) -> None:
     ones, others = objects_of(source), objects_of(copy)
     _same("the names of its objects", {name for name, _ in ones}, {name for name, _ in others}, "/")
     for name, one in ones:
-        other = copy[name]
+        other = copy[name_for_library(name)]
         _same("its kind", type(one).__name__.replace("File", "Group"), type(other).__name__, name)
         _check_attributes(one, other, source, copy)
         if isinstance(one, h5py.Group):
-            links, new_links = (sorted(group) for group in (one, other))
+            links, new_links = (sorted(map(os.fsdecode, group)) for group in (one, other))
             _same("its links", links, new_links, name)
         elif isinstance(one, h5py.Dataset):
             _same("its type", one.id.get_type(), other.id.get_type(), name)
