@@ -14,11 +14,11 @@ import numpy.typing as npt
 import torch
 
 from fastpipe._casting import unheld
-from fastpipe._extras import require
 from fastpipe._printable import printable
 from fastpipe.engine.blending import Blender, gaussian_weights
 from fastpipe.errors import OptionError
 from fastpipe.torch.patches.dataset import FastPatchDataset
+from fastpipe.volumes.tensorstore import opened_by_tensorstore
 
 __all__ = ["stitch"]
 
@@ -305,7 +305,7 @@ class _File:
         shape = (*lead, *self._shape)
         if self._path.endswith(".npy"):
             return np.lib.format.open_memmap(self._partial, "w+", dtype, shape)
-        tensorstore = require("tensorstore", extra="volume")
+        os.makedirs(self._partial, exist_ok=True)
         spec = {
             "driver": "zarr3",
             "kvstore": {"driver": "file", "path": os.path.abspath(self._partial) + "/"},
@@ -321,7 +321,7 @@ class _File:
                 ],
             },
         }  # fmt: skip
-        return tensorstore.open(spec, create=True, delete_existing=True).result()
+        return opened_by_tensorstore(spec, create=True, delete_existing=True)
 
     def finish(self) -> None:
         """Give it its name."""
