@@ -160,12 +160,12 @@ def test_stitched_volumes(tmp_path: Path, name: str, ending: str) -> None:
     dataset = FastPatchDataset(str(tmp_path / "x.npy"), (4, 6, 8), sampling=Grid())
     out = tmp_path / "out" / f"{name}.{ending}"
     out.parent.mkdir()
-    stitch([dataset[0][None]], dataset, out)
+    stitch([dataset[0][None]], dataset, out, weights="constant")
     assert os.listdir(out.parent) == [out.name]
     assert np.array_equal(FastPatchDataset(str(out), (4, 6, 8), sampling=Grid())[0], VOXELS)
 
 
-def row(index: int) -> np.ndarray[Any, Any]:
+def row(index: int, rng: object = None) -> np.ndarray[Any, Any]:
     """A row of a generated file."""
     return np.full(3, index, np.float32)
 
@@ -238,3 +238,28 @@ def test_a_path_with_two_slashes_is_no_url(tmp_path: Path, name: str) -> None:
     assert np.array_equal(FastPatchDataset(f"{odd}x.npy", (4, 6, 8), sampling=Grid())[0], VOXELS)
     assert np.array_equal(FastHDF5Dataset(f"{odd}x.h5", "x")[1], VOXELS[1])
     assert main(["inspect", f"{odd}x.h5"]) == 0
+
+
+def test_keys_of_buckets(s3: Any, tmp_path: Path) -> None:
+    """Of HDF5 files and of Zarr arrays, through a stage and as they are: a key is no pattern, and has no escapes."""
+    bucket, values = s3.bucket(), np.arange(32.0).reshape(8, 4)
+    zarr = pytest.importorskip("zarr").open_group(str(tmp_path / "z"), mode="w", zarr_format=3)
+    zarr.create_array("x", data=VOXELS, chunks=(4, 6, 8))
+    named = [
+        NAMES[key]
+        for key in ("brackets", "question", "percent", "hash", "colons", "spaces", "backslash", "emoji")
+    ]
+    for number, name in enumerate(named):
+        local = hdf5(f"{tmp_path}/{number}.h5", "x", values + number)
+        s3.put(bucket, f"{name}/{name}.h5", Path(local).read_bytes())
+        for file in (tmp_path / "z" / "x").rglob("*"):
+            if file.is_file():
+                key = f"{name}/{name}.zarr/{file.relative_to(tmp_path / 'z' / 'x')}"
+                s3.put(bucket, key, file.read_bytes())
+    for number, name in enumerate(named):
+        url = f"s3://{bucket}/{name}/{name}"
+        stage = Stage(tmp_path / "stage")
+        rows = FastHDF5Dataset(f"{url}.h5", "x", storage_options=s3.options, stage=stage)
+        assert np.array_equal(rows[3], values[3] + number)
+        patches = FastPatchDataset(f"{url}.zarr", (4, 6, 8), sampling=Grid(), storage_options=s3.options)
+        assert np.array_equal(patches[0], VOXELS)
