@@ -115,11 +115,10 @@ def test_datasets_and_plans_are_printable(tmp_path: Path, photo_tree: Path) -> N
     images, rows = FastImageFolder(folder), FastHDF5Dataset(path, key)
     patches = FastPatchDataset(f"{path}/{key}", (2, 2), sampling=Grid())
     for dataset in (images, rows, patches):
-        with FastLoader(dataset, batch_size=2) as loader:  # type: ignore[var-annotated]
-            for one in (dataset, dataset.plan, loader.plan):
-                assert is_clean(
-                    repr(one).replace("\nfastpipe", "fastpipe") if dataset is images else repr(one)
-                )
+        for one in (dataset, dataset.plan, FastLoader(dataset, batch_size=2).plan):
+            # torchvision's repr has a folder's name over lines, as its own lines.
+            text = repr(one).replace("\nfastpipe", "fastpipe") if dataset is images else repr(one)
+            assert is_clean(text)
 
 
 def test_every_logger_prints_names_escaped() -> None:
