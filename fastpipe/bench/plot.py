@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fastpipe._extras import require
+from fastpipe._printable import printable
 from fastpipe.bench.curves import draw_curves
 from fastpipe.bench.results import UNIT, rate_of, reference_of, replaced_thing, shown, times_digits
 from fastpipe.bench.writing import whole
@@ -55,7 +56,7 @@ def _draw_bars(result: Mapping[str, Any], path: Path) -> None:
     machine = result["machine"]
     cores = f"{machine['cores']} core{'s' if machine['cores'] != 1 else ''}"
     gpu = f", {machine['gpu']['name']}" if machine.get("gpu") else ""
-    title = f"{result['job']['short']} · {_short_cpu(machine['cpu'])}, {cores}{gpu}"
+    title = f"{printable(result['job']['short'])} · {_short_cpu(machine['cpu'])}, {cores}{gpu}"
     figure.suptitle(
         title,
         x=0.015,
@@ -207,7 +208,7 @@ def _name(entry: Mapping[str, Any]) -> str:
     """
     size = entry.get("prepared_size")
     converted = "" if size is None else f"\n(photos converted, {size:.1f}× the bytes)"
-    return str(entry["label"]).replace(" + ", "\n+ ") + converted
+    return printable(str(entry["label"])).replace(" + ", "\n+ ") + converted
 
 
 def _short_cpu(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 
 from fastpipe.cache.meeting import Announced, announce, announced, meeting_folder, meeting_name
 from fastpipe.cache.unit_file import UnitFile, slot_nbytes
@@ -21,7 +22,7 @@ def joined_memory(what: str, keys: int, slots: int, nbytes: int) -> UnitFile:
     Raises:
         OSError: there can be none, or processes cannot meet.
     """
-    digest = hashlib.sha256(f"units 2 {what} {keys} {slot_nbytes(nbytes)}".encode()).hexdigest()[:32]
+    digest = hashlib.sha256(os.fsencode(f"units 2 {what} {keys} {slot_nbytes(nbytes)}")).hexdigest()[:32]
     with meeting_folder() as folder:
         name = meeting_name(digest)
         for found in announced(folder, name):

@@ -78,7 +78,7 @@ def _place() -> str:
     facts = []
     with contextlib.suppress(OSError):
         facts += [Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")]
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+    return hashlib.sha256(os.fsencode("\n".join(facts))).hexdigest()[:16]
 
 
 @contextmanager

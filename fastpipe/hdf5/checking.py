@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from fastpipe._extras import require
 from fastpipe.errors import HDF5Error
 from fastpipe.hdf5.copying import attributes_of, objects_of, referred, replaced
 from fastpipe.hdf5.library import filters_of, missing
-from fastpipe.hdf5.objects import name_of
+from fastpipe.hdf5.objects import name_of, raw_name
 from fastpipe.hdf5.rows import read_all, read_rows, same_values
 
 __all__ = ["check_rows", "check_structure"]
@@ -30,11 +31,11 @@ def check_structure(source: Any, copy: Any, skip: set[str]) -> None:
     ones, others = objects_of(source), objects_of(copy)
     _same("the names of its objects", {name for name, _ in ones}, {name for name, _ in others}, source)
     for name, one in ones:
-        other = copy[name]
+        other = copy[raw_name(name)]
         _same("its kind", type(one).__name__.replace("File", "Group"), type(other).__name__, one)
         _check_attributes(one, other, source, copy)
         if isinstance(one, h5py.Group):
-            links, new_links = (sorted(group) for group in (one, other))
+            links, new_links = (sorted(map(os.fsdecode, group)) for group in (one, other))
             _same("its links", links, new_links, one)
         elif isinstance(one, h5py.Dataset):
             _same("its type", one.id.get_type(), other.id.get_type(), one)

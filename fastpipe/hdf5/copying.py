@@ -71,14 +71,17 @@ def _copy_member(
 ) -> bool:
     """Copy a member of a group; return whether it is a group, of which the members are still to be copied."""
     h5py = require("h5py", extra="hdf5")
-    try:
-        link = source.get(name, getlink=True)
-    except TypeError as error:
-        raise OptionError(f"{source.name}/{name} is a link of a kind that h5py does not know") from error
-    if not isinstance(link, h5py.HardLink):
-        copy[name] = link
+    own_name, properties_of_link = _raw(name), _link_properties(name)
+    # h5py's own ``get`` cannot look for a name that is no UTF-8.
+    if source.id.links.get_info(own_name).type != h5py.h5l.TYPE_HARD:
+        try:
+            copy[name] = source.get(name, getlink=True)
+        except TypeError as error:
+            raise OptionError(
+                f"{name_of(source)}/{os.fsdecode(name)} is a link of a kind that h5py does not know"
+            ) from error
         return False
-    item, own_name, properties_of_link = source[name], raw_name(name), _link_properties(name)
+    item = source[name]
     address = _address(item)
     if address in seen:
         copy.id.links.create_hard(own_name, copy.file.id, raw_name(seen[address]), properties_of_link)
@@ -223,7 +226,7 @@ def copy_references(source: Any, copy: Any) -> int:
         return h5py.h5r.create(copy.id, where, h5py.h5r.OBJECT)
 
     for name, item in objects_of(source):
-        other = copy[name]
+        other = copy[raw_name(name)]
         for key, old in attributes_of(item):
             if has_references(old.get_type()):
                 new = h5py.h5a.open(other.id, _raw(key))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -112,7 +113,7 @@ class ChunkKeeper:
         """Where the decoded chunks of one dataset of a file are kept, or None."""
         if self.store is None or not self._may_keep(layout):
             return None
-        tag = hashlib.sha256(f"hdf5 2 {layout.kind} {layout.name}".encode()).digest()
+        tag = hashlib.sha256(os.fsencode(f"hdf5 2 {layout.kind} {layout.name}")).digest()
         blocks, file = in_blocks(layout), identify(layout.file, tag)
         return KeptChunks(
             self.store, file, len(blocks.offsets), chunk_nbytes(blocks), is_second_use=self._is_auto

@@ -123,17 +123,21 @@ def dataset_named(file: Any, name: str, shown: str) -> Any | None:
     """
     h5py = require("h5py", extra="hdf5")
     raw = raw_name(name)
-    _check_links(file, name, shown)
+    _check_links(file, raw, shown)
     try:
         item = file[raw]
     except KeyError as error:
-        link = file.get(raw, getlink=True)
-        if isinstance(link, h5py.ExternalLink):
+        try:
+            kind = file.id.links.get_info(raw).type
+        except (KeyError, RuntimeError):  # also a group on the way is missing
+            return None
+        if kind == h5py.h5l.TYPE_EXTERNAL:
+            other, path = map(os.fsdecode, file.id.links.get_val(raw))
             raise HDF5Error(
-                f"{shown}: {name!r} is a link into another file, {link.filename}, in which {link.path!r} "
-                f"cannot be opened: {error.args[0]}"
+                f"{shown}: {name!r} is a link into another file, {other}, in which {path!r} cannot be opened: "
+                f"{error.args[0]}"
             ) from error
-        if not isinstance(link, h5py.HardLink):
+        if kind != h5py.h5l.TYPE_HARD:
             return None
         raise HDF5Error(f"{shown}: {name!r} cannot be opened, it may be damaged: {error.args[0]}") from error
     if not isinstance(item, h5py.Dataset):
@@ -143,8 +147,8 @@ def dataset_named(file: Any, name: str, shown: str) -> Any | None:
     return item
 
 
-def _check_links(file: Any, name: str, shown: str, most: int = 16) -> None:
-    """Raise an error for a link to what is no file: the library would wait for a process that writes to a fifo.
+def _check_links(file: Any, name: bytes, shown: str, most: int = 16) -> None:
+    """Raise an error for a link to what is no file: the library would wait until something writes to a fifo.
 
     Args:
         file: the open file.
@@ -155,20 +159,24 @@ def _check_links(file: Any, name: str, shown: str, most: int = 16) -> None:
     Raises:
         HDF5Error: there is one.
     """
-    h5py = require("h5py", extra="hdf5")
-    place, parts = file, [part for part in name.split("/") if part]
-    for number, part in enumerate(parts):
-        link = place.get(raw_name(part), getlink=True)
-        if isinstance(link, h5py.ExternalLink):
-            path = os.path.join(os.path.dirname(file.filename), link.filename)
+    h5l = require("h5py.h5l", extra="hdf5")
+    place, inside = b"", name.strip(b"/")
+    for part in inside.split(b"/"):
+        before, place = place, b"/".join([place, part])
+        try:
+            kind = file.id.links.get_info(place).type
+        except (KeyError, RuntimeError):  # nothing is there
+            return
+        if kind == h5l.TYPE_EXTERNAL:
+            other = os.fsdecode(file.id.links.get_val(place)[0])
+            path = os.path.join(os.path.dirname(file.filename), other)
             if os.path.exists(path) and not os.path.isfile(path):
-                raise HDF5Error(f"{shown}: {name!r} is a link into {path}, which is no file")
+                raise HDF5Error(f"{shown}: {os.fsdecode(name)!r} is a link into {path}, which is no file")
             return
-        if isinstance(link, h5py.SoftLink):
-            start = "" if link.path.startswith("/") else f"{name_of(place)}/"
+        if kind == h5l.TYPE_SOFT:
+            target = file.id.links.get_val(place)
+            start = b"" if target.startswith(b"/") else before + b"/"
+            rest = (b"/" + inside)[len(place) :]
             if most:
-                _check_links(file, "/".join([f"{start}{link.path}", *parts[number + 1 :]]), shown, most - 1)
-            return
-        place = place.get(raw_name(part))
-        if not isinstance(place, h5py.Group):
+                _check_links(file, start + target + rest, shown, most - 1)
             return

@@ -168,7 +168,7 @@ class _Repacking:
         """Whether the growing file is one: others can write to the folder too."""
         try:
             with self._open_copy("r") as copy:
-                return all(raw_name(target.name) in copy for target in self._targets)
+                return all(copy.get(raw_name(target.name)) is not None for target in self._targets)
         except (OSError, RuntimeError, KeyError):
             return False
 

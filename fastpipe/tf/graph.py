@@ -61,7 +61,7 @@ def graph_dataset(rows: Rows, batching: Batching, form: Form) -> Any:
     """
     slices: dict[str, Any] = {f"tabular {name}": values for name, values in rows.tabular.items()}
     for number, column in enumerate(rows.columns):
-        slices[f"path {number}"] = list(column.paths)
+        slices[f"path {number}"] = list(map(os.fsencode, column.paths))
         if column.boxes is not None:
             edges = np.rint(column.boxes.edges).astype(np.int32)
             slices[f"box {number}"] = np.hstack([edges[:, [1, 0]], (edges[:, 2:] - edges[:, :2])[:, ::-1]])

@@ -6,10 +6,11 @@ import contextlib
 import copy
 import math
 import os
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +30,7 @@ from fastpipe.volumes.volume import (
 )
 from fastpipe.volumes.wrappers import grown_unit
 
-__all__ = ["TensorStoreVolume"]
+__all__ = ["TensorStoreVolume", "opened_by_tensorstore"]
 
 _PATIENCE_S = 5.0  # after which it is looked whether there is what no read comes back from
 # What tensorstore raises for the states that its messages begin with.
@@ -174,18 +175,48 @@ def _opened(name: str, spec: dict[str, Any]) -> Any:
             f"{name} is read by tensorstore, whose threads do not survive a fork: give the loader "
             "multiprocessing_context='spawn', or num_workers=0, whose threads share what they decode"
         )
-    tensorstore = require("tensorstore", extra="volume")
     _used_in[:] = [os.getpid()]
-    # What is decoded is remembered by fastpipe.
-    context = tensorstore.Context({"cache_pool": {"total_bytes_limit": 0}})
     try:
-        store = _result(tensorstore.open(spec, read=True, open=True, context=context), _folder_of(spec))
-        # Some formats have arrays that begin elsewhere; a volume begins at 0.
-        return store[tensorstore.d[:].translate_to[0]]
+        return opened_by_tensorstore(spec, read=True, open=True)
     except VolumeError:
         raise
     except _FAILED as error:
         raise _StoreError(str(error)) from None
+
+
+def opened_by_tensorstore(spec: dict[str, Any], **how: Any) -> Any:
+    """Open an array in a folder, or of a URL, by tensorstore.
+
+    Args:
+        spec: tensorstore's, whose ``kvstore`` may be a URL as it is written elsewhere, where a "%" or "#" of
+            a key is itself, and may have the path of any folder.
+        how: further arguments of ``tensorstore.open``.
+    """
+    tensorstore = require("tensorstore", extra="volume")
+    # What is decoded is remembered by fastpipe.
+    context = tensorstore.Context({"cache_pool": {"total_bytes_limit": 0}})
+    kvstore, folder = spec["kvstore"], None
+    if isinstance(kvstore, str):
+        scheme, _, rest = kvstore.partition("://")
+        if scheme.lower() not in ("http", "https"):
+            kvstore = f"{scheme}://{quote(rest, safe='/:@')}"
+    elif "\\" in kvstore["path"] or any("\udc80" <= one <= "\udcff" for one in kvstore["path"]):
+        # tensorstore takes a backslash for a slash, and no bytes that are no UTF-8.
+        folder = os.open(kvstore["path"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        kvstore = {**kvstore, "path": f"/proc/self/fd/{folder}/"}
+    try:
+        store = _result(
+            tensorstore.open({**spec, "kvstore": kvstore}, context=context, **how), _folder_of(spec)
+        )
+        # Some formats have arrays that begin elsewhere; a volume begins at 0.
+        store = store[tensorstore.d[:].translate_to[0]]
+    except BaseException:
+        if folder is not None:
+            os.close(folder)
+        raise
+    if folder is not None:
+        weakref.finalize(store, os.close, folder).atexit = False
+    return store
 
 
 def _folder_of(spec: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
+from fastpipe.bench.page import page
 from fastpipe.bench.plot import draw
 from fastpipe.bench.report import markdown, print_result
 
@@ -80,3 +82,17 @@ def test_the_picture_has_nothing_at_its_edges(result: dict[str, Any], tmp_path: 
     )
     assert edges.min() == 255
     assert pixels.min() < 100
+
+
+def test_labels_are_text_in_pictures_and_tables(result: dict[str, Any], tmp_path: Path) -> None:
+    """No formula, which may be a wrong one, no column of a table, no HTML, no markup."""
+    name = "$\\frac$|<b>[/red]\x1b[31m"
+    for entry in result["rows"]:
+        entry["label"] = name
+    result["job"] |= {"short": name, "text": name}
+    draw(result, tmp_path / "picture.png")
+    assert printed(result, 120).count(name.replace("\x1b", "\\x1b")) > 2
+    made = markdown(result)
+    assert "\x1b" not in made
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == 5 for line in made.split("\n") if line.startswith("|"))
+    assert "<b>" not in page(result)

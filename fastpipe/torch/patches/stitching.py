@@ -14,13 +14,13 @@ import numpy.typing as npt
 import torch
 
 from fastpipe._casting import unheld
-from fastpipe._extras import require
 from fastpipe._files import remove_tree
 from fastpipe._printable import printable
 from fastpipe.engine.blending import Blender, gaussian_weights
 from fastpipe.errors import OptionError, VolumeError
 from fastpipe.hdf5.growing import LOCK, GrowingFolder, folder_of, opened_folder, remove_folder
 from fastpipe.torch.patches.dataset import FastPatchDataset
+from fastpipe.volumes.tensorstore import opened_by_tensorstore
 
 __all__ = ["stitch"]
 
@@ -311,7 +311,7 @@ class _File:
         shape = (*lead, *self._shape)
         if self._path.endswith(".npy"):
             return np.lib.format.open_memmap(self._partial, "w+", dtype, shape)
-        tensorstore = require("tensorstore", extra="volume")
+        os.makedirs(self._partial, exist_ok=True)
         spec = {
             "driver": "zarr3",
             "kvstore": {"driver": "file", "path": os.path.abspath(self._partial) + "/"},
@@ -327,7 +327,7 @@ class _File:
                 ],
             },
         }  # fmt: skip
-        return tensorstore.open(spec, create=True, delete_existing=True).result()
+        return opened_by_tensorstore(spec, create=True, delete_existing=True)
 
     def finish(self) -> None:
         """Give it its name."""

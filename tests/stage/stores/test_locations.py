@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fastpipe._urls import is_url
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastpipe._urls import is_url
 from fastpipe.errors import OptionError
 from fastpipe.stage.stores import Location
 
@@ -94,3 +94,50 @@ def test_credentials_are_refused_and_not_shown(root: str) -> None:
 def test_what_cannot_work_is_refused(root: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         Location.of(root)
+
+
+ARN = "arn:aws:s3:us-west-2:123456789012:accesspoint"
+
+
+@pytest.mark.parametrize("scheme", ["s3", "s3a"])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        f"{ARN}/my-ap/train/a b?#%20", f"{ARN}:my-ap/train", f"{ARN}/my-ap", f"{ARN}/x.mrap/a/b",
+        "arn:aws-cn:s3:cn-north-1:123456789012:accesspoint/my-ap/train",
+        "arn:aws:s3-object-lambda:us-west-2:123456789012:accesspoint/my-ap/train",
+        "arn:aws:s3-object-lambda:us-west-2:123456789012:accesspoint:my-ap/train",
+        "arn:aws:s3-outposts:us-west-2:123456789012:outpost/op-01/accesspoint/my-ap/train",
+        "arn:aws:s3-outposts:us-west-2:123456789012:outpost:op-01:accesspoint:my-ap/train",
+        "bucket/a::b/c", "bucket/a b?#c", "bucket",
+    ],
+)  # fmt: skip
+def test_buckets_and_keys_are_those_of_s3fs(scheme: str, rest: str) -> None:
+    s3fs = pytest.importorskip("s3fs")
+    bucket, key, _ = s3fs.S3FileSystem(anon=True, asynchronous=True).split_path(f"{scheme}://{rest}")
+    location = Location.of(f"{scheme}://{rest}")
+    assert (location.bucket, location.prefix.rstrip("/")) == (bucket, key)
+    assert Location.of(location.root) == location
+
+
+@pytest.mark.parametrize("scheme", ["file", "local"])
+@pytest.mark.parametrize("rest", ["/data/x", "/data/a b%20#?*", "data/x", "~/x", "data", "/"])
+def test_urls_of_files_are_those_of_fsspec(scheme: str, rest: str) -> None:
+    local = pytest.importorskip("fsspec.implementations.local").LocalFileSystem
+    location = Location.of(f"{scheme}://{rest}")
+    assert location.bucket == "" and f"/{location.prefix}".rstrip("/") == local._strip_protocol(
+        f"{scheme}://{rest}"
+    ).rstrip("/")
+
+
+@pytest.mark.parametrize(
+    "url", ["simplecache::s3://b/k", "zip://a.csv::s3://b/x.zip", "filecache::zip://*.png::file:///x.zip"]
+)
+def test_chains_are_refused(url: str) -> None:
+    with pytest.raises(OptionError, match="chain of file systems"):
+        Location.of(url)
+
+
+def test_one_version_of_an_object_is_refused() -> None:
+    with pytest.raises(OptionError, match="names one version"):
+        Location.of("s3://bucket/x.h5?versionId=3")
