@@ -14,9 +14,11 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe._descriptors import opened
 from fastpipe._extras import require
 from fastpipe._sizes import in_bytes
 from fastpipe.core.files import open_file, regular_status
+from fastpipe.engine.bad import is_of_machine
 from fastpipe.errors import VolumeError
 from fastpipe.volumes.files import RawVolume
 from fastpipe.volumes.volume import FileState, UnitGrid, UnitReader, Volume
@@ -41,8 +43,10 @@ def nifti_volume(path: str, convert: Converter | None) -> Volume:
     nibabel = require("nibabel", extra="volume")
     status = regular_status(path)  # from before it is read, so that a change since then is noticed
     try:
-        image = nibabel.load(path)
+        image = opened(nibabel.load, path)
     except Exception as error:
+        if is_of_machine(error):
+            raise
         raise VolumeError(f"{path} cannot be read as a NIfTI image: {error}") from None
     proxy = image.dataobj
     shape, dtype, offset = tuple(map(int, proxy.shape)), np.dtype(proxy.dtype), int(proxy.offset)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe._descriptors import opened
 from fastpipe._extras import require
 from fastpipe._natural import natural_sorted
 from fastpipe._sizes import in_bytes
@@ -161,7 +162,7 @@ def _slices(name: str, files: list[str], state: FileState, order: str) -> TiffVo
 def _raw(path: str, status: os.stat_result) -> RawVolume | None:
     """A file whose images lie in it one after the other as they are; None for others."""
     try:
-        with require("tifffile", extra="volume").TiffFile(path) as file:
+        with opened(require("tifffile", extra="volume").TiffFile, path) as file:
             series = file.series[0]
             if not series.dataoffset or not all(_is_together(page) for page in series.pages):
                 return None
@@ -179,7 +180,7 @@ def _series(path: str) -> tuple[tuple[int, ...], _Page, list[_Segments], Any]:
     tifffile = require("tifffile", extra="volume")
     regular_status(path)
     try:
-        with tifffile.TiffFile(path) as file:
+        with opened(tifffile.TiffFile, path) as file:
             series = file.series[0]
             first, pages = series.keyframe, series.pages
             shape = tuple(map(int, series.shape))
@@ -343,7 +344,7 @@ class _Reader(UnitReader):
         # tifffile's pages by what their compression depends on: files of a folder may differ in it.
         self._keyframes: dict[Any, Any] = {}
         volume.opened.check()
-        with require("tifffile", extra="volume").TiffFile(volume.files[0]) as file:
+        with opened(require("tifffile", extra="volume").TiffFile, volume.files[0]) as file:
             self._keyframe = file.series[0].keyframe
             _ = self._keyframe.decode  # which of JPEG looks into the file while it is open
 
