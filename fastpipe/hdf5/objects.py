@@ -134,8 +134,8 @@ def dataset_named(file: Any, name: str, shown: str) -> Any | None:
         if kind == h5py.h5l.TYPE_EXTERNAL:
             other, path = map(os.fsdecode, file.id.links.get_val(raw))
             raise HDF5Error(
-                f"{shown}: {name!r} is a link into another file, {other}, in which {path!r} cannot be opened: "
-                f"{error.args[0]}"
+                f"{shown}: {name!r} is a link into another file, {other}, in which {path!r} cannot be "
+                f"opened: {error.args[0]}"
             ) from error
         if kind != h5py.h5l.TYPE_HARD:
             return None

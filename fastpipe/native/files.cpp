@@ -22,7 +22,7 @@ constexpr std::size_t kLargestRead = std::size_t{1} << 30;  // one call never gi
 constexpr std::size_t kPadding = 64;                        // zeros behind a file's bytes
 
 constexpr std::size_t kMostKept = 1024;  // files that stay open between two reads
-constexpr int kMostWaits = 100;          // of 2 ms, for files that other threads have open
+constexpr int kMostWaits = 25;           // of 2 ms, for files that other threads have open
 
 std::int64_t modified_at(const struct stat& facts) noexcept {
 #ifdef __APPLE__

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe._descriptors import opened
 from fastpipe._extras import require
 from fastpipe._natural import natural_sorted
 from fastpipe._sizes import in_bytes
@@ -205,7 +206,10 @@ def _opened(path: str) -> Iterator[Any]:
             others must not lead anywhere.
     """
     tifffile = require("tifffile", extra="volume")
-    with as_volume_error(f"{path} cannot be read as TIFF"), tifffile.TiffFile(path, _multifile=False) as file:
+    with (
+        as_volume_error(f"{path} cannot be read as TIFF"),
+        opened(tifffile.TiffFile, path, _multifile=False) as file,
+    ):
         if file.is_ome and file.series[0].kind != "ome" and "FileName=" in (file.ome_metadata or ""):
             raise VolumeError(_ELSEWHERE.format(path))
         if any(page is not None and page.parent is not file for page in file.series[0].pages):
