@@ -33,7 +33,7 @@ class FileState(NamedTuple):
         device, inode, size: of the file.
         modified: when, in nanoseconds.
 
-    Of a file that a process goes on writing in SWMR mode only the first two count; the others are -1.
+    If a process goes on writing the file in SWMR mode, only the first two count, and the others are -1.
     """
 
     device: int

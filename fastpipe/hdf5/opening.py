@@ -23,8 +23,8 @@ __all__ = ["library_errors", "open_library", "opened"]
 # meanwhile (SWMR).  Superblocks of other versions have no such flags.
 _FLAGS_VERSION, _WRITE, _SWMR = 3, 1, 4
 
-# What h5py raises about a file: the classes of its table of errors, and those of NumPy and Python about the
-# values that it hands them.
+# The errors that h5py raises about a file: the classes of its own table, and those of NumPy and Python about
+# the values that it hands them.
 _OF_LIBRARY = (ArithmeticError, KeyError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
 _NO_FILTER = ("can't open directory", "can't find plugin", "plugins disabled", "is not registered")
 _NO_MEMORY = ("memory allocation failed", "unable to allocate", "no space available for allocation")
