@@ -118,7 +118,7 @@ def zarr_array(path: str) -> ZarrArray | str:
         file = os.path.join(path, name)
         try:
             with open(file, "rb", opener=open_file) as opened:
-                content = metadata_in(opened, file)
+                content = metadata_in(opened, file, os.fstat(opened.fileno()).st_size)
         except FileNotFoundError:
             continue
         found = parsed(file, content)
@@ -153,16 +153,20 @@ def parsed(file: str, content: bytes) -> ZarrArray | str | None:
         return _version_2(data) if file.endswith(METADATA[1]) else _version_3(data)
 
 
-def metadata_in(file: IO[bytes], name: str) -> bytes:
+def metadata_in(file: IO[bytes], name: str, size: int) -> bytes:
     """Read all of an open file of metadata.
+
+    Args:
+        file: the file.
+        name: of it, for messages.
+        size: bytes in it.
 
     Raises:
         VolumeError: it is larger than those of any array.
     """
-    content = file.read(_MOST_METADATA + 1)
-    if len(content) > _MOST_METADATA:
-        raise VolumeError(f"{name} is damaged: it has more than {in_bytes(_MOST_METADATA)}")
-    return content
+    if size > _MOST_METADATA:
+        raise VolumeError(f"{name} is damaged: it has {in_bytes(size)}, more than metadata of any array")
+    return file.read()
 
 
 def json_object(file: str, content: bytes) -> dict[str, Any]:

@@ -175,7 +175,7 @@ def _arrays_in(file: zipfile.ZipFile, names: Iterable[str]) -> Iterator[tuple[st
     for name in names:
         where = f"{file.filename}/{name}"
         with file.open(name) as member:
-            found = json_object(where, metadata_in(member, where))
+            found = json_object(where, metadata_in(member, where, file.getinfo(name).file_size))
         if found.get("node_type", "array") == "array":
             yield os.path.dirname(name), found
 

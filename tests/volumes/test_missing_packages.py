@@ -22,6 +22,7 @@ from fastpipe import FastLoader, FastPatchDataset
 from fastpipe.errors import BadSampleError, MissingDependencyError, VolumeError
 from fastpipe.sampling import Grid
 from fastpipe.volumes import tiff
+from fastpipe.volumes.blosc2 import _library
 from fastpipe.volumes.opening import open_volume
 
 DATA = (np.arange(64 * 64) % 251).reshape(64, 64).astype("u1")
@@ -90,6 +91,7 @@ def test_a_missing_package_is_named_when_the_dataset_is_made(
     write(tmp_path / name)
     np.save(tmp_path / "good.npy", DATA if case != "spm" else DATA[..., None].astype("f4"))
     monkeypatch.setitem(sys.modules, package, None)
+    _library.cache_clear()  # as in a process that has read none of these files yet
     for given in (tmp_path / name, [tmp_path / "good.npy", tmp_path / name]):
         with pytest.raises(MissingDependencyError) as caught:
             FastPatchDataset(given, (1,) * (3 if case == "spm" else 2), bad_samples=policy)
