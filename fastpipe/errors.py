@@ -82,9 +82,6 @@ class BadSampleError(FastpipeError, OSError):
         self.path = path
         self.index = index
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (type(self), (str(self),), {"path": self.path, "index": self.index})
-
 
 class TooManyBadSamplesError(BadSampleError):
     """More samples were bad than ``BadSamples(max_errors=…)`` allows."""
@@ -136,9 +133,6 @@ class GenerationError(FastpipeError, RuntimeError):
         self.index = index
         self.trace = trace
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (type(self), (str(self),), {"index": self.index, "trace": self.trace})
-
 
 class WorkerError(FastpipeError, RuntimeError):
     """A worker process died, or does not answer within ``timeout``.
@@ -153,9 +147,6 @@ class WorkerError(FastpipeError, RuntimeError):
         super().__init__(message)
         self.worker = worker
         self.pid = pid
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (type(self), (str(self),), {"worker": self.worker, "pid": self.pid})
 
 
 class SharedMemoryError(FastpipeError, RuntimeError):
