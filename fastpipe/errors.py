@@ -88,9 +88,6 @@ class BadSampleError(FastpipeError, OSError):
         self.path = path
         self.index = index
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (type(self), (str(self),), {"path": self.path, "index": self.index})
-
 
 class TooManyBadSamplesError(BadSampleError):
     """More samples were bad than ``BadSamples(max_errors=…)`` allows."""
@@ -142,9 +139,6 @@ class GenerationError(FastpipeError, RuntimeError):
         self.index = index
         self.trace = trace
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (type(self), (str(self),), {"index": self.index, "trace": self.trace})
-
 
 class WorkerError(FastpipeError, RuntimeError):
     """A worker process died, or does not answer within ``timeout``.
@@ -162,10 +156,6 @@ class WorkerError(FastpipeError, RuntimeError):
 
     def __str__(self) -> str:
         return printable_lines(self.args[0])
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (type(self), (str(self),), {"worker": self.worker, "pid": self.pid})
-
 
 class SharedMemoryError(FastpipeError, RuntimeError):
     """A worker's batch does not fit into the shared memory through which torch sends it."""

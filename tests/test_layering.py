@@ -37,7 +37,7 @@ _BASE = {
 _STORED = _BASE | {"_private_folder"}
 _MIDDLE = {"index", "stage", "engine", "cache", "hdf5"}
 _MAY_IMPORT: dict[str, set[str]] = {
-    "": {"errors", "options", "sampling"},
+    "": {"_extras", "errors", "options", "sampling"},
     "errors": {"_printable"},
     "_printable": set(),
     "_urls": set(),

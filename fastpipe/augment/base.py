@@ -110,6 +110,9 @@ class Augmentation:
             _changes += 1  # chains forget what they computed from their operations
         super().__setattr__(name, value)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return super().__reduce_ex__(max(protocol, 2))  # the older ones do not call `__new__`
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_chain"}
 

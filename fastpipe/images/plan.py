@@ -374,8 +374,9 @@ def compile_plan(
     notes = [decode_note] if decode_note else []
     notes += _describe(steps, count, stock, ramp, why, stock_note)
     plan = Plan(steps[:count], steps[count:], stock, domains, ramp, layout, notes)
-    options = {"layout": layout, "stock_note": stock_note, "decode_note": decode_note}
-    plan._made_by = partial(compile_plan, transform, **options)
+    plan._made_by = partial(
+        compile_plan, transform, layout=layout, stock_note=stock_note, decode_note=decode_note
+    )
     return plan
 
 

@@ -58,6 +58,16 @@ class DatasetBatches(Sampler[list[int]]):
         is_drawn = self._shuffles and dataset.seed is None
         self.generator: torch.Generator | None = torch.default_generator if is_drawn else None
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy draws from the global generator of its process, of which torch would make another one.
+        is_global = self.generator is torch.default_generator
+        return {**self.__dict__, "generator": "global" if is_global else self.generator}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if state["generator"] == "global":
+            self.generator = torch.default_generator
+
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the next epoch; without this call epochs are counted."""
         self.epoch = operator.index(epoch)
