@@ -168,7 +168,7 @@ class _Repacking:
         self._check_unchanged()
 
     def _can_be_opened(self) -> bool:
-        """Whether the growing file is one: others can write to the folder too."""
+        """Whether the growing file is one that the library can open."""
         try:
             with self._open_copy("r") as copy:
                 return all(target.name in copy for target in self._targets)
