@@ -165,7 +165,7 @@ class _Repacking:
         self._check_unchanged()
 
     def _can_be_opened(self) -> bool:
-        """Whether the growing file is one: others can write to the folder too."""
+        """Whether the growing file is one that the library can open."""
         try:
             with self._open_copy("r") as copy:
                 return all(copy.get(raw_name(target.name)) is not None for target in self._targets)
