@@ -157,6 +157,7 @@ class WorkerError(FastpipeError, RuntimeError):
     def __str__(self) -> str:
         return printable_lines(self.args[0])
 
+
 class SharedMemoryError(FastpipeError, RuntimeError):
     """A worker's batch does not fit into the shared memory through which torch sends it."""
 

@@ -188,8 +188,9 @@ def collate_unfinished(samples: Any) -> Unfinished:
     end, key = None, None
     if type(samples) is BatchSamples:
         end, key = samples.whole.end, samples.whole.key
-    elif samples and type(samples[0]) is BatchSample and samples[0].whole is not None:
-        end, key = samples[0].whole.end, _key_of(samples)
+    elif type(samples) is list and type(next(iter(samples), None)) is BatchSample:
+        whole = samples[0].whole
+        end, key = (None, None) if whole is None else (whole.end, _key_of(samples))
     return Unfinished(collated(samples, default_collate), end, key)
 
 

@@ -118,7 +118,7 @@ class WorkerCollate:
     def __call__(self, samples: Any) -> Any:
         # torch's own puts tensors into shared memory, unless they are there already.
         if self._function is default_collate and samples and not _are_shared(samples):
-            needed, space = bytes_of(samples[0]) * len(samples), room()
+            needed, space = bytes_of(_first(samples)) * len(samples), room()
             if space is not None and needed > space[0]:
                 raise SharedMemoryError(_no_room(f"of {_mib(needed)} ", space))
         try:
@@ -134,7 +134,12 @@ class WorkerCollate:
 
 def _are_shared(samples: Any) -> bool:
     """Return whether samples are in shared memory already, as the rows of a batch are."""
-    return type(samples) is BatchSamples or type(samples[0]) is BatchSample
+    return type(samples) is BatchSamples or type(_first(samples)) is BatchSample
+
+
+def _first(samples: Any) -> Any:
+    """Return the first sample, for a look: one that is asked for as usual is copied."""
+    return samples.peek() if hasattr(samples, "peek") else samples[0]
 
 
 def bytes_of(value: Any) -> int:

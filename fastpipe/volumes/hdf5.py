@@ -161,7 +161,7 @@ class _ChunkReader(UnitReader):
         self._volume = volume
         state = chunks.FileState(*volume.opened.state)
         self._file = chunks.data_file(volume.path, state)
-        self._chunks = chunks.ChunkReader(volume.layout, state, file=self._file)
+        self._chunks = chunks.ChunkReader(volume.layout, state)
         self.check()
 
     def check(self) -> None:

@@ -17,6 +17,8 @@ from torchvision.transforms import Compose, PILToTensor, ToTensor, v2
 
 from fastpipe import FastHDF5Dataset, FastImageFolder, FastLoader, FastPatchDataset, accelerate
 from fastpipe.sampling import Grid
+from fastpipe.torch.samples import collate_unfinished
+from fastpipe.torch.workers import WorkerCollate
 
 KEPT = 2  # which sample of a batch is kept
 
@@ -173,11 +175,18 @@ def test_what_is_kept_without_a_look_is_cut_off_too(folder: Path) -> None:
             assert image._base is None
 
 
+@pytest.mark.parametrize(
+    "collate",
+    [default_collate, WorkerCollate(default_collate), lambda samples: collate_unfinished(samples).batch],
+    ids=["stock loader", "worker", "device"],
+)
 @pytest.mark.parametrize("dataset", ["images", "images, v2", "rows", "rows and labels", "patches"])
-def test_samples_that_nobody_keeps_are_collated_without_a_copy(folder: Path, dataset: str) -> None:
+def test_samples_that_nobody_keeps_are_collated_without_a_copy(
+    folder: Path, dataset: str, collate: Any
+) -> None:
     samples = DATASETS[dataset](folder).__getitems__(range(4))  # type: ignore[attr-defined]
     whole = samples._parts[0].array if hasattr(samples, "_parts") else samples[0].whole.tensor
-    batch = default_collate(samples)
+    batch = collate(samples)
     images = batch[0] if isinstance(batch, list) else batch
     assert images.data_ptr() == torch.as_tensor(whole).data_ptr()
 

@@ -6,6 +6,8 @@ import math
 import os
 import pickle
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fastpipe.core.files import lent
 from fastpipe.errors import OptionError, VolumeError
 from fastpipe.volumes.files import RawVolume, npy_volume, raw_unit, read_box
 from fastpipe.volumes.opening import open_volume
@@ -243,15 +246,28 @@ def test_a_file_that_ends_within_a_unit_is_damaged_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cut off between the look at its state and the reading."""
-    path = save(tmp_path / "x.npy", np.zeros((1 << 10, 1 << 10)))
-    volume = open_volume(path)
-    assert isinstance(volume, RawVolume)
-    reader, out = volume.open(), np.zeros(volume.unit_nbytes, np.uint8)
-    monkeypatch.setattr("fastpipe.volumes.volume.FileState.check", lambda self, where=None: None)
-    os.truncate(path, 1 << 20)
-    reader.read(np.array([0]), [out])
-    with pytest.raises(DamagedUnitError, match=r"x\.npy, the part at \[.*1024\]: the file ends within it"):
-        reader.read(np.array([volume.grid.count - 1]), [out])
+    path = tmp_path / "x.npy"
+
+    @contextmanager
+    def cut_off(file: Any, name: str) -> Iterator[int]:
+        with lent(file, name) as descriptor:
+            os.truncate(path, 1 << 20)
+            yield descriptor
+
+    for is_last in (False, True):
+        volume = open_volume(save(path, np.zeros((1 << 10, 1 << 10))))
+        assert isinstance(volume, RawVolume)
+        reader, out = volume.open(), np.zeros(volume.unit_nbytes, np.uint8)
+        with monkeypatch.context() as patch:
+            patch.setattr(type(reader), "check", lambda self: None)
+            patch.setattr("fastpipe.volumes.files.lent", cut_off)
+            if not is_last:
+                reader.read(np.array([0]), [out])
+                continue
+            with pytest.raises(
+                DamagedUnitError, match=r"x\.npy, the part at \[.*1024\]: the file ends within"
+            ):
+                reader.read(np.array([volume.grid.count - 1]), [out])
 
 
 def test_it_can_be_sent_to_another_process(tmp_path: Path, whole: Any) -> None:

@@ -142,6 +142,10 @@ class LazySamples(MutableSequence[Any]):
         """Whether the samples are still those that were read, in their order, and user code has seen none."""
         return self._changed is None and not self._seen
 
+    def peek(self) -> Any:
+        """The first sample, for a caller that does not keep it."""
+        return self._views[0] if self.is_whole else self[0]
+
     def to_collate(self) -> list[Any]:
         """The samples, for a caller that does not keep them."""
         return list(self._views) if self.is_whole else self._list()
