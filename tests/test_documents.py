@@ -54,6 +54,12 @@ def test_the_swap_and_the_snippets_run(documents_code: Callable[[str], dict[str,
         assert "dataset" in documents_code(code)
 
 
+def test_the_tests_that_the_page_on_trust_names_are_there() -> None:
+    named = re.findall(r"`(tests/[\w/.]+)::(test_\w+)`", (_ROOT / "docs/design/trust.md").read_text())
+    assert len(named) > 150
+    assert [name for path, name in named if f"def {name}(" not in (_ROOT / path).read_text()] == []
+
+
 @pytest.mark.parametrize("page", _PAGES)
 def test_links_lead_somewhere(page: str) -> None:
     text = (_ROOT / page).read_text()

@@ -378,3 +378,37 @@ TEST("data files: threads that open the same files leave no descriptor behind") 
     CHECK(count_descriptors() == before);
   }
 }
+
+TEST("data files: a file that is not what it was is not read, and leaves nothing open") {
+  Folder folder;
+  const int before = count_descriptors();
+  for (const bool is_open : {false, true}) {
+    const std::string path = folder.write("file", some_bytes(100));
+    DataFile written(path, state_of(path)), cut(path, state_of(path)), touched(path, state_of(path));
+    if (is_open) CHECK(first_byte(written) >= 0 && first_byte(cut) >= 0 && first_byte(touched) >= 0);
+    const timespec times[] = {{0, UTIME_OMIT}, {1'000'000'000, 5}};
+    CHECK(::utimensat(AT_FDCWD, path.c_str(), times, 0) == 0);
+    errno = 0;
+    CHECK(first_byte(touched) == -1 && errno == ESTALE);
+    CHECK(::truncate(path.c_str(), 50) == 0);
+    CHECK(first_byte(cut) == -1 && errno == ESTALE);
+    folder.write("file", some_bytes(100));  // of the same size
+    CHECK(first_byte(written) == -1 && errno == ESTALE);
+    DataFile replaced(path, state_of(path));
+    if (is_open) CHECK(first_byte(replaced) >= 0);
+    CHECK(::rename(folder.write("other", some_bytes(100)).c_str(), path.c_str()) == 0);
+    CHECK(first_byte(replaced) == (is_open ? some_bytes(1)[0] : -1));  // what is open is what it was
+    ::unlink(path.c_str());
+    CHECK(first_byte(replaced) == (is_open ? some_bytes(1)[0] : -1) && (is_open || errno == ENOENT));
+    if (!is_open) CHECK(count_descriptors() == before);
+  }
+  CHECK(count_descriptors() == before);
+}
+
+TEST("data files: a fifo does not block, and a folder is no file") {
+  Folder folder;
+  const std::string path = folder.path("fifo");
+  CHECK(::mkfifo(path.c_str(), 0600) == 0);
+  DataFile fifo(path, state_of(path)), directory("/", state_of("/"));
+  CHECK(first_byte(fifo) == -2 && first_byte(directory) == -2);
+}
