@@ -156,7 +156,13 @@ def _words(count: int, seed: SupportsIndex, epoch: SupportsIndex, domain: int) -
         raise OptionError(f"epoch_order(epoch=…) must be from 0 to 2**64 - 1, got {epoch_word}")
     key = np.array([seed_word, epoch_word], dtype=np.uint64)
     counter = np.array([0, 0, 0, domain], dtype=np.uint64)
-    return np.random.Philox(key=key, counter=counter).random_raw(count)
+    try:
+        return np.random.Philox(key=key, counter=counter).random_raw(count)
+    except (MemoryError, ValueError) as error:  # a ValueError about more than any array holds
+        raise OptionError(
+            f"a shuffled order of {count:,} samples does not fit into memory: pass a sampler= that draws as "
+            "many as an epoch is to have"
+        ) from error
 
 
 def _sorted(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:

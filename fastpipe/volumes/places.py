@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe._sizes import in_bytes
+from fastpipe.cache.budget import free_memory
 from fastpipe.errors import OptionError
 
 __all__ = [
@@ -20,12 +23,14 @@ __all__ = [
     "PatchSpace",
     "Places",
     "UniformPatches",
+    "check_room",
     "given_places",
     "grid_places",
     "keys_of",
 ]
 
 Int64Array = npt.NDArray[np.int64]
+_LIST_NBYTES = 3 * 8  # of each number in a list of places, with what is there while it is made
 # (seed, epoch, indices, count) to uniform numbers in [0, 1): float64 (N, count).
 Draw = Callable[[int, int, Int64Array, int], npt.NDArray[np.float64]]
 
@@ -213,7 +218,20 @@ def grid_places(space: PatchSpace, stride: Sequence[int]) -> Places:
     Args:
         space: where they can be.
         stride: integers (D,).
+
+    Raises:
+        OptionError: there are so many that their list does not fit into memory.
     """
+    numbers = [
+        math.prod(-(-(count - 1) // step) + 1 for count, step in zip(counts, stride, strict=True))
+        for counts in space.counts.tolist()
+    ]
+    largest = max(range(len(numbers)), key=numbers.__getitem__)
+    check_room(
+        _LIST_NBYTES * (1 + len(stride)) * sum(numbers),
+        f"the list of the patches of a grid ({numbers[largest]:,} in {space.names[largest]})",
+        "take a larger stride, or Uniform(…)",
+    )
     volumes, starts = [], []
     for volume, (lows, counts) in enumerate(zip(space.lows.tolist(), space.counts.tolist(), strict=True)):
         along = [
@@ -224,6 +242,17 @@ def grid_places(space: PatchSpace, stride: Sequence[int]) -> Places:
         starts.append(made)
         volumes.append(np.full(len(made), volume))
     return Places(np.concatenate(volumes), np.concatenate(starts))
+
+
+def check_room(nbytes: int, what: str, remedy: str) -> None:
+    """Raise an error about what does not fit into memory, before it is made.
+
+    Raises:
+        OptionError: it does not.
+    """
+    free = free_memory()
+    if nbytes > (sys.maxsize if free is None else free):
+        raise OptionError(f"{what} takes {in_bytes(nbytes)}, which is more memory than is free: {remedy}")
 
 
 def given_places(space: PatchSpace, array: Int64Array, pads: bool) -> Places:

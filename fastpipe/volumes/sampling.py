@@ -28,6 +28,7 @@ from fastpipe.volumes.places import (
     PatchSpace,
     Places,
     UniformPatches,
+    check_room,
     given_places,
     grid_places,
 )
@@ -131,6 +132,8 @@ def _scan(role: Role, number: int, look: Callable[[list[npt.NDArray[Any]], Seque
         _look([volume.array], lead, [0] * len(role.spatial(number)), look)
         return
     reader, grid = volume.open(), volume.grid
+    what = f"the list of the {grid.count:,} parts of {volume.name}, all of which are to be read,"
+    check_room(8 * grid.count, what, "use another sampling")
     # The units of one box are those of all channels.
     numbers = np.arange(grid.count).reshape(math.prod(grid.counts[:lead]), -1).T
     count = max(1, _PIECE_NBYTES // max(1, volume.unit_nbytes * numbers.shape[1]))

@@ -126,3 +126,9 @@ def test_bad_types_are_named(name: str, value: object) -> None:
     arguments: dict[str, object] = {"length": 3, "seed": 0, "epoch": 0, name: value}
     with pytest.raises(TypeError, match=rf"{name}=….*{type(value).__name__}"):
         epoch_order(arguments["length"], seed=arguments["seed"], epoch=arguments["epoch"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("length", [1 << 50, 1 << 62])
+def test_an_order_that_fits_into_no_memory_is_an_error(length: int) -> None:
+    with pytest.raises(OptionError, match=f"{length:,} samples .* sampler="):
+        epoch_order(length, seed=0, epoch=0)

@@ -18,8 +18,8 @@ import tifffile
 import zarr
 
 from fastpipe import Cache, FastPatchDataset
-from fastpipe.errors import FastpipeError, VolumeError
-from fastpipe.sampling import Grid, Uniform
+from fastpipe.errors import FastpipeError, OptionError, VolumeError
+from fastpipe.sampling import Foreground, Grid, Uniform
 from fastpipe.volumes.opening import open_volume
 
 DATA = np.random.default_rng(0).integers(0, 200, (12, 14)).astype("i4")
@@ -69,6 +69,17 @@ def test_parts_of_huge_arrays_that_were_never_written_are_read(
         first = dataset.places()[1][index]
         box = tuple(slice(at, at + 2) for at in first.tolist())
         assert np.array_equal(dataset[index], zarr.open_array(path, mode="r")[box])
+
+
+@pytest.mark.parametrize("shape", [[1 << 50, 64], [1 << 62, 64]])
+@pytest.mark.parametrize("options", [{"sampling": Grid()}, {"sampling": Foreground(2), "labels": True}])
+def test_a_list_of_what_such_arrays_have_is_not_begun(
+    tmp_path: Path, shape: list[int], options: dict[str, Any]
+) -> None:
+    path = write(tmp_path / "x", 2, json.dumps(metadata(2, shape=shape)))
+    options = {**options, "labels": path} if "labels" in options else options
+    with pytest.raises(OptionError, match=rf"{path}.*TiB, which is more memory than is free"):
+        FastPatchDataset(path, (2, 2), **options)
 
 
 def test_a_huge_chunk_that_is_stored_is_an_error(tmp_path: Path) -> None:
