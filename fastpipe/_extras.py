@@ -62,25 +62,24 @@ def require(module: str, *, extra: str = "", package: str = "") -> Any:
 
     Raises:
         MissingDependencyError: the package that owns ``module`` is not installed, or one that this
-            imports.  An installed package that fails for another reason raises its own error, or that of
-            `load_part`.
+            imports.
+        Others: an installed package fails for another reason: its own error, or that of `load_part`.
 
     >>> require("json", extra="image").loads("[1]")
     [1]
     """
     try:
-        loaded = load_part(module)
+        return load_part(module)
     except ModuleNotFoundError as error:
         wanted = {module[: i if i >= 0 else None] for i in _dots(module)}
         if error.name not in wanted:
             if str(error.name).partition(".")[0] != module.partition(".")[0]:
                 raise missing_package(error) from error
             raise
+        command = f"pip install {package}" if package else f"pip install 'fastpipe[{extra}]'"
         raise MissingDependencyError(
-            f"fastpipe needs the package {module!r} here and it is not installed. "
-            f"Install it with:  pip install {package or repr(f'fastpipe[{extra}]')}"
+            f"fastpipe needs the package {module!r} here and it is not installed. Install it with:  {command}"
         ) from error
-    return loaded
 
 
 def missing_package(error: ModuleNotFoundError) -> MissingDependencyError:

@@ -1,4 +1,5 @@
-"""Files of fastpipe's own: opening never hangs, links are not followed, writes are whole."""
+"""Files: opening never hangs, fastpipe's own are not reached by links and are written whole, and only as many
+stay open as the process has descriptors for; and which names are URLs."""
 
 from __future__ import annotations
 
@@ -6,29 +7,44 @@ import contextlib
 import ctypes
 import errno
 import os
+import re
 import secrets
 import shutil
 import stat
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ParamSpec, TypeVar
 
 __all__ = [
     "DESCRIPTORS",
+    "SCHEME",
     "UNFINISHED",
+    "closes_idle",
     "folder_below",
+    "is_spent",
+    "is_tight",
+    "is_url",
     "open_output",
     "open_regular",
     "remove_tree",
     "rename_anew",
     "require_regular",
+    "retrying_open",
     "sync_folder",
     "who_else_may_write",
     "write_output",
     "write_whole",
 ]
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_SPENT = {errno.EMFILE, errno.ENFILE}
+_MOST_LOOKED_AT = 1 << 16
+# One letter is a drive of Windows.
+SCHEME = re.compile(r"([a-z][a-z0-9+.\-]+(?:::[a-z][a-z0-9+.\-]+)*)://", re.IGNORECASE)
 # Where an open folder has a path that leads to it wherever it is moved, and whatever is put in its place.
 DESCRIPTORS = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else ""
 UNFINISHED = ".unfinished"  # the ending of a name that a file has while it is written
@@ -304,3 +320,96 @@ def _made_there(descriptor: int) -> os.stat_result | None:
         return os.fstat(made)
     finally:
         os.close(made)
+
+
+# Of whoever keeps files open to read them again: functions that close those that nobody reads just now.
+_closing: list[Callable[[], object]] = []
+
+
+def closes_idle(function: Callable[[], T]) -> Callable[[], T]:
+    """Have a function called when no descriptor is left: it closes files that are not in use."""
+    _closing.append(function)
+    return function
+
+
+def retrying_open(function: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+    """Return what a function opens; without a descriptor left, after fastpipe has closed its idle files.
+
+    Raises:
+        OSError: as the function raises it; one about descriptors says which are open, and what to do.
+    """
+    try:
+        return function(*args, **named)
+    except OSError as error:
+        if not is_spent(error):
+            raise
+    for close in _closing:
+        close()
+    try:
+        return function(*args, **named)
+    except OSError as error:
+        if not is_spent(error):
+            raise
+        raise OSError(error.errno or errno.EMFILE, _what_is_open(), error.filename) from error
+
+
+def is_spent(error: BaseException) -> bool:
+    """Return whether an error says that there is no descriptor left, here or on the machine."""
+    return isinstance(error, OSError) and error.errno in _SPENT
+
+
+def is_tight(descriptor: int) -> bool:
+    """Return whether a descriptor that was just opened shows that half of those of this process are in use.
+
+    The system gives the lowest number that is free.  So this counts all descriptors, whoever has them, and
+    goes by the limit as it is now.
+
+    Args:
+        descriptor: a file's.
+    """
+    limit = _limit()
+    return limit is not None and descriptor >= limit // 2
+
+
+def _limit() -> int | None:
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def _what_is_open() -> str:
+    limit = _limit()
+    if limit is None:
+        return os.strerror(errno.ENFILE)
+    kinds: Counter[str] = Counter()
+    for number in range(min(limit, _MOST_LOOKED_AT)):  # listing them would take a descriptor
+        try:
+            target = os.readlink(f"/proc/self/fd/{number}")
+        except OSError:
+            continue
+        kinds[_kind(target)] += 1
+    counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+    return (
+        f"Too many open files: this process may have {limit} (ulimit -n)"
+        + (f", and has {counts}" if counts else "")
+        + ". Raise the limit before the program starts, as by 'ulimit -n 4096', or use fewer worker "
+        "processes and threads"
+    )
+
+
+def _kind(target: str) -> str:
+    if target.startswith(("pipe:", "socket:")):
+        return f"{target.partition(':')[0]}s"
+    return "files" if re.match(r"/(?!memfd:|dev/)", target) else "others"
+
+
+def is_url(root: str | os.PathLike[str]) -> bool:
+    """Whether a dataset's root is the URL of a store, not a folder.
+
+    >>> is_url("s3://bucket/train"), is_url("/data/train"), is_url("/data/odd://name"), is_url("C:\\\\data")
+    (True, False, False, False)
+    """
+    return isinstance(root, str) and SCHEME.match(root) is not None

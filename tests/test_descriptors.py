@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from fastpipe import FastHDF5Dataset, FastImageFolder, FastLoader, FastPatchDataset, _descriptors
+from fastpipe import FastHDF5Dataset, FastImageFolder, FastLoader, FastPatchDataset, _files
 from fastpipe.sampling import Grid
 
 COUNT = 60  # files of each kind
@@ -136,7 +136,7 @@ def test_without_a_descriptor_nothing_is_damaged(folder: Path, in_child: InChild
     def with_none() -> None:
         dataset = MADE[name](folder)
         dataset.__getitems__([0, 1])  # modules are imported, and memory is made
-        for close in _descriptors._closing:
+        for close in _files._closing:
             close()
         with _nothing_left():
             for call in (

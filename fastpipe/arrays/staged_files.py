@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from fastpipe._files import is_url
 from fastpipe._sizes import in_bytes
-from fastpipe._urls import is_url
 from fastpipe.errors import ObjectChangedError, OptionError
 from fastpipe.index.listing import Listing
 from fastpipe.index.storage import FrozenSamples, offsets_of, pack_paths

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fastpipe._descriptors import opened
-from fastpipe._files import open_regular, require_regular
+from fastpipe._files import open_regular, require_regular, retrying_open
 from fastpipe._nvtx import ranged
 
 __all__ = [
@@ -34,7 +33,7 @@ def open_file(path: str, flags: int = 0) -> int:
     Raises:
         OSError: as ``open`` raises it, and also for a directory, a fifo, a device.
     """
-    return opened(open_regular, path, follows=True)
+    return retrying_open(open_regular, path, follows=True)
 
 
 @contextmanager
@@ -49,7 +48,7 @@ def lent(file: Any, path: str) -> Iterator[int]:
         OSError: as ``open`` raises it; with ``errno.ESTALE`` where the file is not as it was described.
     """
     try:
-        held = opened(file.lend)
+        held = retrying_open(file.lend)
     except OSError as error:
         error.filename = path
         raise

@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 
-from fastpipe._urls import is_url
+from fastpipe._files import is_url
 from fastpipe.core.files import is_hdf5
 
 __all__ = ["is_volume", "sides", "size"]

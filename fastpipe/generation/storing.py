@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._descriptors import is_tight, opened
-from fastpipe._files import open_regular, sync_folder
+from fastpipe._files import is_tight, open_regular, retrying_open, sync_folder
 from fastpipe._printable import printable
 from fastpipe.generation.blocks import Block, Failure
 from fastpipe.generation.form import Form
@@ -180,7 +179,7 @@ class Stores:
         with self._lock:
             one, too_many = self._files.pop(name, None), 0
             if one is None:
-                one = _Open(opened(open_regular, self._places.folder / name, os.O_RDWR | os.O_CREAT))
+                one = _Open(retrying_open(open_regular, self._places.folder / name, os.O_RDWR | os.O_CREAT))
                 too_many = 1 if is_tight(one.descriptor) else max(len(self._files) + 1 - _MOST_OPEN, 0)
             self._files[name] = one
             one.users += 1

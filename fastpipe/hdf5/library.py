@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fastpipe._descriptors import closes_idle, is_spent, is_tight, opened
 from fastpipe._extras import require
+from fastpipe._files import closes_idle, is_spent, is_tight, retrying_open
 from fastpipe.core.native import native
 from fastpipe.errors import MissingDependencyError
 from fastpipe.hdf5.filters import OF_HDF5PLUGIN, FilterStep
@@ -75,7 +75,7 @@ class OpenFiles:
         with self._lock:
             where = self._number, key
             if where not in self._open:
-                self._open[where] = opened(open_it)
+                self._open[where] = retrying_open(open_it)
                 self._make_room()
             self._open.move_to_end(where)
             return self._open[where]

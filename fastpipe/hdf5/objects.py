@@ -17,6 +17,9 @@ __all__ = ["dataset_named", "dataset_names", "datasets_of", "lies_in", "name_of"
 
 _SHOWN = 20  # parts of a path
 
+# Of the HDF5 library, about a name, a group on the way, and a dataset on the way.
+_NOT_THERE = ("doesn't exist", "component not found", "message type not found")
+
 
 def raw_name(name: str) -> bytes:
     """Return a name as the file has it, which need not be UTF-8."""
@@ -127,17 +130,14 @@ def dataset_named(file: Any, name: str, shown: str) -> Any | None:
     try:
         item = file[raw]
     except KeyError as error:
-        try:
-            kind = file.id.links.get_info(raw).type
-        except (KeyError, RuntimeError):  # also a group on the way is missing
-            return None
+        kind = _link_kind(file, raw)
         if kind == h5py.h5l.TYPE_EXTERNAL:
             other, path = map(os.fsdecode, file.id.links.get_val(raw))
             raise HDF5Error(
                 f"{shown}: {name!r} is a link into another file, {other}, in which {path!r} cannot be "
                 f"opened: {error.args[0]}"
             ) from error
-        if kind != h5py.h5l.TYPE_HARD:
+        if kind != h5py.h5l.TYPE_HARD:  # also None
             return None
         raise HDF5Error(f"{shown}: {name!r} cannot be opened, it may be damaged: {error.args[0]}") from error
     if not isinstance(item, h5py.Dataset):
@@ -145,6 +145,16 @@ def dataset_named(file: Any, name: str, shown: str) -> Any | None:
     if file.swmr_mode and file.mode == "r":
         item.refresh()  # the library shares what this process has open, as it was then
     return item
+
+
+def _link_kind(file: Any, name: bytes) -> int | None:
+    """Return the kind of the link of a name; None if there is none.  h5py's own ``get`` takes UTF-8 only."""
+    try:
+        return int(file.id.links.get_info(name).type)
+    except (KeyError, RuntimeError) as error:
+        if any(words in str(error) for words in _NOT_THERE):
+            return None
+        raise
 
 
 def _check_links(file: Any, name: bytes, shown: str, most: int = 16) -> None:
@@ -163,9 +173,8 @@ def _check_links(file: Any, name: bytes, shown: str, most: int = 16) -> None:
     place, inside = b"", name.strip(b"/")
     for part in inside.split(b"/"):
         before, place = place, b"/".join([place, part])
-        try:
-            kind = file.id.links.get_info(place).type
-        except (KeyError, RuntimeError):  # nothing is there
+        kind = _link_kind(file, place)
+        if kind is None:
             return
         if kind == h5l.TYPE_EXTERNAL:
             other = os.fsdecode(file.id.links.get_val(place)[0])

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from traceback import walk_tb
 from typing import Any
 
-from fastpipe import _descriptors as descriptors
 from fastpipe._extras import require
+from fastpipe._files import retrying_open
 from fastpipe.core.files import hdf5_signature, is_hdf5, open_file
 from fastpipe.engine.bad import is_of_machine
 from fastpipe.errors import FastpipeError, HDF5Error
@@ -57,11 +57,11 @@ def open_library(path: str, shown: str = "", **options: Any) -> Any:
     os.close(open_file(path))  # its errors are clearer than the library's
     try:
         try:
-            file = descriptors.opened(h5py.File, path, "r", **options)
+            file = retrying_open(h5py.File, path, "r", **options)
         except OSError:
             if not _is_written_by_swmr(path):
                 raise
-            file = descriptors.opened(h5py.File, path, "r", swmr=True, **options)
+            file = retrying_open(h5py.File, path, "r", swmr=True, **options)
     except _OF_LIBRARY as error:
         raise _why_not_opened(error, path, shown or path) from error
     if file.mode != "r" and not file.swmr_mode:  # the library hands out the file as it is open already

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from fastpipe._descriptors import opened
+from fastpipe._files import retrying_open
 from fastpipe._printable import printable
 from fastpipe.errors import OptionError
 from fastpipe.index.cache import CacheKey, IndexCache, left_out
@@ -58,7 +58,7 @@ def find_classes(
         TypeError: ``classes`` is not a sequence of strings, nor gives one.
     """
     return choose_classes(
-        directory, (entry.name for entry in opened(os.scandir, directory) if entry.is_dir()), classes
+        directory, (entry.name for entry in retrying_open(os.scandir, directory) if entry.is_dir()), classes
     )
 
 

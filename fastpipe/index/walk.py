@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from fastpipe._descriptors import is_spent, opened
+from fastpipe._files import is_spent, retrying_open
 from fastpipe.index.file_systems import FileSystems, is_settled
 
 __all__ = ["Folder", "Stamp", "Waiting", "Walker"]
@@ -203,7 +203,7 @@ class Walker(Generic[T]):
         if status is not None and self._file_systems.is_remote(status.st_dev, path):
             self._remote = True
         try:
-            with opened(os.scandir, path) as entries:
+            with retrying_open(os.scandir, path) as entries:
                 folders, files, lasting = _split(entries)
         except OSError as error:
             if is_spent(error):

@@ -41,17 +41,16 @@ class Scratch:
     def __init__(self) -> None:
         _remove_left()
         self.path = tempfile.mkdtemp(prefix=_PREFIX)
-        self._lock = open_regular(os.path.join(self.path, _LOCK), os.O_RDWR | os.O_CREAT)
-        _is_locked(self._lock)
+        # As an object, which is closed with the last reference to it where ``close`` was interrupted.
+        self._lock = os.fdopen(open_regular(os.path.join(self.path, _LOCK), os.O_RDWR | os.O_CREAT), "r+b")
+        _is_locked(self._lock.fileno())
 
     def close(self) -> None:
         """Remove the folder; it may be called again, also after an exception of a signal's handler."""
         for _ in range(2):  # as the first ignores what such a handler raises, like an error of its own
             if os.path.isdir(self.path):
                 shutil.rmtree(self.path, ignore_errors=True)
-        lock, self._lock = self._lock, -1
-        if lock >= 0:
-            os.close(lock)
+        self._lock.close()
 
 
 def _is_locked(descriptor: int) -> bool:

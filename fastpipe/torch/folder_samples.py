@@ -11,7 +11,7 @@ from torchvision import get_image_backend
 from torchvision.datasets import ImageFolder, folder
 from torchvision.datasets.folder import default_loader, pil_loader
 
-from fastpipe._urls import is_url
+from fastpipe._files import is_url
 from fastpipe.errors import OptionError
 from fastpipe.index.tables import SampleTable, TargetTable
 from fastpipe.options import BadSamples, Decode

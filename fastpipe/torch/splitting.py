@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from fastpipe._intraop import do_without_helpers
 from fastpipe._machine import default_threads
 from fastpipe._sizes import in_duration
 from fastpipe.engine.pool import ThreadPool
@@ -19,6 +18,7 @@ from fastpipe.errors import OptionError
 from fastpipe.images.plan import shortened
 from fastpipe.torch.generators import run_keyed
 from fastpipe.torch.source import Source, SplitError
+from fastpipe.torch.threads import do_without_helpers
 from fastpipe.types import Key
 
 if TYPE_CHECKING:

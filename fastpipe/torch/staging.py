@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
-from fastpipe._urls import is_url
+from fastpipe._files import is_url
 from fastpipe.arrays.objects import new_reader
 from fastpipe.cache.identity import states_of_objects
 from fastpipe.errors import OptionError

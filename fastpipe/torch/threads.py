@@ -8,15 +8,31 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch.utils.data import get_worker_info
 
-from fastpipe._intraop import do_without_helpers
+from fastpipe._extras import require_threadpoolctl
 from fastpipe._machine import default_threads
 from fastpipe.engine.pool import Process, ThreadPool
 
-__all__ = ["native_lines", "new_pool", "note", "process_of", "start_noting"]
+__all__ = ["do_without_helpers", "native_lines", "new_pool", "note", "process_of", "start_noting"]
 
 _MANY = 8  # threads of which one less is hardly slower
+# Found here, where a failure is an error of the import, and not in a decoding thread.
+_openmp = require_threadpoolctl("torch").ThreadpoolController().select(user_api="openmp")
+
+
+def do_without_helpers() -> None:
+    """Run torch's operations of this thread in this thread alone; other threads are not affected.
+
+    torch splits an operation on a large tensor among as many threads as the machine has cores, in every
+    thread that calls it.  Decoding threads occupy the cores already, so that each transform of the script's
+    in them would only wait for its helpers.  torch's worker processes do without for the same reason.
+    """
+    torch.get_num_threads()  # sets what is the default for this thread, which would else come later
+    # torch.set_num_threads would count for all threads that start later; OpenMP's own setting is
+    # the calling thread's.
+    _openmp.limit(limits=1)
 
 
 def new_pool(threads: int | str, name: str) -> ThreadPool | None:

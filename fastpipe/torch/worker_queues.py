@@ -7,6 +7,7 @@ import multiprocessing.queues
 import os
 import queue
 import select
+import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -60,7 +61,8 @@ class IndexQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # whi
         self._before_error = before_error
         reader: Any = self._reader  # type: ignore[attr-defined]
         if hasattr(select, "poll"):
-            reader._recv = partial(type(reader)._recv, reader, read=partial(_read_unless, is_hopeless))
+            # By a weak reference: a reader that refers to itself would stay open until the next collection.
+            reader._recv = partial(_receive, weakref.ref(reader), partial(_read_unless, is_hopeless))
 
     def release_of_killed(self) -> None:
         """In the parent, when all writers have been killed, release the lock that one may have had."""
@@ -85,6 +87,12 @@ class IndexQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # whi
 
 def _nothing() -> None:
     pass
+
+
+def _receive(reader: weakref.ref[Any], read: Callable[[int, int], bytes], size: int) -> Any:
+    connection = reader()
+    assert connection is not None
+    return type(connection)._recv(connection, size, read=read)
 
 
 def _read_unless(is_hopeless: Callable[[float], bool], descriptor: int, size: int) -> bytes:

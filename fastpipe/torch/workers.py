@@ -19,9 +19,8 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate, get_worker_info
 
-from fastpipe._parents import end_with_parent, end_with_pipe, outliving_parent
 from fastpipe._printable import printable
-from fastpipe._processes import signal_name
+from fastpipe._processes import end_with_parent, end_with_pipe, outliving_parent, signal_name
 from fastpipe.engine.lanes import Lane, lanes_are_possible, stack_signal
 from fastpipe.errors import SharedMemoryError, WorkerError
 from fastpipe.torch.fetching import UsersDataset

@@ -14,8 +14,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._descriptors import opened
 from fastpipe._extras import require
+from fastpipe._files import retrying_open
 from fastpipe._sizes import in_bytes
 from fastpipe.core.files import open_file, regular_status
 from fastpipe.errors import VolumeError
@@ -48,7 +48,7 @@ def nifti_volume(path: str, convert: Converter | None) -> Volume:
     with as_volume_error(
         f"{path} cannot be read as a NIfTI image", nibabel.filebasedimages.ImageFileError, *own
     ):
-        proxy = opened(nibabel.load, path).dataobj
+        proxy = retrying_open(nibabel.load, path).dataobj
         shape, dtype, offset = tuple(map(int, proxy.shape)), np.dtype(proxy.dtype), int(proxy.offset)
         slope, inter = float(proxy.slope), float(proxy.inter)
     if min(shape, default=1) < 0 or offset < 0:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastpipe._extras import require
-from fastpipe._urls import is_url
+from fastpipe._files import is_url
 from fastpipe.cache.converted import ConvertedFiles
 from fastpipe.core.files import is_hdf5, open_file
 from fastpipe.errors import HDF5Error, VolumeError

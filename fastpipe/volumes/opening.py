@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from fastpipe._files import is_url
 from fastpipe._sizes import in_bytes
-from fastpipe._urls import is_url
 from fastpipe.core.files import is_hdf5, open_file, read_file
 from fastpipe.errors import OptionError, VolumeError
 from fastpipe.protocols import ChunkObjects, ChunkTables

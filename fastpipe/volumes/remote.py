@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe._files import is_url
 from fastpipe._sizes import in_bytes
-from fastpipe._urls import is_url
 from fastpipe.arrays.objects import new_reader
 from fastpipe.errors import MissingDependencyError, OptionError, StoreError, VolumeError
 from fastpipe.index.listing import Listing, Rows

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
+from fastpipe._files import is_url
 from fastpipe._machine import available_cpus
 from fastpipe._sizes import in_bytes
-from fastpipe._urls import is_url
 from fastpipe.console import Pace, Progress, print_line
 from fastpipe.errors import OptionError, VolumeError
 from fastpipe.hdf5.checkpoints import write_whole

@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from fastpipe._files import is_url
 from fastpipe._natural import natural_sorted
-from fastpipe._urls import is_url
 from fastpipe.core.files import open_file
 from fastpipe.errors import OptionError
 

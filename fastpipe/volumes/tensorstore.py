@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
+from fastpipe._files import is_url
 from fastpipe._sizes import in_bytes
-from fastpipe._urls import is_url
 from fastpipe.errors import VolumeError
 from fastpipe.volumes.volume import (
     LARGEST_UNIT,

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._descriptors import opened
 from fastpipe._extras import require
+from fastpipe._files import retrying_open
 from fastpipe._natural import natural_sorted
 from fastpipe._sizes import in_bytes
 from fastpipe.core.chunks import read_bytes
@@ -208,7 +208,7 @@ def _opened(path: str) -> Iterator[Any]:
     tifffile = require("tifffile", extra="volume")
     with (
         as_volume_error(f"{path} cannot be read as TIFF"),
-        opened(tifffile.TiffFile, path, _multifile=False) as file,
+        retrying_open(tifffile.TiffFile, path, _multifile=False) as file,
     ):
         if file.is_ome and file.series[0].kind != "ome" and "FileName=" in (file.ome_metadata or ""):
             raise VolumeError(_ELSEWHERE.format(path))

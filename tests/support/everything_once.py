@@ -34,7 +34,11 @@ def _watch(event: str, arguments: tuple[Any, ...]) -> None:
     if event not in _WRITTEN or isinstance(path := arguments[_WRITTEN[event]], int):
         return
     if event != "open" or arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-        _touched.add(os.path.abspath(os.fsdecode(path)))
+        folder, name = os.path.split(os.path.abspath(os.fsdecode(path)))
+        # A stage is written to by way of its open folder.
+        _touched.add(
+            os.path.join(os.path.realpath(folder) if folder.startswith("/proc/self/fd/") else folder, name)
+        )
 
 
 def _refuse(*arguments: Any) -> None:

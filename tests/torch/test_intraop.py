@@ -11,7 +11,7 @@ import torch
 from threadpoolctl import threadpool_info
 
 from fastpipe import FastImageFolder, FastLoader
-from fastpipe._intraop import do_without_helpers
+from fastpipe.torch.threads import do_without_helpers
 
 _OPENMP = any(library["user_api"] == "openmp" for library in threadpool_info())
 

@@ -113,7 +113,9 @@ def test_a_broken_package_says_so_itself(
     for name in [name for name in sys.modules if name.partition(".")[0] == "nibabel"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
-    with pytest.raises(error, match=r"libx\.so") as caught:
+    # An AttributeError would say that fastpipe has not the name that is being looked up.
+    expected = ImportError if error is AttributeError else error
+    with pytest.raises(expected, match=r"libx\.so") as caught:
         open_volume(tmp_path / "x.nii")
     assert not isinstance(caught.value, VolumeError)
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fastpipe._files import write_output
+from fastpipe._files import is_url, write_output
 from fastpipe._machine import default_threads
-from fastpipe._urls import is_url
 from fastpipe.console import Progress, print_line
 from fastpipe.errors import FastpipeError, OptionError
 from fastpipe.files.scanning.folder import scan_images

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from fastpipe._extras import require
-from fastpipe._urls import SCHEME
+from fastpipe._files import SCHEME
 from fastpipe.errors import OptionError
 
 __all__ = ["Location"]

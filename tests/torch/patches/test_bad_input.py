@@ -56,9 +56,9 @@ def test_volumes_that_are_not_there(tmp_path: Path, array: Any, write_volume: An
     with pytest.raises(OptionError, match=r"volume='.*\*\.tif' matches nothing"):
         FastPatchDataset(f"{tmp_path}/*.tif", (2, 2))
     path = write_volume("hdf5 gzip", tmp_path / "x", array, CHUNK)
-    with pytest.raises(OptionError, match=r"x\.h5 has no dataset 'no/such'; it has /other, /raw"):
+    with pytest.raises(OptionError, match=r"x\.h5 has no dataset 'no/such'; it has other, raw"):
         FastPatchDataset(f"{tmp_path}/x.h5/no/such", (2, 2))
-    with pytest.raises(OptionError, match=r"name a dataset of .*x\.h5 behind a slash; it has /other, /raw"):
+    with pytest.raises(OptionError, match=r"name a dataset of .*x\.h5 behind a slash; it has other, raw"):
         FastPatchDataset(tmp_path / "x.h5", (2, 2))
     with pytest.raises(FileNotFoundError, match=r"labels\.npy"):
         FastPatchDataset(path, (2, 2), labels=tmp_path / "labels.npy")
