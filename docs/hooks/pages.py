@@ -1,4 +1,4 @@
-"""What the site has besides the pages of docs/: those of the repository, pictures, the help of all commands.
+"""What the site has besides the pages of docs/: those of the repository, results, the help of all commands.
 
 Links lead from page to page in the repository, and are changed to lead so in the site.
 
@@ -35,14 +35,14 @@ _COLUMNS = "78"
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the repository's own pages and the benchmarks' pictures."""
+    """Add the repository's own pages, and the benchmarks' pictures and figures."""
     from mkdocs.structure.files import File  # here: the tests have no mkdocs
 
     for source, target in PAGES.items():
         files.append(File.generated(config, target, abs_src_path=str(ROOT / source)))
-    for picture in sorted((ROOT / RESULTS).glob("*.png")):
-        target = f"benchmarks/results/{posixpath.basename(RESULTS)}/{picture.name}"
-        files.append(File.generated(config, target, abs_src_path=str(picture)))
+    for result in sorted((ROOT / RESULTS).rglob("*.*")):
+        target = result.relative_to(ROOT).as_posix()
+        files.append(File.generated(config, target, abs_src_path=str(result)))
     return files
 
 
