@@ -75,6 +75,8 @@ def told(
         return _of_row(error, again, job, function)
     if isinstance(error, OSError) and not isinstance(error, FastpipeError):
         text = error.strerror or str(error)
+        if error.filename is not None:
+            text += f": {os.fsdecode(error.filename)!r}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):  # of HDF5 the text has many lines
             free = in_bytes(shutil.disk_usage(out.parent).free)
             text = f"{os.strerror(error.errno or 0)} ({free} are free)"
