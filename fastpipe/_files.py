@@ -108,8 +108,9 @@ def write_whole(
     sync: bool = False,
     mode: int = 0o666,
     unfinished: Path | None = None,
+    dir_fd: int | None = None,
 ) -> None:
-    """Make or replace a file: whoever reads it finds all of the old or all of the new one.
+    """Make or replace a file: every reader finds all of the old or all of the new one.
 
     A link, or whatever else has the name, is replaced, and not written through.
 
@@ -119,7 +120,8 @@ def write_whole(
         sync: wait for the disk; else a crash of the machine may leave the name without content.
         mode: of the file, without what the umask forbids.
         unfinished: the name while it is written, in a folder of one's own, so that what a killed process left
-            is found; by default one that nobody can guess, beside ``path``.
+            is found; by default one that cannot be guessed, beside ``path``.
+        dir_fd: the open folder that the paths are relative to; its own entry is then not synced.
 
     Raises:
         OSError: the content cannot be written; nothing has changed then.
@@ -129,20 +131,22 @@ def write_whole(
         if unfinished is None:
             unfinished = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}{UNFINISHED}")
         else:
-            unfinished.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(unfinished, dir_fd=dir_fd)
         # A new file: no link that others have put there is followed.
-        with os.fdopen(open_regular(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with os.fdopen(open_regular(unfinished, flags, mode, dir_fd=dir_fd), "wb") as file:
             fill(file)
             file.flush()
             if sync:
                 os.fsync(file.fileno())
-        os.replace(unfinished, path)
+        os.replace(unfinished, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
     except BaseException:
         if unfinished is not None:
             with contextlib.suppress(OSError):
-                unfinished.unlink()
+                os.unlink(unfinished, dir_fd=dir_fd)
         raise
-    if sync:
+    if sync and dir_fd is None:
         sync_folder(path.parent)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from fastpipe._files import DESCRIPTORS, UNFINISHED, open_regular
+from fastpipe._files import DESCRIPTORS, UNFINISHED, open_regular, write_whole
 from fastpipe.errors import CacheError, FastpipeError
 
 __all__ = ["PrivateFolder", "made_folder", "user_cache_folder"]
@@ -142,7 +142,7 @@ class PrivateFolder:
         os.replace(name, to, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
 
     def write(self, name: str, fill: Callable[[BinaryIO], object], *, sync: bool = True) -> None:
-        """Make or replace a file: whoever reads it finds all of the old or all of the new one.
+        """Make or replace a file: every reader finds all of the old or all of the new one.
 
         Args:
             name: the file's name.
@@ -152,17 +152,8 @@ class PrivateFolder:
         Raises:
             OSError: the content cannot be written; nothing has changed then.
         """
-        temporary = f"{name}.{os.getpid()}.{secrets.token_hex(4)}{UNFINISHED}"
-        try:
-            with os.fdopen(self.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
-                fill(file)
-                file.flush()
-                if sync:
-                    os.fsync(file.fileno())
-            self.rename(temporary, name)
-        except BaseException:
-            self.remove(temporary)
-            raise
+        temporary = Path(f"{name}.{os.getpid()}.{secrets.token_hex(4)}{UNFINISHED}")
+        write_whole(name, fill, sync=sync, mode=0o600, unfinished=temporary, dir_fd=self._descriptor)
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
