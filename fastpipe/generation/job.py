@@ -256,7 +256,9 @@ class Folder(GrowingFolder):
             ends[spooled.file] = max(ends.get(spooled.file, 0), spooled.begin + spooled.nbytes)
         for name in os.listdir(self.folder):
             if name.endswith((".part", ".unfinished")) or (name.endswith(".spool") and name not in ends):
-                os.unlink(self.folder / name)
+                # A task of an earlier call may still write on another machine, and rename or remove its file.
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self.folder / name)
             elif name in ends:
                 os.truncate(self.folder / name, ends[name])
 

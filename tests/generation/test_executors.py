@@ -276,6 +276,29 @@ def test_a_row_that_raises_elsewhere_is_named(tmp_path: Path, index: int, elsewh
     assert {path.name for path in tmp_path.iterdir()} == {"x.h5", "mended"}
 
 
+def test_a_file_that_an_earlier_task_renames_meanwhile_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sample(index: int, rng: np.random.Generator) -> dict[str, Any]:
+        if index == 20 and not (tmp_path / "mended").exists():
+            raise KeyError("scene")
+        return {"x": np.float32(index)}
+
+    real = os.listdir
+
+    def listdir(path: Any) -> list[str]:
+        return [*real(path), "20-30-0.part.unfinished"] if str(path).endswith(".partial") else real(path)
+
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(GenerationError, match="row 20 failed"):
+            made(sample, tmp_path / "x.h5", 40, executor=pool)
+        (tmp_path / "mended").touch()
+        monkeypatch.setattr(os, "listdir", listdir)  # the file is gone when it is to be removed
+        found = made(sample, tmp_path / "x.h5", 40, executor=pool)
+    with h5py.File(found.paths[0]) as file:
+        assert file["x"][:].tolist() == list(range(40))
+
+
 def test_a_failed_first_row_of_a_block_leaves_an_empty_part(tmp_path: Path) -> None:
     def sample(index: int, rng: np.random.Generator) -> dict[str, Any]:
         if index and not (tmp_path / "mended").exists():
