@@ -54,7 +54,7 @@ _SAFE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _SAFE |= getattr(os, "O_BINARY", 0) | getattr(os, "O_NOCTTY", 0)
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
-# What file systems without hard links say, those that let only owners make them, and at too many.
+# Errors of file systems without hard links, of those that let only owners make links, and of too many links.
 _NO_LINK = {errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EMLINK}
 _HERE, _NOREPLACE = -100, 1  # of renameat2(2)
 
@@ -205,7 +205,7 @@ def rename_anew(source: str | os.PathLike[str], target: str | os.PathLike[str]) 
     except OSError as error:
         if error.errno not in _NO_LINK:
             raise
-        # Whoever puts a file there between these lines loses it.
+        # A file that is put there between these lines is lost.
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(target)) from None
         os.rename(source, target)
@@ -326,7 +326,7 @@ def _made_there(descriptor: int) -> os.stat_result | None:
         os.close(made)
 
 
-# Of whoever keeps files open to read them again: functions that close those that nobody reads just now.
+# Functions that close files which are kept open for later reads and are not being read.
 _closing: list[Callable[[], object]] = []
 
 

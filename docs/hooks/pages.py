@@ -1,4 +1,4 @@
-"""What the site has besides the pages of docs/: those of the repository, results, the help of all commands.
+"""Files that the site adds to the pages of docs/: pages of the repository, results, the help of all commands.
 
 Links lead from page to page in the repository, and are changed to lead so in the site.
 
