@@ -27,7 +27,7 @@ import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import HealthCheck, settings
 
-from fastpipe.cache.identity import identify
+from fastpipe.core.file_identity import identify
 from fastpipe.testing import photo_tree as make_photo_tree
 from fastpipe.testing.s3 import S3, S3Missing
 from fastpipe.testing.s3_server import S3Server
@@ -464,7 +464,7 @@ _KEPT_THREADS = ("Dummy-", "zarr_io", "asyncio_", "zarr_pool_", "fsspecIO", "fas
 
 def _batches() -> set[str]:
     """Batches that the native engine has."""
-    jobs = sys.modules.get("fastpipe.core.jobs")
+    jobs = sys.modules.get("fastpipe.core.pool")
     return set() if jobs is None else {str(number) for number in list(jobs._jobs)}
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._extras import require
 from fastpipe.bench.data import Photos
 from fastpipe.bench.loaders import LoaderSpec, build, check_transform, make_dataset
+from fastpipe.core.extras import require
 
 __all__ = ["INDEX", "Check", "Differing", "compare", "index_problems", "run_check"]
 

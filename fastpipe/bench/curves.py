@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fastpipe._extras import require
 from fastpipe.bench.results import rate_of
 from fastpipe.bench.writing import whole
+from fastpipe.core.extras import require
 
 __all__ = ["draw_curves"]
 

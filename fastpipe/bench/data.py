@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastpipe._extras import require
-from fastpipe._private_folder import made_folder
+from fastpipe.core.extras import require
+from fastpipe.core.private_folder import made_folder
 from fastpipe.errors import OptionError
 from fastpipe.testing import photo_tree
 

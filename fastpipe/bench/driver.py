@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 from rich.console import Console
 
-from fastpipe._extras import require
 from fastpipe.bench import machine
 from fastpipe.bench.command import positive
 from fastpipe.bench.compare import old_result, print_changes
@@ -25,6 +24,7 @@ from fastpipe.bench.results import SCHEMA, UNIT, RowInfo, save
 from fastpipe.bench.runner import Contender, ContenderError, Plan, Sample, Session, calibrate, interleave
 from fastpipe.bench.writing import check_target, whole
 from fastpipe.console import Progress
+from fastpipe.core.extras import require
 from fastpipe.errors import MissingDependencyError
 
 __all__ = ["FILES", "Driver", "add_file_arguments", "add_run_arguments", "check_files"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
-from fastpipe._printable import printable
+from fastpipe.core.text import printable
 
 __all__ = ["document", "escape", "rect", "table"]
 

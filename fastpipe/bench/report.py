@@ -7,10 +7,10 @@ from typing import Any
 
 from rich.console import Console
 
-from fastpipe._printable import printable, printable_lines
 from fastpipe.bench.lines import more_lines
 from fastpipe.bench.results import UNIT, rate_of, reference_of, replaced_thing, shown, times_digits
 from fastpipe.console import PlainTable, plain
+from fastpipe.core.text import printable, printable_lines
 from fastpipe.errors import OptionError
 
 __all__ = [

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 from rich.console import Console
 
-from fastpipe._extras import require
 from fastpipe.bench import machine
 from fastpipe.bench.command import positive
 from fastpipe.bench.data import folder_to_use, scan
@@ -22,6 +21,7 @@ from fastpipe.bench.runner import Sample, rates_by_round, ratios, summarise
 from fastpipe.bench.scaling_jobs import ImageJob, PatchJob, RowJob, ScalingJob, threads_label
 from fastpipe.bench.volume.data import FULL, QUICK, made_scroll
 from fastpipe.console import Progress
+from fastpipe.core.extras import require
 from fastpipe.errors import OptionError
 
 __all__ = ["add_arguments", "run", "scaling_of", "thread_counts"]

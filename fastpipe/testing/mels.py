@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._extras import require
+from fastpipe.core.extras import require
 from fastpipe.errors import OptionError
 
 __all__ = ["log_mels", "mel_rows", "mel_segments", "read_wav", "spoken", "write_table"]

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._extras import require
+from fastpipe.core.extras import require
 from fastpipe.testing._encode import jpeg
 from fastpipe.testing._odd_damaged import damaged_files
 from fastpipe.testing._odd_good import good_files

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from fastpipe._extras import require
+from fastpipe.core.extras import require
 from fastpipe.testing.delay_proxy import DelayProxy, Faults
 from fastpipe.testing.s3_server import S3Server, missing_programs
 

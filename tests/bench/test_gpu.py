@@ -43,8 +43,8 @@ from fastpipe.bench.runner import ContenderError, Plan, Sample, Session
 from fastpipe.bench.volume.data import made_scroll
 from fastpipe.cli import main
 from fastpipe.core.native import native
-from fastpipe.device import decoders
-from fastpipe.device.transfer import Transfer
+from fastpipe.core.transfer import Transfer
+from fastpipe.images import gpu_batches as decoders
 from fastpipe.testing.clock import ManualClock
 
 pytest.importorskip("tensorstore", reason="needs tensorstore: pip install 'fastpipe[volume]'")

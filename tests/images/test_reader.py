@@ -15,12 +15,11 @@ import PIL
 import pytest
 from PIL import Image, ImageOps
 
+from fastpipe.core.types import Box, EncodedImage, Size
 from fastpipe.errors import OptionError
 from fastpipe.images.reader import ImageReader
 from fastpipe.options import Decode
-from fastpipe.protocols import EncodedImage
 from fastpipe.testing import OddImage, odd_images, photograph
-from fastpipe.types import Box, Size
 
 BACKENDS = ["auto", "nvimgcodec", "simplejpeg", "pillow"]
 PHOTO = photograph(np.random.default_rng(3), (70, 93))

@@ -12,8 +12,8 @@ from PIL import Image
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
-from fastpipe.images import installed as module
-from fastpipe.images.installed import torch_filter
+from fastpipe.images import pillow as module
+from fastpipe.images.pillow import torch_filter
 from fastpipe.images.plan import Plan, compile_plan
 from fastpipe.testing import ArrayImage
 

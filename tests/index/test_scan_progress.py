@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fastpipe.index.progress import ScanProgress
+from fastpipe.core.class_folders import ScanProgress
 from fastpipe.testing.clock import ManualClock
 
 ROOT = "/data/train"

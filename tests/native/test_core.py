@@ -24,7 +24,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from fastpipe import Decode, FastImageFolder, FastLoader
-from fastpipe.core import jobs
+from fastpipe.core import pool as jobs
 from fastpipe.core.native import native
 from fastpipe.errors import ClosedError
 from fastpipe.testing import photo_tree as make_photo_tree

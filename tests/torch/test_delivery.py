@@ -13,10 +13,10 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from fastpipe import FastImageFolder, FastLoader, Shard
+from fastpipe.core.types import Key
 from fastpipe.errors import BadSampleError, OptionError
 from fastpipe.testing import photo_tree
 from fastpipe.torch.samples import BatchSample
-from fastpipe.types import Key
 
 pytestmark = pytest.mark.usefixtures("same_generators")
 

@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 from torchvision import transforms as v1
 
 from fastpipe import FastImageFolder, FastLoader, Shard
+from fastpipe.core.order import BlockShard, RankBatch, ShardedBatches
 from fastpipe.errors import OptionError
-from fastpipe.index.order import BlockShard, RankBatch, ShardedBatches
 from fastpipe.testing import photo_tree
 from fastpipe.torch import prepare
 

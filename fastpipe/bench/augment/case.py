@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 from rich.console import Console
 
-from fastpipe._extras import require
 from fastpipe.bench import machine
 from fastpipe.bench.augment.check import calls_that_wait, check_chains
 from fastpipe.bench.augment.data import Batches, made_batches
@@ -29,6 +28,7 @@ from fastpipe.bench.peers import interpreter
 from fastpipe.bench.results import entries, rate_of, verdict
 from fastpipe.bench.runner import Contender, ContenderError
 from fastpipe.console import Progress
+from fastpipe.core.extras import require
 
 __all__ = ["add_arguments", "run"]
 

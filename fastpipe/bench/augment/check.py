@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from fastpipe._extras import require
 from fastpipe.bench.augment.data import Batches
 from fastpipe.bench.augment.recipes import chain_of
 from fastpipe.bench.augment.rows import Place, ways_of
 from fastpipe.bench.loaders import STD
+from fastpipe.core.extras import require
 
 __all__ = ["ChainCheck", "calls_that_wait", "check_chains"]
 

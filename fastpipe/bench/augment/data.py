@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._extras import require
 from fastpipe.bench.data import listed, scan
 from fastpipe.bench.loaders import SIDE, check_transform
+from fastpipe.core.extras import require
 from fastpipe.testing import mel_rows
 
 __all__ = [

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastpipe._extras import require
 from fastpipe.bench.augment.recipes import RECIPES, Kit
 from fastpipe.bench.data import Photos
 from fastpipe.bench.loaders import SIDE, LoaderRow, LoaderSpec, train_transform
 from fastpipe.bench.results import RowInfo
+from fastpipe.core.extras import require
 
 __all__ = ["LOADED", "Loaded", "loader_rows"]
 

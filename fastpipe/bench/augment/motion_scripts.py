@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fastpipe._extras import require
+from fastpipe.core.extras import require
 
 __all__ = ["MotionMirror", "MotionScale", "MotionSpeed", "MotionTranslation"]
 

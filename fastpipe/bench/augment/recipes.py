@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastpipe import augment
-from fastpipe._extras import require
 from fastpipe.bench.augment import motion_scripts, scripts, volume_scripts
 from fastpipe.bench.augment.data import CLASSES
 from fastpipe.bench.loaders import MEAN, SIDE, STD
+from fastpipe.core.extras import require
 
 __all__ = ["PAIRS", "POLICIES", "RECIPES", "SINGLE", "Recipe", "chain_of", "sampled"]
 

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastpipe._extras import require
 from fastpipe.bench.augment.data import Batches
 from fastpipe.bench.augment.recipes import Recipe, chain_of, sampled
 from fastpipe.bench.loaders import touch
 from fastpipe.bench.results import RowInfo
+from fastpipe.core.extras import require
 
 __all__ = ["WAYS", "WHOSE", "AugmentRow", "Place", "Way", "own_rows", "ways_of"]
 

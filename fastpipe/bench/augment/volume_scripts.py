@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fastpipe._extras import require
+from fastpipe.core.extras import require
 
 __all__ = [
     "Brightness3D", "Contrast3D", "Gamma3D", "GaussianBlur3D", "GaussianNoise3D", "LowResolution3D",

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 from rich.console import Console
 
-from fastpipe._extras import require
 from fastpipe.bench import machine
 from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.generate.check import check_stored
@@ -26,6 +25,7 @@ from fastpipe.bench.generate.targets import PREDICTED, targets
 from fastpipe.bench.results import entries, verdict
 from fastpipe.bench.runner import ContenderError, Plan, Session, summarise
 from fastpipe.console import Progress
+from fastpipe.core.extras import require
 from fastpipe.errors import OptionError
 
 __all__ = ["add_arguments", "run"]

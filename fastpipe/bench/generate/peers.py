@@ -19,10 +19,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._extras import require
 from fastpipe.bench.generate.functions import made, made_of
 from fastpipe.bench.generate.rows import Columns, Section, Spec, StoringRow, write_rows
 from fastpipe.bench.runner import ContenderError
+from fastpipe.core.extras import require
 
 __all__ = ["PEERS", "DatasetsRow", "JoblibRow", "Peer", "PeerRow", "PoolRow"]
 

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 import fastpipe
-from fastpipe._extras import require
 from fastpipe.bench.generate.functions import (
     BATCH_ROWS,
     SEED,
@@ -31,6 +30,7 @@ from fastpipe.bench.generate.functions import (
     wide,
 )
 from fastpipe.bench.results import RowInfo
+from fastpipe.core.extras import require
 
 __all__ = [
     "SECTIONS", "BareRow", "Columns", "FastRow", "LoopRow", "MadeRow", "Section", "Spec", "StoringRow",

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 from rich.console import Console
 
-from fastpipe._extras import require
 from fastpipe.bench import machine
 from fastpipe.bench.command import positive
 from fastpipe.bench.data import folder_to_use, scan
@@ -30,6 +29,7 @@ from fastpipe.bench.loaders import make_dataset, train_transform
 from fastpipe.bench.results import RowInfo, entries, verdict
 from fastpipe.bench.runner import Contender, ContenderError, Plan, Session
 from fastpipe.console import Progress
+from fastpipe.core.extras import require
 from fastpipe.errors import OptionError
 
 __all__ = ["SECONDS", "add_arguments", "merged", "run", "with_references"]

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastpipe._extras import require
 from fastpipe.bench.data import Photos, listed
 from fastpipe.bench.gpu.guarding import apart, guarded
 from fastpipe.bench.loaders import LoaderSpec, build, check_transform, make_dataset
 from fastpipe.bench.runner import ContenderError
+from fastpipe.core.extras import require
 
 __all__ = ["MOST_APART", "PixelCheck", "check_pixels"]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import fastpipe
 from fastpipe import augment
-from fastpipe._extras import require
 from fastpipe.bench.gpu.training import Trainer
 from fastpipe.bench.loaders import Draws
 from fastpipe.bench.volume.data import Scroll
 from fastpipe.bench.volume.rows import patch_dataset
+from fastpipe.core.extras import require
 
 __all__ = ["PATCHED", "PatchFeed", "Patched", "patch_model"]
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from fastpipe._extras import require
 from fastpipe.bench.augment.data import VOLUMES, Batches
 from fastpipe.bench.data import Photos
 from fastpipe.bench.gpu.augmenting import augment_rows, batches_of
@@ -21,6 +20,7 @@ from fastpipe.bench.peers import interpreter
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Contender
 from fastpipe.bench.volume.data import Scroll, made_scroll
+from fastpipe.core.extras import require
 
 __all__ = ["SECTIONS", "Candidate", "Run", "Section"]
 

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from fastpipe._extras import require
 from fastpipe.bench.gpu.device import DeviceUse, wait_for
 from fastpipe.bench.gpu.sizes import Sizes
 from fastpipe.bench.runner import Sample, ratios, summarise
+from fastpipe.core.extras import require
 
 __all__ = ["Feed", "SameBatch", "TrainRow", "Trainer", "figures_of", "fitting_batch", "image_model"]
 

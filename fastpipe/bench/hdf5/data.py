@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._extras import require
 from fastpipe.bench.data import made_once
+from fastpipe.core.extras import require
 from fastpipe.errors import OptionError
 from fastpipe.testing import log_mels, mel_rows, read_wav, write_table
 

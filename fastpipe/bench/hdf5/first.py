@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import fastpipe
-from fastpipe._extras import require
 from fastpipe.bench import startup
 from fastpipe.bench.hdf5.data import Table, look
 from fastpipe.bench.hdf5.rows import WINDOW, table_dataset
 from fastpipe.bench.hdf5.sources import RowByRow
 from fastpipe.bench.loaders import touch
+from fastpipe.core.extras import require
 
 __all__ = ["first_batches"]
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import fastpipe
-from fastpipe._extras import require
 from fastpipe.bench.hdf5.data import Table, look
 from fastpipe.bench.hdf5.rows import WINDOW
 from fastpipe.bench.memory import Nothing, memory_entry, most_bytes
 from fastpipe.bench.startup import in_child
+from fastpipe.core.extras import require
 
 __all__ = ["WORKERS", "memory_of_trees"]
 

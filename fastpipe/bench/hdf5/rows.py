@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import fastpipe
-from fastpipe._extras import require
 from fastpipe.bench.hdf5.data import Table
 from fastpipe.bench.hdf5.sources import RowByRow, WindowBatches
 from fastpipe.bench.loaders import Draws, touch
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import calibrate
+from fastpipe.core.extras import require
 
 __all__ = [
     "WINDOW",

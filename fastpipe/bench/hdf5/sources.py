@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._extras import require
 from fastpipe.bench.hdf5.data import Table
 from fastpipe.bench.windows import windows
+from fastpipe.core.extras import require
 
 __all__ = ["InOrder", "RowByRow", "WindowBatches"]
 

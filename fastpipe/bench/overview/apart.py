@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from fastpipe._processes import signal_name
+from fastpipe.core.processes import signal_name
 
 __all__ = ["outcome_apart"]
 

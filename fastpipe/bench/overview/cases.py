@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from fastpipe._extras import require
 from fastpipe.bench import check as images_check
 from fastpipe.bench.data import generated_folder, scan
 from fastpipe.bench.generate import check as generate_check
@@ -29,6 +28,7 @@ from fastpipe.bench.tf.framework import tensorflow
 from fastpipe.bench.volume import check as volume_check
 from fastpipe.bench.volume import data as volume_data
 from fastpipe.bench.volume import rows as volume
+from fastpipe.core.extras import require
 
 __all__ = ["CASES", "Case", "Ground", "Outcome"]
 

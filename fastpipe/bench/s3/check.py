@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import fastpipe
-from fastpipe._extras import require
 from fastpipe.bench.loaders import check_transform
 from fastpipe.bench.s3.bucket import Bucket
 from fastpipe.bench.s3.rows import remote_dataset
 from fastpipe.bench.samples import RowCheck, digests_of_samples
+from fastpipe.core.extras import require
 
 __all__ = ["check_bucket"]
 

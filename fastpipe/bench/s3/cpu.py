@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-from fastpipe._extras import require
 from fastpipe.bench.runner import Contender
 from fastpipe.bench.s3.bucket import Bucket
+from fastpipe.core.extras import require
 
 __all__ = ["CpuMeter", "Metered", "Mounted", "cpu_of"]
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from fastpipe._extras import require
 from fastpipe.bench.s3.bucket import Bucket
 from fastpipe.bench.s3.rows import EmptyStages, remote_dataset
+from fastpipe.core.extras import require
 
 __all__ = ["CONNECTIONS", "InOrder", "ObstoreThreads", "StageAll", "best_connections"]
 

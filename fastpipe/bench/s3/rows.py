@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import fastpipe
-from fastpipe._extras import require
 from fastpipe.bench.loaders import Draws, touch, train_transform
 from fastpipe.bench.s3.bucket import Bucket
+from fastpipe.core.extras import require
 
 __all__ = [
     "WORKERS",

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 import fastpipe
-from fastpipe._extras import require
 from fastpipe.bench.runner import ContenderError
 from fastpipe.bench.tf.data import Setting
 from fastpipe.bench.tf.framework import tensorflow
+from fastpipe.core.extras import require
 from fastpipe.errors import MissingDependencyError
 from fastpipe.testing import mel_rows, write_table
 

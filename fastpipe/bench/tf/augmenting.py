@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import fastpipe
-from fastpipe._extras import require
 from fastpipe.bench.tf.data import SIDE, Setting
 from fastpipe.bench.tf.framework import tensorflow
 from fastpipe.bench.tf.scripts import by_pillow
+from fastpipe.core.extras import require
 
 __all__ = ["by_augment", "by_keras", "by_operations", "by_stateless_operations"]
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 import fastpipe
-from fastpipe._extras import require
+from fastpipe.core.extras import require
 from fastpipe.errors import OptionError
 
 __all__ = ["ALONE", "FULL", "MODALITIES", "NUMBERS", "QUICK", "SIDE", "Lengths", "Photos", "Setting", "Table"]

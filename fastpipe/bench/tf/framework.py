@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from fastpipe._extras import require
+from fastpipe.core.extras import require
 
 __all__ = ["tensorflow"]
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._extras import require
 from fastpipe.bench.tf.data import NUMBERS, SIDE, Setting, Table
 from fastpipe.bench.tf.framework import tensorflow
+from fastpipe.core.extras import require
 
 __all__ = ["by_hand", "by_hand_antialiased", "by_pillow", "from_directory"]
 

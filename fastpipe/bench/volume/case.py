@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 from rich.console import Console
 
-from fastpipe._extras import require
 from fastpipe.bench import machine
 from fastpipe.bench.command import positive
 from fastpipe.bench.driver import Driver, add_run_arguments
@@ -28,6 +27,7 @@ from fastpipe.bench.volume.peers import VOLUME_PEERS, VolumePeerRow, row_info
 from fastpipe.bench.volume.rows import COLD, QUARTER, WARM, SlicedRow, WholeEpochs, sliced_loader, specs
 from fastpipe.bench.volume.targets import targets
 from fastpipe.console import Progress
+from fastpipe.core.extras import require
 
 __all__ = ["add_arguments", "run"]
 

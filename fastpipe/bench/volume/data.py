@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._extras import require
 from fastpipe.bench.data import made_once
+from fastpipe.core.extras import require
 from fastpipe.testing import scroll_slabs, write_zarr
 
 __all__ = ["FIRST", "FULL", "QUICK", "Scroll", "Sizes", "described", "made_scroll"]

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import fastpipe
-from fastpipe._extras import require
 from fastpipe.bench import startup
 from fastpipe.bench.loaders import touch
 from fastpipe.bench.places import ZarrPatches
 from fastpipe.bench.volume.data import Scroll, Sizes
 from fastpipe.bench.volume.rows import QUARTER, patch_dataset, patch_loader
+from fastpipe.core.extras import require
 
 __all__ = ["first_batches"]
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import fastpipe
-from fastpipe._extras import require
 from fastpipe.bench.memory import Nothing, memory_entry, most_bytes
 from fastpipe.bench.startup import in_child
 from fastpipe.bench.volume.data import Scroll, Sizes
 from fastpipe.bench.volume.rows import QUARTER, patch_dataset
+from fastpipe.core.extras import require
 
 __all__ = ["TOPOLOGIES", "Topology", "memory_of_topologies"]
 

@@ -12,11 +12,11 @@ from typing import Any, Literal
 import numpy.typing as npt
 
 import fastpipe
-from fastpipe._extras import require
 from fastpipe.bench.loaders import Draws, touch
 from fastpipe.bench.places import ZarrPatches, box_at, start_of
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.volume.data import Scroll
+from fastpipe.core.extras import require
 
 __all__ = [
     "COLD",
