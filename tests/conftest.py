@@ -11,6 +11,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -74,8 +75,10 @@ def pytest_configure(config: pytest.Config) -> None:
             os.environ["XDG_CACHE_HOME"] = own
 
     ForkServer.ensure_running = start_with_common_folder
+    subprocess.Popen.__exit__ = _kill_and_leave  # type: ignore[method-assign]
 
     def restore() -> None:
+        subprocess.Popen.__exit__ = _leave  # type: ignore[method-assign]
         ForkServer.ensure_running = start
         tempfile.tempdir = before[1]
         for name, value in before[0].items():
@@ -95,6 +98,16 @@ _thawed = threading.Event()  # by what was tested: a benchmark freezes and thaws
 def _unfreeze_and_note() -> None:
     _thawed.set()
     _unfreeze()
+
+
+_leave = subprocess.Popen.__exit__
+
+
+def _kill_and_leave(process: subprocess.Popen[Any], kind: type[BaseException] | None, *error: Any) -> None:
+    """End a test's process when the test fails: waiting for one that runs for ever would hide why it failed."""
+    if kind is not None and process.poll() is None:
+        process.kill()
+    _leave(process, kind, *error)
 
 
 def _freeze() -> None:
