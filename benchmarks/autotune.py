@@ -37,7 +37,8 @@ from fastpipe.bench import machine
 from fastpipe.profiling.tuning.settings import Base, Settings
 from fastpipe.profiling.tuning.trials import measure
 from fastpipe.sampling import Uniform
-from fastpipe.testing import mel_rows, photo_tree
+from fastpipe.testing.mels import mel_rows
+from fastpipe.testing.photos import photo_tree
 
 _EACH_S, _RUNS, _IMAGES = 0.7, 3, 3200
 _CROP = Compose([

@@ -30,7 +30,7 @@ from fastpipe import Decode, FastImageFolder, FastLoader
 from fastpipe.device import making
 from fastpipe.device.resampling import Tables
 from fastpipe.device.transfer import Transfer
-from fastpipe.testing import photo_tree
+from fastpipe.testing.photos import photo_tree
 from fastpipe.torch import runtime
 from fastpipe.types import Box
 

@@ -28,7 +28,7 @@ from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import HealthCheck, settings
 
 from fastpipe.cache.identity import identify
-from fastpipe.testing import photo_tree as make_photo_tree
+from fastpipe.testing.photos import photo_tree as make_photo_tree
 from fastpipe.testing.s3 import S3, S3Missing
 from fastpipe.testing.s3_server import S3Server
 

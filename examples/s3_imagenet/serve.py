@@ -16,7 +16,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from fastpipe.testing import photo_tree
+from fastpipe.testing.photos import photo_tree
 from fastpipe.testing.delay_proxy import Faults
 from fastpipe.testing.mounts import missing_for_mounts, s3fs_mount
 from fastpipe.testing.s3 import S3, S3Missing

@@ -5,15 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from rich.console import Console
 
 from fastpipe.console import Progress
 
-__all__ = ["Command", "positive"]
+__all__ = ["Command"]
 
-Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True)
@@ -29,26 +27,3 @@ class Command:
     about: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace, Console, Progress], int]
-
-
-def positive(kind: Callable[[str], Number]) -> Callable[[str], Number]:
-    """An argparse type: a number above zero.
-
-    Args:
-        kind: ``int`` or ``float``.
-
-    >>> positive(int)("12"), positive(float)("0.5")
-    (12, 0.5)
-    """
-    what = "whole number from 1" if kind is int else "number above 0"
-
-    def parse(text: str) -> Number:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = kind("0")
-        if value <= 0:
-            raise argparse.ArgumentTypeError(f"must be a {what}, got {text!r}")
-        return value
-
-    return parse

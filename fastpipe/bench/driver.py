@@ -16,7 +16,7 @@ from rich.console import Console
 
 from fastpipe._extras import require
 from fastpipe.bench import machine
-from fastpipe.bench.command import positive
+from fastpipe.console import positive
 from fastpipe.bench.compare import old_result, print_changes
 from fastpipe.bench.page import page
 from fastpipe.bench.plot import draw

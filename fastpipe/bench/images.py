@@ -12,7 +12,7 @@ from rich.console import Console
 
 from fastpipe.bench import machine
 from fastpipe.bench.check import Check, run_check
-from fastpipe.bench.command import positive
+from fastpipe.console import positive
 from fastpipe.bench.data import Photos, folder_to_use, scan
 from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.floor import DecodeRow

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fastpipe import files
-from fastpipe.bench.command import positive
+from fastpipe.console import positive
 from fastpipe.console import Progress
 from fastpipe.errors import OptionError
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 import fastpipe
 from fastpipe._files import write_output
-from fastpipe.bench.command import positive
+from fastpipe.console import positive
 from fastpipe.console import Progress, in_any_encoding
 from fastpipe.errors import OptionError
 from fastpipe.profiling.report import Report

@@ -14,7 +14,7 @@ import pytest
 from fastpipe.bench import startup
 from fastpipe.bench.results import SCHEMA, RowInfo, best_of, entries, floor_share, verdict
 from fastpipe.bench.runner import Sample, Session
-from fastpipe.testing import photo_tree
+from fastpipe.testing.photos import photo_tree
 
 
 @pytest.fixture(scope="module")

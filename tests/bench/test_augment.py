@@ -36,7 +36,7 @@ from fastpipe.bench.report import markdown, print_result
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import ContenderError, Sample
 from fastpipe.cli import main
-from fastpipe.testing import mel_rows
+from fastpipe.testing.mels import mel_rows
 from fastpipe.torch.likeness import Like
 from fastpipe.torch.source import SplitError
 from fastpipe.torch.split import split_of

@@ -13,7 +13,7 @@ from fastpipe.bench import cli
 from fastpipe.bench.command import Command
 from fastpipe.bench.results import save
 from fastpipe.cli import main
-from fastpipe.testing import photo_tree
+from fastpipe.testing.photos import photo_tree
 
 
 def one_line(capsys: pytest.CaptureFixture[str]) -> str:

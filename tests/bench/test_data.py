@@ -9,7 +9,7 @@ import pytest
 
 from fastpipe.bench.data import folder_to_use, generated_folder, scan
 from fastpipe.errors import OptionError
-from fastpipe.testing import photo_tree
+from fastpipe.testing.photos import photo_tree
 
 
 @pytest.fixture(scope="module")

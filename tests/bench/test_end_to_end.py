@@ -16,7 +16,7 @@ from fastpipe.bench.loaders import LoaderSpec
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import ContenderError
 from fastpipe.bench.startup import first_batch_seconds
-from fastpipe.testing import photo_tree
+from fastpipe.testing.photos import photo_tree
 
 
 @pytest.fixture(scope="module")

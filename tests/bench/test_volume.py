@@ -36,7 +36,7 @@ from fastpipe.bench.volume.rows import PatchSpec, SlicedRow, WholeEpochs, sliced
 from fastpipe.bench.volume.targets import ASKED, targets
 from fastpipe.cli import main
 from fastpipe.errors import OptionError
-from fastpipe.testing import scroll_slabs
+from fastpipe.testing.volumes import scroll_slabs
 
 pytest.importorskip("tensorstore", reason="needs tensorstore: pip install 'fastpipe[volume]'")
 

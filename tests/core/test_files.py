@@ -8,7 +8,7 @@ import pytest
 
 from fastpipe.core import files
 from fastpipe.core.files import open_file, read_file, regular_status
-from fastpipe.testing import write_fifo
+from fastpipe.testing.odd_images import write_fifo
 
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 1_000_003])

@@ -19,7 +19,7 @@ from operations import Crop, Flip, Grey, Operation, Resize, fold
 from fastpipe.device.resampling import resample_by_torch, tables_of
 from fastpipe.images import kernels
 from fastpipe.images.pixels import Resampling, render, resampling_of
-from fastpipe.testing import ArrayImage
+from fastpipe.testing.array_image import ArrayImage
 from fastpipe.types import Box, Size
 
 MODES = [

@@ -27,7 +27,7 @@ from fastpipe.cache import store as store_module
 from fastpipe.cache.places import open_store
 from fastpipe.images.batch import MADE, ImageBatch
 from fastpipe.images.reader import ImageReader
-from fastpipe.testing import photo_tree
+from fastpipe.testing.photos import photo_tree
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "pidfd_open"), reason="run it on Linux, which has SIGKILL and fork"

@@ -18,7 +18,7 @@ from torch.utils.data import default_collate
 
 import fastpipe
 from fastpipe.errors import SharedMemoryError
-from fastpipe.testing import photo_tree
+from fastpipe.testing.photos import photo_tree
 from fastpipe.torch import workers
 from fastpipe.torch.workers import WorkerCollate
 

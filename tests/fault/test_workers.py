@@ -31,7 +31,7 @@ import fastpipe
 from fastpipe import FastImageFolder, FastLoader
 from fastpipe.core.native import native
 from fastpipe.errors import BadSampleError, WorkerError
-from fastpipe.testing import photo_tree
+from fastpipe.testing.photos import photo_tree
 from fastpipe.torch import workers as workers_module
 
 pytestmark = pytest.mark.skipif(

@@ -24,7 +24,7 @@ from fastpipe.errors import BadSampleError
 from fastpipe.files.scanning import judging
 from fastpipe.files.scanning.folder import in_threads, scan_images
 from fastpipe.files.scanning.judging import Judge
-from fastpipe.testing import odd_images, write_fifo
+from fastpipe.testing.odd_images import odd_images, write_fifo
 
 Scan = Callable[..., tuple[int, str, str]]
 

@@ -27,7 +27,8 @@ from fastpipe.core.native import native
 from fastpipe.errors import BadSampleError
 from fastpipe.images import batch as images_batch
 from fastpipe.index.storage import paths_of
-from fastpipe.testing import photograph, write_fifo
+from fastpipe.testing.odd_images import write_fifo
+from fastpipe.testing.photos import photograph
 from fastpipe.torch.kept import ImageSource
 from fastpipe.torch.keys import keyed
 from fastpipe.types import Key

@@ -17,7 +17,7 @@ from fastpipe.images import geometry, kernels
 from fastpipe.images.installed import FILTERS
 from fastpipe.images.pixels import render
 from fastpipe.images.steps import BOX, FLIP, described_step
-from fastpipe.testing import ArrayImage
+from fastpipe.testing.array_image import ArrayImage
 from fastpipe.types import Box, Size
 
 MODES = {constant: Image.Resampling[name.upper()] for name, constant in FILTERS.items()}

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from fastpipe.images.reader import read_jpeg_header
-from fastpipe.testing import photograph, walked_header
+from fastpipe.testing.jpeg_walk import walked_header
+from fastpipe.testing.photos import photograph
 
 PHOTO = photograph(np.random.default_rng(3), (70, 93))
 

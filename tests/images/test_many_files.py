@@ -15,7 +15,9 @@ if sys.platform == "win32":
 
 from fastpipe.core.files import read_file
 from fastpipe.images.reader import read_jpeg_header, read_many
-from fastpipe.testing import damaged_at_random, photo_tree, write_fifo
+from fastpipe.testing._odd_damaged import damaged_at_random
+from fastpipe.testing.odd_images import write_fifo
+from fastpipe.testing.photos import photo_tree
 
 
 def test_photos_whole_and_damaged(tmp_path: Path) -> None:

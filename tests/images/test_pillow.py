@@ -14,7 +14,7 @@ from torchvision import transforms as v1
 from fastpipe.images import installed as pillow
 from fastpipe.images import kernels
 from fastpipe.images.plan import Plan, compile_plan
-from fastpipe.testing import ArrayImage
+from fastpipe.testing.array_image import ArrayImage
 from fastpipe.types import Size, UInt8Array
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (70, 90, 3), np.uint8)

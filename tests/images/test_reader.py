@@ -19,7 +19,8 @@ from fastpipe.errors import OptionError
 from fastpipe.images.reader import ImageReader
 from fastpipe.options import Decode
 from fastpipe.protocols import EncodedImage
-from fastpipe.testing import OddImage, odd_images, photograph
+from fastpipe.testing.odd_images import OddImage, odd_images
+from fastpipe.testing.photos import photograph
 from fastpipe.types import Box, Size
 
 BACKENDS = ["auto", "nvimgcodec", "simplejpeg", "pillow"]

@@ -22,7 +22,7 @@ from fastpipe.images.containers import flatten, is_pristine
 from fastpipe.images.geometry import Region, fold
 from fastpipe.images.pixels import render
 from fastpipe.images.steps import random_resized_crop_box, recognise, resized_size, state_of
-from fastpipe.testing import ArrayImage
+from fastpipe.testing.array_image import ArrayImage
 from fastpipe.types import Size
 
 BOTH = pytest.mark.parametrize("tv", [v1, v2], ids=["v1", "v2"])

@@ -25,7 +25,7 @@ from torchvision.datasets.folder import default_loader
 from fastpipe import FastImageFolder
 from fastpipe.core.native import native
 from fastpipe.errors import BadSampleError
-from fastpipe.testing import photo_tree
+from fastpipe.testing.photos import photo_tree
 
 CORPUS = Path(native.__file__).with_name("fuzz") / "corpus" / "jpeg"
 PICTURE = v1.PILToTensor()

@@ -21,7 +21,7 @@ from fastpipe.core.native import native
 from fastpipe.errors import MissingDependencyError
 from fastpipe.images.reader import ImageReader, read_jpeg_header
 from fastpipe.options import Decode
-from fastpipe.testing import photograph
+from fastpipe.testing.photos import photograph
 from fastpipe.types import Box
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from fastpipe.core.native import native
-from fastpipe.testing import photo_tree
+from fastpipe.testing.photos import photo_tree
 
 # How each decodes a JPEG: with its own libjpeg, in the same process.
 OTHERS = {

@@ -18,7 +18,8 @@ from torchvision import transforms as v1
 from fastpipe import Decode, FastImageFolder, FastLoader
 from fastpipe.errors import BadSampleError
 from fastpipe.images.dali import DaliDecoder
-from fastpipe.testing import damaged_at_random, photo_tree
+from fastpipe.testing._odd_damaged import damaged_at_random
+from fastpipe.testing.photos import photo_tree
 from fastpipe.torch.keys import keyed
 from fastpipe.types import Box, Key
 

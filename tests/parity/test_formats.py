@@ -20,7 +20,9 @@ from torchvision.datasets.folder import default_loader
 
 from fastpipe import Decode, FastImageFolder
 from fastpipe.errors import BadSampleError
-from fastpipe.testing import OddImage, damaged_at_random, odd_images, photo_tree, write_fifo
+from fastpipe.testing._odd_damaged import damaged_at_random
+from fastpipe.testing.odd_images import OddImage, odd_images, write_fifo
+from fastpipe.testing.photos import photo_tree
 from fastpipe.torch.keys import take_key
 
 BACKENDS = ["auto", "nvimgcodec", "simplejpeg", "pillow", "dali"]

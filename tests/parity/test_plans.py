@@ -19,7 +19,7 @@ from transform_chains import chains
 
 from fastpipe.images.plan import Plan, compile_plan
 from fastpipe.images.ramp import rows_of
-from fastpipe.testing import ArrayImage
+from fastpipe.testing.array_image import ArrayImage
 from fastpipe.types import Key
 
 # ---- images ----------------------------------------------------------------------------------

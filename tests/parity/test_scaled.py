@@ -17,7 +17,7 @@ from fastpipe.images.installed import FILTERS
 from fastpipe.images.pixels import reduction, render
 from fastpipe.images.reader import ImageReader
 from fastpipe.protocols import EncodedImage
-from fastpipe.testing import photograph
+from fastpipe.testing.photos import photograph
 from fastpipe.types import Box, Size
 
 SIZE = Size(777, 1001)

@@ -29,7 +29,7 @@ from fastpipe.profiling.loops import Loop
 from fastpipe.profiling.stacks import Line
 from fastpipe.profiling.times import Spent
 from fastpipe.profiling.watching import Watched
-from fastpipe.testing import photo_tree as make_tree
+from fastpipe.testing.photos import photo_tree as make_tree
 
 SECONDS = 0.6
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fastpipe.errors import OptionError
-from fastpipe.testing import log_mels, mel_rows, mel_segments, read_wav, spoken, write_table
+from fastpipe.testing.mels import log_mels, mel_rows, mel_segments, read_wav, spoken, write_table
 
 
 def test_rows_depend_on_the_seed_alone() -> None:

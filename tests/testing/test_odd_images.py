@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fastpipe.testing import OddImage, odd_images, write_fifo
+from fastpipe.testing.odd_images import OddImage, odd_images, write_fifo
 
 
 @pytest.fixture(scope="module")

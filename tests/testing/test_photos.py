@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from fastpipe.errors import OptionError
-from fastpipe.testing import imagenet_size, photo_tree, photograph
+from fastpipe.testing.photos import imagenet_size, photo_tree, photograph
 
 
 def _bits(rng: np.random.Generator, size: tuple[int, int]) -> float:

@@ -33,7 +33,7 @@ from fastpipe.bench.tf.rows import SECTIONS, EpochRow, Spec, specs
 from fastpipe.bench.tf.targets import ASKED, targets
 from fastpipe.cli import main
 from fastpipe.errors import CacheError, FastpipeError, OptionError
-from fastpipe.testing import photo_tree
+from fastpipe.testing.photos import photo_tree
 
 _LENGTHS = Lengths(8, 6, 5, 2, 9, 5)
 

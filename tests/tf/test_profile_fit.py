@@ -13,7 +13,7 @@ from PIL import Image
 
 import fastpipe
 from fastpipe.profiling.script import profile_script
-from fastpipe.testing import photo_tree as make_tree
+from fastpipe.testing.photos import photo_tree as make_tree
 
 SCRIPT = """
 import keras

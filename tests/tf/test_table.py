@@ -13,7 +13,7 @@ import tensorflow as tf
 from PIL import Image
 
 from fastpipe.errors import OptionError
-from fastpipe.testing import odd_images
+from fastpipe.testing.odd_images import odd_images
 from fastpipe.tf import Modality, image_dataset
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import default_collate
 from fastpipe import FastLoader
 from fastpipe.cache import places
 from fastpipe.device.transfer import Transfer
-from fastpipe.testing import photo_tree
+from fastpipe.testing.photos import photo_tree
 from fastpipe.torch.delivery import Delivery
 from fastpipe.torch.folder_source import FolderSource
 

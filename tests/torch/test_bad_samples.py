@@ -20,7 +20,7 @@ from torchvision.datasets import ImageFolder
 
 from fastpipe import BadSamples, FastImageFolder, FastLoader
 from fastpipe.errors import BadSampleError, TooManyBadSamplesError
-from fastpipe.testing import photo_tree
+from fastpipe.testing.photos import photo_tree
 
 BY_PROCESSES = functools.partial(FastLoader, workers="processes")
 

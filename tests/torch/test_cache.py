@@ -25,7 +25,8 @@ from fastpipe.cache.places import open_store
 from fastpipe.errors import BadSampleError, CacheError, OptionError
 from fastpipe.images.batch import MADE, ImageBatch
 from fastpipe.images.reader import ImageReader
-from fastpipe.testing import OddImage, odd_images, photo_tree
+from fastpipe.testing.odd_images import OddImage, odd_images
+from fastpipe.testing.photos import photo_tree
 
 # Pillow warns of palettes with transparency and of truncated metadata, as it does in ImageFolder.
 pytestmark = [

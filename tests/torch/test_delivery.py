@@ -14,7 +14,7 @@ from torchvision.transforms import v2
 
 from fastpipe import FastImageFolder, FastLoader, Shard
 from fastpipe.errors import BadSampleError, OptionError
-from fastpipe.testing import photo_tree
+from fastpipe.testing.photos import photo_tree
 from fastpipe.torch.samples import BatchSample
 from fastpipe.types import Key
 

@@ -24,7 +24,8 @@ from fastpipe.device.decoders import device_decoder
 from fastpipe.device.sharing import GivenShare, MeasuredShare
 from fastpipe.device.transfer import Transfer
 from fastpipe.errors import BadSampleError
-from fastpipe.testing import damaged_at_random, photo_tree
+from fastpipe.testing._odd_damaged import damaged_at_random
+from fastpipe.testing.photos import photo_tree
 from fastpipe.torch.splitting import Splitting
 from fastpipe.types import Box
 

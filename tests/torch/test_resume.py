@@ -34,7 +34,7 @@ from torchvision.datasets import ImageFolder
 
 from fastpipe import BadSamples, FastImageFolder, FastLoader, Shard
 from fastpipe.errors import OptionError
-from fastpipe.testing import photo_tree
+from fastpipe.testing.photos import photo_tree
 
 pytestmark = pytest.mark.usefixtures("same_generators")
 

@@ -32,7 +32,7 @@ from torchvision.datasets import ImageFolder
 
 from fastpipe import FastImageFolder, FastLoader
 from fastpipe.errors import OptionError
-from fastpipe.testing import photo_tree
+from fastpipe.testing.photos import photo_tree
 from fastpipe.torch import accelerate as accelerated
 
 pytestmark = pytest.mark.usefixtures("same_generators")

@@ -16,7 +16,7 @@ from torchvision import transforms as v1
 
 from fastpipe import BadSamples, FastImageFolder, FastLoader, Shuffle
 from fastpipe.errors import OptionError
-from fastpipe.testing import photo_tree
+from fastpipe.testing.photos import photo_tree
 from fastpipe.torch import prepare
 
 _WHY = "needs the trainers: pip install lightning accelerate (make venv installs both)"

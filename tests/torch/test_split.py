@@ -16,7 +16,7 @@ from torchvision.transforms import v2
 
 from fastpipe import FastImageFolder, FastLoader, Shard, accelerate, augment
 from fastpipe.errors import OptionError
-from fastpipe.testing import photo_tree
+from fastpipe.testing.photos import photo_tree
 from fastpipe.torch import splitting
 from fastpipe.torch.source import SplitError
 from fastpipe.torch.split import split_of

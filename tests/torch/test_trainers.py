@@ -24,7 +24,7 @@ from torchvision import transforms as v1
 from fastpipe import FastImageFolder, FastLoader, Shard
 from fastpipe.errors import OptionError
 from fastpipe.index.order import BlockShard, RankBatch, ShardedBatches
-from fastpipe.testing import photo_tree
+from fastpipe.testing.photos import photo_tree
 from fastpipe.torch import prepare
 
 _WHY = "needs the trainers: pip install lightning accelerate (make venv installs both)"

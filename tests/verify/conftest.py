@@ -9,7 +9,7 @@ import pytest
 
 from fastpipe.images.batch import ImageBatch
 from fastpipe.images.reader import ImageReader
-from fastpipe.testing import photo_tree
+from fastpipe.testing.photos import photo_tree
 
 
 @pytest.fixture

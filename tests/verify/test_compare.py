@@ -16,7 +16,7 @@ from torchvision.datasets import ImageFolder
 
 import fastpipe
 from fastpipe.errors import OptionError
-from fastpipe.testing import odd_images
+from fastpipe.testing.odd_images import odd_images
 from fastpipe.torch.image_folder import FastImageFolder
 from fastpipe.torch.substitutes import Items
 from fastpipe.verify.chains import NAMED, Chain, chain_of

@@ -22,7 +22,7 @@ from fastpipe.bench.augment.recipes import RECIPES, SINGLE, chain_of
 from fastpipe.bench.augment.rows import Place, own_rows
 from fastpipe.bench.augment.single import single_of
 from fastpipe.bench.augment.targets import targets
-from fastpipe.bench.command import positive
+from fastpipe.console import positive
 from fastpipe.bench.data import Photos, folder_to_use, scan
 from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.peers import interpreter

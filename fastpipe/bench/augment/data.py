@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fastpipe._extras import require
 from fastpipe.bench.data import listed, scan
 from fastpipe.bench.loaders import SIDE, check_transform
-from fastpipe.testing import mel_rows
+from fastpipe.testing.mels import mel_rows
 
 __all__ = [
     "BANDS",

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fastpipe._extras import require
 from fastpipe.bench import machine
-from fastpipe.bench.command import positive
+from fastpipe.console import positive
 from fastpipe.bench.data import folder_to_use, scan
 from fastpipe.bench.driver import Driver, add_file_arguments
 from fastpipe.bench.gpu import device as devices

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from rich.console import Console
 
 from fastpipe.bench import machine
-from fastpipe.bench.command import positive
+from fastpipe.console import positive
 from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.hdf5.check import RowCheck, check_rows
 from fastpipe.bench.hdf5.data import (

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fastpipe._extras import require
 from fastpipe.bench.data import made_once
 from fastpipe.errors import OptionError
-from fastpipe.testing import log_mels, mel_rows, read_wav, write_table
+from fastpipe.testing.mels import log_mels, mel_rows, read_wav, write_table
 
 __all__ = [
     "BITSHUFFLE",

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from rich.console import Console
 
 from fastpipe.bench import machine
-from fastpipe.bench.command import positive
+from fastpipe.console import positive
 from fastpipe.bench.data import folder_to_use, scan
 from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.peers import Peer, interpreter

@@ -15,7 +15,7 @@ from fastpipe.bench.runner import ContenderError
 from fastpipe.bench.tf.data import Setting
 from fastpipe.bench.tf.framework import tensorflow
 from fastpipe.errors import MissingDependencyError
-from fastpipe.testing import mel_rows, write_table
+from fastpipe.testing.mels import mel_rows, write_table
 
 __all__ = ["patches", "patches_by_zarr", "rows", "rows_by_h5py"]
 

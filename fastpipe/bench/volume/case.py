@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fastpipe._extras import require
 from fastpipe.bench import machine
-from fastpipe.bench.command import positive
+from fastpipe.console import positive
 from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.peers import Peer, interpreter
 from fastpipe.bench.results import entries, verdict

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from fastpipe._extras import require
 from fastpipe.bench.data import made_once
-from fastpipe.testing import scroll_slabs, write_zarr
+from fastpipe.testing.volumes import scroll_slabs, write_zarr
 
 __all__ = ["FIRST", "FULL", "QUICK", "Scroll", "Sizes", "described", "made_scroll"]
 

@@ -14,7 +14,7 @@ from fastpipe._extras import require
 from fastpipe.core.files import read_file
 from fastpipe.images.reader import ImageReader, read_jpeg_header
 from fastpipe.options import Decode
-from fastpipe.testing import photograph
+from fastpipe.testing.photos import photograph
 from fastpipe.types import Box
 
 __all__ = ["measure"]
