@@ -27,10 +27,10 @@ import torch
 from torchvision import transforms
 
 from fastpipe import Decode, FastImageFolder, FastLoader
+from fastpipe.bench.synthetic import photo_tree
 from fastpipe.device import making
 from fastpipe.device.resampling import Tables
 from fastpipe.device.transfer import Transfer
-from fastpipe.testing.photos import photo_tree
 from fastpipe.torch import runtime
 from fastpipe.types import Box
 

@@ -24,8 +24,8 @@ from rounds import figures, save_facts
 
 from fastpipe import Cache, FastHDF5Dataset, FastLoader, FastPatchDataset, Shuffle
 from fastpipe.bench import machine
-from fastpipe.bench.hdf5.data import Sizes, Table, made_cells, made_tables
-from fastpipe.bench.volume.data import FULL, made_scroll
+from fastpipe.bench.hdf5 import Sizes, Table, made_cells, made_tables
+from fastpipe.bench.volume import FULL, made_scroll
 from fastpipe.core.native import native
 
 _WAIT_NS = 1_000_000

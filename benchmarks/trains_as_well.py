@@ -60,8 +60,9 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from fastpipe import FastImageFolder, FastLoader, Stage, augment
-from fastpipe.bench import machine
-from fastpipe.bench.augment import motion_scripts, scripts, volume_scripts
+from fastpipe.bench import machine, scripts
+from fastpipe.bench import scripts as motion_scripts
+from fastpipe.bench import scripts as volume_scripts
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 ENTROPY = 20_261_126

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fastpipe import augment
-from fastpipe.testing.mels import spoken
+from fastpipe.bench.synthetic import spoken
 
 _FOLDER = Path(__file__).resolve().parents[1] / "examples" / "hdf5_mel"
 

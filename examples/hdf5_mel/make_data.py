@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fastpipe.testing.mels import log_mels, mel_segments, read_wav, spoken, write_table
+from fastpipe.bench.synthetic import log_mels, mel_segments, read_wav, spoken, write_table
 
 LONG, SHORT, BANDS, FRAMES = 4, 8, 32, 16
 

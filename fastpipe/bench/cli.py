@@ -4,27 +4,43 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
-from fastpipe.bench import images, scaling
-from fastpipe.bench.augment import case as augment
-from fastpipe.bench.command import Command
+from benchmarks.cases import s3
+from benchmarks.gpu import case as gpu
+from fastpipe.bench import augment, generate, hdf5, images, overview, scaling, tf, volume
 from fastpipe.bench.driver import check_files
-from fastpipe.bench.generate import case as generate
-from fastpipe.bench.gpu import case as gpu
-from fastpipe.bench.hdf5 import case as hdf5
-from fastpipe.bench.overview import case as overview
 from fastpipe.bench.report import markdown, short_markdown
 from fastpipe.bench.results import load
-from fastpipe.bench.s3 import case as s3
-from fastpipe.bench.tf import case as tf
-from fastpipe.bench.volume import case as volume
 from fastpipe.console import Progress
 
-__all__ = ["CASES", "add_arguments", "prepare", "run"]
+__all__ = ["CASES", "Command", "add_arguments", "prepare", "run"]
 
+
+# ----------------------------------------------------------------------------------------------------
+# A part of the command line: what ``fastpipe`` is put together from, and ``fastpipe bench`` in turn.
+
+
+@dataclass(frozen=True)
+class Command:
+    """A part of the command.
+
+    Attributes:
+        about: one line of help.
+        add_arguments: adds its options to a parser.
+        run: does it; returns the exit code.
+    """
+
+    about: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace, Console, Progress], int]
+
+
+# ---- ``fastpipe bench``: which benchmark runs, and tables of what was measured ----------------------
 
 DEFAULT_CASE = "all"
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from fastpipe._extras import require
 from fastpipe._private_folder import made_folder
+from fastpipe.bench.synthetic import photo_tree
 from fastpipe.errors import OptionError
-from fastpipe.testing.photos import photo_tree
 
 __all__ = ["Photos", "existing_folder", "folder_to_use", "generated_folder", "listed", "made_once", "scan"]
 

@@ -16,15 +16,12 @@ from rich.console import Console
 
 from fastpipe._extras import require
 from fastpipe.bench import machine
-from fastpipe.console import positive
-from fastpipe.bench.compare import old_result, print_changes
 from fastpipe.bench.page import page
 from fastpipe.bench.plot import draw
-from fastpipe.bench.report import print_result
-from fastpipe.bench.results import SCHEMA, UNIT, RowInfo, save
+from fastpipe.bench.report import old_result, print_changes, print_result
+from fastpipe.bench.results import SCHEMA, UNIT, RowInfo, check_target, save, whole
 from fastpipe.bench.runner import Contender, ContenderError, Plan, Sample, Session, calibrate, interleave
-from fastpipe.bench.writing import check_target, whole
-from fastpipe.console import Progress
+from fastpipe.console import Progress, positive
 from fastpipe.errors import MissingDependencyError
 
 __all__ = ["FILES", "Driver", "add_file_arguments", "add_run_arguments", "check_files"]

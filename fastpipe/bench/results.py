@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fastpipe.bench.runner import Sample, Session, Summary, ratios, summarise
-from fastpipe.bench.writing import whole
 from fastpipe.errors import OptionError
 
 __all__ = [
     "SCHEMA",
     "RowInfo",
     "best_of",
+    "check_target",
     "entries",
     "floor_share",
     "load",
@@ -30,8 +33,47 @@ __all__ = [
     "times_digits",
     "validate",
     "verdict",
+    "whole",
     "write_json",
 ]
+
+
+# ---- Files that are there whole, or as they were before ---------------------------------------------
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A file beside that of the name, which takes its place when all is written.
+
+    Args:
+        path: the file; its folder is made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # In a folder of its own, in which nobody else can put a link.
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+        unfinished = Path(folder, path.name)
+        yield unfinished
+        os.replace(unfinished, path)
+
+
+def check_target(path: Path, option: str) -> None:
+    """Refuse at the beginning what could not be written at the end.
+
+    Args:
+        path: a file that is to be written.
+        option: where it was given.
+
+    Raises:
+        OptionError: it is a folder, or there is no folder for it that may be written to.
+    """
+    if path.is_dir():
+        raise OptionError(f"{option}: {str(path)!r} is a folder; give a file's name")
+    folder = next(one for one in path.absolute().parents if one.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise OptionError(f"{option}: {str(path)!r} cannot be written: {str(folder)!r} is no folder of yours")
+
+
+# ---- The JSON file of a run; ``benchmarks/README.md`` describes every field -------------------------
 
 SCHEMA = 1
 GROUPS = ("replaced", "stock", "fastpipe", "peer", "floor")

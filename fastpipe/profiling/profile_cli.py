@@ -16,8 +16,7 @@ from rich.console import Console
 
 import fastpipe
 from fastpipe._files import write_output
-from fastpipe.console import positive
-from fastpipe.console import Progress, in_any_encoding
+from fastpipe.console import Progress, in_any_encoding, positive
 from fastpipe.errors import OptionError
 from fastpipe.profiling.report import Report
 from fastpipe.profiling.script import profile_script

@@ -18,25 +18,50 @@ import pytest
 import torch
 from rich.console import Console
 
+from benchmarks.cases.augment import (
+    ASKED,
+    AUGMENT_PEERS,
+    AugmentChild,
+    AugmentPeer,
+    TaskRow,
+    single_of,
+    targets,
+    wanted_of,
+)
+from benchmarks.peers import rows as bench_peers
+from benchmarks.peers.children import serve
+from benchmarks.peers.children.protocol import AugmentJob, PeerError, augment_problem, job_of
 from fastpipe import augment
-from fastpipe.bench import peers as bench_peers
-from fastpipe.bench.augment import case, check, data, rows, scripts
-from fastpipe.bench.augment.check import ChainCheck, check_chains, waits_within
-from fastpipe.bench.augment.data import BANDS, FRAMES, Batches, made_batches, made_motion, made_volumes
-from fastpipe.bench.augment.loading import LOADED
-from fastpipe.bench.augment.peers import AUGMENT_PEERS, AugmentChild, AugmentPeer, TaskRow, wanted_of
-from fastpipe.bench.augment.recipes import RECIPES, SINGLE, chain_of, sampled
-from fastpipe.bench.augment.rows import AugmentRow, Place, own_rows, ways_of
-from fastpipe.bench.augment.single import single_of
-from fastpipe.bench.augment.targets import ASKED, targets
-from fastpipe.bench.lines import single_lines
-from fastpipe.bench.peer_children import serve
-from fastpipe.bench.peer_children.protocol import AugmentJob, PeerError, augment_problem, job_of
-from fastpipe.bench.report import markdown, print_result
+from fastpipe.bench import augment as case
+from fastpipe.bench import augment as check
+from fastpipe.bench import augment as data
+from fastpipe.bench import augment as rows
+from fastpipe.bench import scripts
+from fastpipe.bench.augment import (
+    BANDS,
+    FRAMES,
+    LOADED,
+    RECIPES,
+    SINGLE,
+    AugmentRow,
+    Batches,
+    ChainCheck,
+    Place,
+    chain_of,
+    check_chains,
+    made_batches,
+    made_motion,
+    made_volumes,
+    own_rows,
+    sampled,
+    waits_within,
+    ways_of,
+)
+from fastpipe.bench.report import markdown, print_result, single_lines
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import ContenderError, Sample
+from fastpipe.bench.synthetic import mel_rows
 from fastpipe.cli import main
-from fastpipe.testing.mels import mel_rows
 from fastpipe.torch.likeness import Like
 from fastpipe.torch.source import SplitError
 from fastpipe.torch.split import split_of
@@ -321,7 +346,7 @@ def test_a_job_survives_the_pipe_and_its_batches_are_looked_at() -> None:
 
 
 def test_one_process_does_whichever_task_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fastpipe.bench.peer_children.chosen import stream_of
+    from benchmarks.peers.children.chosen import stream_of
 
     done: list[str] = []
     waits: list[int] = []

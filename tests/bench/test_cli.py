@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from fastpipe.bench import cli
-from fastpipe.bench.command import Command
+from fastpipe.bench.cli import Command
 from fastpipe.bench.results import save
+from fastpipe.bench.synthetic import photo_tree
 from fastpipe.cli import main
-from fastpipe.testing.photos import photo_tree
 
 
 def one_line(capsys: pytest.CaptureFixture[str]) -> str:

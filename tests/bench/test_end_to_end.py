@@ -12,11 +12,11 @@ from typing import Literal
 import psutil
 import pytest
 
+from fastpipe.bench.images import first_batch_seconds
 from fastpipe.bench.loaders import LoaderSpec
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import ContenderError
-from fastpipe.bench.startup import first_batch_seconds
-from fastpipe.testing.photos import photo_tree
+from fastpipe.bench.synthetic import photo_tree
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fastpipe.bench.generate import case, functions, memory, peers, predicted
-from fastpipe.bench.generate.check import StoredCheck, check_stored, difference
-from fastpipe.bench.generate.functions import (
+from benchmarks.cases import generate as peers
+from benchmarks.cases.generate import PEERS, DatasetsRow, JoblibRow, Peer, PoolRow, asked, targets
+from benchmarks.studies import generate_memory as memory
+from benchmarks.studies import generate_predicted as predicted
+from fastpipe.bench import functions
+from fastpipe.bench import generate as case
+from fastpipe.bench.functions import (
     SEED,
     Generators,
     counted,
@@ -35,8 +39,7 @@ from fastpipe.bench.generate.functions import (
     waves_alone,
     wide,
 )
-from fastpipe.bench.generate.peers import PEERS, DatasetsRow, JoblibRow, Peer, PoolRow
-from fastpipe.bench.generate.rows import (
+from fastpipe.bench.generate import (
     SECTIONS,
     BareRow,
     FastRow,
@@ -44,10 +47,12 @@ from fastpipe.bench.generate.rows import (
     MadeRow,
     Section,
     Spec,
+    StoredCheck,
+    check_stored,
+    difference,
     specs,
     write_rows,
 )
-from fastpipe.bench.generate.targets import asked, targets
 from fastpipe.bench.report import markdown, print_result, short_markdown
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import ContenderError, Sample
@@ -494,7 +499,7 @@ def test_without_h5py_the_command_says_how_to_get_it(
 def test_help_and_workers_load_no_framework() -> None:
     code = (
         "import sys, contextlib\n"
-        "import fastpipe.bench.generate.functions\n"
+        "import fastpipe.bench.functions\n"
         "assert not {'rich', 'h5py', 'fastpipe.generation'} & set(sys.modules), 'workers load too much'\n"
         "from fastpipe.cli import main\n"
         "with contextlib.suppress(SystemExit):\n"

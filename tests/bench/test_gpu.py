@@ -14,38 +14,50 @@ from typing import Any
 
 import pytest
 import torch
+from clock import ManualClock
 from rich.console import Console
 
+from benchmarks.gpu import check
+from benchmarks.gpu.case import Budget, merged, with_references
+from benchmarks.gpu.check import Guarded, PixelCheck, apart, check_pixels, guarded
+from benchmarks.gpu.sections import (
+    PATCHED,
+    SECTIONS,
+    DeviceLoaderRow,
+    PatchFeed,
+    Run,
+    augment_rows,
+    decoding_peers,
+    loader_specs,
+    patch_model,
+    why_missing,
+)
+from benchmarks.gpu.training import (
+    FULL,
+    TINY,
+    DeviceUse,
+    SameBatch,
+    TrainRow,
+    described,
+    figures_of,
+    fitting_batch,
+    image_model,
+)
+from benchmarks.peers import rows as bench_peers
+from benchmarks.peers.children import torch_decode
+from benchmarks.peers.children.protocol import Job, PeerError
 from fastpipe.bench import loaders
-from fastpipe.bench import peers as bench_peers
 from fastpipe.bench.data import Photos, scan
-from fastpipe.bench.gpu import check
-from fastpipe.bench.gpu.augmenting import augment_rows
-from fastpipe.bench.gpu.budget import Budget
-from fastpipe.bench.gpu.case import merged, with_references
-from fastpipe.bench.gpu.check import PixelCheck, check_pixels
-from fastpipe.bench.gpu.decoding import DeviceLoaderRow, loader_specs, why_missing
-from fastpipe.bench.gpu.device import DeviceUse, described
-from fastpipe.bench.gpu.guarding import Guarded, apart, guarded
-from fastpipe.bench.gpu.patches import PATCHED, PatchFeed, patch_model
-from fastpipe.bench.gpu.peers import decoding_peers
-from fastpipe.bench.gpu.sections import SECTIONS, Run
-from fastpipe.bench.gpu.sizes import FULL, TINY
-from fastpipe.bench.gpu.training import SameBatch, TrainRow, figures_of, fitting_batch, image_model
-from fastpipe.bench.lines import training_lines
 from fastpipe.bench.loaders import LoaderSpec
-from fastpipe.bench.peer_children import torch_decode
-from fastpipe.bench.peer_children.protocol import Job, PeerError
 from fastpipe.bench.plot import draw
-from fastpipe.bench.report import machine_line, markdown, print_result
+from fastpipe.bench.report import machine_line, markdown, print_result, training_lines
 from fastpipe.bench.results import RowInfo, load
 from fastpipe.bench.runner import ContenderError, Plan, Sample, Session
-from fastpipe.bench.volume.data import made_scroll
+from fastpipe.bench.volume import made_scroll
 from fastpipe.cli import main
 from fastpipe.core.native import native
 from fastpipe.device import decoders
 from fastpipe.device.transfer import Transfer
-from fastpipe.testing.clock import ManualClock
 
 pytest.importorskip("tensorstore", reason="needs tensorstore: pip install 'fastpipe[volume]'")
 
@@ -212,7 +224,7 @@ def test_what_is_measured_on_a_gpu_is_known_without_one(
         rows = augment_rows(key, run.augmented, "cuda")
         assert [info.group for info, _ in rows] == ["replaced", "fastpipe"]
     patches = SECTIONS[-1]
-    monkeypatch.setattr("fastpipe.bench.gpu.sections.patch_model", lambda device: None)
+    monkeypatch.setattr("benchmarks.gpu.sections.patch_model", lambda device: None)
     groups = [one.info.group for one in patches.candidates(run)]
     assert groups == ["replaced", "fastpipe", "floor"]
 

@@ -19,19 +19,45 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from fastpipe.bench.hdf5 import case, first, memory, rows
-from fastpipe.bench.hdf5.check import RowCheck, check_rows, digests_of
-from fastpipe.bench.hdf5.data import CELLS, Sizes, Table, look, made_cells, made_chunks, made_tables, wav_rows
-from fastpipe.bench.hdf5.evaluate import FileByFile, Grouped
-from fastpipe.bench.hdf5.first import first_batches
-from fastpipe.bench.hdf5.memory import memory_of_trees
-from fastpipe.bench.hdf5.peers import TABLE_PEERS, TablePeerRow, peers_of
-from fastpipe.bench.hdf5.rows import TableRow, TableSpec, best_workers, specs_of
-from fastpipe.bench.hdf5.sources import InOrder, RowByRow, WindowBatches
-from fastpipe.bench.hdf5.targets import ASKED, first_batch_targets, memory_target, rate_targets
-from fastpipe.bench.peer_children import serve
-from fastpipe.bench.peer_children.protocol import Job, TableJob, job_of, table_problem
-from fastpipe.bench.peer_children.pyfive import batches
+from benchmarks.cases.hdf5 import (
+    ASKED,
+    TABLE_PEERS,
+    TablePeerRow,
+    first_batch_targets,
+    memory_target,
+    peers_of,
+    rate_targets,
+)
+from benchmarks.peers.children import serve
+from benchmarks.peers.children.protocol import Job, TableJob, job_of, table_problem
+from benchmarks.peers.children.pyfive import batches
+from benchmarks.studies import hdf5_first as first
+from benchmarks.studies import hdf5_memory as memory
+from benchmarks.studies.hdf5_evaluate import FileByFile, Grouped
+from benchmarks.studies.hdf5_first import first_batches
+from benchmarks.studies.hdf5_memory import memory_of_trees
+from fastpipe.bench import hdf5 as case
+from fastpipe.bench import hdf5 as rows
+from fastpipe.bench.hdf5 import (
+    CELLS,
+    InOrder,
+    RowByRow,
+    RowCheck,
+    Sizes,
+    Table,
+    TableRow,
+    TableSpec,
+    WindowBatches,
+    best_workers,
+    check_rows,
+    digests_of,
+    look,
+    made_cells,
+    made_chunks,
+    made_tables,
+    specs_of,
+    wav_rows,
+)
 from fastpipe.bench.plot import draw
 from fastpipe.bench.report import markdown, print_result, short_markdown
 from fastpipe.bench.results import load
@@ -386,7 +412,7 @@ def test_a_wrong_value_ends_the_command_with_1(
             return loader
         return ((batch + (torch.arange(len(batch)) == 0)[:, None, None] * 1e-3) for batch in loader)
 
-    monkeypatch.setattr("fastpipe.bench.hdf5.check.loader_of", spoilt)
+    monkeypatch.setattr("fastpipe.bench.hdf5.loader_of", spoilt)
     monkeypatch.setattr(case, "_QUICK", _SIZES)
     monkeypatch.setattr(case, "best_workers", lambda spec, *others: spec)
     json_file = folder / "never.json"

@@ -17,18 +17,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fastpipe.bench import peers
-from fastpipe.bench.augment.peers import AUGMENT_PEERS
-from fastpipe.bench.boxes import crop_box
+from benchmarks.cases.augment import AUGMENT_PEERS
+from benchmarks.cases.hdf5 import TABLE_PEERS
+from benchmarks.cases.s3 import BUCKET_PEERS
+from benchmarks.cases.volume import VOLUME_PEERS
+from benchmarks.gpu.sections import decoding_peers
+from benchmarks.peers import rows as peers
+from benchmarks.peers.children import ffcv, litdata, pillow_simd, protocol, serve, tfdata
+from benchmarks.peers.children.protocol import Job, PeerError, Stream, batch_problem
+from benchmarks.peers.children.spdl import crop_box
+from benchmarks.peers.rows import PEERS, Peer, PeerRow, interpreter
 from fastpipe.bench.data import Photos, scan
-from fastpipe.bench.gpu.peers import decoding_peers
-from fastpipe.bench.hdf5.peers import TABLE_PEERS
-from fastpipe.bench.peer_children import ffcv, litdata, pillow_simd, protocol, serve, tfdata
-from fastpipe.bench.peer_children.protocol import Job, PeerError, Stream, batch_problem
-from fastpipe.bench.peers import PEERS, Peer, PeerRow, interpreter
 from fastpipe.bench.runner import ContenderError
-from fastpipe.bench.s3.peers import BUCKET_PEERS
-from fastpipe.bench.volume.peers import VOLUME_PEERS
 
 OWN = Peer("own", "Own", "own", "make peers-own", environment="two-words", note="a note")
 

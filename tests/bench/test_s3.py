@@ -10,32 +10,39 @@ from typing import Any
 
 import numpy as np
 import pytest
+from clock import ManualClock
 from rich.console import Console
 from torchvision.datasets import ImageFolder
 
-from fastpipe.bench import peers as bench_peers
-from fastpipe.bench import stall
+from benchmarks.cases import s3 as case
+from benchmarks.cases import s3 as peers
+from benchmarks.cases.s3 import BUCKET_PEERS, BucketPeerRow, row_info, targets
+from benchmarks.cases.s3_rows import (
+    Bucket,
+    EmptyStages,
+    FirstEpochs,
+    InOrder,
+    LaterEpochs,
+    MountRow,
+    ObstoreThreads,
+    StageAll,
+    best_connections,
+    check_bucket,
+)
+from benchmarks.peers import rows as bench_peers
+from benchmarks.peers.children import objects
+from benchmarks.peers.children.objects import stream
+from benchmarks.peers.children.protocol import Job
+from benchmarks.studies.s3_cpu import CpuMeter, Metered, cpu_of
+from benchmarks.studies.s3_refetched import least_recently_used, refetched
+from benchmarks.studies.s3_stall import fast_stall, stall_of, stalls
+from fastpipe.bench import runner as stall
 from fastpipe.bench.data import Photos, scan
-from fastpipe.bench.lines import bucket_lines
-from fastpipe.bench.peer_children import objects
-from fastpipe.bench.peer_children.objects import stream
-from fastpipe.bench.peer_children.protocol import Job
-from fastpipe.bench.report import markdown, print_result, short_markdown, target_lines
+from fastpipe.bench.report import bucket_lines, markdown, print_result, short_markdown, target_lines
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import Contender, Sample
-from fastpipe.bench.s3 import case, peers
-from fastpipe.bench.s3.bucket import Bucket
-from fastpipe.bench.s3.check import check_bucket
-from fastpipe.bench.s3.cpu import CpuMeter, Metered, cpu_of
-from fastpipe.bench.s3.fetching import InOrder, ObstoreThreads, StageAll, best_connections
-from fastpipe.bench.s3.peers import BUCKET_PEERS, BucketPeerRow, row_info
-from fastpipe.bench.s3.refetched import least_recently_used, refetched
-from fastpipe.bench.s3.rows import EmptyStages, FirstEpochs, LaterEpochs, MountRow
-from fastpipe.bench.s3.stall import fast_stall, stall_of, stalls
-from fastpipe.bench.s3.targets import targets
 from fastpipe.cli import main
 from fastpipe.errors import OptionError
-from fastpipe.testing.clock import ManualClock
 
 pytest.importorskip("obstore", reason="needs obstore: pip install 'fastpipe[s3]'")
 
@@ -78,7 +85,7 @@ def test_the_bucket_and_the_local_folder_have_the_same_files(bucket: Bucket, s3:
 
 def test_without_a_server_the_case_says_what_to_do(photos: Photos, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FASTPIPE_S3_ENDPOINT", raising=False)
-    monkeypatch.setattr("fastpipe.testing.s3.missing_programs", lambda: "no radosgw: apt-get install radosgw")
+    monkeypatch.setattr("s3_server.missing_programs", lambda: "no radosgw: apt-get install radosgw")
     with (
         pytest.raises(OptionError, match="needs an S3 server: no radosgw: apt-get install"),
         Bucket(photos, 4, 1, 0),

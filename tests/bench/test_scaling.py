@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fastpipe.bench.compare import changes
-from fastpipe.bench.lines import scaling_lines
-from fastpipe.bench.report import markdown
+from fastpipe.bench.report import changes, markdown, scaling_lines
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import Sample
 from fastpipe.bench.scaling import scaling_of

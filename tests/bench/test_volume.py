@@ -17,26 +17,45 @@ import pytest
 import torch
 from rich.console import Console
 
-from fastpipe.bench import peers as bench_peers
-from fastpipe.bench.lines import first_batch_lines
-from fastpipe.bench.peer_children import serve
-from fastpipe.bench.peer_children.protocol import Stream, VolumeJob, job_of, volume_problem
-from fastpipe.bench.places import ZarrPatches, box_at, start_of
-from fastpipe.bench.report import markdown, print_result, short_markdown
+from benchmarks.cases.volume import (
+    ASKED,
+    COLD_PEERS,
+    VOLUME_PEERS,
+    WARM_PEERS,
+    VolumePeerRow,
+    row_info,
+    targets,
+)
+from benchmarks.peers import rows as bench_peers
+from benchmarks.peers.children import serve
+from benchmarks.peers.children.protocol import Stream, VolumeJob, job_of, volume_problem
+from benchmarks.studies import volume_first as first
+from benchmarks.studies import volume_memory as memory
+from benchmarks.studies.volume_amplification import amplifications
+from benchmarks.studies.volume_first import first_batches
+from benchmarks.studies.volume_memory import Topology, memory_of_topologies
+from fastpipe.bench import volume as case
+from fastpipe.bench import volume as rows
+from fastpipe.bench.orders import ZarrPatches, box_at, start_of
+from fastpipe.bench.report import first_batch_lines, markdown, print_result, short_markdown
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import ContenderError, Sample
-from fastpipe.bench.volume import case, first, memory, rows
-from fastpipe.bench.volume.amplification import amplifications
-from fastpipe.bench.volume.check import check_patches, differing
-from fastpipe.bench.volume.data import Scroll, Sizes, described, made_scroll
-from fastpipe.bench.volume.first import first_batches
-from fastpipe.bench.volume.memory import Topology, memory_of_topologies
-from fastpipe.bench.volume.peers import COLD_PEERS, VOLUME_PEERS, WARM_PEERS, VolumePeerRow, row_info
-from fastpipe.bench.volume.rows import PatchSpec, SlicedRow, WholeEpochs, sliced_loader, specs
-from fastpipe.bench.volume.targets import ASKED, targets
+from fastpipe.bench.synthetic import scroll_slabs
+from fastpipe.bench.volume import (
+    PatchSpec,
+    Scroll,
+    Sizes,
+    SlicedRow,
+    WholeEpochs,
+    check_patches,
+    described,
+    differing,
+    made_scroll,
+    sliced_loader,
+    specs,
+)
 from fastpipe.cli import main
 from fastpipe.errors import OptionError
-from fastpipe.testing.volumes import scroll_slabs
 
 pytest.importorskip("tensorstore", reason="needs tensorstore: pip install 'fastpipe[volume]'")
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from array_image import ArrayImage
 from hypothesis import given
 from hypothesis import strategies as st
 from operations import Crop, Flip, Grey, Operation, Resize, fold
@@ -19,7 +20,6 @@ from operations import Crop, Flip, Grey, Operation, Resize, fold
 from fastpipe.device.resampling import resample_by_torch, tables_of
 from fastpipe.images import kernels
 from fastpipe.images.pixels import Resampling, render, resampling_of
-from fastpipe.testing.array_image import ArrayImage
 from fastpipe.types import Box, Size
 
 MODES = [

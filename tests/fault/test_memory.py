@@ -16,7 +16,7 @@ from torchvision import transforms as v1
 
 from fastpipe import FastImageFolder, FastLoader
 from fastpipe._processes import memory_of_processes
-from fastpipe.testing.photos import photo_tree
+from fastpipe.bench.synthetic import photo_tree
 
 CROP = v1.Compose([v1.RandomResizedCrop(16), v1.RandomHorizontalFlip(), v1.ToTensor()])
 

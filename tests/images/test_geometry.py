@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from array_image import ArrayImage
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 from operations import Crop, Flip, Grey, Operation, Resize, fold, pillow_resize
@@ -17,7 +18,6 @@ from fastpipe.images import geometry, kernels
 from fastpipe.images.installed import FILTERS
 from fastpipe.images.pixels import render
 from fastpipe.images.steps import BOX, FLIP, described_step
-from fastpipe.testing.array_image import ArrayImage
 from fastpipe.types import Box, Size
 
 MODES = {constant: Image.Resampling[name.upper()] for name, constant in FILTERS.items()}

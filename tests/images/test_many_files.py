@@ -13,11 +13,11 @@ import pytest
 if sys.platform == "win32":
     pytest.skip("files are read one by one on Windows", allow_module_level=True)
 
+from odd_images import damaged_at_random, write_fifo
+
+from fastpipe.bench.synthetic import photo_tree
 from fastpipe.core.files import read_file
 from fastpipe.images.reader import read_jpeg_header, read_many
-from fastpipe.testing._odd_damaged import damaged_at_random
-from fastpipe.testing.odd_images import write_fifo
-from fastpipe.testing.photos import photo_tree
 
 
 def test_photos_whole_and_damaged(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from array_image import ArrayImage
 from PIL import Image
 from torch import nn
 from torchvision import transforms as v1
@@ -20,7 +21,6 @@ from fastpipe.core.keys import uniforms
 from fastpipe.images.installed import grey_is_known
 from fastpipe.images.plan import Plan, TensorSpec, compile_plan, plan_state
 from fastpipe.images.ramp import rows_of
-from fastpipe.testing.array_image import ArrayImage
 from fastpipe.types import Key
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (50, 60, 3), np.uint8)

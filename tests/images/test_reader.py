@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import PIL
 import pytest
+from odd_images import OddImage, odd_images
 from PIL import Image, ImageOps
 
+from fastpipe.bench.synthetic import photograph
 from fastpipe.errors import OptionError
 from fastpipe.images.reader import ImageReader
 from fastpipe.options import Decode
 from fastpipe.protocols import EncodedImage
-from fastpipe.testing.odd_images import OddImage, odd_images
-from fastpipe.testing.photos import photograph
 from fastpipe.types import Box, Size
 
 BACKENDS = ["auto", "nvimgcodec", "simplejpeg", "pillow"]

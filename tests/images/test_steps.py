@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from array_image import ArrayImage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -22,7 +23,6 @@ from fastpipe.images.containers import flatten, is_pristine
 from fastpipe.images.geometry import Region, fold
 from fastpipe.images.pixels import render
 from fastpipe.images.steps import random_resized_crop_box, recognise, resized_size, state_of
-from fastpipe.testing.array_image import ArrayImage
 from fastpipe.types import Size
 
 BOTH = pytest.mark.parametrize("tv", [v1, v2], ids=["v1", "v2"])

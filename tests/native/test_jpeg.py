@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from fastpipe.bench.synthetic import photograph
 from fastpipe.core.native import native
 from fastpipe.errors import MissingDependencyError
 from fastpipe.images.reader import ImageReader, read_jpeg_header
 from fastpipe.options import Decode
-from fastpipe.testing.photos import photograph
 from fastpipe.types import Box
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from odd_images import damaged_at_random
 from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 from torchvision import transforms as v1
 
 from fastpipe import Decode, FastImageFolder, FastLoader
+from fastpipe.bench.synthetic import photo_tree
 from fastpipe.errors import BadSampleError
 from fastpipe.images.dali import DaliDecoder
-from fastpipe.testing._odd_damaged import damaged_at_random
-from fastpipe.testing.photos import photo_tree
 from fastpipe.torch.keys import keyed
 from fastpipe.types import Box, Key
 

@@ -13,11 +13,11 @@ from PIL import Image
 from torchvision import transforms
 
 from fastpipe import Decode, FastImageFolder
+from fastpipe.bench.synthetic import photograph
 from fastpipe.images.installed import FILTERS
 from fastpipe.images.pixels import reduction, render
 from fastpipe.images.reader import ImageReader
 from fastpipe.protocols import EncodedImage
-from fastpipe.testing.photos import photograph
 from fastpipe.types import Box, Size
 
 SIZE = Size(777, 1001)

@@ -17,8 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-
-from fastpipe.testing.delay_proxy import DelayProxy, Faults
+from delay_proxy import DelayProxy, Faults
 
 BODY = bytes(range(256)) * 500
 PROMPT = Faults(delay_ms=0, jitter_ms=0)
@@ -236,7 +235,7 @@ def test_a_server_that_goes_and_comes_back(ask: Any) -> None:
 
 def test_it_ends_with_its_parent(server: int) -> None:
     code = f"""
-from fastpipe.testing.delay_proxy import DelayProxy
+from delay_proxy import DelayProxy
 with DelayProxy({server}) as proxy:
     print(proxy.port, flush=True)
     input()

@@ -8,8 +8,8 @@ import h5py
 import numpy as np
 import pytest
 
+from fastpipe.bench.synthetic import log_mels, mel_rows, mel_segments, read_wav, spoken, write_table
 from fastpipe.errors import OptionError
-from fastpipe.testing.mels import log_mels, mel_rows, mel_segments, read_wav, spoken, write_table
 
 
 def test_rows_depend_on_the_seed_alone() -> None:

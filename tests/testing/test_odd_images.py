@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from odd_images import OddImage, odd_images, write_fifo
 from PIL import Image
-
-from fastpipe.testing.odd_images import OddImage, odd_images, write_fifo
 
 
 @pytest.fixture(scope="module")

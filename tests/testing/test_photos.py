@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fastpipe.bench.synthetic import imagenet_size, photo_tree, photograph
 from fastpipe.errors import OptionError
-from fastpipe.testing.photos import imagenet_size, photo_tree, photograph
 
 
 def _bits(rng: np.random.Generator, size: tuple[int, int]) -> float:

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from fastpipe.testing import s3_server
-from fastpipe.testing.delay_proxy import Faults
-from fastpipe.testing.s3_server import S3Server, missing_programs
+import s3_server
+from delay_proxy import Faults
+from s3_server import S3Server, missing_programs
 
 KEYS = ["a", "a/b", "A", "ü/ö.jpg", "with space", "100%25.jpg", "what?#x+y&z=1", "k" * 1000]
 
@@ -99,7 +98,7 @@ def test_a_gateway_outlives_the_thread_that_starts_it(s3: Any, bucket: str) -> N
 _OWN = """
 import sys
 from pathlib import Path
-from fastpipe.testing.s3_server import S3Server
+from s3_server import S3Server
 with S3Server(Path(sys.argv[1])) as server:
     print(*server.pids, flush=True)
     sys.stdin.readline()

@@ -21,19 +21,31 @@ import tensorflow as tf
 from PIL import Image
 from rich.console import Console
 
-from fastpipe.bench.overview.apart import outcome_apart
+from benchmarks.cases.tf import ASKED, targets
+from fastpipe.bench import (
+    tf as apart,
+)
+from fastpipe.bench import (
+    tf as case,
+)
+from fastpipe.bench import (
+    tf_datasets as augmenting,
+)
+from fastpipe.bench import (
+    tf_datasets as own,
+)
+from fastpipe.bench import (
+    tf_datasets as scripts,
+)
+from fastpipe.bench.overview import outcome_apart
 from fastpipe.bench.report import markdown, print_result, short_markdown
 from fastpipe.bench.results import load, validate
 from fastpipe.bench.runner import ContenderError, Sample, Session
-from fastpipe.bench.tf import apart, augmenting, case, own, scripts
-from fastpipe.bench.tf.check import SampleCheck, check_rows
-from fastpipe.bench.tf.data import MODALITIES, NUMBERS, Lengths, Photos, Setting
-from fastpipe.bench.tf.framework import tensorflow
-from fastpipe.bench.tf.rows import SECTIONS, EpochRow, Spec, specs
-from fastpipe.bench.tf.targets import ASKED, targets
+from fastpipe.bench.synthetic import photo_tree
+from fastpipe.bench.tf import SECTIONS, EpochRow, SampleCheck, Spec, check_rows, specs
+from fastpipe.bench.tf_datasets import MODALITIES, NUMBERS, Lengths, Photos, Setting, tensorflow
 from fastpipe.cli import main
 from fastpipe.errors import CacheError, FastpipeError, OptionError
-from fastpipe.testing.photos import photo_tree
 
 _LENGTHS = Lengths(8, 6, 5, 2, 9, 5)
 

@@ -14,13 +14,12 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from odd_images import damaged_at_random, odd_images
 from PIL import Image
 
 from fastpipe import BadSamples, Cache, Decode, Shard
 from fastpipe.errors import OptionError
 from fastpipe.images.dali import DaliDecoder
-from fastpipe.testing._odd_damaged import damaged_at_random
-from fastpipe.testing.odd_images import odd_images
 from fastpipe.tf import image_dataset, making
 
 # Pillow warns of palettes with transparency and of truncated metadata, whoever asks it.

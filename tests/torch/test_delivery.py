@@ -13,8 +13,8 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from fastpipe import FastImageFolder, FastLoader, Shard
+from fastpipe.bench.synthetic import photo_tree
 from fastpipe.errors import BadSampleError, OptionError
-from fastpipe.testing.photos import photo_tree
 from fastpipe.torch.samples import BatchSample
 from fastpipe.types import Key
 

@@ -13,16 +13,16 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import mounts
 import numpy as np
 import pytest
 import torch
+from mounts import Mount, missing_for_mounts, rclone_mount, s3fs_mount
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 
 from fastpipe import FastHDF5Dataset, FastImageFolder, FastLoader, Stage
 from fastpipe.errors import BadSampleError, StoreError
-from fastpipe.testing import mounts
-from fastpipe.testing.mounts import Mount, missing_for_mounts, rclone_mount, s3fs_mount
 
 pytestmark = pytest.mark.usefixtures("same_generators", "own_cache_folder")
 
@@ -220,7 +220,7 @@ def test_a_program_that_mounts_nothing_is_ended(tmp_path: Path, monkeypatch: pyt
 _OWN = """
 import sys
 from pathlib import Path
-from fastpipe.testing.mounts import s3fs_mount
+from mounts import s3fs_mount
 with s3fs_mount(*sys.argv[1:5], Path(sys.argv[5])) as mount:
     print(mount.pid, flush=True)
     sys.stdin.readline()

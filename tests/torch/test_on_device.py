@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from odd_images import damaged_at_random
 from PIL import Image
 from torch.utils.data import ConcatDataset, Subset
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from fastpipe import Decode, FastImageFolder, FastLoader
+from fastpipe.bench.synthetic import photo_tree
 from fastpipe.core.native import native
 from fastpipe.device import decoders, sharing
 from fastpipe.device.decoders import device_decoder
 from fastpipe.device.sharing import GivenShare, MeasuredShare
 from fastpipe.device.transfer import Transfer
 from fastpipe.errors import BadSampleError
-from fastpipe.testing._odd_damaged import damaged_at_random
-from fastpipe.testing.photos import photo_tree
 from fastpipe.torch.splitting import Splitting
 from fastpipe.types import Box
 

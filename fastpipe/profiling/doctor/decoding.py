@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from fastpipe._extras import require
+from fastpipe.bench.synthetic import photograph
 from fastpipe.core.files import read_file
 from fastpipe.images.reader import ImageReader, read_jpeg_header
 from fastpipe.options import Decode
-from fastpipe.testing.photos import photograph
 from fastpipe.types import Box
 
 __all__ = ["measure"]

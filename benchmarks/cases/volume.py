@@ -1,0 +1,147 @@
+"""The case ``volume`` with other readers, memory, the first batch, and what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.peers.rows import ChildRow, Peer
+from benchmarks.targets import Asked, judged, judged_rates
+from fastpipe.bench.results import RowInfo
+from fastpipe.bench.runner import ContenderError, Sample
+from fastpipe.bench.volume import COLD, QUARTER, WARM, Scroll, differing
+
+__all__ = ["ASKED", "COLD_PEERS", "VOLUME_PEERS", "WARM_PEERS", "VolumePeerRow", "row_info", "targets"]
+
+
+# ---- The rows of the case that are other readers of volumes, each in a process of its own -----------
+
+_ANEW = "decodes each chunk anew for each patch"
+_ZARRS = {"pipeline": "zarrs.ZarrsCodecPipeline"}
+
+COLD_PEERS = (
+    Peer(
+        "cold-process", "zarr-python + DataLoader(num_workers=0)", "zarr", "pip install zarr", "zarr",
+        note=_ANEW,
+    ),
+    Peer(
+        "cold-zarrs", "zarrs in zarr-python + DataLoader(num_workers=0)", "zarr",
+        "pip install zarrs", "zarrs", note=f"decodes in threads of Rust; {_ANEW}", options=_ZARRS,
+    ),
+    Peer(
+        "cold-tensorstore", "TensorStore, cache_pool of the same size", "tensorstore",
+        "pip install tensorstore", "tensorstore", note="the next batches ahead, into the batch's memory",
+    ),
+    Peer(
+        "cold-monai", "MONAI ThreadDataLoader over zarr-python", "monai", "pip install monai", "monai",
+        note=f"use_thread_workers=True, a worker for each core; {_ANEW}",
+    ),
+)  # fmt: skip
+WARM_PEERS = (
+    Peer(
+        "warm-tensorstore", "TensorStore, cache_pool for everything", "tensorstore",
+        "pip install tensorstore", "tensorstore", note="the next batches ahead, into the batch's memory",
+    ),
+    Peer(
+        "warm-monai", "MONAI CacheDataset, RandSpatialCropd", "monai", "pip install monai", "monai",
+        note="both arrays in memory",
+    ),
+)  # fmt: skip
+VOLUME_PEERS = (*COLD_PEERS, *WARM_PEERS)
+
+
+def row_info(peer: Peer) -> RowInfo:
+    """What the report calls it."""
+    section = COLD if peer in COLD_PEERS else WARM
+    return RowInfo(
+        peer.key, peer.label, "peer", None, "uint16 and uint8", peer.note, section=section, unit="patches"
+    )
+
+
+class VolumePeerRow(ChildRow):
+    """A peer that cuts patches.
+
+    Args:
+        peer: which library.
+        python: the interpreter that has it.
+        scroll: what it reads.
+        batch_size: patches in a batch.
+        threads: how many threads the library may use.
+
+    Attributes:
+        info: the row, with what the child told.
+
+    Raises:
+        ContenderError: the child does not start, or its first patches are not what they should be.
+    """
+
+    def __init__(self, peer: Peer, python: str, scroll: Scroll, batch_size: int, threads: int) -> None:
+        values, labels = scroll.paths
+        keeps_all = peer in WARM_PEERS
+        job: dict[str, Any] = {
+            "values": values,
+            "labels": labels,
+            "shape": scroll.sizes.shape,
+            "patch": scroll.sizes.patch,
+            "batch_size": batch_size,
+            "threads": threads,
+            "epoch": scroll.epoch,
+            "memory_bytes": 2 * scroll.nbytes if keeps_all else scroll.nbytes // QUARTER,
+            "keeps_all": keeps_all,
+            "options": dict(peer.options),
+        }
+        super().__init__(peer, python, job, batch_size, threads)
+        told = self.first_batch
+        if strange := differing(scroll, told["patches"]):
+            self.close()
+            count = len(told["patches"])
+            raise ContenderError(f"{strange} of its first {count} patches are not those of the volume")
+        notes = "; ".join(note for note in (peer.note, told["note"]) if note)
+        self.info = replace(row_info(peer), versions=told["versions"], note=notes)
+        if peer.source == "tensorstore" and not keeps_all:
+            # It starts with nothing and remembers more from patch to patch: whole epochs are alike.
+            self.chunk = scroll.epoch // batch_size * batch_size
+
+
+# ---- What was asked of fastpipe for volumes, as figures, and whether it is met ----------------------
+
+AMPLIFICATION = 2.0
+MEMORY_ABOVE_MB = 300.0
+
+ASKED = (
+    Asked("cold, tour, × one worker with zarr-python", "cold-tour", "cold-replaced", 8),
+    Asked("cold, any order, × one worker with zarr-python", "cold-uniform", "cold-replaced", 5),
+    Asked("warm, × one worker with zarr-python", "warm-uniform", "warm-replaced", 60),
+    Asked(
+        "cold, tour, × the best peer in the same memory",
+        "cold-tour",
+        tuple(peer.key for peer in COLD_PEERS),
+        2,
+    ),
+    Asked("warm, × slices of arrays in memory", "warm-uniform", "warm-slices", 0.9),
+)
+
+
+def targets(
+    samples: Mapping[str, Sequence[Sample]],
+    amplification: Mapping[str, Any] | None,
+    memory: Mapping[str, Any] | None,
+) -> list[dict[str, Any]]:
+    """What came of all figures.
+
+    Args:
+        samples: of a finished run, by row.
+        amplification: from `amplification.amplifications`; None where it was not measured.
+        memory: from `memory.memory_of_topologies`; None where it was not measured.
+    """
+    raw = [] if amplification is None else amplification["tour"]["raw"]
+    rows = [] if memory is None else memory["rows"]
+    above = [max(entry["above_mb"] - entry["budget_mb"] for entry in rows)] if rows else []
+    decoded = "bytes decoded for each that is used, tour, a tenth of the volume remembered"
+    text = "memory above that of loading nothing, less the budget, most of all"
+    return [
+        *judged_rates(samples, ASKED),
+        judged(decoded, AMPLIFICATION, "×", raw, is_most=True),
+        judged(text, MEMORY_ABOVE_MB, "MB", above, is_most=True),
+    ]
