@@ -5,31 +5,98 @@ from __future__ import annotations
 import importlib.util
 import multiprocessing
 import os
+import time
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
+from rich.console import Console
 
+from benchmarks.studies.generate_memory import peaks
+from benchmarks.studies.generate_predicted import Prediction, predictions
+from benchmarks.studies.made_rows import Generators, made_of
 from benchmarks.targets import Asked, judged, judged_rates
 from fastpipe._extras import require
-from fastpipe.bench.functions import made, made_of
-from fastpipe.bench.generate import Columns, Section, Spec, StoringRow, write_rows
-from fastpipe.bench.runner import ContenderError, Sample, rates_by_round
+from fastpipe.bench import generate
+from fastpipe.bench.functions import BATCH_ROWS, made
+from fastpipe.bench.generate import Columns, MadeRow, Section, Spec, StoringRow, problem_of
+from fastpipe.bench.results import RowInfo
+from fastpipe.bench.runner import Contender, ContenderError, Sample, Session, rates_by_round, summarise
+from fastpipe.console import Progress
 
-__all__ = ["PEERS", "DatasetsRow", "JoblibRow", "Peer", "PeerRow", "PoolRow", "asked", "targets"]
+__all__ = [
+    "PEERS",
+    "Bench",
+    "DatasetsRow",
+    "JoblibRow",
+    "Peer",
+    "PeerRow",
+    "PoolRow",
+    "asked",
+    "run",
+    "targets",
+]
+
+# What is tried of peers that may be told how many rows make a task, and what is predicted.
+TUNED_S, PREDICTED_S, PREDICTED_TIMES = 1.5, 10.0, 5
+# Sections whose rows only fastpipe makes at once.
+_WITHOUT_PEERS = ("batch",)
+_AT_ONCE = 1 << 20  # bytes that are written at a time
 
 
-# ----------------------------------------------------------------------------------------------------
-# The rows of the case that are other libraries: they make rows in processes of theirs, started anew for
-# each measurement, and this process stores them where they do not.
+def write_rows(out: Path, count: int, rows: Iterable[dict[str, Any]]) -> None:
+    """Write rows with h5py as they come, about a megabyte at a time.
+
+    Args:
+        out: the file.
+        count: how many rows come.
+        rows: they.
+    """
+    rows = iter(rows)
+    first = next(rows)
+    step = max(1, _AT_ONCE // sum(np.asarray(value).nbytes for value in first.values()))
+    some, at = [first, *islice(rows, step - 1)], 0
+    with require("h5py", extra="generation").File(out, "w") as file:
+        for name, value in first.items():
+            file.create_dataset(name, (count, *np.shape(value)), np.asarray(value).dtype)
+        while some:
+            for name in first:
+                file[name][at : at + len(some)] = np.stack([row[name] for row in some])
+            at, some = at + len(some), list(islice(rows, step))
+
+
+class BareRow(MadeRow):
+    """``fn.batch`` alone: generators are made before the clock starts, and nothing is stored."""
+
+    def measure(self, count: int) -> float:
+        """Make so many rows; return the seconds it took."""
+        return sum(seconds for seconds, _ in self._batches(count))
+
+    def stored(self, count: int) -> Columns:
+        """So many rows."""
+        parts = [part for _, part in self._batches(count)]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def _batches(self, count: int) -> Iterator[tuple[float, Columns]]:
+        batch: Any = getattr(self._function, "batch")  # noqa: B009  # of a function, which has no such name
+        for first in range(0, count, BATCH_ROWS):
+            indices = np.arange(first, min(first + BATCH_ROWS, count))
+            rngs = Generators(indices.tolist())
+            start = time.perf_counter()
+            found = batch(indices, rngs)
+            yield time.perf_counter() - start, found
+
+
+# ---- Other libraries: processes of theirs, started anew for each measurement; this one stores the rows ---
 
 # About how long the rows of a task take, of those that are tried.
 _TASKS_S = (0.005, 0.02, 0.08)
@@ -267,3 +334,89 @@ def _overheads(samples: Mapping[str, Sequence[Sample]]) -> list[float]:
     """Microseconds of a row, round by round."""
     stored, bare = (rates_by_round(samples.get(f"batch-{kind}", ())) for kind in ("alone", "bare"))
     return [1e6 * (1 / rate - 1 / bare[number]) for number, rate in stored.items() if number in bare]
+
+
+# ---- The case ---------------------------------------------------------------------------------------
+
+
+def run(args: Namespace, console: Console, progress: Progress) -> int:
+    """Measure, report, and write what was asked for; return 1 when rows are not those of the function."""
+    return generate.run(args, console, progress, Bench)
+
+
+class Bench(generate.Bench):
+    """One run of the case, with everything."""
+
+    program: ClassVar[str] = "python benchmarks/run.py"
+
+    def others(self, stack: ExitStack) -> list[Contender]:
+        """Build ``fn.batch`` alone and the peers; one that is not there, or makes other rows, is noted."""
+        found: list[MadeRow | None] = []
+        for section in self.sections:
+            if section.key == "batch":
+                note = f"{BATCH_ROWS} rows a call; generators are made before, and nothing is stored"
+                spec = Spec(section, "bare", "fn.batch alone", "peer", note=note)
+                found.append(self._built(spec.info, partial(BareRow, spec, self.scratch), stack))
+            for peer in PEERS if self.args.peers and section.key not in _WITHOUT_PEERS else ():
+                found.append(self._peer(peer, section, stack))
+        return [row for row in found if row is not None]
+
+    def studies(self, session: Session) -> dict[str, Any]:
+        """Measure predictions and memory, and judge the figures that were asked for."""
+        told, memory = self._predictions(session), None if self.args.quick else self._memory()
+        predicted, keys = [one.as_json() for one in told], [one.key for one in self.sections]
+        return {
+            "plan": str(told[0].reports[0]) if told else "",
+            "predicted": {"rows": predicted},
+            "peak": memory or {},
+            "targets": targets(session.samples, self.cores, predicted, memory, keys),
+        }
+
+    def _peer(self, peer: Peer, section: Section, stack: ExitStack) -> MadeRow | None:
+        spec = peer.spec(section, self.cores)
+        if (why := peer.missing) is not None:
+            self.miss(spec.key, f"{section.key}: {spec.label}", why)
+            return None
+        info = replace(spec.info, versions=peer.versions)
+        return self._built(info, partial(peer.row, spec, self.scratch), stack)
+
+    def _built(self, info: RowInfo, make: partial[MadeRow], stack: ExitStack) -> MadeRow | None:
+        row = self.open(stack, info, make)
+        if row is None:
+            return None
+        assert isinstance(row, MadeRow)
+        label, chosen = self.label_of(row.key), ""
+        self.progress.now(f"comparing and trying: {label}")
+        try:
+            problem = problem_of(row)
+            if problem is None and isinstance(row, PeerRow) and not self.args.quick:
+                chosen = row.tune(round(TUNED_S * self.cores / row.spec.section.row_s))
+        except ContenderError as error:
+            problem = str(error)
+        else:
+            problem = problem and f"rows differ from what the function returns: {problem}"
+        if problem is not None:
+            del self.infos[row.key]
+            self.miss(row.key, label, problem)
+            return None
+        notes = "; ".join(note for note in (chosen, info.note) if note)
+        self.infos[row.key] = replace(info, note=notes)
+        return row
+
+    def _predictions(self, session: Session) -> list[Prediction]:
+        """Measure how well it is said how long rows will take."""
+        seconds, times = (self.quick_s, 1) if self.args.quick else (PREDICTED_S, PREDICTED_TIMES)
+        sections = []
+        for one in self.sections:
+            if one.key in PREDICTED:
+                rate = summarise(sample.rate for sample in session.samples[f"{one.key}-workers"]).median
+                sections.append((one, max(1, round(rate * seconds))))
+        return predictions(sections, self.scratch, self.cores, times, self.progress.step)
+
+    def _memory(self) -> dict[str, Any] | None:
+        try:
+            return peaks(self.scratch, self.cores, say=self.progress.step)
+        except ContenderError as error:
+            # The rates, which took far longer to measure, stay valid.
+            self.warnings.append(f"no memory: {error}")
+            return None

@@ -1,32 +1,222 @@
-"""The case ``hdf5`` with other readers, memory, the first batch, and what was asked for."""
+"""The case ``hdf5`` with more files, other readers, memory, the first batch, and what was asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+import importlib.util
+import math
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
 
-from benchmarks.peers.rows import ChildRow, Peer
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+
+from benchmarks.peers.rows import ChildRow, Peer, interpreter
+from benchmarks.studies.hdf5_evaluate import FileByFile, Grouped, evaluation_infos, section_of
+from benchmarks.studies.hdf5_first import first_batches
+from benchmarks.studies.hdf5_memory import memory_of_trees
 from benchmarks.targets import Asked, judged, judged_rates
-from fastpipe.bench.hdf5 import WINDOW, Table
+from fastpipe._extras import require
+from fastpipe.bench import hdf5, machine
+from fastpipe.bench.check import RowCheck
+from fastpipe.bench.data import made_once
+from fastpipe.bench.hdf5 import (
+    WINDOW,
+    MakeLoader,
+    RowByRow,
+    Table,
+    TableSpec,
+    loader_of,
+    look,
+    made_tables,
+    rows_of,
+    specs_of,
+    tables_of,
+)
+from fastpipe.bench.loaders import Draws
+from fastpipe.bench.orders import windows
 from fastpipe.bench.results import RowInfo
-from fastpipe.bench.runner import Sample
+from fastpipe.bench.runner import Contender, ContenderError, Sample, Session
+from fastpipe.bench.synthetic import mel_rows, write_table
+from fastpipe.console import Progress
 
-__all__ = [
-    "ASKED",
-    "TABLE_PEERS",
-    "Asked",
-    "TablePeerRow",
-    "first_batch_targets",
-    "memory_target",
-    "peers_of",
-    "rate_targets",
-    "row_info",
-]
+# ---- Files beside those that users measure ----------------------------------------------------------
+
+# Segments of a file: (long, short, bands, frames), 1 KiB each; in another file fewer.
+CELLS, FEW = (10, 20, 16, 16), (3, 4, 16, 16)
+# Files of each, and chunks of the file with many chunks.
+SIZES, QUICK = (704, 8192, 100_000), (8, 32, 2000)
+# Which h5py reads by hdf5plugin.
+BITSHUFFLE = {"bitshuffle": ("bitshuffle + LZ4", "bitshuffle", True)}
+CELLS_BATCH = 5632
+MEMORY_BUDGET = 256 << 20
+_AT_ONCE = 1024
 
 
-# ----------------------------------------------------------------------------------------------------
-# The rows of the case that are other readers of HDF5 files, each in a process of its own.
+def made_cells(
+    files: int,
+    shape: tuple[int, int, int, int],
+    key: str,
+    cache: Path | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Table:
+    """Segments of 1 KiB, with a label each, in chunks of those of the same file and long one.
+
+    Args:
+        files: how many.
+        shape: of a file's: (long, short, bands, frames).
+        key: the section of the result.
+        cache: where, if not in the user's cache folder.
+        say: told what takes long.
+    """
+    rng = np.random.default_rng(0)
+    labels = np.repeat(rng.integers(0, 4, files), math.prod(shape[:2]))
+
+    def parts() -> Iterator[npt.NDArray[np.float32]]:
+        for _ in range(files):
+            yield mel_rows(rng, math.prod(shape[:2]), shape[2:]).reshape(1, *shape)
+
+    def fill(folder: Path) -> None:
+        folder.mkdir()
+        write_table(
+            folder / "cells.h5", "segments", parts(), (files, *shape), chunk=(1, 1, *shape[1:]),
+            compression="gzip", labels=labels.reshape(files, *shape[:2]),
+        )  # fmt: skip
+
+    folder = made_once(f"{key}-1-{files}", fill, f"segments of {files:,} files", cache, say)
+    label = "segments of 1 KiB, gzip(4) + shuffle"
+    return look(folder / "cells.h5", "segments", key, label, sample_dims=3, labels="labels")
+
+
+def made_chunks(
+    count: int, cache: Path | None = None, say: Callable[[str], None] = lambda text: None
+) -> Table:
+    """Rows of 1 KiB, each a chunk of its own."""
+
+    def parts() -> Iterator[npt.NDArray[np.float32]]:
+        rng = np.random.default_rng(0)
+        for first in range(0, count, _AT_ONCE):
+            yield mel_rows(rng, min(_AT_ONCE, count - first), CELLS[2:])
+
+    def fill(folder: Path) -> None:
+        folder.mkdir()
+        write_table(
+            folder / "chunks.h5", "mels", parts(), (count, *CELLS[2:]), chunk=(1, *CELLS[2:]),
+            compression="gzip",
+        )  # fmt: skip
+
+    folder = made_once(f"chunks-1-{count}", fill, f"a file of {count:,} chunks", cache, say)
+    return look(folder / "chunks.h5", "mels", "rows", "rows of 1 KiB, gzip(4), a chunk each")
+
+
+# ---- Loaders as scripts write them, and reading alone -----------------------------------------------
+
+# A prime well above a hundred times the chunks that are held, as HDF5's documents advise.
+_SLOTS = 100_003
+
+
+class ByName(RowByRow):
+    """Rows of a dataset that is looked up in the file for each of them, as many scripts do."""
+
+    def values(self, where: tuple[int, ...]) -> Any:
+        """Return a row's values."""
+        return self._file[self._table.dataset][where]
+
+
+class WindowBatches:
+    """Batches of numbers that take the chunks of a table apart a window at a time.
+
+    Args:
+        table: what is read.
+        batch_size: samples in a batch.
+        window: chunks at a time.
+    """
+
+    def __init__(self, table: Table, batch_size: int, window: int) -> None:
+        self._table, self._batch_size, self._window = table, batch_size, window
+        self._rng = np.random.default_rng(0)
+
+    def __len__(self) -> int:
+        return math.ceil(self._table.samples / self._batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        rest: list[int] = []
+        for _, rows in windows(self._table.samples, self._table.group, self._window, self._rng):
+            rest += rows.tolist()
+            while len(rest) >= self._batch_size:
+                yield rest[: self._batch_size]
+                rest = rest[self._batch_size :]
+        if rest:
+            yield rest
+
+
+def make_loader(spec: TableSpec, table: Table, draws: Draws | None = None) -> Any:
+    """Build the loader of a row: row by row by name, chunk by chunk, or one of the case's own."""
+    if spec.kind not in ("named", "ordered"):
+        return loader_of(spec, table, draws)
+    data = require("torch.utils.data", extra="torch")
+    workers: dict[str, Any] = {"num_workers": spec.num_workers, "persistent_workers": spec.num_workers > 0}
+    if spec.kind == "named":
+        return data.DataLoader(ByName(table), spec.batch_size, sampler=draws, **workers)  # type: ignore[arg-type]
+    held = 2 * WINDOW * table.group * table.sample_bytes
+    source = RowByRow(table, rdcc_nbytes=held, rdcc_nslots=_SLOTS, rdcc_w0=0)
+    return data.DataLoader(source, batch_sampler=WindowBatches(table, spec.batch_size, WINDOW), **workers)  # type: ignore[arg-type]
+
+
+def more_specs(table: Table, batch_size: int) -> list[TableSpec]:
+    """Return further loaders that are measured on a table."""
+    specs = []
+    if not table.is_packed:  # where the rest of a row's time is small
+        note = "`file[name][row]`: the dataset is looked up for each row"
+        label = "row by row by name + DataLoader"
+        specs.append(TableSpec(f"{table.key}-named", label, "peer", "named", batch_size, note=note))
+    if table.chunk is not None and table.group > 1:
+        note = f"HDF5's cache holds two windows of {WINDOW} chunks"
+        note += ", here everything" if 2 * WINDOW * table.group >= table.samples else ""
+        label = "chunk by chunk + DataLoader"
+        specs.append(TableSpec(f"{table.key}-ordered", label, "peer", "ordered", batch_size, note=note))
+    return specs
+
+
+class InOrder:
+    """A `Contender` that reads whole chunks in order with h5py, in one thread, and does nothing else.
+
+    Args:
+        table: what to read.
+        key: its name in the results.
+    """
+
+    workers = 0
+
+    def __init__(self, table: Table, key: str) -> None:
+        self.key, self.chunk = key, table.group
+        self._table = table
+
+    def measure(self, count: int) -> float:
+        """Read so many rows; return the seconds it took."""
+        group, rows = self._table.group, self._table.shape[0]
+        out: npt.NDArray[Any] = np.empty((group, *self._table.shape[1:]), self._table.dtype)
+        place = 0
+        start = time.perf_counter()
+        with self._table.opened() as file:
+            dataset = file[self._table.dataset]
+            while count > 0:
+                size = min(group, rows - place, count)
+                dataset.read_direct(out, np.s_[place : place + size], np.s_[:size])
+                count, place = count - size, (place + size) % rows
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        """Nothing is open between measurements."""
+
+
+# ---- Other readers, each in a process of its own ----------------------------------------------------
 
 _MIXED = f"{WINDOW} chunks mixed at a time"
 
@@ -156,3 +346,121 @@ def memory_target(measured: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     )
     text = "memory above that of loading nothing, less the cache's budget, most of all"
     return [judged(text, MEMORY_ABOVE_MB, "MB", [max(figures)] if figures else [], is_most=True)]
+
+
+# ---- The case ---------------------------------------------------------------------------------------
+
+
+def run(args: Namespace, console: Console, progress: Progress) -> int:
+    """Measure, report, and write what was asked for; return 1 when batches are not what h5py reads."""
+    tables, judged_tables = tables_of(args, progress), []
+    if args.data is None:
+        folder, say, (files, few, chunks) = args.folder, progress.done, QUICK if args.quick else SIZES
+        if importlib.util.find_spec("hdf5plugin"):
+            tables += made_tables(rows_of(args), folder, say, BITSHUFFLE)
+        cells = made_cells(files, CELLS, "cells", folder, say)
+        judged_tables = [made_cells(few, FEW, "few", folder, say), cells]
+        tables += [made_chunks(chunks, folder, say), cells]
+    cores = machine.cores_allowed()
+    return Bench(args, cores, progress, tables=tables, judged=judged_tables).run(console)
+
+
+@dataclass
+class Bench(hdf5.Bench):
+    """One run of the case, with everything.
+
+    Attributes:
+        judged: tables of files that a model judges.
+    """
+
+    program: ClassVar[str] = "python benchmarks/run.py"
+    make_loader: ClassVar[MakeLoader] = staticmethod(make_loader)
+    judged: list[Table] = field(kw_only=True)
+
+    def specs(self) -> Iterator[tuple[Table, TableSpec]]:
+        """Give tables and the loaders measured on them."""
+        for table in self.tables:
+            if table.key == "cells":
+                size = min(512 if self.args.quick else CELLS_BATCH, table.samples)
+                rows, kept = specs_of(table, size)[0], specs_of(table, size)[-1]
+                yield from ((table, spec) for spec in (rows, kept))
+                continue
+            size = min(self.args.batch_size, table.samples)
+            first, *own = specs_of(table, size)
+            yield from ((table, spec) for spec in (first, *more_specs(table, size), *own))
+
+    def compared(self, specs: Sequence[tuple[Table, TableSpec]]) -> RowCheck:
+        """Compare all rows of fastpipe's with h5py, and the two evaluations."""
+        check = super().compared(specs)
+        for table in self.judged:
+            table.warm()
+            one, grouped = FileByFile(table), Grouped(table)
+            one.measure(table.shape[0])
+            grouped.measure(table.shape[0])
+            if other := int((one.votes != grouped.votes).sum()):
+                check.problems += (f"{other} files get other votes in groups",)
+            grouped.close()
+        return check
+
+    def others(self, stack: ExitStack) -> list[Contender]:
+        """Build the rows of h5py alone, of peers, and of evaluation; a peer that is not there is noted."""
+        found: list[Contender | None] = []
+        for table in self.tables:
+            if table.key != "cells":
+                info = RowInfo(
+                    f"{table.key}-order", "h5py, whole chunks in order", "peer", None, table.dtype,
+                    "one thread; nothing shuffled, no batches", section=table.key, unit="samples",
+                )  # fmt: skip
+                found.append(self.open(stack, info, partial(InOrder, table, info.key)))
+                if self.args.peers:
+                    found += [self._peer(table, peer, stack) for peer in peers_of(table)]
+        for table in self.judged:
+            one, grouped = evaluation_infos(table)
+            found.append(self.open(stack, one, partial(FileByFile, table)))
+            found.append(self.open(stack, grouped, partial(Grouped, table)))
+        return [contender for contender in found if contender is not None]
+
+    def sections(self) -> dict[str, Any]:
+        """Return the sections of the result."""
+        return super().sections() | {
+            section_of(table): {"label": f"evaluation by file, {math.prod(table.shape[1:3])} segments each"}
+            for table in self.judged
+        }
+
+    def studies(self, session: Session) -> dict[str, Any]:
+        """Measure the first batch and memory, and judge the figures that were asked for."""
+        is_made = self.args.data is None
+        first = self._first_batch() if is_made and not self.args.quick else None
+        memory = None if self.args.quick else self._memory()
+        asked = [*rate_targets(session.samples), *first_batch_targets(first), *memory_target(memory)]
+        return {"targets": asked if is_made else [], "first_batch": first or {}, "memory": memory or {}}
+
+    def _peer(self, table: Table, peer: Peer, stack: ExitStack) -> Contender | None:
+        info, python = row_info(peer, table), interpreter(peer)
+        if python is None:
+            self.miss(peer.key, f"{table.key}: {peer.label}", f"not installed: {peer.install}")
+            return None
+        self.progress.now(f"starting {peer.label}")
+        size = min(self.args.batch_size, table.samples)
+        row = self.open(stack, info, partial(TablePeerRow, peer, python, table, size, self.cores))
+        if isinstance(row, TablePeerRow):
+            self.infos[info.key] = replace(info, versions=row.versions)
+        return row
+
+    def _first_batch(self) -> dict[str, Any] | None:
+        table = next(table for table in self.tables if table.key == "rows")
+        try:
+            return first_batches(table, self.args.batch_size, say=self.progress.step)
+        except ContenderError as error:
+            # The rates, which took far longer to measure, stay valid.
+            self.warnings.append(f"no time to the first batch: {error}")
+            return None
+
+    def _memory(self) -> dict[str, Any] | None:
+        try:
+            return memory_of_trees(
+                self.tables[0], self.args.batch_size, MEMORY_BUDGET, say=self.progress.step
+            )
+        except ContenderError as error:
+            self.warnings.append(f"no memory: {error}")
+            return None

@@ -181,7 +181,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=positive(int), default=64, metavar="N", help="images in a batch (default: 64)")
     add("--delay", type=positive(float), default=_DELAY_MS, metavar="MS",
         help=f"milliseconds until an answer begins, ± a third (default: {_DELAY_MS:g})")  # fmt: skip
-    add_run_arguments(parser, "boto3, Amazon's S3 connector and LitData's raw files")
+    add_run_arguments(parser)
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
@@ -200,13 +200,14 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     count = max(count, args.batch_size)
     jitter = args.delay * _JITTER_MS / _DELAY_MS
     with Bucket(photos, count, args.delay, jitter, progress.done) as bucket:
-        return _Bench(args, machine.cores_allowed(), progress, bucket=bucket, name=name).run(console)
+        return Bench(args, machine.cores_allowed(), progress, bucket=bucket, name=name).run(console)
 
 
 @dataclass
-class _Bench(Driver):
+class Bench(Driver):
     """One run of the case."""
 
+    program: ClassVar[str] = "python benchmarks/run.py"
     case: ClassVar[str] = "s3"
     quick_s: ClassVar[float] = 0.01
     bucket: Bucket = field(kw_only=True)

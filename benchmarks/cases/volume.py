@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
 
-from benchmarks.peers.rows import ChildRow, Peer
+import numpy as np
+from rich.console import Console
+
+from benchmarks.peers.rows import ChildRow, Peer, interpreter
+from benchmarks.studies.volume_amplification import amplifications
+from benchmarks.studies.volume_first import first_batches
+from benchmarks.studies.volume_memory import memory_of_topologies
 from benchmarks.targets import Asked, judged, judged_rates
+from fastpipe.bench import volume
+from fastpipe.bench.check import digests_of_samples
+from fastpipe.bench.orders import box_at
 from fastpipe.bench.results import RowInfo
-from fastpipe.bench.runner import ContenderError, Sample
-from fastpipe.bench.volume import COLD, QUARTER, WARM, Scroll, differing
+from fastpipe.bench.runner import Contender, ContenderError, Sample, Session
+from fastpipe.bench.volume import COLD, FULL, QUARTER, WARM, Scroll, Sizes, made_scroll
+from fastpipe.console import Progress
 
-__all__ = ["ASKED", "COLD_PEERS", "VOLUME_PEERS", "WARM_PEERS", "VolumePeerRow", "row_info", "targets"]
+__all__ = ["ASKED", "COLD_PEERS", "VOLUME_PEERS", "WARM_PEERS", "Bench", "VolumePeerRow", "run", "targets"]
+
+# Of the volumes on which the time to the first batch is measured; it does not depend on their size.
+FIRST = Sizes((128, 256, 256), FULL.chunk, FULL.patch)
 
 
 # ---- The rows of the case that are other readers of volumes, each in a process of its own -----------
@@ -57,6 +73,21 @@ def row_info(peer: Peer) -> RowInfo:
     return RowInfo(
         peer.key, peer.label, "peer", None, "uint16 and uint8", peer.note, section=section, unit="patches"
     )
+
+
+def differing(scroll: Scroll, told: Sequence[Mapping[str, Any]]) -> int:
+    """How many of the patches that a peer told of are not those of the volume.
+
+    Args:
+        scroll: the volume.
+        told: of each its ``start``, and ``digests`` of its values and its labels.
+    """
+    strange = 0
+    for one in told:
+        box = box_at(one["start"], scroll.sizes.patch)
+        expected = [next(digests_of_samples(array[box][np.newaxis], None)).hex() for array in scroll.arrays]
+        strange += expected != one["digests"]
+    return strange
 
 
 class VolumePeerRow(ChildRow):
@@ -145,3 +176,64 @@ def targets(
         judged(decoded, AMPLIFICATION, "×", raw, is_most=True),
         judged(text, MEMORY_ABOVE_MB, "MB", above, is_most=True),
     ]
+
+
+# ---- The case ---------------------------------------------------------------------------------------
+
+
+def run(args: Namespace, console: Console, progress: Progress) -> int:
+    """Measure, report, and write what was asked for; return 1 when patches are not those of the volume."""
+    return volume.run(args, console, progress, Bench)
+
+
+@dataclass
+class Bench(volume.Bench):
+    """One run of the case, with everything."""
+
+    program: ClassVar[str] = "python benchmarks/run.py"
+
+    def others(self, stack: ExitStack) -> list[Contender]:
+        """Start the peers; one that is not there is noted."""
+        found = [self._peer(peer, stack) for peer in VOLUME_PEERS if self.args.peers]
+        return [contender for contender in found if contender is not None]
+
+    def studies(self, session: Session) -> dict[str, Any]:
+        """Measure what is decoded, the first batch and memory, and judge the figures that were asked for."""
+        seeds, size = 1 if self.args.quick else 3, self.args.batch_size
+        amplification = amplifications(self.scroll, size, seeds, self.progress.step)
+        first, memory = (None, None) if self.args.quick else (self._first_batch(), self._memory())
+        return {
+            "targets": targets(session.samples, amplification, memory),
+            "amplification": amplification,
+            "first_batch": first or {},
+            "memory": memory or {},
+        }
+
+    def _peer(self, peer: Peer, stack: ExitStack) -> Contender | None:
+        python, info = interpreter(peer), row_info(peer)
+        if python is None:
+            self.miss(peer.key, f"{info.section}: {peer.label}", f"not installed: {peer.install}")
+            return None
+        self.progress.now(f"starting {peer.label}")
+        size = self.args.batch_size
+        row = self.open(stack, info, partial(VolumePeerRow, peer, python, self.scroll, size, self.cores))
+        if isinstance(row, VolumePeerRow):
+            self.infos[info.key] = row.info
+        return row
+
+    def _first_batch(self) -> dict[str, Any] | None:
+        folder, say = self.args.folder, self.progress.done
+        packed = made_scroll(FIRST, folder, say)
+        plain = made_scroll(FIRST, folder, say, compressed=False)
+        return self._tried("time to the first batch", first_batches, packed, plain)
+
+    def _memory(self) -> dict[str, Any] | None:
+        return self._tried("memory", memory_of_topologies, self.scroll)
+
+    def _tried(self, what: str, study: Callable[..., dict[str, Any]], *data: Scroll) -> dict[str, Any] | None:
+        try:
+            return study(*data, self.args.batch_size, say=self.progress.step)
+        except ContenderError as error:
+            # The rates, which took far longer to measure, stay valid.
+            self.warnings.append(f"no {what}: {error}")
+            return None

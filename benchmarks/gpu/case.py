@@ -152,16 +152,17 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     photos.warm()
     cores, batch = machine.cores_allowed(), args.batch_size or sizes.batch
     what = Run(args.device, sizes, photos, cores, batch, say=progress.done)
-    bench = _Bench(args, cores, progress, what=what, budget=budget)
+    bench = Bench(args, cores, progress, what=what, budget=budget)
     if is_made_up:
         bench.warnings.append("the photos are made up; give your own with --data or $FASTPIPE_PHOTOS")
     return bench.run(console)
 
 
 @dataclass
-class _Bench(Driver):
+class Bench(Driver):
     """One run of the case."""
 
+    program: ClassVar[str] = "python benchmarks/run.py"
     case: ClassVar[str] = "gpu"
     what: Run = field(kw_only=True)
     budget: Budget = field(kw_only=True)
@@ -209,7 +210,7 @@ class _Bench(Driver):
         """Warm a row up, where there is time for that."""
         if not self.share.may_start():
             raise ContenderError(f"no time was left for it: give more than --seconds {self.budget.seconds:g}")
-        return guarded(lambda: super(_Bench, self).warmed(contender))()
+        return guarded(lambda: super(Bench, self).warmed(contender))()
 
     def _check(self) -> PixelCheck:
         """Compare pixels and say so."""

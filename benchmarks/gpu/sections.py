@@ -13,7 +13,7 @@ import numpy as np
 
 import fastpipe
 from benchmarks.gpu.training import (
-    CLASSES as _imported_CLASSES,
+    CLASSES as IMAGE_CLASSES,
 )
 from benchmarks.gpu.training import (
     SameBatch,
@@ -460,7 +460,7 @@ def _training(run: Run) -> list[Candidate]:
     def batch_of(size: int) -> list[Any]:
         return [
             torch.randn(size, 3, side, side, device=device),
-            torch.randint(_imported_CLASSES, (size,), device=device),
+            torch.randint(IMAGE_CLASSES, (size,), device=device),
         ]
 
     run.batch = fitting_batch(step, batch_of, run.batch)

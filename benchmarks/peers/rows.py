@@ -2,7 +2,7 @@
 
 They start thread pools and change process-wide settings when imported, so they stay out of the
 process that measures torch; some need an environment of their own besides.  The child
-(`peer_child`) sleeps on its standard input while others are measured.
+(`child`) sleeps on its standard input while others are measured.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fastpipe.bench.runner import ContenderError
 __all__ = ["PEERS", "ChildRow", "Peer", "PeerRow", "interpreter"]
 
 
-CHILD = Path(__file__).with_name("peer_child.py")
+CHILD = Path(__file__).with_name("child.py")
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
@@ -39,7 +39,7 @@ class Peer:
     Attributes:
         key: its name in the JSON file.
         label: its name in tables.
-        source: which file of `peer_children` runs it.
+        source: which file of `children` runs it.
         install: the command that installs it.
         module: the module that is there when it is installed in this environment.
         environment: for one that needs an environment of its own, the environment's name.

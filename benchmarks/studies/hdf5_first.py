@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import fastpipe
+from benchmarks.studies import first
 from fastpipe._extras import require
-from fastpipe.bench import images as startup
 from fastpipe.bench.hdf5 import WINDOW, RowByRow, Table, look, table_dataset
 from fastpipe.bench.loaders import touch
 
@@ -29,7 +29,7 @@ _NAMES = {
 
 
 def first_batches(
-    table: Table, batch_size: int, runs: int = startup.RUNS, say: Callable[[str], None] = lambda text: None
+    table: Table, batch_size: int, runs: int = first.RUNS, say: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
     """Seconds from building the dataset to the first batch, in new processes.
 
@@ -54,7 +54,7 @@ def first_batches(
     job = {"path": str(table.path), "dataset": table.dataset, "batch": batch_size}
     rows = {name: (label, {**job, "kind": name}) for name, label in _NAMES.items()}
     # Where chunks are is kept in the user's cache folder.
-    found = startup.first_batches("benchmarks.studies.hdf5_first", rows, runs, say, kept=["kept"])
+    found = first.first_batches("benchmarks.studies.hdf5_first", rows, runs, say, kept=["kept"])
     return {"chunks": table.samples, **found}
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import fastpipe
+from benchmarks.studies import first
 from fastpipe._extras import require
-from fastpipe.bench import images as startup
 from fastpipe.bench.loaders import touch
 from fastpipe.bench.orders import ZarrPatches
 from fastpipe.bench.volume import QUARTER, Scroll, Sizes, patch_dataset, patch_loader
@@ -26,7 +26,7 @@ def first_batches(
     compressed: Scroll,
     uncompressed: Scroll,
     batch_size: int,
-    runs: int = startup.RUNS,
+    runs: int = first.RUNS,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Seconds from building the dataset to the first batch, in new processes.
@@ -41,7 +41,7 @@ def first_batches(
         say: told what is measured.
 
     Returns:
-        For ``replaced``, ``blosc`` and ``plain`` what `startup.first_batches` gives.
+        For ``replaced``, ``blosc`` and ``plain`` what `first.first_batches` gives.
 
     Raises:
         ContenderError: a process did not end well.
@@ -56,7 +56,7 @@ def first_batches(
         sizes = scroll.sizes
         job = {"folder": str(scroll.folder), "sizes": [sizes.shape, sizes.chunk, sizes.patch]}
         rows[name] = label, {**job, "is_fast": name != "replaced", "batch": batch_size}
-    return startup.first_batches("benchmarks.studies.volume_first", rows, runs, say)
+    return first.first_batches("benchmarks.studies.volume_first", rows, runs, say)
 
 
 def _child() -> None:

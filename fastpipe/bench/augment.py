@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,35 +14,20 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
-from benchmarks.cases.augment import (
-    AUGMENT_PEERS,
-    AugmentChild,
-    AugmentPeer,
-    TaskRow,
-    single_of,
-    targets,
-    wanted_of,
-)
-from benchmarks.peers.rows import interpreter
 from fastpipe import augment
 from fastpipe._extras import require
 from fastpipe.bench import machine, scripts
-from fastpipe.bench import scripts as motion_scripts
-from fastpipe.bench import scripts as volume_scripts
 from fastpipe.bench.data import Photos, folder_to_use, listed, scan
 from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.loaders import (
     MEAN,
     SIDE,
     STD,
-    LoaderRow,
-    LoaderSpec,
     check_transform,
     touch,
-    train_transform,
 )
-from fastpipe.bench.results import RowInfo, entries, rate_of, verdict
-from fastpipe.bench.runner import Contender, ContenderError
+from fastpipe.bench.results import RowInfo, best_by_section, entries, verdict
+from fastpipe.bench.runner import Contender
 from fastpipe.bench.synthetic import mel_rows
 from fastpipe.console import Progress, positive
 
@@ -51,27 +35,23 @@ __all__ = [
     "BANDS",
     "CLASSES",
     "FRAMES",
-    "LOADED",
     "PAIRS",
     "POLICIES",
     "RECIPES",
-    "SINGLE",
     "SIZE",
     "VOLUMES",
     "WAYS",
     "WHOSE",
     "AugmentRow",
     "Batches",
+    "Bench",
     "ChainCheck",
-    "Loaded",
     "Place",
     "Recipe",
     "Way",
     "add_arguments",
-    "calls_that_wait",
     "chain_of",
     "check_chains",
-    "loader_rows",
     "made_batches",
     "made_motion",
     "made_volumes",
@@ -80,20 +60,6 @@ __all__ = [
     "sampled",
     "ways_of",
 ]
-
-
-# ----------------------------------------------------------------------------------------------------
-# The case ``augment``: batches augmented sample by sample by many scripts, against ``fastpipe.augment``.
-#
-# ============ ==================================================================== ``case`` its options,
-# its rows, its result ``data`` which batches are augmented ``recipes`` what is done to them: recipes of
-# papers, and single operations ``scripts`` the same for spectrograms, as a script writes it ``rows`` the
-# rows: what augments in this process ``peers`` the rows: other libraries, each in its own process
-# ``loading`` the rows: loaders, from files ``check`` are the images those of torchvision's functions?
-# Does a call wait? ``single`` figures of single operations ``targets`` what was asked for ============
-# ====================================================================
-
-__all__: list[str] = []
 
 
 # ---- Which batches are augmented --------------------------------------------------------------------
@@ -236,9 +202,9 @@ def _times(shape: tuple[int, ...]) -> str:
 # module that has the classes.
 
 Kit = Any
-_BOTH = ("float32", "uint8")
+BOTH = ("float32", "uint8")
 # What scripts have of what torchvision has not.
-_SCRIPTS = {"spectrograms": scripts, "volumes": volume_scripts, "sequences": motion_scripts}
+_SCRIPTS = dict.fromkeys(("spectrograms", "volumes", "sequences"), scripts)
 # Joints that change places in a mirror: of 25 those of left and right.
 PAIRS = tuple((joint, joint + 1) for joint in range(1, 25, 2))
 # Augmentations that draw from a list of changes.
@@ -268,7 +234,7 @@ class Recipe:
     label: str
     ops: Callable[[Kit, str], list[Any]]
     mixes: Callable[[Kit], list[Any]] = _none
-    dtypes: Sequence[str] = _BOTH
+    dtypes: Sequence[str] = BOTH
     unit: str = "images"
     has_policy: bool = False
     takes_more: bool = False
@@ -279,7 +245,7 @@ class Recipe:
         return self.mixes is not _none
 
 
-def _floats(kit: Kit) -> Any:
+def floats(kit: Kit) -> Any:
     """Bytes to numbers of 0 to 1."""
     float32 = require("torch", extra="torch").float32
     return kit.ToDtype(float32) if kit is augment else kit.ToDtype(float32, scale=True)
@@ -287,10 +253,10 @@ def _floats(kit: Kit) -> Any:
 
 def _ended(kit: Kit, dtype: str) -> list[Any]:
     """How images become a model's input."""
-    return [*([_floats(kit)] if dtype == "uint8" else []), kit.Normalize(MEAN, STD)]
+    return [*([floats(kit)] if dtype == "uint8" else []), kit.Normalize(MEAN, STD)]
 
 
-def _mode(name: str) -> Any:
+def interpolation(name: str) -> Any:
     return require("torchvision.transforms", extra="torch").InterpolationMode(name)
 
 
@@ -307,7 +273,7 @@ def _simclr(kit: Kit, dtype: str) -> list[Any]:
 
 def _deit(kit: Kit, dtype: str) -> list[Any]:
     return [
-        kit.RandomResizedCrop(SIDE, interpolation=_mode("bicubic")),
+        kit.RandomResizedCrop(SIDE, interpolation=interpolation("bicubic")),
         kit.RandomHorizontalFlip(),
         kit.RandAugment(2, 9),
         *_ended(kit, dtype),
@@ -320,12 +286,8 @@ def _after_the_crop(name: str) -> Callable[[Kit, str], list[Any]]:
     return lambda kit, dtype: [kit.RandomHorizontalFlip(), getattr(kit, name)(), *_ended(kit, dtype)]
 
 
-def _mixed_up(kit: Kit) -> list[Any]:
+def mixed_up(kit: Kit) -> list[Any]:
     return [kit.MixUp(num_classes=CLASSES)]
-
-
-def _cut_mixed(kit: Kit) -> list[Any]:
-    return [kit.CutMix(num_classes=CLASSES)]
 
 
 def _volume(kit: Kit, dtype: str) -> list[Any]:
@@ -354,7 +316,7 @@ def _motion(kit: Kit, dtype: str) -> list[Any]:
 
 RECIPES = (
     Recipe("simclr", "SimCLR", _simclr),
-    Recipe("deit", "DeiT", _deit, _mixed_up, has_policy=True),
+    Recipe("deit", "DeiT", _deit, mixed_up, has_policy=True),
     Recipe(
         "specaugment", "SpecAugment", lambda kit, dtype: [kit.SpecAugment(2, 30, 2, 20)],
         dtypes=("float32",), unit="spectrograms",
@@ -371,67 +333,6 @@ RECIPES = (
         for name in POLICIES
     ),
 )  # fmt: skip
-
-
-def _single(
-    name: str, make: Callable[[Kit], Any], dtypes: Sequence[str] = _BOTH, unit: str = "images"
-) -> Recipe:
-    has_more = unit == "sequences"
-    return Recipe(
-        f"op-{name}", name, lambda kit, dtype: [make(kit)], dtypes=dtypes, unit=unit, takes_more=has_more
-    )
-
-
-def _of_policy(name: str) -> Recipe:
-    """With torchvision's defaults."""
-    return Recipe(f"op-{name}", name, lambda kit, dtype: [getattr(kit, name)()], has_policy=True)
-
-
-def _of_volumes(name: str, make: Callable[[Kit], Any]) -> Recipe:
-    return _single(name, make, _FLOAT, "volumes")
-
-
-def _of_motion(name: str, make: Callable[[Kit], Any]) -> Recipe:
-    return _single(name, make, _FLOAT, "sequences")
-
-
-_FLOAT = ("float32",)
-SINGLE = (
-    _single("RandomResizedCrop", lambda kit: kit.RandomResizedCrop(SIDE)),
-    _single("RandomHorizontalFlip", lambda kit: kit.RandomHorizontalFlip()),
-    _single("RandomVerticalFlip", lambda kit: kit.RandomVerticalFlip()),
-    _single(
-        "RandomAffine",
-        lambda kit: kit.RandomAffine(30, (0.1, 0.1), (0.8, 1.2), 10, interpolation=_mode("bilinear")),
-    ),
-    _single("RandomRotation", lambda kit: kit.RandomRotation(30, interpolation=_mode("bilinear"))),
-    _single("ColorJitter", lambda kit: kit.ColorJitter(0.8, 0.8, 0.8, 0.2)),
-    _single("RandomGrayscale", lambda kit: kit.RandomGrayscale(0.2)),
-    _single("GaussianBlur", lambda kit: kit.GaussianBlur(23)),
-    _single("RandomErasing", lambda kit: kit.RandomErasing(0.25)),
-    *map(_of_policy, POLICIES),
-    _single("ToDtype", _floats, ("uint8",)),
-    _single("Normalize", lambda kit: kit.Normalize(MEAN, STD), _FLOAT),
-    Recipe("op-MixUp", "MixUp", lambda kit, dtype: [], _mixed_up, _FLOAT),
-    Recipe("op-CutMix", "CutMix", lambda kit, dtype: [], _cut_mixed, _FLOAT),
-    _single("SpecAugment", lambda kit: kit.SpecAugment(2, 30, 2, 20), _FLOAT, "spectrograms"),
-    _single("RandomGain", lambda kit: kit.RandomGain(6.0), _FLOAT, "spectrograms"),
-    _single("TimeShift", lambda kit: kit.TimeShift(40), _FLOAT, "spectrograms"),
-    _of_volumes("RandomAffine3D", lambda kit: kit.RandomAffine3D(30, (0.7, 1.4))),
-    _of_volumes("RandomElastic3D", lambda kit: kit.RandomElastic3D((3, 4, 4), 3.0)),
-    _of_volumes("RandomFlip3D", lambda kit: kit.RandomFlip3D()),
-    _of_volumes("RandomRotate90", lambda kit: kit.RandomRotate90()),
-    _of_volumes("GaussianNoise3D", lambda kit: kit.GaussianNoise3D((0.0, 0.1))),
-    _of_volumes("GaussianBlur3D", lambda kit: kit.GaussianBlur3D((0.5, 1.0))),
-    _of_volumes("Brightness3D", lambda kit: kit.Brightness3D((0.75, 1.25))),
-    _of_volumes("Contrast3D", lambda kit: kit.Contrast3D((0.75, 1.25))),
-    _of_volumes("LowResolution3D", lambda kit: kit.LowResolution3D((0.5, 1.0))),
-    _of_volumes("Gamma3D", lambda kit: kit.Gamma3D((0.7, 1.5))),
-    _of_motion("MotionSpeed", lambda kit: kit.MotionSpeed((0.8, 1.25))),
-    _of_motion("MotionTranslation", lambda kit: kit.MotionTranslation(0.1)),
-    _of_motion("MotionScale", lambda kit: kit.MotionScale((0.9, 1.1))),
-    _of_motion("MotionMirror", lambda kit: kit.MotionMirror(PAIRS)),
-)
 
 
 def chain_of(recipe: Recipe, dtype: str, **options: Any) -> Any:
@@ -674,91 +575,6 @@ def _threads(count: int | None) -> Iterator[None]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# The rows of the case that are loaders: recipes from files to a model's input, whole and split.
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A transform of a dataset, from PIL images to tensors.
-
-    Attributes:
-        key: the name of its section in the JSON file.
-        label: its name in tables.
-        transform: makes it.
-    """
-
-    key: str
-    label: str
-    transform: Callable[[], Any]
-
-
-def _of_recipe(number: int) -> Any:
-    """A recipe as a script's transform: what can be done to PIL images is, and tensors are made after it."""
-    v2 = require("torchvision.transforms.v2", extra="torch")
-    ops = RECIPES[number].ops(v2, "uint8")
-    at = next(at for at, op in enumerate(ops) if isinstance(op, v2.ToDtype))
-    return v2.Compose([*ops[:at], v2.ToImage(), *ops[at:]])
-
-
-def _cropped(number: int) -> Any:
-    """A recipe that follows the crop, with the crop."""
-    v2 = require("torchvision.transforms.v2", extra="torch")
-    return v2.Compose([v2.RandomResizedCrop(SIDE), *_of_recipe(number).transforms])
-
-
-def _grey() -> Any:
-    """The least that can be split off."""
-    kit: Kit = require("torchvision.transforms", extra="torch")
-    crop, flip, *end = train_transform("float32").transforms
-    return kit.Compose([crop, flip, kit.RandomGrayscale(0.2), *end])
-
-
-# Another transform to be loaded with is another line here.
-LOADED = (
-    Loaded("files-simclr", "from files: SimCLR", lambda: _of_recipe(0)),
-    Loaded("files-deit", "from files: DeiT, no MixUp", lambda: _of_recipe(1)),
-    Loaded("files-randaugment", "from files: crop, flip, RandAugment, normalise", lambda: _cropped(5)),
-    Loaded(
-        "files-trivialaugmentwide",
-        "from files: crop, flip, TrivialAugmentWide, normalise",
-        lambda: _cropped(6),
-    ),
-    Loaded("files-grey", "from files: crop, flip, RandomGrayscale(.2), normalise", _grey),
-    Loaded("files-crop", "from files: crop, flip, normalise", lambda: train_transform("float32")),
-)
-
-
-def loader_rows(
-    loaded: Loaded, photos: Photos, batch_size: int, cores: int
-) -> list[tuple[RowInfo, Callable[[], LoaderRow]]]:
-    """The rows of a section, and what makes them.
-
-    Args:
-        loaded: the transform.
-        photos: what is loaded.
-        batch_size: images in a batch.
-        cores: how many workers the replaced loader has.
-    """
-    fast = "FastImageFolder + FastLoader"
-    specs: Sequence[LoaderSpec] = (
-        LoaderSpec(
-            f"{loaded.key}-replaced", f"ImageFolder + DataLoader(num_workers={cores})", "replaced", cores
-        ),
-        LoaderSpec(f"{loaded.key}-whole", fast, "fastpipe"),
-        LoaderSpec(f"{loaded.key}-auto", f'{fast}, augment="auto"', "fastpipe", augment="auto"),
-    )
-
-    def row(spec: LoaderSpec) -> tuple[RowInfo, Callable[[], LoaderRow]]:
-        info = RowInfo(
-            spec.key, spec.label, spec.group, spec.num_workers, "float32", spec.note, section=loaded.key,
-            unit="images",
-        )  # fmt: skip
-        return info, lambda: LoaderRow(spec, photos.folder, photos.indices, batch_size, loaded.transform())
-
-    return [row(spec) for spec in specs]
-
-
-# ----------------------------------------------------------------------------------------------------
 # Before anything is timed: are the images those of torchvision's functions? And does a call wait?
 
 # What rounding in another order may come to, of numbers of 0 to 1 and of what is normalised.
@@ -775,9 +591,6 @@ MOST_FAR = {"cpu": 0.01, "cuda": 0.1}
 # Of a batch of a single operation, of which there are many: torchvision's functions take image by image.
 SINGLE_SAMPLES = 16
 
-# What the CUDA runtime calls what keeps the host waiting.
-_WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
-
 
 @dataclass
 class ChainCheck:
@@ -790,6 +603,7 @@ class ChainCheck:
         far: how many of them differ by more than rounding, or than a level where bytes are counted.
         largest: the largest difference of the others.
         problems: what is wrong; empty when all is well.
+        waiting: chains on CUDA whose call keeps the host waiting, where that was looked at.
     """
 
     batches: int = 0
@@ -798,6 +612,7 @@ class ChainCheck:
     far: int = 0
     largest: float = 0.0
     problems: tuple[str, ...] = ()
+    waiting: Sequence[str] | None = None
 
     @property
     def ok(self) -> bool:
@@ -865,7 +680,8 @@ class ChainCheck:
 
     def as_json(self) -> dict[str, Any]:
         """The outcome for the JSON file."""
-        told = {name: getattr(self, name) for name in ("batches", "alike", "values", "far", "largest")}
+        names = ("batches", "alike", "values", "far", "largest", "waiting")
+        told = {name: getattr(self, name) for name in names}
         return {**told, "problems": list(self.problems), "ok": self.ok, "text": self.sentence()}
 
 
@@ -900,83 +716,29 @@ def check_chains(
     return check
 
 
-def calls_that_wait(
-    places: Iterable[Place], batches: Batches, say: Callable[[str], None] = lambda text: None
-) -> list[str]:
-    """Chains on a device whose call keeps the host waiting, with what it waits in.
-
-    Args:
-        places: those on CUDA are looked at, all of fastpipe's ways.
-        batches: the data.
-        say: told what is looked at.
-    """
-    found = []
-    for place in places:
-        for way in ways_of(place) if place.device != "cpu" else ():
-            say(f"profiling: {place.label}: {way.label}")
-            chain, given = chain_of(place.recipe, place.dtype, **way.options), place.given(batches)
-            if waits := _waits_of(lambda chain=chain, given=given: chain(*given)):  # type: ignore[misc]
-                found.append(f"{place.label}: {way.label}: {', '.join(sorted(set(waits)))}")
-    return found
-
-
-def _waits_of(call: Callable[[], Any]) -> list[str]:
-    """Names of the events within a call in which the host waits for the device."""
-    torch, profiler = require("torch", extra="torch"), require("torch.profiler", extra="torch")
-    for _ in range(2):  # pinned memory and kernels are made in the first call
-        call()
-    torch.cuda.synchronize()
-    activities = [profiler.ProfilerActivity.CPU, profiler.ProfilerActivity.CUDA]
-    with profiler.profile(activities=activities) as profile:
-        # The profiler itself waits at its end: only what is within the mark counts.
-        with profiler.record_function("fastpipe-call"):
-            call()
-        torch.cuda.synchronize()
-    return waits_within(profile.events(), "fastpipe-call")
-
-
-def waits_within(events: Iterable[Any], mark: str) -> list[str]:
-    """Names of those events, begun within the one called ``mark``, that wait for a device.
-
-    Args:
-        events: of torch's profiler.
-        mark: the name.
-    """
-    told = list(events)
-    spans = [event.time_range for event in told if event.name == mark]
-    return [
-        event.name
-        for event in told
-        if event.name in _WAITS and any(span.start <= event.time_range.start <= span.end for span in spans)
-    ]
-
-
-# ---- The case ``augment``: its options, its rows, its result ----------------------------------------
+# ---- The case: its options, its rows, its result ----------------------------------------------------
 
 BATCH, QUICK_BATCH = 64, 4
-# Of a measurement of a single operation, of which there are many.
-SINGLE_S = 0.15
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the case."""
+    """Add the options of the case."""
     add = parser.add_argument
     add("--data", metavar="FOLDER", help="image folder whose photos are augmented (default: "
         "$FASTPIPE_PHOTOS, else photograph-like JPEGs made once into the user's cache folder)")  # fmt: skip
     add("--batch-size", type=positive(int), metavar="N",
         help=f"samples in a batch (default: {BATCH}, with --quick {QUICK_BATCH})")  # fmt: skip
     add("--recipe", action="append", choices=[one.key for one in RECIPES], metavar="NAME",
-        help="only this, and single operations on the same: " + ", ".join(one.key for one in RECIPES)
-        + "; may be given again (default: all, and from files)")  # fmt: skip
-    add("--no-single", action="store_true", help="leave single operations out, which are most of the rows")
-    add_run_arguments(parser, "kornia, albumentations, torchaudio, batchgeneratorsv2 and MONAI")
+        help="only this: " + ", ".join(one.key for one in RECIPES)
+        + "; may be given again (default: all)")  # fmt: skip
+    add_run_arguments(parser)
 
 
-def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Measure, report, and write what was asked for.
-
-    Returns:
-        0, or 1 when images are not those of torchvision's functions.
+def run(
+    args: argparse.Namespace, console: Console, progress: Progress, kind: type[Bench] | None = None
+) -> int:
+    """Measure, report, and write what was asked for; return 1 when images are not those of torchvision's
+    functions.
 
     Raises:
         OptionError: the photos cannot be used.
@@ -988,12 +750,13 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     devices = ["cpu"]
     if require("torch", extra="torch").cuda.is_available():
         devices.append("cuda")
-    bench = _Bench(args, machine.cores_allowed(), progress, batches=batches, photos=photos, devices=devices)
+    cores = machine.cores_allowed()
+    bench = (kind or Bench)(args, cores, progress, batches=batches, photos=photos, devices=devices)
     return bench.run(console)
 
 
 @dataclass
-class _Bench(Driver):
+class Bench(Driver):
     """One run of the case."""
 
     case: ClassVar[str] = "augment"
@@ -1003,132 +766,75 @@ class _Bench(Driver):
 
     def __post_init__(self) -> None:
         asked = self.args.recipe
-        recipes = [one for one in RECIPES if not asked or one.key in asked]
-        units = {one.unit for one in recipes}
-        single = [] if self.args.no_single else [one for one in SINGLE if not asked or one.unit in units]
-        self.places, self.single = (
-            [Place(one, dtype, device) for device in self.devices for one in kind for dtype in one.dtypes]
-            for kind in (recipes, single)
-        )
-        self.loaded = () if asked else LOADED
-        self.main = f"{self.places[0].key}-batch"
+        self.places = self.places_of([one for one in RECIPES if not asked or one.key in asked])
+
+    def places_of(self, recipes: Iterable[Recipe]) -> list[Place]:
+        """Return recipes with all that they are applied to."""
+        return [
+            Place(one, dtype, device) for device in self.devices for one in recipes for dtype in one.dtypes
+        ]
 
     def result(self) -> dict[str, Any] | None:
         """Check, measure, and put the file's content together; ``None`` if the check fails."""
-        busy, every = self.begin(), [*self.places, *self.single]
-        check = check_chains(every, self.batches, self.progress.now)
+        busy = self.begin()
+        check = self.compared()
         self.progress.done(f"check: {check.sentence()}")
         if not check.ok:
             return None
-        waiting = self._waiting(every)
+        if "cuda" not in self.devices:
+            self.miss("cuda", "on CUDA", "torch finds no CUDA device")
         with ExitStack() as stack:
-            children = self._children(stack, every)
-            contenders = [row for place in every for row in self._rows(place, children, stack)]
-            contenders += self._loaders(stack)
-            session = self.measure(contenders)
-        sections = {*(place.key for place in self.places), *(one.key for one in self.loaded)}
+            contenders = [row for place in self.places for row in self.rows_of(place, stack)]
+            session = self.measure([*contenders, *self.all_others(stack)])
+        sections = self.sections()
         rows = entries([info for info in self.infos.values() if info.section in sections], session)
         result = self._facts(busy) | {
-            "method": {**self.method(session.rounds), "single_s": SINGLE_S},
-            "check": {**check.as_json(), "waiting": waiting},
-            "main": self.main,
+            "method": self.method(session.rounds),
+            "check": check.as_json(),
+            "main": f"{self.places[0].key}-batch",
             "rows": rows,
-            "best": _best(rows),
+            "best": best_by_section(rows),
             "missing": self.missing,
             "stages": {"seconds": {}, "images": 0},
             "floor_share": None,
             "plan": str(chain_of(self.places[0].recipe, "float32")),
-            "single": single_of(self.single, self.infos, session.samples, self.batches.count),
-            "targets": targets(session.samples, waiting, self.args.recipe or ()),
+            **self.studies(session),
         }
         result["verdict"] = verdict(result)
         return result
 
-    def seconds_of(self, contender: Contender) -> float:
-        """Single operations are measured for less long."""
-        seconds = super().seconds_of(contender)
-        return min(seconds, SINGLE_S) if contender.key.startswith("op-") else seconds
+    def compared(self) -> ChainCheck:
+        """Compare all chains with torchvision's functions."""
+        return check_chains(self.places, self.batches, self.progress.now)
 
-    def _waiting(self, places: Sequence[Place]) -> list[str] | None:
-        """Calls on CUDA that keep the host waiting; None where there is no CUDA."""
-        if "cuda" not in self.devices:
-            self.miss("cuda", "on CUDA", "torch finds no CUDA device")
-            return None
-        found = calls_that_wait(places, self.batches, self.progress.now)
-        for text in found:
-            self.warnings.append(f"a call waits for the device: {text}")
-        self.progress.done(f"check: {len(found)} chains on CUDA keep the host waiting")
-        return found
+    def sections(self) -> dict[str, Any]:
+        """Return the sections of the result."""
+        return {place.key: {"label": place.label} for place in self.places}
 
-    def _rows(
-        self, place: Place, children: Sequence[tuple[AugmentPeer, AugmentChild]], stack: ExitStack
-    ) -> list[Contender]:
-        """All rows of a recipe."""
+    def rows_of(self, place: Place, stack: ExitStack) -> list[Contender]:
+        """Build the rows of a recipe."""
         found: list[Contender] = []
         for info, row in own_rows(place, self.batches):
             stack.callback(row.close)
             self.infos[info.key] = info
             found.append(row)
-        for peer, child in children:
-            if peer.does(place):
-                info = child.told(peer.info(place))
-                self.infos[info.key] = info
-                found.append(TaskRow(info.key, child, place.task, self.batches.count(place.recipe.unit)))
         return found
 
-    def _loaders(self, stack: ExitStack) -> list[Contender]:
-        """The rows from files."""
-        size, found = len(self.batches), []
-        for loaded in self.loaded:
-            for info, make in loader_rows(loaded, self.photos, size, self.cores):
-                if (row := self.open(stack, info, make)) is not None:
-                    found.append(row)
-        return found
-
-    def _children(self, stack: ExitStack, places: list[Place]) -> list[tuple[AugmentPeer, AugmentChild]]:
-        """Start the peers; one that is not there is noted, and what one lacks."""
-        if not self.args.peers:
-            return []
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fastpipe-bench-")))
-        files, found = self.batches.save(folder), []
-        for peer in AUGMENT_PEERS:
-            if (child := self._child(peer, files, wanted_of(peer, places))) is not None:
-                stack.callback(child.close)
-                found.append((peer, child))
-                for recipe, why in (peer.lacks or {}).items():
-                    self.miss(f"{recipe}-{peer.peer.key}", f"{recipe}: {peer.peer.label}", why)
-        return found
-
-    def _child(self, peer: AugmentPeer, files: Mapping[str, str], places: list[Place]) -> AugmentChild | None:
-        """The process of a peer, or ``None``."""
-        one, python = peer.peer, interpreter(peer.peer)
-        if not places:
-            return None
-        if python is None:
-            self.miss(one.key, one.label, f"not installed: {one.install}")
-            return None
-        self.progress.now(f"starting {one.label}")
-        try:
-            return AugmentChild(peer, python, files, places, len(self.batches), self.cores)
-        except ContenderError as error:
-            self.miss(one.key, one.label, str(error))
-            return None
+    def options(self) -> list[str]:
+        """Return the case's own options, with names in place of paths."""
+        args = self.args
+        words = [f"--data {Path(args.data).resolve().name}"] if args.data else []
+        words += [f"--batch-size {len(self.batches)}"] if args.batch_size else []
+        return words + [f"--recipe {one}" for one in args.recipe or ()]
 
     def _facts(self, busy: float | None) -> dict[str, Any]:
         """What was run, when, on what."""
-        args, size = self.args, len(self.batches)
-        words = [f"--data {Path(args.data).resolve().name}"] if args.data else []
-        words += [f"--batch-size {size}"] if args.batch_size else []
-        words += [f"--recipe {one}" for one in args.recipe or ()]
-        words += ["--no-single"] if args.no_single else []
+        size = len(self.batches)
         counts = sorted({self.batches.count(place.recipe.unit) for place in self.places})
         of = " or ".join(map(str, counts))
-        return self.facts(words, busy) | {
+        return self.facts(self.options(), busy) | {
             "data": {"text": self.batches.text, "name": self.batches.name, "samples": size},
-            "sections": {
-                **{place.key: {"label": place.label} for place in self.places},
-                **{loaded.key: {"label": loaded.label} for loaded in self.loaded},
-            },
+            "sections": self.sections(),
             "job": {
                 "text": f"augmentation of batches of {of}: recipes, from decoded samples to a model's input",
                 "short": f"augmentation of batches of {of}",
@@ -1136,12 +842,3 @@ class _Bench(Driver):
                 "replaces": "transform",
             },
         }
-
-
-def _best(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Section → the faster of the rows that are replaced."""
-    best: dict[str, str] = {}
-    replaced = [entry for entry in rows if entry["group"] == "replaced"]
-    for entry in sorted(replaced, key=lambda entry: rate_of(entry)["median"]):
-        best[entry["section"]] = entry["key"]
-    return best

@@ -1,4 +1,4 @@
-"""The functions whose rows are made.  Worker processes import this module, so it needs NumPy alone.
+"""Functions that make rows.  Worker processes import this module, so it needs NumPy alone.
 
 Row ``i`` is ``function(i, np.random.default_rng([SEED, i]))``.
 """
@@ -6,7 +6,7 @@ Row ``i`` is ``function(i, np.random.default_rng([SEED, i]))``.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,9 @@ __all__ = [
     "BATCH_ROWS",
     "SEED",
     "Function",
-    "Generators",
     "counted",
     "generator",
     "made",
-    "made_of",
     "motion",
     "quick",
     "rows_of",
@@ -91,32 +89,10 @@ def generator(index: int) -> np.random.Generator:
     return np.random.default_rng([SEED, index])
 
 
-def made_of(function: Function, shards: Iterable[Iterable[int]]) -> Iterator[Row]:
-    """The rows of some shards, one after the other."""
-    for shard in shards:
-        for index in shard:
-            yield made(function, index)
-
-
 def rows_of(function: Function, count: int) -> Row:
     """The first rows, stacked: each name's (count, …)."""
     rows = [made(function, index) for index in range(count)]
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-
-
-class Generators:
-    """Generators of rows; each method draws for all of them, as that which `fastpipe.generate` gives a batch.
-
-    Args:
-        indices: the rows'.
-    """
-
-    def __init__(self, indices: Sequence[int]) -> None:
-        self._rows = [generator(index) for index in indices]
-
-    def uniform(self, *args: Any, **kwargs: Any) -> npt.NDArray[Any]:
-        """Numbers of each row's own generator, (B, …)."""
-        return np.stack([row.uniform(*args, **kwargs) for row in self._rows])
 
 
 def _busy(rng: np.random.Generator, seconds: float, numbers: int) -> Row:

@@ -1,4 +1,4 @@
-"""The case ``generate``: rows that a function makes, stored in a file: a script's loop against ``fastpipe.generate``."""
+"""The case ``generate``: rows of a function, stored: a script's loop against ``fastpipe.generate``."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import argparse
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -19,9 +17,6 @@ import numpy.typing as npt
 from rich.console import Console
 
 import fastpipe
-from benchmarks.cases.generate import PEERS, PREDICTED, Peer, PeerRow, targets
-from benchmarks.studies.generate_memory import peaks
-from benchmarks.studies.generate_predicted import Prediction, predictions
 from fastpipe._extras import require
 from fastpipe.bench import machine
 from fastpipe.bench.driver import Driver, add_run_arguments
@@ -29,7 +24,6 @@ from fastpipe.bench.functions import (
     BATCH_ROWS,
     SEED,
     Function,
-    Generators,
     made,
     motion,
     quick,
@@ -40,13 +34,12 @@ from fastpipe.bench.functions import (
     wide,
 )
 from fastpipe.bench.results import RowInfo, entries, verdict
-from fastpipe.bench.runner import ContenderError, Plan, Session, summarise
+from fastpipe.bench.runner import Plan
 from fastpipe.console import Progress
 from fastpipe.errors import OptionError
 
 __all__ = [
     "SECTIONS",
-    "BareRow",
     "Columns",
     "FastRow",
     "LoopRow",
@@ -60,22 +53,7 @@ __all__ = [
     "difference",
     "run",
     "specs",
-    "write_rows",
 ]
-
-
-# ----------------------------------------------------------------------------------------------------
-# The case ``generate``: rows that a function makes, stored in a file: a script's loop, and other
-# libraries' processes, against ``fastpipe.generate``.
-#
-# ============= =============================================================== ``case`` its options, its
-# rows, its result ``functions`` the functions; workers import this module alone ``rows`` the rows: a
-# script's loop, ``fastpipe.generate`` ``peers`` the rows: other libraries ``check`` does each store what
-# the function returns? ``predicted`` does ``probe`` say how long it will take? ``memory`` memory of the
-# process that calls ``generate``, in fresh ones ``targets`` what was asked for =============
-# ===============================================================
-
-__all__: list[str] = []
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -98,7 +76,6 @@ class Section:
         row_s: about how long a row takes.
         chunk: rows are made in multiples of this.
         checked: so many are compared before anything is timed.
-        has_peers: whether other libraries make them, too.
         has_threads: whether threads make rows at a time, as the function lets go of the interpreter's lock.
     """
 
@@ -108,7 +85,6 @@ class Section:
     row_s: float
     chunk: int
     checked: int
-    has_peers: bool = True
     has_threads: bool = False
 
 
@@ -116,7 +92,7 @@ SECTIONS = (
     Section("slow", "5 ms a row, rows of 4 kB", slow, 5e-3, 20, 24),
     Section("quick", "100 µs a row, rows of 4 kB", quick, 1e-4, 200, 300),
     Section("wide", "100 µs a row, rows of 16 kB", wide, 1e-4, 200, 300),
-    Section("batch", "sums of sines, rows of 1 kB", waves, 4e-5, 4 * BATCH_ROWS, 600, has_peers=False),
+    Section("batch", "sums of sines, rows of 1 kB", waves, 4e-5, 4 * BATCH_ROWS, 600),
     Section("motion", "about 1 ms a row, rows of 75 kB", motion, 1e-3, 20, 60, has_threads=True),
 )
 
@@ -260,28 +236,6 @@ class FastRow(StoringRow):
         )  # fmt: skip
 
 
-class BareRow(MadeRow):
-    """``fn.batch`` alone: generators are made before the clock starts, and nothing is stored."""
-
-    def measure(self, count: int) -> float:
-        """Make so many rows; return the seconds it took."""
-        return sum(seconds for seconds, _ in self._batches(count))
-
-    def stored(self, count: int) -> Columns:
-        """So many rows."""
-        parts = [part for _, part in self._batches(count)]
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-    def _batches(self, count: int) -> Iterator[tuple[float, Columns]]:
-        batch: Any = getattr(self._function, "batch")  # noqa: B009  # of a function, which has no such name
-        for first in range(0, count, BATCH_ROWS):
-            indices = np.arange(first, min(first + BATCH_ROWS, count))
-            rngs = Generators(indices.tolist())
-            start = time.perf_counter()
-            found = batch(indices, rngs)
-            yield time.perf_counter() - start, found
-
-
 def specs(section: Section, cores: int) -> list[tuple[Spec, type[MadeRow]]]:
     """A section's rows without peers; the loop that is replaced comes first.
 
@@ -307,31 +261,7 @@ def specs(section: Section, cores: int) -> list[tuple[Spec, type[MadeRow]]]:
     if section.has_threads:
         label = f'{all_cores}, executor="threads")'
         found.append((Spec(section, "threads", label, "fastpipe", cores, "threads"), FastRow))
-    if is_batch:
-        note = f"{BATCH_ROWS} rows a call; generators are made before, and nothing is stored"
-        found.append((Spec(section, "bare", "fn.batch alone", "peer", note=note), BareRow))
     return found
-
-
-def write_rows(out: Path, count: int, rows: Iterable[dict[str, Any]]) -> None:
-    """Write rows with h5py as they come, about a megabyte at a time.
-
-    Args:
-        out: the file.
-        count: how many rows come.
-        rows: they.
-    """
-    rows = iter(rows)
-    first = next(rows)
-    step = max(1, _AT_ONCE // sum(np.asarray(value).nbytes for value in first.values()))
-    some, at = [first, *islice(rows, step - 1)], 0
-    with require("h5py", extra="generation").File(out, "w") as file:
-        for name, value in first.items():
-            file.create_dataset(name, (count, *np.shape(value)), np.asarray(value).dtype)
-        while some:
-            for name in first:
-                file[name][at : at + len(some)] = np.stack([row[name] for row in some])
-            at, some = at + len(some), list(islice(rows, step))
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -346,13 +276,11 @@ class StoredCheck:
         files: that were made and read.
         rows: in them.
         problems: what is wrong; empty when all is well.
-        peers: by key, why a peer's row cannot be measured.
     """
 
     files: int = 0
     rows: int = 0
     problems: list[str] = field(default_factory=list)
-    peers: dict[str, str] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -360,7 +288,7 @@ class StoredCheck:
         return not self.problems
 
     def sentence(self) -> str:
-        """The outcome in words."""
+        """Return the outcome in words."""
         if not self.ok:
             return f"rows differ from what the function returns: {'; '.join(self.problems)}"
         return (
@@ -369,37 +297,29 @@ class StoredCheck:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """The outcome for the JSON file."""
+        """Return the outcome for the JSON file."""
         told = {"files": self.files, "rows": self.rows, "problems": self.problems}
         return {**told, "ok": self.ok, "text": self.sentence()}
 
 
 def check_stored(rows: Sequence[MadeRow], say: Callable[[str], None] = lambda text: None) -> StoredCheck:
-    """Make some rows in each way, read them, and compare them with what the function returns here.
-
-    Args:
-        rows: the ways.
-        say: told what is compared.
-    """
+    """Make some rows in each way, read them, and compare them with what the function returns here."""
     check = StoredCheck()
-    expected: dict[str, Columns] = {}
     for row in rows:
-        section, what = row.spec.section, f"{row.spec.section.key}: {row.spec.label}"
+        what = f"{row.spec.section.key}: {row.spec.label}"
         say(f"comparing: {what}")
-        if section.key not in expected:
-            expected[section.key] = rows_of(section.function, section.checked)
-        try:
-            problem = difference(expected[section.key], row.stored(section.checked))
-        except ContenderError as error:
-            check.peers[row.key] = str(error)
-            continue
+        problem = problem_of(row)
         if problem is None:
-            check.files, check.rows = check.files + 1, check.rows + section.checked
-        elif row.spec.group == "peer":
-            check.peers[row.key] = f"rows differ from what the function returns: {problem}"
+            check.files, check.rows = check.files + 1, check.rows + row.spec.section.checked
         else:
             check.problems.append(f"{what}: {problem}")
     return check
+
+
+def problem_of(row: MadeRow) -> str | None:
+    """Return how rows that are made and stored differ from what the function returns, or None."""
+    section = row.spec.section
+    return difference(rows_of(section.function, section.checked), row.stored(section.checked))
 
 
 def difference(expected: Columns, found: Columns) -> str | None:
@@ -424,8 +344,6 @@ def difference(expected: Columns, found: Columns) -> str | None:
 
 # Long, so that the start of processes is a small part: with two cores 9 s of work.
 MEASURED_S = 4.5
-# What is tried of peers that may be told how many rows make a task, and what is predicted.
-TUNED_S, PREDICTED_S, PREDICTED_TIMES = 1.5, 10.0, 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -436,14 +354,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--section", action="append", choices=[one.key for one in SECTIONS], metavar="NAME",
         help="only this: " + ", ".join(one.key for one in SECTIONS)
         + "; may be given again (default: all)")  # fmt: skip
-    add_run_arguments(parser, "joblib, multiprocessing.Pool and Hugging Face's datasets")
+    add_run_arguments(parser)
 
 
-def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Measure, report, and write what was asked for.
-
-    Returns:
-        0, or 1 when rows are not those of the function.
+def run(
+    args: argparse.Namespace, console: Console, progress: Progress, kind: type[Bench] | None = None
+) -> int:
+    """Measure, report, and write what was asked for; return 1 when rows are not those of the function.
 
     Raises:
         MissingDependencyError: h5py, which the script that is replaced needs, is not installed.
@@ -453,12 +370,12 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     if args.folder is not None and not args.folder.is_dir():
         raise OptionError(f"--folder: {str(args.folder)!r} is not a folder")
     with tempfile.TemporaryDirectory(prefix="fastpipe-bench-", dir=args.folder) as scratch:
-        bench = _Bench(args, machine.cores_allowed(), progress, scratch=Path(scratch))
+        bench = (kind or Bench)(args, machine.cores_allowed(), progress, scratch=Path(scratch))
         return bench.run(console)
 
 
 @dataclass
-class _Bench(Driver):
+class Bench(Driver):
     """One run of the case."""
 
     case: ClassVar[str] = "generate"
@@ -477,19 +394,14 @@ class _Bench(Driver):
         """Check, measure, and put the file's content together; ``None`` if the check fails."""
         busy = self.begin()
         with ExitStack() as stack:
-            made = [row for section in self.sections for row in self._rows(section, stack)]
+            made = [self._made(*pair) for section in self.sections for pair in specs(section, self.cores)]
             check = check_stored(made, self.progress.now)
             self.progress.done(f"check: {check.sentence()}")
             if not check.ok:
                 return None
-            for key, why in check.peers.items():
-                self.miss(key, self.label_of(key), why)
-            contenders = self._tuned([row for row in made if row.key not in check.peers])
-            session = self.measure(contenders)
-            told = self._predictions(session)
-            memory = self._memory()
+            session = self.measure([*made, *self.all_others(stack)])
+            studies = self.studies(session)
         rows = entries(list(self.infos.values()), session)
-        predicted = [one.as_json() for one in told]
         keys = [one.key for one in self.sections]
         result = self._facts(busy) | {
             "method": self.method(session.rounds),
@@ -500,73 +412,15 @@ class _Bench(Driver):
             "missing": self.missing,
             "stages": {"seconds": {}, "images": 0},
             "floor_share": None,
-            "plan": str(told[0].reports[0]) if told else "",
-            "predicted": {"rows": predicted},
-            "peak": memory or {},
-            "targets": targets(session.samples, self.cores, predicted, memory, keys),
+            "plan": "",
+            **studies,
         }
         result["verdict"] = verdict(result)
         return result
 
-    def _rows(self, section: Section, stack: ExitStack) -> list[MadeRow]:
-        """All rows of a section; a peer that is not there is noted."""
-        found: list[MadeRow] = []
-        for spec, make in specs(section, self.cores):
-            self.infos[spec.key] = spec.info
-            found.append(make(spec, self.scratch))
-        for peer in PEERS if self.args.peers and section.has_peers else ():
-            if (row := self._peer(peer, section, stack)) is not None:
-                found.append(row)
-        return found
-
-    def _peer(self, peer: Peer, section: Section, stack: ExitStack) -> MadeRow | None:
-        """A peer's row, or ``None``."""
-        spec = peer.spec(section, self.cores)
-        if (why := peer.missing) is not None:
-            self.miss(spec.key, f"{section.key}: {spec.label}", why)
-            return None
-        info = replace(spec.info, versions=peer.versions)
-        row = self.open(stack, info, partial(peer.row, spec, self.scratch))
-        assert row is None or isinstance(row, MadeRow)
-        return row
-
-    def _tuned(self, rows: Sequence[MadeRow]) -> list[MadeRow]:
-        """The rows, with what peers may choose chosen; one that fails is noted."""
-        found: list[MadeRow] = []
-        for row in rows:
-            if isinstance(row, PeerRow) and not self.args.quick:
-                self.progress.now(f"trying: {self.label_of(row.key)}")
-                try:
-                    chosen = row.tune(round(TUNED_S * self.cores / row.spec.section.row_s))
-                except ContenderError as error:
-                    self.miss(row.key, self.label_of(row.key), str(error))
-                    continue
-                info = self.infos[row.key]
-                notes = "; ".join(note for note in (chosen, info.note) if note)
-                self.infos[row.key] = replace(info, note=notes)
-            found.append(row)
-        return found
-
-    def _predictions(self, session: Session) -> list[Prediction]:
-        """How well it is said how long rows will take."""
-        seconds, times = (self.quick_s, 1) if self.args.quick else (PREDICTED_S, PREDICTED_TIMES)
-        sections = []
-        for one in self.sections:
-            if one.key in PREDICTED:
-                rate = summarise(sample.rate for sample in session.samples[f"{one.key}-workers"]).median
-                sections.append((one, max(1, round(rate * seconds))))
-        return predictions(sections, self.scratch, self.cores, times, self.progress.step)
-
-    def _memory(self) -> dict[str, Any] | None:
-        """Memory; None where it is not measured."""
-        if self.args.quick:
-            return None
-        try:
-            return peaks(self.scratch, self.cores, say=self.progress.step)
-        except ContenderError as error:
-            # The rates, which took far longer to measure, stay valid.
-            self.warnings.append(f"no memory: {error}")
-            return None
+    def _made(self, spec: Spec, make: type[MadeRow]) -> MadeRow:
+        self.infos[spec.key] = spec.info
+        return make(spec, self.scratch)
 
     def _facts(self, busy: float | None) -> dict[str, Any]:
         """What was run, when, on what."""

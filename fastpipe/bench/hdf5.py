@@ -10,9 +10,10 @@ import math
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -21,47 +22,30 @@ import numpy.typing as npt
 from rich.console import Console
 
 import fastpipe
-from benchmarks.cases.hdf5 import (
-    TABLE_PEERS,
-    TablePeerRow,
-    first_batch_targets,
-    memory_target,
-    peers_of,
-    rate_targets,
-    row_info,
-)
-from benchmarks.peers.rows import interpreter
-from benchmarks.studies.hdf5_evaluate import FileByFile, Grouped, evaluation_infos, section_of
-from benchmarks.studies.hdf5_first import first_batches
-from benchmarks.studies.hdf5_memory import memory_of_trees
 from fastpipe._extras import require
 from fastpipe.bench import machine
 from fastpipe.bench.check import RowCheck, digests_of_samples
 from fastpipe.bench.data import made_once
 from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.loaders import Draws, touch
-from fastpipe.bench.orders import windows
 from fastpipe.bench.results import RowInfo, entries, verdict
-from fastpipe.bench.runner import Contender, ContenderError, calibrate
-from fastpipe.bench.synthetic import log_mels, mel_rows, read_wav, write_table
+from fastpipe.bench.runner import calibrate
+from fastpipe.bench.synthetic import mel_rows, write_table
 from fastpipe.console import Progress, positive
 from fastpipe.errors import OptionError
 
 __all__ = [
-    "BITSHUFFLE",
-    "CELLS",
-    "FEW",
     "LAYOUTS",
+    "ROWS",
     "WINDOW",
     "WORKER_COUNTS",
-    "InOrder",
+    "Bench",
+    "MakeLoader",
     "RowByRow",
     "RowCheck",
-    "Sizes",
     "Table",
     "TableRow",
     "TableSpec",
-    "WindowBatches",
     "add_arguments",
     "best_workers",
     "check_rows",
@@ -69,37 +53,19 @@ __all__ = [
     "digests_of",
     "loader_of",
     "look",
-    "made_cells",
-    "made_chunks",
     "made_tables",
     "quiet",
     "run",
     "specs_of",
     "table_dataset",
-    "wav_rows",
 ]
-
-
-# ----------------------------------------------------------------------------------------------------
-# The case ``hdf5``: rows of HDF5 files, read one by one by many scripts, against ``FastHDF5Dataset``.
-#
-# =========== ===================================================================== ``case`` its options,
-# its rows, its result ``data`` which files are read ``rows`` the rows: loaders in this process
-# ``sources`` the datasets and loops that scripts have without fastpipe ``peers`` the rows: other readers,
-# each in its own process ``evaluate`` the rows: a model judged file by file ``check`` are the batches the
-# rows of the file? ``first`` time to the first batch, in fresh processes ``memory`` memory of the process
-# tree, in fresh processes ``targets`` what was asked for, and whether it is met ===========
-# =====================================================================
-
-__all__: list[str] = []
 
 
 # ---- Which HDF5 files the benchmark reads -----------------------------------------------------------
 
 SHAPE = (64, 128)
+ROWS, QUICK_ROWS = 16_384, 256
 ROWS_IN_CHUNK = 16
-# Segments of a file: (long, short, bands, frames), 1 KiB each; in another file fewer.
-CELLS, FEW = (10, 20, 16, 16), (3, 4, 16, 16)
 _AT_ONCE = 1024
 
 # Section → its name, how its chunks are compressed (None: not), whether there are chunks.
@@ -109,25 +75,6 @@ LAYOUTS: dict[str, tuple[str, str | None, bool]] = {
     "plain": ("chunks, uncompressed", None, True),
     "contiguous": ("contiguous", None, False),
 }
-# Where hdf5plugin is there, which h5py reads it by.
-BITSHUFFLE = "bitshuffle"
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How much data is made up.
-
-    Attributes:
-        rows: of each of the four layouts.
-        files: in the file of cells.
-        few: in that of few cells each.
-        chunks: of the file with many chunks.
-    """
-
-    rows: int = 16_384
-    files: int = 704
-    few: int = 8192
-    chunks: int = 100_000
 
 
 @dataclass(frozen=True)
@@ -176,8 +123,8 @@ class Table:
 
     def opened(self, **options: Any) -> Any:
         """The file, opened by h5py with these options, and with the filters that it needs."""
-        if self.key == BITSHUFFLE:
-            require("hdf5plugin", extra="hdf5")
+        if importlib.util.find_spec("hdf5plugin"):
+            importlib.import_module("hdf5plugin")
         return require("h5py", extra="hdf5").File(self.path, "r", **options)
 
     def warm(self) -> None:
@@ -219,118 +166,32 @@ def look(
         raise OptionError(f"{str(path)!r} cannot be read as HDF5: {error}") from None
 
 
-def wav_rows(folder: Path) -> Callable[[np.random.Generator, int], npt.NDArray[np.float32]]:
-    """A maker of rows like those of `mel_rows`, cut anywhere from the WAV files of a folder.
-
-    Raises:
-        OptionError: there are too few.
-    """
-    files = sorted(folder.glob("*.wav"))
-    sounds = [log_mels(*read_wav(file), bands=SHAPE[0]) for file in files]
-    whole = np.concatenate(sounds, axis=1) if sounds else np.empty((SHAPE[0], 0), np.float32)
-    if whole.shape[1] < 2 * SHAPE[1]:
-        raise OptionError(f"{str(folder)!r} must have WAV files of some seconds, got {len(files)} files")
-
-    def rows(rng: np.random.Generator, count: int) -> npt.NDArray[np.float32]:
-        starts = rng.integers(0, whole.shape[1] - SHAPE[1], count)
-        return np.stack([whole[:, start : start + SHAPE[1]] for start in starts.tolist()])
-
-    return rows
-
-
 def made_tables(
-    sizes: Sizes,
+    rows: int = ROWS,
     cache: Path | None = None,
     say: Callable[[str], None] = lambda text: None,
-    wav: Path | None = None,
-    layouts: Collection[str] = tuple(LAYOUTS),
+    layouts: Mapping[str, tuple[str, str | None, bool]] = LAYOUTS,
 ) -> list[Table]:
-    """Log-mel rows in some layouts, made once.
-
-    Args:
-        sizes: how many.
-        cache: where, if not in the user's cache folder.
-        say: told what takes long.
-        wav: take them from WAV files.
-        layouts: keys of ``LAYOUTS``, or ``BITSHUFFLE``.
-    """
-    every = {**LAYOUTS, BITSHUFFLE: ("bitshuffle + LZ4", BITSHUFFLE, True)}
-    chosen = {key: every[key] for key in layouts}
-    rows = mel_rows if wav is None else wav_rows(wav)
-    shape = (sizes.rows, *SHAPE)
+    """Make tables of so many log-mel rows, one in each layout, once: in a folder of the user's cache, or in
+    the folder given."""
+    shape = (rows, *SHAPE)
 
     def parts() -> Iterator[npt.NDArray[np.float32]]:
         rng = np.random.default_rng(0)
-        for first in range(0, sizes.rows, _AT_ONCE):
-            yield rows(rng, min(_AT_ONCE, sizes.rows - first))
+        for first in range(0, rows, _AT_ONCE):
+            yield mel_rows(rng, min(_AT_ONCE, rows - first))
 
     def fill(folder: Path) -> None:
         folder.mkdir()
-        for key, (_, compression, is_chunked) in chosen.items():
+        for key, (_, compression, is_chunked) in layouts.items():
             chunk = (ROWS_IN_CHUNK, *SHAPE) if is_chunked else None
             write_table(folder / f"{key}.h5", "mels", parts(), shape, chunk=chunk, compression=compression)
 
-    name = f"mels-1-{sizes.rows}" + ("" if wav is None else f"-{wav.resolve().name}")
-    name += "" if list(chosen) == list(LAYOUTS) else f"-{'-'.join(chosen)}"
-    what = "four layouts" if list(chosen) == list(LAYOUTS) else ", ".join(chosen)
-    folder = made_once(name, fill, f"{sizes.rows:,} log-mels in {what}", cache, say)
-    return [look(folder / f"{key}.h5", "mels", key, label) for key, (label, *_) in chosen.items()]
-
-
-def made_cells(
-    files: int,
-    shape: tuple[int, int, int, int],
-    key: str,
-    cache: Path | None = None,
-    say: Callable[[str], None] = lambda text: None,
-) -> Table:
-    """Segments of 1 KiB, with a label each, in chunks of those of the same file and long one.
-
-    Args:
-        files: how many.
-        shape: of a file's: (long, short, bands, frames).
-        key: the section of the result.
-        cache: where, if not in the user's cache folder.
-        say: told what takes long.
-    """
-    rng = np.random.default_rng(0)
-    labels = np.repeat(rng.integers(0, 4, files), math.prod(shape[:2]))
-
-    def parts() -> Iterator[npt.NDArray[np.float32]]:
-        for _ in range(files):
-            yield mel_rows(rng, math.prod(shape[:2]), shape[2:]).reshape(1, *shape)
-
-    def fill(folder: Path) -> None:
-        folder.mkdir()
-        write_table(
-            folder / "cells.h5", "segments", parts(), (files, *shape), chunk=(1, 1, *shape[1:]),
-            compression="gzip", labels=labels.reshape(files, *shape[:2]),
-        )  # fmt: skip
-
-    folder = made_once(f"{key}-1-{files}", fill, f"segments of {files:,} files", cache, say)
-    label = "segments of 1 KiB, gzip(4) + shuffle"
-    return look(folder / "cells.h5", "segments", key, label, sample_dims=3, labels="labels")
-
-
-def made_chunks(
-    sizes: Sizes, cache: Path | None = None, say: Callable[[str], None] = lambda text: None
-) -> Table:
-    """Rows of 1 KiB, each a chunk of its own."""
-
-    def parts() -> Iterator[npt.NDArray[np.float32]]:
-        rng = np.random.default_rng(0)
-        for first in range(0, sizes.chunks, _AT_ONCE):
-            yield mel_rows(rng, min(_AT_ONCE, sizes.chunks - first), CELLS[2:])
-
-    def fill(folder: Path) -> None:
-        folder.mkdir()
-        write_table(
-            folder / "chunks.h5", "mels", parts(), (sizes.chunks, *CELLS[2:]), chunk=(1, *CELLS[2:]),
-            compression="gzip",
-        )  # fmt: skip
-
-    folder = made_once(f"chunks-1-{sizes.chunks}", fill, f"a file of {sizes.chunks:,} chunks", cache, say)
-    return look(folder / "chunks.h5", "mels", "rows", "rows of 1 KiB, gzip(4), a chunk each")
+    is_all = list(layouts) == list(LAYOUTS)
+    name = f"mels-1-{rows}" + ("" if is_all else f"-{'-'.join(layouts)}")
+    what = "four layouts" if is_all else ", ".join(layouts)
+    folder = made_once(name, fill, f"{rows:,} log-mels in {what}", cache, say)
+    return [look(folder / f"{key}.h5", "mels", key, label) for key, (label, *_) in layouts.items()]
 
 
 def described(table: Table) -> dict[str, Any]:
@@ -348,22 +209,17 @@ def described(table: Table) -> dict[str, Any]:
 
 # ---- What scripts read HDF5 files with where they have no fastpipe ----------------------------------
 
-# A prime well above a hundred times the chunks that are held, as HDF5's documents advise.
-_SLOTS = 100_003
-
 
 class RowByRow:
-    """The dataset that the case replaces: the file is opened by each worker when it first reads, and a row is
-    read by its number.
+    """What the case replaces: each worker opens the file at its first read, and reads rows by number.
 
     Args:
         table: what to read.
-        cache_bytes: HDF5's cache of decoded chunks; None leaves it as it is (1 MiB in most versions).
-        is_by_name: whether the dataset is asked of the file anew for each row, as many scripts do.
+        options: of ``h5py.File``.
     """
 
-    def __init__(self, table: Table, cache_bytes: int | None = None, *, is_by_name: bool = False) -> None:
-        self._table, self._cache_bytes, self._is_by_name = table, cache_bytes, is_by_name
+    def __init__(self, table: Table, **options: Any) -> None:
+        self._table, self._options = table, options
         self._file: Any = None
         self._values: Any = None
         self._labels: Any = None
@@ -376,15 +232,15 @@ class RowByRow:
             self._open()
         place = np.unravel_index(index, self._table.shape[: self._table.sample_dims])
         where = tuple(map(int, place))
-        values = self._file[self._table.dataset] if self._is_by_name else self._values
-        value = require("torch", extra="torch").from_numpy(values[where])
+        value = require("torch", extra="torch").from_numpy(self.values(where))
         return value if self._labels is None else (value, int(self._labels[where]))
 
+    def values(self, where: tuple[int, ...]) -> Any:
+        """Return a row's values."""
+        return self._values[where]
+
     def _open(self) -> None:
-        options: dict[str, Any] = {}
-        if self._cache_bytes is not None:
-            options = {"rdcc_nbytes": self._cache_bytes, "rdcc_nslots": _SLOTS, "rdcc_w0": 0}
-        file = self._table.opened(**options)
+        file = self._table.opened(**self._options)
         self._labels = None if self._table.labels is None else file[self._table.labels]
         self._file, self._values = file, file[self._table.dataset]
 
@@ -395,71 +251,13 @@ class RowByRow:
         self._file = self._values = self._labels = None
 
 
-class WindowBatches:
-    """Batches of numbers that take the chunks of a table apart a window at a time.
-
-    Args:
-        table: what is read.
-        batch_size: samples in a batch.
-        window: chunks at a time.
-    """
-
-    def __init__(self, table: Table, batch_size: int, window: int) -> None:
-        self._table, self._batch_size, self._window = table, batch_size, window
-        self._rng = np.random.default_rng(0)
-
-    def __len__(self) -> int:
-        return math.ceil(self._table.samples / self._batch_size)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        rest: list[int] = []
-        for _, rows in windows(self._table.samples, self._table.group, self._window, self._rng):
-            rest += rows.tolist()
-            while len(rest) >= self._batch_size:
-                yield rest[: self._batch_size]
-                rest = rest[self._batch_size :]
-        if rest:
-            yield rest
-
-
-class InOrder:
-    """A `Contender` that reads whole chunks in order with h5py, in one thread, and does nothing else.
-
-    Args:
-        table: what to read.
-        key: its name in the results.
-    """
-
-    workers = 0
-
-    def __init__(self, table: Table, key: str) -> None:
-        self.key, self.chunk = key, table.group
-        self._table = table
-
-    def measure(self, count: int) -> float:
-        """Read so many rows; return the seconds it took."""
-        group, rows = self._table.group, self._table.shape[0]
-        out: npt.NDArray[Any] = np.empty((group, *self._table.shape[1:]), self._table.dtype)
-        place = 0
-        start = time.perf_counter()
-        with self._table.opened() as file:
-            dataset = file[self._table.dataset]
-            while count > 0:
-                size = min(group, rows - place, count)
-                dataset.read_direct(out, np.s_[place : place + size], np.s_[:size])
-                count, place = count - size, (place + size) % rows
-        return time.perf_counter() - start
-
-    def close(self) -> None:
-        """Nothing is open between measurements."""
-
-
 # ---- The rows of the case that are loaders in this process ------------------------------------------
 
 # Chunks whose rows are mixed, in all rows that mix some at a time.
 WINDOW = 64
 
 Kind = Literal["rows", "named", "ordered", "stock", "window", "uniform", "ram"]
+MakeLoader = Callable[["TableSpec", Table, "Draws | None"], Any]
 _FAST = "FastHDF5Dataset + FastLoader"
 _WORKERS = 4  # processes
 
@@ -506,25 +304,7 @@ def specs_of(table: Table, batch_size: int) -> list[TableSpec]:
     specs = [
         TableSpec(f"{key}-replaced", "row by row + DataLoader", "replaced", "rows", batch_size),
     ]
-    if table.key == "cells":
-        name, note = f'{_FAST}, cache="ram"', "all rows, from the second epoch on"
-        return [*specs, TableSpec("cells-ram", name, "fastpipe", "ram", batch_size, note=note)]
-    if not table.is_packed:  # where the rest of a row's time is small
-        note = "`file[name][row]`: the dataset is looked up for each row"
-        specs.append(
-            TableSpec(
-                f"{key}-named", "row by row by name + DataLoader", "peer", "named", batch_size, note=note
-            )
-        )
     has_windows = table.is_packed and table.group > 1
-    if table.chunk is not None and table.group > 1:
-        note = f"HDF5's cache holds two windows of {WINDOW} chunks"
-        note += ", here everything" if 2 * WINDOW * table.group >= table.samples else ""
-        specs.append(
-            TableSpec(
-                f"{key}-ordered", "chunk by chunk + DataLoader", "peer", "ordered", batch_size, note=note
-            )
-        )
     if has_windows:
         note = f"{WINDOW} chunks mixed at a time"
         specs += [
@@ -574,13 +354,8 @@ def loader_of(spec: TableSpec, table: Table, draws: Draws | None = None) -> Any:
     data = require("torch.utils.data", extra="torch")
     workers: dict[str, Any] = {"num_workers": spec.num_workers, "persistent_workers": spec.num_workers > 0}
     window = fastpipe.Shuffle(WINDOW, "group")
-    if spec.kind in ("rows", "named"):
-        source = RowByRow(table, is_by_name=spec.kind == "named")
-        return data.DataLoader(source, spec.batch_size, sampler=draws, **workers)
-    if spec.kind == "ordered":
-        held = 2 * WINDOW * table.group * table.sample_bytes
-        batches = WindowBatches(table, spec.batch_size, WINDOW)
-        return data.DataLoader(RowByRow(table, held), batch_sampler=batches, **workers)
+    if spec.kind == "rows":
+        return data.DataLoader(RowByRow(table), spec.batch_size, sampler=draws, **workers)  # type: ignore[arg-type]
     everything = 5 * table.samples * (table.sample_bytes + 64)  # all five layouts share one store
     cache = fastpipe.Cache("ram", max_bytes=everything) if spec.kind == "ram" else "off"
     dataset = table_dataset(table, cache, spec.threads)
@@ -601,13 +376,13 @@ class TableRow:
         table: what it reads.
     """
 
-    def __init__(self, spec: TableSpec, table: Table) -> None:
+    def __init__(self, spec: TableSpec, table: Table, make: MakeLoader = loader_of) -> None:
         self.spec, self.key, self.workers = spec, spec.key, spec.num_workers
         burst = spec.batch_size * max(1, spec.num_workers)
         self._draws = Draws(range(table.samples), burst) if spec.kind in ("rows", "named") else None
         self.chunk = burst if self._draws is not None else table.samples
         with quiet():
-            self.loader = loader_of(spec, table, self._draws)
+            self.loader = make(spec, table, self._draws)
 
     def measure(self, count: int) -> float:
         """Consume so many samples; return the seconds it took."""
@@ -663,6 +438,7 @@ def best_workers(
     counts: Sequence[int],
     seconds: float,
     say: Callable[[str], None] = lambda text: None,
+    make: MakeLoader = loader_of,
 ) -> TableSpec:
     """The row with the number of workers that a short measurement found fastest.
 
@@ -675,7 +451,7 @@ def best_workers(
     """
     rates = {}
     for count in counts:
-        row = TableRow(replace(spec, num_workers=count), table)
+        row = TableRow(replace(spec, num_workers=count), table, make)
         try:
             samples = calibrate(row, seconds)
             rates[count] = samples / row.measure(samples)
@@ -693,7 +469,7 @@ def best_workers(
 
 # ---- Before anything is timed: are the batches the rows of the file, each once? ----------------------
 
-_check_AT_ONCE = 256
+_CHECKED_AT_ONCE = 256
 
 
 def check_rows(
@@ -724,123 +500,124 @@ def digests_of(table: Table) -> Counter[bytes]:
     dims = table.sample_dims
     with table.opened() as file:
         dataset = file[table.dataset]
-        for first in range(0, table.shape[0], _check_AT_ONCE):
-            part = dataset[first : first + _check_AT_ONCE]
+        for first in range(0, table.shape[0], _CHECKED_AT_ONCE):
+            part = dataset[first : first + _CHECKED_AT_ONCE]
             values = part.reshape(-1, *table.shape[dims:])
             labels = (
                 None
                 if table.labels is None
-                else file[table.labels][first : first + _check_AT_ONCE].reshape(-1)
+                else file[table.labels][first : first + _CHECKED_AT_ONCE].reshape(-1)
             )
             found.update(digests_of_samples(values, labels))
     return found
 
 
-# ---- The case ``hdf5``: its options, its rows, its result -------------------------------------------
+# ---- The case: its options, its rows, its result ----------------------------------------------------
 
 WORKER_COUNTS = (0, 1, 2, 4)
-CELLS_BATCH = 5632
-MEMORY_BUDGET = 256 << 20
-_QUICK = Sizes(rows=256, files=8, few=32, chunks=2000)
 _CHOICE_S = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the case."""
+    """Add the options of the case."""
     add = parser.add_argument
     add("--data", metavar="FILE.h5", type=Path, help="your own file, instead of made-up log-mels; with --key")
     add("--key", metavar="PATH", help="the dataset in it; samples are its rows")
-    add("--wav", metavar="FOLDER", type=Path, help="cut the log-mels from the WAV files of a folder")
     add("--folder", metavar="FOLDER", type=Path,
         help="where made data is kept, 2 GB (default: the user's cache folder)")  # fmt: skip
-    add("--samples", type=positive(int), metavar="N", help=f"rows to make (default: {Sizes.rows:,})")
+    add("--samples", type=positive(int), metavar="N", help=f"rows to make (default: {ROWS:,})")
     add("--batch-size", type=positive(int), default=64, metavar="N", help="samples in a batch (default: 64)")
-    add_run_arguments(parser, " and ".join(peer.label for peer in TABLE_PEERS))
+    add_run_arguments(parser)
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Measure, report, and write what was asked for.
-
-    Returns:
-        0, or 1 when batches are not what h5py reads.
+    """Measure, report, and write what was asked for; return 1 when batches are not what h5py reads.
 
     Raises:
         OptionError: there is nothing to measure.
     """
+    tables = tables_of(args, progress)
+    return Bench(args, machine.cores_allowed(), progress, tables=tables).run(console)
+
+
+def tables_of(args: argparse.Namespace, progress: Progress) -> list[Table]:
+    """Return the dataset that the options name, or made-up ones.
+
+    Raises:
+        OptionError: there is no such dataset.
+    """
     if (args.data is None) != (args.key is None):
         raise OptionError("--data and --key go together: a file and the dataset in it")
-    tables, judged = _tables(args, progress)
-    bench = _Bench(args, machine.cores_allowed(), progress, tables=tables, judged=judged)
-    return bench.run(console)
-
-
-def _sizes(args: argparse.Namespace) -> Sizes:
-    sizes = _QUICK if args.quick else Sizes()
-    return replace(sizes, rows=args.samples) if args.samples else sizes
-
-
-def _tables(args: argparse.Namespace, progress: Progress) -> tuple[list[Table], list[Table]]:
-    """What is read; and what is judged by file."""
     if args.data is not None:
-        return [look(args.data, args.key, "file")], []
-    sizes = _sizes(args)
-    tables = made_tables(sizes, args.folder, progress.done, args.wav)
-    if importlib.util.find_spec("hdf5plugin"):
-        tables += made_tables(sizes, args.folder, progress.done, args.wav, [BITSHUFFLE])
-    cells = made_cells(sizes.files, CELLS, "cells", args.folder, progress.done)
-    few = made_cells(sizes.few, FEW, "few", args.folder, progress.done)
-    return [*tables, made_chunks(sizes, args.folder, progress.done), cells], [few, cells]
+        return [look(args.data, args.key, "file")]
+    return made_tables(rows_of(args), args.folder, progress.done)
+
+
+def rows_of(args: argparse.Namespace) -> int:
+    """Return how many rows are made."""
+    return args.samples or (QUICK_ROWS if args.quick else ROWS)
 
 
 @dataclass
-class _Bench(Driver):
+class Bench(Driver):
     """One run of the case."""
 
     case: ClassVar[str] = "hdf5"
     quick_s: ClassVar[float] = 0.05
+    make_loader: ClassVar[MakeLoader] = staticmethod(loader_of)
     tables: list[Table] = field(kw_only=True)
-    judged: list[Table] = field(kw_only=True)
 
     def result(self) -> dict[str, Any] | None:
         """Check, measure, and put the file's content together; ``None`` if the check fails."""
         busy = self.begin()
-        for table in (*self.tables, *self.judged):
+        for table in self.tables:
             table.warm()
-        specs = [(table, self._chosen(table, spec)) for table, spec in self._specs()]
-        check = self._check(specs)
+        specs = [(table, self._chosen(table, spec)) for table, spec in self.specs()]
+        check = self.compared(specs)
+        self.progress.done(f"check: {check.sentence()}")
         if not check.ok:
             return None
         with ExitStack() as stack:
-            contenders = self._open(specs, stack)
+            rows = [
+                self.open(stack, spec.info(table), partial(TableRow, spec, table, self.make_loader))
+                for table, spec in specs
+            ]
+            contenders = [one for one in rows if one is not None] + self.all_others(stack)
             main = next(one for one in contenders if one.key == self._main)
             assert isinstance(main, TableRow)
             before: dict[str, float] = {}
             session = self.measure(contenders, lambda: before.update(main.stage_seconds()))
-            after = main.stage_seconds()
-        first, memory = self._first_batch(), self._memory()
-        rows = entries(list(self.infos.values()), session)
-        is_made = self.args.data is None
+            stages = self.stages(before, main.stage_seconds(), session.samples[self._main])
+        entered = entries(list(self.infos.values()), session)
         result = self._facts(busy) | {
             "method": self.method(session.rounds),
             "check": check.as_json(),
             "main": self._main,
-            "rows": rows,
-            "best": {entry["section"]: entry["key"] for entry in rows if entry["group"] == "replaced"},
+            "rows": entered,
+            "best": {entry["section"]: entry["key"] for entry in entered if entry["group"] == "replaced"},
             "missing": self.missing,
-            "stages": {
-                "seconds": {stage: round(after[stage] - before.get(stage, 0.0), 6) for stage in after},
-                "images": sum(sample.count for sample in session.samples[self._main]),
-            },
+            "stages": stages,
             "floor_share": None,
             "plan": str(table_dataset(self.tables[0], "off").plan),
-            "targets": [
-                *rate_targets(session.samples), *first_batch_targets(first), *memory_target(memory)
-            ] if is_made else [],
-            "first_batch": first or {},
-            "memory": memory or {},
-        }  # fmt: skip
+            **self.studies(session),
+        }
         result["verdict"] = verdict(result)
         return result
+
+    def specs(self) -> Iterator[tuple[Table, TableSpec]]:
+        """Give tables and the loaders measured on them."""
+        for table in self.tables:
+            for spec in specs_of(table, min(self.args.batch_size, table.samples)):
+                yield table, spec
+
+    def compared(self, specs: Sequence[tuple[Table, TableSpec]]) -> RowCheck:
+        """Compare all rows of fastpipe's with what h5py reads."""
+        ours = [(table, spec) for table, spec in specs if spec.group in ("stock", "fastpipe")]
+        return check_rows(ours, self.progress.now)
+
+    def sections(self) -> dict[str, Any]:
+        """Return the sections of the result."""
+        return {table.key: described(table) for table in self.tables}
 
     @property
     def _main(self) -> str:
@@ -848,112 +625,23 @@ class _Bench(Driver):
         table = self.tables[0]
         return f"{table.key}-{'window' if table.is_packed else 'uniform'}"
 
-    def _specs(self) -> Iterator[tuple[Table, TableSpec]]:
-        """Tables and the loaders measured on them."""
-        for table in self.tables:
-            size = self.args.batch_size
-            if table.key == "cells":
-                size = 512 if self.args.quick else CELLS_BATCH
-            for spec in specs_of(table, min(size, table.samples)):
-                yield table, spec
-
     def _chosen(self, table: Table, spec: TableSpec) -> TableSpec:
         """A script's own loader with the number of workers that suits it best."""
         if spec.group not in ("replaced", "peer"):
             return spec
         counts, seconds = ((0, 1), 0.05) if self.args.quick else (WORKER_COUNTS, _CHOICE_S)
-        return best_workers(spec, table, counts, seconds, self.progress.done)
-
-    def _check(self, specs: list[tuple[Table, TableSpec]]) -> RowCheck:
-        """Compare all rows of fastpipe's with h5py, and the two evaluations, and say so."""
-        ours = [(table, spec) for table, spec in specs if spec.group in ("stock", "fastpipe")]
-        check = check_rows(ours, self.progress.now)
-        for table in self.judged:
-            one, grouped = FileByFile(table), Grouped(table)
-            one.measure(table.shape[0])
-            grouped.measure(table.shape[0])
-            if other := int((one.votes != grouped.votes).sum()):
-                check.problems += (f"{other} files get other votes in groups",)
-            grouped.close()
-        self.progress.done(f"check: {check.sentence()}")
-        return check
-
-    def _open(self, specs: list[tuple[Table, TableSpec]], stack: ExitStack) -> list[Contender]:
-        """Build every row; a peer that is not there is noted."""
-        found: list[Contender | None] = []
-        for table in self.tables:
-            for spec in (spec for its, spec in specs if its is table):
-                found.append(self.open(stack, spec.info(table), lambda s=spec, t=table: TableRow(s, t)))  # type: ignore[misc]
-                if spec.kind == "rows" and table.key != "cells":
-                    found.append(self._in_order(table, stack))
-                    found += [self._peer(table, peer, stack) for peer in peers_of(table)]
-        for table in self.judged:
-            one, grouped = evaluation_infos(table)
-            found.append(self.open(stack, one, lambda t=table: FileByFile(t)))  # type: ignore[misc]
-            found.append(self.open(stack, grouped, lambda t=table: Grouped(t)))  # type: ignore[misc]
-        return [contender for contender in found if contender is not None]
-
-    def _in_order(self, table: Table, stack: ExitStack) -> Contender | None:
-        info = RowInfo(
-            f"{table.key}-order", "h5py, whole chunks in order", "peer", None, table.dtype,
-            "one thread; nothing shuffled, no batches", section=table.key, unit="samples",
-        )  # fmt: skip
-        return self.open(stack, info, lambda: InOrder(table, info.key))
-
-    def _peer(self, table: Table, peer: Any, stack: ExitStack) -> Contender | None:
-        if not self.args.peers:
-            return None
-        info, python = row_info(peer, table), interpreter(peer)
-        if python is None:
-            self.miss(peer.key, f"{table.key}: {peer.label}", f"not installed: {peer.install}")
-            return None
-        self.progress.now(f"starting {peer.label}")
-        size = min(self.args.batch_size, table.samples)
-        row = self.open(stack, info, lambda: TablePeerRow(peer, python, table, size, self.cores))
-        if isinstance(row, TablePeerRow):
-            self.infos[info.key] = replace(info, versions=row.versions)
-        return row
-
-    def _first_batch(self) -> dict[str, Any] | None:
-        """Time to the first batch; None where it is not measured."""
-        if self.args.quick or self.args.data is not None:
-            return None
-        try:
-            table = made_chunks(_sizes(self.args), self.args.folder, self.progress.done)
-            return first_batches(table, self.args.batch_size, say=self.progress.step)
-        except ContenderError as error:
-            # The rates, which took far longer to measure, stay valid.
-            self.warnings.append(f"no time to the first batch: {error}")
-            return None
-
-    def _memory(self) -> dict[str, Any] | None:
-        """Memory; None where it is not measured."""
-        if self.args.quick:
-            return None
-        try:
-            return memory_of_trees(
-                self.tables[0], self.args.batch_size, MEMORY_BUDGET, say=self.progress.step
-            )
-        except ContenderError as error:
-            self.warnings.append(f"no memory: {error}")
-            return None
+        return best_workers(spec, table, counts, seconds, self.progress.done, self.make_loader)
 
     def _facts(self, busy: float | None) -> dict[str, Any]:
         """What was run, when, on what."""
         args, first = self.args, self.tables[0]
         words = [f"--data {args.data.name} --key {args.key}"] if args.data else []
-        words += [f"--wav {args.wav.resolve().name}"] if args.wav else []
         words += [f"--samples {args.samples}"] if args.samples else []
         words += [f"--batch-size {args.batch_size}"] if args.batch_size != 64 else []
-        made = "made-up log-mels" if args.wav is None else f"log-mels of {args.wav.resolve().name}"
-        files = {
-            section_of(table): {"label": f"evaluation by file, {math.prod(table.shape[1:3])} segments each"}
-            for table in self.judged
-        }
         shape = "×".join(map(str, first.shape[1:])) or "1"
         return self.facts(words, busy) | {
-            "data": {"name": args.data.name if args.data else made, **described(first)},
-            "sections": {**{table.key: described(table) for table in self.tables}, **files},
+            "data": {"name": args.data.name if args.data else "made-up log-mels", **described(first)},
+            "sections": self.sections(),
             "job": {
                 "text": f"HDF5: rows of {shape} {first.dtype}, shuffled, batches of {args.batch_size}",
                 "short": f"HDF5 rows of {shape}, batch {args.batch_size}",

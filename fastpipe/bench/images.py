@@ -10,15 +10,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from rich.console import Console
 
-from benchmarks.peers.rows import PEERS, PeerRow, interpreter
 from fastpipe._extras import require
 from fastpipe.bench import machine
 from fastpipe.bench.check import Check, run_check
@@ -40,132 +39,14 @@ from fastpipe.bench.runner import Contender, ContenderError
 from fastpipe.console import Progress, positive
 
 __all__ = [
-    "RUNS",
     "add_arguments",
     "first_batch_seconds",
-    "first_batches",
     "in_child",
     "loader_specs",
     "run",
     "worker_counts",
 ]
 
-
-# ---- Time to the first batch, each time in a fresh process ------------------------------------------
-#
-# Of images the parent calls `first_batch_seconds`, and the child is ``python -m fastpipe.bench.images``;
-# other cases have children of their own for `first_batches`.
-
-WARM_RUNS = 3
-RUNS = 5
-
-
-def first_batch_seconds(
-    spec: LoaderSpec, folder: Path, batch_size: int, warm_runs: int = WARM_RUNS
-) -> dict[str, Any]:
-    """Seconds from building the dataset to the first batch, in new processes.
-
-    torch and torchvision are imported before the clock starts, since the replaced script
-    imports them too; fastpipe's own imports, the folder's scan and the start of threads or
-    workers are inside.
-
-    Returns:
-        ``cold_s``: the first run, with an empty cache folder.  ``warm_s``: the
-        median of the following ones.  ``warm_raw_s``: each of those.
-
-    Raises:
-        ContenderError: a process did not end well.
-    """
-    with tempfile.TemporaryDirectory(prefix="fastpipe-bench-") as kept:
-        environment = {**os.environ, "XDG_CACHE_HOME": kept}
-        job = {"spec": asdict(spec), "folder": str(folder), "batch_size": batch_size}
-        times = [float(in_child("fastpipe.bench.images", job, environment)) for _ in range(1 + warm_runs)]
-    warm = times[1:]
-    return {"cold_s": times[0], "warm_s": statistics.median(warm), "warm_raw_s": warm}
-
-
-def first_batches(
-    module: str,
-    rows: Mapping[str, tuple[str, Mapping[str, Any]]],
-    runs: int,
-    say: Callable[[str], None],
-    kept: Collection[str] = (),
-) -> dict[str, Any]:
-    """Seconds to the first batch of some rows, in new processes.
-
-    Args:
-        module: the child; it prints ``first_s`` and ``import_s`` as JSON.
-        rows: by name, the label and what the child reads.
-        runs: processes for each figure; one more comes before them and is not counted.
-        say: told what is measured.
-        kept: names of rows whose processes share the user's cache folder; the others have a new one each.
-
-    Returns:
-        By name: ``label``, ``median_s``, ``raw_s`` and the median ``import_s``.
-
-    Raises:
-        ContenderError: a process did not end well.
-    """
-    told: dict[str, Any] = {}
-    for name, (label, job) in rows.items():
-        say(f"time to the first batch: {label}")
-        with tempfile.TemporaryDirectory(prefix="fastpipe-bench-") as folder:
-            found = []
-            for run in range(1 + runs):
-                place = os.path.join(folder, "kept" if name in kept else str(run))
-                environment = {**os.environ, "XDG_CACHE_HOME": place}
-                found.append(json.loads(in_child(module, dict(job), environment)))
-        seconds = [round(one["first_s"], 4) for one in found[1:]]
-        told[name] = {
-            "label": label,
-            "median_s": statistics.median(seconds),
-            "raw_s": seconds,
-            "import_s": round(statistics.median(one["import_s"] for one in found[1:]), 4),
-        }
-    return told
-
-
-def in_child(module: str, job: dict[str, Any], environment: dict[str, str]) -> str:
-    """Run a module in a new process; the last line that it prints.
-
-    Args:
-        module: its name.
-        job: what it reads from its standard input, as JSON.
-        environment: its environment variables.
-
-    Raises:
-        ContenderError: the process did not end well.
-    """
-    command = [sys.executable, "-m", module]
-    done = subprocess.run(
-        command, input=json.dumps(job), env=environment, capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        lines = done.stderr.strip().splitlines() or ["no message"]
-        raise ContenderError(f"the process ended with code {done.returncode}: {lines[-1]}")
-    return done.stdout.splitlines()[-1]
-
-
-def _child() -> None:
-    """Read a job from standard input, print the seconds."""
-    job = json.load(sys.stdin)
-    spec = LoaderSpec(**job["spec"])
-    require("torchvision", extra="torch")
-    transform = train_transform(spec.output)
-    start = time.perf_counter()
-    dataset = make_dataset(spec, Path(job["folder"]), transform)
-    draws = Draws(range(len(dataset)), 4 * job["batch_size"] * max(1, spec.num_workers))
-    batches = iter(build(spec, dataset, job["batch_size"], draws))
-    touch(next(batches))
-    print(time.perf_counter() - start)
-
-
-if __name__ == "__main__":
-    _child()
-
-
-# ----------------------------------------------------------------------------------------------------
-# The case ``images``: an image folder, augmented and batched as for training on ImageNet.
 
 SHORT_SIDE = 256
 _SMALL: tuple[tuple[Literal["ram", "disk"], Literal["float32", "uint8"]], ...] = (
@@ -182,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "else photograph-like JPEGs made once into the user's cache folder)")  # fmt: skip
     add("--large", action="store_true", help="without --data: made-up photos of 12 megapixels")
     add("--batch-size", type=positive(int), default=64, metavar="N", help="images in a batch (default: 64)")
-    add_run_arguments(parser, "DALI, tf.data, FFCV, SPDL, LitData and Pillow-SIMD")
+    add_run_arguments(parser)
 
 
 def worker_counts(cores: int, quick: bool = False) -> tuple[int, ...]:
@@ -251,7 +132,9 @@ def cached_specs(label: str) -> list[LoaderSpec]:
     return specs
 
 
-def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
+def run(
+    args: argparse.Namespace, console: Console, progress: Progress, kind: type[Bench] | None = None
+) -> int:
     """Measure, report, and write what was asked for.
 
     Returns:
@@ -262,7 +145,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     """
     folder, name, generated = folder_to_use(args.data, progress.done, large=args.large)
     photos = scan(folder, name)
-    bench = _Bench(args, machine.cores_allowed(), progress, photos=photos)
+    bench = (kind or Bench)(args, machine.cores_allowed(), progress, photos=photos)
     if generated:
         bench.warnings.append("the photos are made up; give your own with --data or $FASTPIPE_PHOTOS")
         progress.done(f"photos: made up, kept in {folder}")
@@ -270,7 +153,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
 
 
 @dataclass
-class _Bench(Driver):
+class Bench(Driver):
     """One run of the case."""
 
     case: ClassVar[str] = "images"
@@ -289,7 +172,7 @@ class _Bench(Driver):
             plan_text = str(main.dataset.plan)
             before: dict[str, float] = {}
             session = self.measure(contenders, lambda: before.update(main.stage_seconds()))
-            after = main.stage_seconds()
+            stages = self.stages(before, main.stage_seconds(), session.samples[MAIN_ROW])
         rows = entries(list(self.infos.values()), session)
         best = {group: best_of(rows, group) for group in ("replaced", "stock")}
         result = self._facts(busy) | {
@@ -298,13 +181,11 @@ class _Bench(Driver):
             "rows": rows,
             "best": best,
             "missing": self.missing,
-            "stages": {
-                "seconds": {stage: round(after[stage] - before.get(stage, 0.0), 6) for stage in after},
-                "images": sum(sample.count for sample in session.samples[MAIN_ROW]),
-            },
+            "stages": stages,
             "floor_share": floor_share(session.samples),
             "plan": plan_text.replace(str(self.photos.folder), self.photos.name),
         }
+        result |= self.studies(session)
         result["verdict"] = verdict(result)
         self._start_up(result)
         return result
@@ -323,38 +204,22 @@ class _Bench(Driver):
         return check
 
     def _open(self, stack: ExitStack) -> list[Contender]:
-        """Build every row; a peer that is not there is noted."""
+        """Build every row."""
         size, photos = self.args.batch_size, self.photos
-        contenders: list[Contender] = []
-
-        def add(info: RowInfo, make: Callable[[], Contender]) -> None:
-            contender = self.open(stack, info, make)
-            if contender is None:
-                return
-            contenders.append(contender)
-            # What decodes is known only once it is built.
-            if isinstance(contender, DecodeRow):
-                self.infos[info.key] = replace(info, note=contender.note)
-            elif isinstance(contender, PeerRow):
-                self.infos[info.key] = contender.info()
-
+        contenders: list[Contender | None] = []
         for spec in self._specs():
             if why := why_not_installed(spec):
                 self.miss(spec.key, spec.label, why)
                 continue
             info = RowInfo(spec.key, spec.label, spec.group, spec.num_workers, spec.output, spec.note)
-            add(info, lambda spec=spec: LoaderRow(spec, photos.folder, photos.indices, size))  # type: ignore[misc]
-        floor = RowInfo("floor", "decode only, the floor", "floor", None, "crops", "from memory")
-        add(floor, lambda: DecodeRow(photos.files, self.cores, size))
-        for peer in PEERS if self.args.peers else ():
-            python = interpreter(peer)
-            if python is None:
-                self.miss(peer.key, peer.label, f"not installed; {peer.install}")
-                continue
-            self.progress.now(f"starting {peer.label}")
-            info = RowInfo(peer.key, peer.label, "peer", None, peer.output, peer.note)
-            add(info, lambda peer=peer, python=python: PeerRow(peer, python, photos, size, self.cores))  # type: ignore[misc]
-        return contenders
+            make = partial(LoaderRow, spec, photos.folder, photos.indices, size)
+            contenders.append(self.open(stack, info, make))
+        info = RowInfo("floor", "decode only, the floor", "floor", None, "crops", "from memory")
+        floor = self.open(stack, info, partial(DecodeRow, photos.files, self.cores, size))
+        if isinstance(floor, DecodeRow):  # what decodes is known once it is built
+            self.infos[info.key] = replace(info, note=floor.note)
+        contenders += [floor, *self.all_others(stack)]
+        return [one for one in contenders if one is not None]
 
     def _start_up(self, result: dict[str, Any]) -> None:
         """Fill in the time to the first batch of the rows that matter."""
@@ -397,3 +262,71 @@ class _Bench(Driver):
                 "batch_size": size,
             },
         }
+
+
+# ---- Time to the first batch, each time in a fresh process: ``python -m fastpipe.bench.images`` -------
+
+WARM_RUNS = 3
+
+
+def first_batch_seconds(
+    spec: LoaderSpec, folder: Path, batch_size: int, warm_runs: int = WARM_RUNS
+) -> dict[str, Any]:
+    """Seconds from building the dataset to the first batch, in new processes.
+
+    torch and torchvision are imported before the clock starts, since the replaced script
+    imports them too; fastpipe's own imports, the folder's scan and the start of threads or
+    workers are inside.
+
+    Returns:
+        ``cold_s``: the first run, with an empty cache folder.  ``warm_s``: the
+        median of the following ones.  ``warm_raw_s``: each of those.
+
+    Raises:
+        ContenderError: a process did not end well.
+    """
+    with tempfile.TemporaryDirectory(prefix="fastpipe-bench-") as kept:
+        environment = {**os.environ, "XDG_CACHE_HOME": kept}
+        job = {"spec": asdict(spec), "folder": str(folder), "batch_size": batch_size}
+        times = [float(in_child("fastpipe.bench.images", job, environment)) for _ in range(1 + warm_runs)]
+    warm = times[1:]
+    return {"cold_s": times[0], "warm_s": statistics.median(warm), "warm_raw_s": warm}
+
+
+def in_child(module: str, job: dict[str, Any], environment: dict[str, str]) -> str:
+    """Run a module in a new process; the last line that it prints.
+
+    Args:
+        module: its name.
+        job: what it reads from its standard input, as JSON.
+        environment: its environment variables.
+
+    Raises:
+        ContenderError: the process did not end well.
+    """
+    command = [sys.executable, "-m", module]
+    done = subprocess.run(
+        command, input=json.dumps(job), env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines() or ["no message"]
+        raise ContenderError(f"the process ended with code {done.returncode}: {lines[-1]}")
+    return done.stdout.splitlines()[-1]
+
+
+def _child() -> None:
+    """Read a job from standard input, print the seconds."""
+    job = json.load(sys.stdin)
+    spec = LoaderSpec(**job["spec"])
+    require("torchvision", extra="torch")
+    transform = train_transform(spec.output)
+    start = time.perf_counter()
+    dataset = make_dataset(spec, Path(job["folder"]), transform)
+    draws = Draws(range(len(dataset)), 4 * job["batch_size"] * max(1, spec.num_workers))
+    batches = iter(build(spec, dataset, job["batch_size"], draws))
+    touch(next(batches))
+    print(time.perf_counter() - start)
+
+
+if __name__ == "__main__":
+    _child()

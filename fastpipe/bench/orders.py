@@ -1,4 +1,4 @@
-"""Orders of rows and places of patches that peers use too; their processes have NumPy and nothing of fastpipe."""
+"""Orders of rows and places of patches, which peers use too: their processes have NumPy alone."""
 
 from __future__ import annotations
 

@@ -26,37 +26,9 @@ from rich.console import Console
 
 from fastpipe._extras import require
 from fastpipe._processes import signal_name
-from fastpipe.bench import (
-    check as images_check,
-)
-from fastpipe.bench import (
-    generate,
-    hdf5,
-    machine,
-    tf,
-    volume,
-)
-from fastpipe.bench import (
-    generate as generate_check,
-)
-from fastpipe.bench import (
-    hdf5 as hdf5_check,
-)
-from fastpipe.bench import (
-    hdf5 as hdf5_data,
-)
-from fastpipe.bench import (
-    tf as tf_check,
-)
-from fastpipe.bench import (
-    tf_datasets as tf_data,
-)
-from fastpipe.bench import (
-    volume as volume_check,
-)
-from fastpipe.bench import (
-    volume as volume_data,
-)
+from fastpipe.bench import check as images_check
+from fastpipe.bench import generate, hdf5, machine, tf, volume
+from fastpipe.bench import tf_datasets as tf_data
 from fastpipe.bench.data import generated_folder, scan
 from fastpipe.bench.driver import FILES, Driver, add_file_arguments
 from fastpipe.bench.loaders import LoaderRow, LoaderSpec
@@ -80,18 +52,6 @@ __all__ = [
     "run",
     "sentence",
 ]
-
-
-# ----------------------------------------------------------------------------------------------------
-# The case ``all``: five training pipelines before and after, each in a process of its own.
-#
-# ============ ==================================================================== ``case`` its options,
-# its result: that of all five put together ``apart`` a process for each of the five, with a limit to its
-# time ``child`` what runs there ``pair`` one of the five measured: its check, its rounds, its steps
-# ``cases`` the five: rows of the other cases, over small data ============
-# ====================================================================
-
-__all__: list[str] = []
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -209,7 +169,7 @@ class KerasMultimodal(Case):
 
     def check(self, rows: Rows) -> Outcome:
         """Number by number, and sample by sample."""
-        return tf_check.check_rows(self._setting, self._own, self.ground.say)
+        return tf.check_rows(self._setting, self._own, self.ground.say)
 
     def timeline(self, row: Any, steps: int, busy_s: float) -> Timeline:
         """Where the row is."""
@@ -227,8 +187,8 @@ class HDF5Mel(Case):
     def rows(self, stack: ExitStack) -> Rows:
         """Of the rows of the case ``hdf5`` those on its first table."""
         ground = self.ground
-        sizes = hdf5_data.Sizes(rows=512 if ground.quick else 2048)
-        (table,) = hdf5_data.made_tables(sizes, ground.folder, ground.say, layouts=["gzip"])
+        layouts = {"gzip": hdf5.LAYOUTS["gzip"]}
+        (table,) = hdf5.made_tables(512 if ground.quick else 2048, ground.folder, ground.say, layouts)
         table.warm()
         self._table = table
         self.data = f"{table.samples:,} log-mels of {table.sample_bytes / 1000:.0f} kB, {table.label}"
@@ -244,7 +204,7 @@ class HDF5Mel(Case):
     def check(self, rows: Rows) -> Outcome:
         """Bit for bit, and each sample once."""
         own = [row.spec for _, row in rows if isinstance(row, hdf5.TableRow) and row.spec.group == "fastpipe"]
-        return hdf5_check.check_rows([(self._table, spec) for spec in own], self.ground.say)
+        return hdf5.check_rows([(self._table, spec) for spec in own], self.ground.say)
 
     def timeline(self, row: Any, steps: int, busy_s: float) -> Timeline:
         """Of an epoch's beginning."""
@@ -275,7 +235,7 @@ class MotionGeneration(Case):
     def check(self, rows: Rows) -> Outcome:
         """What is read from the files."""
         made = [row for _, row in rows if isinstance(row, generate.MadeRow)]
-        return generate_check.check_stored(made, self.ground.say)
+        return generate.check_stored(made, self.ground.say)
 
     def timeline(self, row: Any, steps: int, busy_s: float) -> Timeline:
         """There is none.
@@ -296,12 +256,12 @@ class VolumePatches(Case):
     def rows(self, stack: ExitStack) -> Rows:
         """Of the case ``volume`` the first epochs."""
         require("zarr", extra="bench")
-        full = volume_data.FULL
-        sizes = volume_data.QUICK if self.ground.quick else replace(full, shape=(128, 512, 512))
-        scroll = volume_data.made_scroll(sizes, self.ground.folder, self.ground.say)
+        full = volume.FULL
+        sizes = volume.QUICK if self.ground.quick else replace(full, shape=(128, 512, 512))
+        scroll = volume.made_scroll(sizes, self.ground.folder, self.ground.say)
         scroll.warm()
         room = f"fastpipe remembers {scroll.nbytes / volume.QUARTER / 1e6:,.0f} MB, a quarter of it"
-        self._scroll, self.data = scroll, f"{volume_data.described(scroll)['text']}; {room}"
+        self._scroll, self.data = scroll, f"{volume.described(scroll)['text']}; {room}"
         self.most_steps = min(self.most_steps, scroll.epoch // self.batch_size)
         found: Rows = []
         for spec in volume.specs():
@@ -315,7 +275,7 @@ class VolumePatches(Case):
     def check(self, rows: Rows) -> Outcome:
         """Voxel by voxel, and each patch once."""
         own = [row for _, row in rows if isinstance(row, (volume.WholeEpochs, volume.SlicedRow))]
-        return volume_check.check_patches(self._scroll, own, self.ground.say)
+        return volume.check_patches(self._scroll, own, self.ground.say)
 
     def timeline(self, row: Any, steps: int, busy_s: float) -> Timeline:
         """Of fastpipe's a first epoch's beginning."""

@@ -86,7 +86,7 @@ def rect(x: float, y: float, width: float, height: float, colour: str, unit: str
 # ----------------------------------------------------------------------------------------------------
 # A result as a page: bars, what steps waited for, all figures, and what they were measured on.
 
-_page_STYLE = """
+_RESULT_STYLE = """
 :root { --replaced: #8b929b; --stock: #63b3a0; --fastpipe: #0b8a6f; --peer: #b9a8cc; --floor: #b9a8cc }
 :root { --wait: #d2403a; --busy: #0b8a6f; --track: #eef0f2 }
 @media (prefers-color-scheme: dark) {
@@ -128,7 +128,7 @@ def page(result: Mapping[str, Any]) -> str:
         *(part for key in result.get("sections") or [None] for part in _section(result, key)),
         *_figures(result), *_lines(result), *_environment(result),
     ]  # fmt: skip
-    return document(f"fastpipe bench {result['case']}", parts, _page_STYLE)
+    return document(f"fastpipe bench {result['case']}", parts, _RESULT_STYLE)
 
 
 def _section(result: Mapping[str, Any], key: str | None) -> Iterator[str]:

@@ -17,6 +17,7 @@ from fastpipe.errors import OptionError
 __all__ = [
     "SCHEMA",
     "RowInfo",
+    "best_by_section",
     "best_of",
     "check_target",
     "entries",
@@ -205,6 +206,13 @@ def best_of(rows: Sequence[Mapping[str, Any]], group: str) -> str:
     """Key of the row of a group with the highest median."""
     candidates = [row for row in rows if row["group"] == group]
     return str(max(candidates, key=lambda row: rate_of(row)["median"])["key"])
+
+
+def best_by_section(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the key of the fastest replaced row of each section."""
+    replaced = [row for row in rows if row["group"] == "replaced"]
+    ordered = sorted(replaced, key=lambda row: rate_of(row)["median"])
+    return {row["section"]: row["key"] for row in ordered}
 
 
 def floor_share(samples: Mapping[str, Sequence[Sample]]) -> dict[str, float] | None:

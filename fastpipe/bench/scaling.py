@@ -17,8 +17,10 @@ from fastpipe.bench.check import Check, RowCheck, run_check
 from fastpipe.bench.data import Photos, folder_to_use, scan
 from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.hdf5 import (
+    LAYOUTS,
+    QUICK_ROWS,
+    ROWS,
     WINDOW,
-    Sizes,
     Table,
     TableRow,
     TableSpec,
@@ -263,7 +265,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where the made-up file or volume is kept (default: the user's cache folder)")  # fmt: skip
     add("--threads", type=_counts, metavar="N,N,…", help="numbers of threads (default: 1, 2, 4 … all cores)")
     add("--batch-size", type=positive(int), metavar="N", help="samples in a batch (default: 64, patches: 2)")
-    add_run_arguments(parser, None, rounds=_ROUNDS)
+    add_run_arguments(parser, rounds=_ROUNDS)
 
 
 def thread_counts(cores: int) -> tuple[int, ...]:
@@ -286,7 +288,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     """
     warnings: list[str] = []
     job = _job(args, progress, warnings)
-    return _Bench(args, machine.cores_allowed(), progress, warnings=warnings, job=job).run(console)
+    return Bench(args, machine.cores_allowed(), progress, warnings=warnings, job=job).run(console)
 
 
 def _job(args: argparse.Namespace, progress: Progress, warnings: list[str]) -> ScalingJob:
@@ -303,8 +305,8 @@ def _job(args: argparse.Namespace, progress: Progress, warnings: list[str]) -> S
     if args.data is not None:
         raise OptionError(f"--data is a folder of images: leave it out with {args.job!r}")
     if args.job == "hdf5":
-        sizes = Sizes(rows=256) if quick else Sizes()
-        (table,) = made_tables(sizes, args.folder, progress.done, layouts=["gzip"])
+        layouts = {"gzip": LAYOUTS["gzip"]}
+        (table,) = made_tables(QUICK_ROWS if quick else ROWS, args.folder, progress.done, layouts)
         return RowJob(table, min(size, table.samples))
     require("zarr", extra="bench")
     return PatchJob(made_scroll(QUICK if quick else FULL, args.folder, progress.done), size)
@@ -361,7 +363,7 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 @dataclass
-class _Bench(Driver):
+class Bench(Driver):
     """One run of the case."""
 
     case: ClassVar[str] = "scaling"

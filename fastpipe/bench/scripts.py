@@ -1,4 +1,4 @@
-"""Augmentations of one sample, as scripts write them where torchvision has none: with torch, NumPy and SciPy."""
+"""Augmentations of one sample, as scripts write them with torch, NumPy and SciPy."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ class Gamma3D(_PerChannel):
 # Arguments are those of ``fastpipe.augment``. Sequences come with their length, which may become another.
 
 
-class _motion_scripts_Script(ABC):
+class _MotionScript(ABC):
     """Takes and gives tensors; arrays within."""
 
     def __call__(self, motion: Any, length: Any) -> Any:
@@ -310,7 +310,7 @@ class _motion_scripts_Script(ABC):
         """What is done."""
 
 
-class _OfFrames(_motion_scripts_Script):
+class _OfFrames(_MotionScript):
     def changed(self, motion: Values, length: int) -> tuple[Values, int]:
         found = motion.copy()
         found[:length] = self.frames(motion[:length])
@@ -325,7 +325,7 @@ def _between(low: float, high: float) -> float:
     return math.exp(random.uniform(math.log(low), math.log(high)))
 
 
-class MotionSpeed(_motion_scripts_Script):
+class MotionSpeed(_MotionScript):
     """Frames between frames."""
 
     def __init__(self, speed: tuple[float, float]) -> None:

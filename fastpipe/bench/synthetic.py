@@ -426,7 +426,7 @@ UInt16Array = npt.NDArray[np.uint16]
 UInt8Array = npt.NDArray[np.uint8]
 
 _PITCH = 18.0  # voxels from a sheet to the next
-_volumes_STEP = 32  # what such detectors tell apart, in levels of 16 bits
+_LEVEL_STEP = 32  # what such detectors tell apart, in levels of 16 bits
 _NOISE = 900.0
 # Where the sine across a sheet is above it, there is ink or papyrus to be found.
 _SHEET = 0.6
@@ -467,7 +467,7 @@ def scroll_slabs(
         across = np.sin(np.float32(2 * np.pi) * turns)
         values = 20_000 + 14_000 * across + 3000 * np.sin(z / 13) * np.cos(y / 17)
         values += np.float32(_NOISE) * rng.standard_normal(values.shape, np.float32)
-        levels = np.clip(values, 0, 65_535).astype(np.uint16) // _volumes_STEP * _volumes_STEP
+        levels = np.clip(values, 0, 65_535).astype(np.uint16) // _LEVEL_STEP * _LEVEL_STEP
         yield levels, (across > _SHEET).astype(np.uint8)
 
 

@@ -1,4 +1,4 @@
-"""The case ``tf``: pipelines of ``tf.data`` with Pillow in ``tf.py_function``, and Keras's loader and layers, against ``fastpipe.tf``."""
+"""The case ``tf``: pipelines of ``tf.data``, as scripts and Keras make them, against ``fastpipe.tf``."""
 
 from __future__ import annotations
 
@@ -21,26 +21,12 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
-from benchmarks.cases.tf import targets
-from fastpipe.bench import (
-    machine,
-)
-from fastpipe.bench import (
-    tf_datasets as arrays,
-)
-from fastpipe.bench import (
-    tf_datasets as augmenting,
-)
-from fastpipe.bench import (
-    tf_datasets as own,
-)
-from fastpipe.bench import (
-    tf_datasets as scripts,
-)
+from fastpipe.bench import machine
+from fastpipe.bench import tf_datasets as data
 from fastpipe.bench.check import RowCheck
 from fastpipe.bench.data import folder_to_use
 from fastpipe.bench.driver import Driver, add_run_arguments
-from fastpipe.bench.results import RowInfo, entries, rate_of, verdict
+from fastpipe.bench.results import RowInfo, best_by_section, entries, verdict
 from fastpipe.bench.runner import Contender, ContenderError, Session, Timeline, timeline_of
 from fastpipe.bench.tf_datasets import FULL, QUICK, Lengths, Photos, Setting, tensorflow
 from fastpipe.console import Progress, positive
@@ -59,21 +45,6 @@ __all__ = [
     "run",
     "specs",
 ]
-
-
-# ----------------------------------------------------------------------------------------------------
-# The case ``tf``: pipelines of ``tf.data`` with Pillow in ``tf.py_function``, and Keras's loader and
-# layers, against ``fastpipe.tf``.
-#
-# ============== ================================================================== ``case`` its options,
-# its rows, its result ``framework`` TensorFlow, when it is first needed ``data`` which photos are read,
-# and the tables of them ``scripts`` the datasets that are replaced, as scripts write them ``own`` the
-# datasets of fastpipe's that replace them ``augmenting`` datasets that augment batches in memory ``rows``
-# the rows, and what goes through their epochs ``apart`` the rows without fastpipe, in a process of their
-# own ``check`` are the samples those of the datasets that are replaced? ``targets`` what was asked for
-# ============== ==================================================================
-
-__all__: list[str] = []
 
 
 # ---- The rows of the case, and what goes through their epochs ---------------------------------------
@@ -104,11 +75,10 @@ class Spec:
         section: a key of ``SECTIONS``.
         kind: the end of the row's key.
         label: its name in tables.
-        group: as of `RowInfo`; peers are measured where they are asked for, unless `is_always`.
+        group: as of `RowInfo`.
         make: makes it.
         note: what a reader should know about the row.
         most_apart: of fastpipe's, how far values may be from the replaced dataset's; None of others.
-        is_always: whether a peer is measured in any case.
     """
 
     section: str
@@ -118,7 +88,6 @@ class Spec:
     make: Make
     note: str = ""
     most_apart: int | None = None
-    is_always: bool = False
 
     @property
     def key(self) -> str:
@@ -159,29 +128,17 @@ def _crops() -> list[Spec]:
     def script(make: Callable[..., Any]) -> Make:
         return lambda setting, is_shuffled: make(setting.crops, setting.batch_size, is_shuffled=is_shuffled)
 
-    def kept_by_tensorflow(in_file: bool) -> Make:
-        return lambda setting, is_shuffled: scripts.by_pillow(
-            setting.crops, setting.batch_size, is_shuffled=is_shuffled,
-            kept=str(setting.scratch / "tf-cache") if in_file else "",
-        )  # fmt: skip
-
     return [
-        Spec("crop", "replaced", pillow, "replaced", script(scripts.by_pillow)),
-        Spec("crop", "threads", fast, "fastpipe", own.crops, most_apart=0),
-        Spec("crop", "graph", f'{fast}, engine="graph"', "fastpipe", partial(own.crops, engine="graph"),
+        Spec("crop", "replaced", pillow, "replaced", script(data.by_pillow)),
+        Spec("crop", "threads", fast, "fastpipe", data.crops, most_apart=0),
+        Spec("crop", "graph", f'{fast}, engine="graph"', "fastpipe", partial(data.crops, engine="graph"),
              "TensorFlow's operations, within 1 of 255", most_apart=1),
-        Spec("crop", "ram", f'{fast}, cache="ram"', "fastpipe", partial(own.crops, cache="ram"), _KEPT,
+        Spec("crop", "ram", f'{fast}, cache="ram"', "fastpipe", partial(data.crops, cache="ram"), _KEPT,
              most_apart=0),
-        Spec("crop", "disk", f'{fast}, cache="disk"', "fastpipe", partial(own.crops, cache="disk"), _KEPT,
+        Spec("crop", "disk", f'{fast}, cache="disk"', "fastpipe", partial(data.crops, cache="disk"), _KEPT,
              most_apart=0),
-        Spec("crop", "hand", "tf.io.decode_and_crop_jpeg + tf.image.resize", "peer", script(scripts.by_hand),
-             "other pixels: another decoding, no antialiasing", is_always=True),
-        Spec("crop", "antialiased", "tf.io.decode_jpeg + crop + resize(antialias=True)", "peer",
-             script(scripts.by_hand_antialiased), "nearer to Pillow's pixels"),
-        Spec("crop", "tf-ram", f"{pillow}, Dataset.cache()", "peer", kept_by_tensorflow(False),
-             f"float32, {_KEPT}"),
-        Spec("crop", "tf-disk", f"{pillow}, Dataset.cache(file)", "peer", kept_by_tensorflow(True),
-             f"float32, {_KEPT}"),
+        Spec("crop", "hand", "tf.io.decode_and_crop_jpeg + tf.image.resize", "peer", script(data.by_hand),
+             "other pixels: another decoding, no antialiasing"),
     ]  # fmt: skip
 
 
@@ -189,16 +146,17 @@ def _others() -> list[Spec]:
     fast, several = "image_dataset", "image_dataset(modalities=…)"
 
     def merged(setting: Setting, *, is_shuffled: bool) -> Any:
-        return scripts.by_pillow(setting.several, setting.batch_size, is_shuffled=is_shuffled)
+        return data.by_pillow(setting.several, setting.batch_size, is_shuffled=is_shuffled)
 
     return [
-        Spec("folder", "replaced", "keras image_dataset_from_directory", "replaced", scripts.from_directory),
-        Spec("folder", "threads", fast, "fastpipe", own.folder, most_apart=0),
-        Spec("folder", "ram", f'{fast}, cache="ram"', "fastpipe", partial(own.folder, cache="ram"),
+        Spec("folder", "replaced", "keras image_dataset_from_directory", "replaced", data.from_directory),
+        Spec("folder", "threads", fast, "fastpipe", data.folder, most_apart=0),
+        Spec("folder", "ram", f'{fast}, cache="ram"', "fastpipe", partial(data.folder, cache="ram"),
              f"float32, {_KEPT}", most_apart=0),
         Spec("modalities", "replaced", "four tf.py_function + Pillow in one map", "replaced", merged),
-        Spec("modalities", "threads", several, "fastpipe", own.modalities, most_apart=0),
-        Spec("modalities", "ram", f'{several}, cache="ram"', "fastpipe", partial(own.modalities, cache="ram"),
+        Spec("modalities", "threads", several, "fastpipe", data.modalities, most_apart=0),
+        Spec("modalities", "ram", f'{several}, cache="ram"', "fastpipe",
+             partial(data.modalities, cache="ram"),
              _KEPT, most_apart=0),
     ]  # fmt: skip
 
@@ -209,12 +167,12 @@ def _augmented() -> list[Spec]:
 
     each = "image by image; rotated as by TensorFlow Addons"
     return [
-        Spec("augment", "replaced", "keras.layers, Sequential", "replaced", of(augmenting.by_keras),
+        Spec("augment", "replaced", "keras.layers, Sequential", "replaced", of(data.by_keras),
              "brightness is added"),
-        Spec("augment", "images", "tf.image.random_…", "replaced", of(augmenting.by_operations), each),
+        Spec("augment", "images", "tf.image.random_…", "replaced", of(data.by_operations), each),
         Spec("augment", "stateless", "tf.image.stateless_random_…", "replaced",
-             of(augmenting.by_stateless_operations), each),
-        Spec("augment", "layer", "fastpipe.tf.Augment", "fastpipe", of(augmenting.by_augment),
+             of(data.by_stateless_operations), each),
+        Spec("augment", "layer", "fastpipe.tf.Augment", "fastpipe", of(data.by_augment),
              "brightness is a factor"),
     ]  # fmt: skip
 
@@ -222,16 +180,16 @@ def _augmented() -> list[Spec]:
 def _arrays() -> list[Spec]:
     rows, patches = "hdf5_dataset", "patch_dataset"
     return [
-        Spec("hdf5", "replaced", "generator over h5py, row by row", "replaced", arrays.rows_by_h5py),
+        Spec("hdf5", "replaced", "generator over h5py, row by row", "replaced", data.rows_by_h5py),
         Spec("hdf5", "window", f'{rows}, shuffle=Shuffle(16, "group")', "fastpipe",
-             partial(arrays.rows, unit="group"), "chunks, then rows of 16 chunks at a time", most_apart=0),
-        Spec("hdf5", "ram", f'{rows}, cache="ram"', "fastpipe", partial(arrays.rows, cache="ram"), _KEPT,
+             partial(data.rows, unit="group"), "chunks, then rows of 16 chunks at a time", most_apart=0),
+        Spec("hdf5", "ram", f'{rows}, cache="ram"', "fastpipe", partial(data.rows, cache="ram"), _KEPT,
              most_apart=0),
-        Spec("patches", "replaced", "generator that slices a zarr array", "replaced", arrays.patches_by_zarr),
-        Spec("patches", "uniform", patches, "fastpipe", arrays.patches, "a third of the volume fits",
+        Spec("patches", "replaced", "generator that slices a zarr array", "replaced", data.patches_by_zarr),
+        Spec("patches", "uniform", patches, "fastpipe", data.patches, "a third of the volume fits",
              most_apart=0),
         Spec("patches", "tour", f'{patches}, shuffle=Shuffle(unit="group")', "fastpipe",
-             partial(arrays.patches, unit="group"), "the same room; neighbours come together", most_apart=0),
+             partial(data.patches, unit="group"), "the same room; neighbours come together", most_apart=0),
     ]  # fmt: skip
 
 
@@ -461,13 +419,14 @@ class Apart:
 
     Args:
         setting: what the datasets are made of.
+        specs: all datasets; a function of a module.
     """
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, specs: Callable[[], list[Spec]] = specs) -> None:
         # Not forked: TensorFlow, whose threads a fork does not have, is used here already.
         context = multiprocessing.get_context("spawn")
         self._connection, other = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other, setting), daemon=True)
+        self._process = context.Process(target=_serve, args=(other, setting, specs), daemon=True)
         self._process.start()
         other.close()
 
@@ -534,7 +493,7 @@ class ApartRow:
         """Nothing: the process is that of all rows."""
 
 
-def _serve(connection: Any, setting: Setting) -> None:
+def _serve(connection: Any, setting: Setting, specs: Callable[[], list[Spec]]) -> None:
     """Answer until the other end is closed."""
     by_key, rows = {spec.key: spec for spec in specs()}, dict[str, EpochRow]()
     try:
@@ -566,14 +525,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "$FASTPIPE_PHOTOS, else photograph-like JPEGs made once into the user's cache folder)")  # fmt: skip
     add("--batch-size", type=positive(int), metavar="N",
         help=f"samples in a batch (default: {BATCH}, with --quick {QUICK_BATCH})")  # fmt: skip
-    add_run_arguments(parser, "antialiased boxes and Dataset.cache, TensorFlow's own,")
+    add_run_arguments(parser)
 
 
-def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Measure, report, and write what was asked for.
-
-    Returns:
-        0, or 1 when samples are not those of the datasets that are replaced.
+def run(
+    args: argparse.Namespace, console: Console, progress: Progress, kind: type[Bench] | None = None
+) -> int:
+    """Measure, report, and write what was asked for; return 1 when samples are not those of what is replaced.
 
     Raises:
         MissingDependencyError: TensorFlow is not installed.
@@ -583,15 +541,17 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     lengths = QUICK if args.quick else FULL
     folder, name, _ = folder_to_use(args.data, progress.done)
     photos = Photos.of(folder, name, lengths.crops)
-    return _Bench(args, machine.cores_allowed(), progress, photos=photos, lengths=lengths).run(console)
+    bench = (kind or Bench)(args, machine.cores_allowed(), progress, photos=photos, lengths=lengths)
+    return bench.run(console)
 
 
 @dataclass
-class _Bench(Driver):
+class Bench(Driver):
     """One run of the case."""
 
     case: ClassVar[str] = "tf"
     quick_s: ClassVar[float] = 0.05
+    specs: ClassVar[Callable[[], list[Spec]]] = staticmethod(specs)
     photos: Photos = field(kw_only=True)
     lengths: Lengths = field(kw_only=True)
 
@@ -624,12 +584,12 @@ class _Bench(Driver):
             "check": check.as_json(),
             "main": _MAIN,
             "rows": rows,
-            "best": _best(rows),
+            "best": best_by_section(rows),
             "missing": self.missing,
             "stages": {"seconds": {}, "images": 0},
             "floor_share": None,
             "plan": plan,
-            "targets": targets(session.samples),
+            **self.studies(session),
         }
         result["verdict"] = verdict(result)
         return result
@@ -638,7 +598,7 @@ class _Bench(Driver):
         """Build the rows of fastpipe's."""
         found = {}
         stack.callback(gc.collect)  # once, when all are closed: it takes long beside TensorFlow
-        for spec in specs():
+        for spec in self.specs():
             if spec.group != "fastpipe":
                 continue
             row = self.open(stack, spec.info, partial(EpochRow, spec, setting))
@@ -651,14 +611,14 @@ class _Bench(Driver):
         _ = setting.folder  # made before another process looks for it
         found = list[Contender]()
         # Those of generators have one for themselves: see `apart`.
-        apart = {is_generator: Apart(setting) for is_generator in (False, True)}
+        apart = {is_generator: Apart(setting, self.specs) for is_generator in (False, True)}
         for one in apart.values():
             stack.callback(one.close)
         infos = dict(self.infos)
-        for spec in specs():
+        for spec in self.specs():
             if spec.group == "fastpipe" and spec.key in own:
                 found.append(own[spec.key])
-            elif spec.group != "fastpipe" and (spec.group != "peer" or spec.is_always or self.args.peers):
+            elif spec.group != "fastpipe":
                 found.append(ApartRow(spec, setting, apart[spec.is_generator]))
                 infos[spec.key] = spec.info
         self.infos = {one.key: infos[one.key] for one in found}
@@ -714,12 +674,3 @@ def _check_measured(session: Session) -> None:
         if is_measured and not any(session.samples.get(key) for key in replaced):
             why = "; ".join(session.failures.get(key, "not measured") for key in replaced)
             raise FastpipeError(f"{label}: what is replaced could not be measured ({why}): run it again")
-
-
-def _best(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Section → the faster of the rows that are replaced."""
-    replaced = [entry for entry in rows if entry["group"] == "replaced"]
-    return {
-        entry["section"]: entry["key"]
-        for entry in sorted(replaced, key=lambda entry: rate_of(entry)["median"])
-    }

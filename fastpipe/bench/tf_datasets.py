@@ -33,7 +33,6 @@ __all__ = [
     "Table",
     "by_augment",
     "by_hand",
-    "by_hand_antialiased",
     "by_keras",
     "by_operations",
     "by_pillow",
@@ -314,7 +313,7 @@ def by_pillow(table: Table, batch_size: int, *, is_shuffled: bool, kept: str | N
             return images[name], row["label"]
         return {**images, NUMBERS: row[NUMBERS]}, row["label"]
 
-    return _batches(table, sample, batch_size, is_shuffled, kept)
+    return batches_of(table, sample, batch_size, is_shuffled, kept)
 
 
 def by_hand(table: Table, batch_size: int, *, is_shuffled: bool) -> Any:
@@ -331,24 +330,7 @@ def by_hand(table: Table, batch_size: int, *, is_shuffled: bool) -> Any:
         image = tf.io.decode_and_crop_jpeg(tf.io.read_file(row["file"]), window, channels=3)
         return tf.image.resize(image, (SIDE, SIDE)), row["label"]
 
-    return _batches(table, sample, batch_size, is_shuffled)
-
-
-def by_hand_antialiased(table: Table, batch_size: int, *, is_shuffled: bool) -> Any:
-    """TensorFlow's operations, nearer to Pillow's pixels.
-
-    Args:
-        table, batch_size, is_shuffled: as of `by_pillow`.
-    """
-    tf = tensorflow()
-
-    def sample(row: Any) -> Any:
-        left, top, right, bottom = tf.unstack(row["image"])
-        image = tf.io.decode_jpeg(tf.io.read_file(row["file"]), channels=3)
-        image = tf.image.crop_to_bounding_box(image, top, left, bottom - top, right - left)
-        return tf.image.resize(image, (SIDE, SIDE), antialias=True), row["label"]
-
-    return _batches(table, sample, batch_size, is_shuffled)
+    return batches_of(table, sample, batch_size, is_shuffled)
 
 
 def from_directory(setting: Setting, *, is_shuffled: bool) -> Any:
@@ -372,7 +354,7 @@ def _pillow() -> Callable[[Any, Any], npt.NDArray[np.float32]]:
     return load
 
 
-def _batches(
+def batches_of(
     table: Table, sample: Sample, batch_size: int, is_shuffled: bool, kept: str | None = None
 ) -> Any:
     """A dataset of batches, in which each row is made by a function."""

@@ -1,4 +1,4 @@
-"""The case ``volume``: random patches of a chunked volume, cut with zarr-python by many scripts, against ``FastPatchDataset``."""
+"""The case ``volume``: random patches of a Zarr volume, by zarr-python, against ``FastPatchDataset``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,11 +20,6 @@ import numpy.typing as npt
 from rich.console import Console
 
 import fastpipe
-from benchmarks.cases.volume import VOLUME_PEERS, VolumePeerRow, row_info, targets
-from benchmarks.peers.rows import Peer, interpreter
-from benchmarks.studies.volume_amplification import amplifications
-from benchmarks.studies.volume_first import first_batches
-from benchmarks.studies.volume_memory import memory_of_topologies
 from fastpipe._extras import require
 from fastpipe.bench import machine
 from fastpipe.bench.check import RowCheck, digests_of_samples
@@ -33,13 +28,12 @@ from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.loaders import Draws, touch
 from fastpipe.bench.orders import ZarrPatches, box_at, start_of
 from fastpipe.bench.results import RowInfo, entries, verdict
-from fastpipe.bench.runner import Contender, ContenderError
+from fastpipe.bench.runner import Contender
 from fastpipe.bench.synthetic import scroll_slabs, write_zarr
 from fastpipe.console import Progress, positive
 
 __all__ = [
     "COLD",
-    "FIRST",
     "FULL",
     "QUARTER",
     "QUICK",
@@ -53,7 +47,6 @@ __all__ = [
     "add_arguments",
     "check_patches",
     "described",
-    "differing",
     "expected_patches",
     "made_scroll",
     "patch_dataset",
@@ -62,20 +55,6 @@ __all__ = [
     "sliced_loader",
     "specs",
 ]
-
-
-# ----------------------------------------------------------------------------------------------------
-# The case ``volume``: random patches of a chunked volume, cut with zarr-python by many scripts, against
-# ``FastPatchDataset``.
-#
-# ================= =============================================================== ``case`` its options,
-# its rows, its result ``data`` which volume is read ``rows`` the rows: loaders in this process ``peers``
-# the rows: other readers, each in its own process ``check`` are the patches those of the volume?
-# ``amplification`` bytes decoded for each that is used ``memory`` memory of the process tree, in fresh
-# processes ``targets`` what was asked for =================
-# ===============================================================
-
-__all__: list[str] = []
 
 
 # ---- Which volume the benchmark reads ---------------------------------------------------------------
@@ -95,8 +74,6 @@ class Sizes:
 
 
 FULL = Sizes((384, 768, 768), (64, 128, 128), (72, 136, 136))
-# Sizes of the volumes on which the time to the first batch is measured; it does not depend on them.
-FIRST = Sizes((128, 256, 256), FULL.chunk, FULL.patch)
 QUICK = Sizes((64, 128, 128), (16, 32, 32), (18, 34, 34))
 
 
@@ -481,21 +458,6 @@ def expected_patches(scroll: Scroll, starts: Iterable[Any]) -> Counter[bytes]:
     return found
 
 
-def differing(scroll: Scroll, told: Sequence[Mapping[str, Any]]) -> int:
-    """How many of the patches that a peer told of are not those of the volume.
-
-    Args:
-        scroll: the volume.
-        told: of each its ``start``, and ``digests`` of its values and its labels.
-    """
-    strange = 0
-    for one in told:
-        box = box_at(one["start"], scroll.sizes.patch)
-        expected = [next(digests_of_samples(array[box][np.newaxis], None)).hex() for array in scroll.arrays]
-        strange += expected != one["digests"]
-    return strange
-
-
 # ---- The case ``volume``: its options, its rows, its result -----------------------------------------
 
 BATCH = 2
@@ -509,25 +471,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where the made-up volume is kept, 0.3 GB (default: the user's cache folder)")  # fmt: skip
     add("--batch-size", type=positive(int), default=BATCH, metavar="N",
         help=f"patches in a batch (default: {BATCH})")  # fmt: skip
-    add_run_arguments(parser, "zarr-python in the process, zarrs, TensorStore and MONAI")
+    add_run_arguments(parser)
 
 
-def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Measure, report, and write what was asked for.
-
-    Returns:
-        0, or 1 when patches are not those of the volume.
+def run(
+    args: argparse.Namespace, console: Console, progress: Progress, kind: type[Bench] | None = None
+) -> int:
+    """Measure, report, and write what was asked for; return 1 when patches are not those of the volume.
 
     Raises:
-        MissingPackageError: zarr-python, which the replaced loader needs, is not installed.
+        MissingDependencyError: zarr-python, which the replaced loader needs, is not installed.
     """
     require("zarr", extra="bench")
     scroll = made_scroll(QUICK if args.quick else FULL, args.folder, progress.done)
-    return _Bench(args, machine.cores_allowed(), progress, scroll=scroll).run(console)
+    return (kind or Bench)(args, machine.cores_allowed(), progress, scroll=scroll).run(console)
 
 
 @dataclass
-class _Bench(Driver):
+class Bench(Driver):
     """One run of the case."""
 
     case: ClassVar[str] = "volume"
@@ -537,7 +498,7 @@ class _Bench(Driver):
     def result(self) -> dict[str, Any] | None:
         """Check, measure, and put the file's content together; ``None`` if the check fails."""
         busy = self.begin()
-        scroll, size = self.scroll, self.args.batch_size
+        scroll = self.scroll
         scroll.warm()
         with ExitStack() as stack:
             own = self._own(stack)
@@ -545,16 +506,14 @@ class _Bench(Driver):
             self.progress.done(f"check: {check.sentence()}")
             if not check.ok:
                 return None
-            contenders = [*own, *self._others(stack)]
-            main = next(one for one in contenders if one.key == _MAIN)
+            contenders = [*own, *self.all_others(stack)]
+            main = next(one for one in own if one.key == _MAIN)
             assert isinstance(main, WholeEpochs)
             before: dict[str, float] = {}
             session = self.measure(contenders, lambda: before.update(main.stage_seconds()))
-            after = main.stage_seconds()
+            stages = self.stages(before, main.stage_seconds(), session.samples[_MAIN])
             self._tell_made(contenders)
             plan = main.plan()
-        amplification = amplifications(scroll, size, 1 if self.args.quick else 3, self.progress.step)
-        first, memory = self._first_batch(), self._memory()
         rows = entries(list(self.infos.values()), session)
         result = self._facts(busy) | {
             "method": self.method(session.rounds),
@@ -563,16 +522,10 @@ class _Bench(Driver):
             "rows": rows,
             "best": {entry["section"]: entry["key"] for entry in rows if entry["group"] == "replaced"},
             "missing": self.missing,
-            "stages": {
-                "seconds": {stage: round(after[stage] - before.get(stage, 0.0), 6) for stage in after},
-                "images": sum(sample.count for sample in session.samples[_MAIN]),
-            },
+            "stages": stages,
             "floor_share": None,
             "plan": plan,
-            "targets": targets(session.samples, amplification, memory),
-            "amplification": amplification,
-            "first_batch": first or {},
-            "memory": memory or {},
+            **self.studies(session),
         }
         result["verdict"] = verdict(result)
         return result
@@ -594,25 +547,6 @@ class _Bench(Driver):
             found.append(row)
         return found
 
-    def _others(self, stack: ExitStack) -> list[Contender]:
-        """Start the peers; one that is not there is noted."""
-        found = [self._peer(peer, stack) for peer in VOLUME_PEERS if self.args.peers]
-        # Tables have a section's rows together.
-        self.infos = dict(sorted(self.infos.items(), key=lambda pair: pair[1].section != COLD))
-        return [contender for contender in found if contender is not None]
-
-    def _peer(self, peer: Peer, stack: ExitStack) -> Contender | None:
-        python, info = interpreter(peer), row_info(peer)
-        if python is None:
-            self.miss(peer.key, f"{info.section}: {peer.label}", f"not installed: {peer.install}")
-            return None
-        self.progress.now(f"starting {peer.label}")
-        size = self.args.batch_size
-        row = self.open(stack, info, lambda: VolumePeerRow(peer, python, self.scroll, size, self.cores))
-        if isinstance(row, VolumePeerRow):
-            self.infos[info.key] = row.info
-        return row
-
     def _tell_made(self, rows: Sequence[Contender]) -> None:
         """Note what making datasets took, which is not part of the rates."""
         for row in rows:
@@ -620,31 +554,6 @@ class _Bench(Driver):
                 info, seconds = self.infos[row.key], statistics.median(row.made_s)
                 note = f"{info.note}; opened in {seconds:.3f} s before"
                 self.infos[row.key] = replace(info, note=note)
-
-    def _first_batch(self) -> dict[str, Any] | None:
-        """Time to the first batch; None where it is not measured."""
-        if self.args.quick:
-            return None
-        try:
-            folder, say = self.args.folder, self.progress.done
-            packed = made_scroll(FIRST, folder, say)
-            plain = made_scroll(FIRST, folder, say, compressed=False)
-            return first_batches(packed, plain, self.args.batch_size, say=self.progress.step)
-        except ContenderError as error:
-            # The rates, which took far longer to measure, stay valid.
-            self.warnings.append(f"no time to the first batch: {error}")
-            return None
-
-    def _memory(self) -> dict[str, Any] | None:
-        """Memory; None where it is not measured."""
-        if self.args.quick:
-            return None
-        try:
-            return memory_of_topologies(self.scroll, self.args.batch_size, say=self.progress.step)
-        except ContenderError as error:
-            # The rates, which took far longer to measure, stay valid.
-            self.warnings.append(f"no memory: {error}")
-            return None
 
     def _facts(self, busy: float | None) -> dict[str, Any]:
         """What was run, when, on what."""

@@ -4,7 +4,7 @@ Each request waits for the time to first byte of such a server; its answer then 
 of 100 KB costs one delay and connections wait beside each other, as they do before an object store.  It runs
 in a process of its own, whose time is its own::
 
-    python -m delay_proxy --port 9010 --target 9000 --delay-ms 30 --jitter-ms 10
+    python tests/support/delay_proxy.py --port 9010 --target 9000 --delay-ms 30 --jitter-ms 10
 
 It listens on loopback only.  The first line of its stdout is its port.  A line on stdin is JSON, and changes
 ``Faults``; it is answered with ``Counts``.  It ends when stdin does, or at the line ``null``.
@@ -98,7 +98,7 @@ class DelayProxy:
     """
 
     def __init__(self, target: int, faults: Faults = Faults(), seed: int = 0) -> None:
-        self._command = [sys.executable, "-m", "delay_proxy", "--target", str(target)]
+        self._command = [sys.executable, __file__, "--target", str(target)]
         self._command += ["--seed", str(seed)]
         for name, value in asdict(faults).items():
             self._command += [f"--{name.replace('_', '-')}", str(value)]
@@ -337,7 +337,7 @@ async def _serve(port: int, proxy: _Proxy) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Serve until stdin ends; the first line of stdout is the port."""
-    parser = argparse.ArgumentParser(prog="python -m delay_proxy", description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=0, help="to listen on (default: a free one)")
     parser.add_argument("--target", type=int, required=True, help="the server's port")
     parser.add_argument("--seed", type=int, default=0)
