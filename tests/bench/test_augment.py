@@ -21,11 +21,14 @@ from rich.console import Console
 from benchmarks.cases.augment import (
     ASKED,
     AUGMENT_PEERS,
+    LOADED,
+    SINGLE,
     AugmentChild,
     AugmentPeer,
     TaskRow,
     single_of,
     targets,
+    waits_within,
     wanted_of,
 )
 from benchmarks.peers import rows as bench_peers
@@ -40,9 +43,7 @@ from fastpipe.bench import scripts
 from fastpipe.bench.augment import (
     BANDS,
     FRAMES,
-    LOADED,
     RECIPES,
-    SINGLE,
     AugmentRow,
     Batches,
     ChainCheck,
@@ -54,7 +55,6 @@ from fastpipe.bench.augment import (
     made_volumes,
     own_rows,
     sampled,
-    waits_within,
     ways_of,
 )
 from fastpipe.bench.report import markdown, print_result, single_lines

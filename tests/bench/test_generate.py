@@ -20,17 +20,26 @@ import pytest
 from rich.console import Console
 
 from benchmarks.cases import generate as peers
-from benchmarks.cases.generate import PEERS, DatasetsRow, JoblibRow, Peer, PoolRow, asked, targets
+from benchmarks.cases.generate import (
+    PEERS,
+    BareRow,
+    DatasetsRow,
+    JoblibRow,
+    Peer,
+    PoolRow,
+    asked,
+    targets,
+    write_rows,
+)
 from benchmarks.studies import generate_memory as memory
 from benchmarks.studies import generate_predicted as predicted
+from benchmarks.studies.made_rows import Generators, made_of
 from fastpipe.bench import functions
 from fastpipe.bench import generate as case
 from fastpipe.bench.functions import (
     SEED,
-    Generators,
     counted,
     made,
-    made_of,
     motion,
     quick,
     rows_of,
@@ -41,7 +50,6 @@ from fastpipe.bench.functions import (
 )
 from fastpipe.bench.generate import (
     SECTIONS,
-    BareRow,
     FastRow,
     LoopRow,
     MadeRow,
@@ -51,7 +59,6 @@ from fastpipe.bench.generate import (
     check_stored,
     difference,
     specs,
-    write_rows,
 )
 from fastpipe.bench.report import markdown, print_result, short_markdown
 from fastpipe.bench.results import load

@@ -23,6 +23,7 @@ from benchmarks.cases.volume import (
     VOLUME_PEERS,
     WARM_PEERS,
     VolumePeerRow,
+    differing,
     row_info,
     targets,
 )
@@ -49,7 +50,6 @@ from fastpipe.bench.volume import (
     WholeEpochs,
     check_patches,
     described,
-    differing,
     made_scroll,
     sliced_loader,
     specs,
