@@ -17,6 +17,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from benchmarks.cases import volume as full
 from benchmarks.cases.volume import (
     ASKED,
     COLD_PEERS,
@@ -30,6 +31,7 @@ from benchmarks.cases.volume import (
 from benchmarks.peers import rows as bench_peers
 from benchmarks.peers.children import serve
 from benchmarks.peers.children.protocol import Stream, VolumeJob, job_of, volume_problem
+from benchmarks.run import main as measure
 from benchmarks.studies import volume_first as first
 from benchmarks.studies import volume_memory as memory
 from benchmarks.studies.volume_amplification import amplifications
@@ -428,7 +430,8 @@ def result(folder: Path) -> dict[str, Any]:
     if bench_peers.interpreter(COLD_PEERS[0]) is None:
         pytest.skip("needs zarr-python: pip install zarr")
     path = folder / "result.json"
-    command = [sys.executable, "-m", "fastpipe.bench", "volume", "--quick", "--rounds", "1"]
+    run = Path(__file__).resolve().parents[2] / "benchmarks" / "run.py"
+    command = [sys.executable, str(run), "volume", "--quick", "--rounds", "1"]
     command += ["--folder", str(folder), "--json", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -476,7 +479,8 @@ def small_and_here(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = spec_of("warm-slices")
     make = rows.sliced_loader
     monkeypatch.setattr(case, "QUICK", _SIZES)
-    monkeypatch.setattr(case, "require", lambda name, extra: None)
+    real = case.require
+    monkeypatch.setattr(case, "require", lambda name, extra: name == "zarr" or real(name, extra=extra))
     monkeypatch.setattr(case, "sliced_loader", lambda spec, scroll, size: make(kind, scroll, size))
 
 
@@ -503,9 +507,9 @@ def test_a_wrong_voxel_ends_the_command_with_1(
 def test_peers_that_are_not_there_are_told(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], small_and_here: None
 ) -> None:
-    monkeypatch.setattr(case, "interpreter", lambda peer: None)
+    monkeypatch.setattr(full, "interpreter", lambda peer: None)
     arguments = ["--quick", "--peers", "--rounds", "1", "--batch-size", "4", "--folder", str(folder)]
-    assert main(["bench", "volume", *arguments]) == 0
+    assert measure(["volume", *arguments]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "not measured: cold: TensorStore, cache_pool of the same size: not installed: pip install" in out
     assert out.count("not installed: ") == len(VOLUME_PEERS) == 6

@@ -46,6 +46,7 @@ from benchmarks.gpu.training import (
 from benchmarks.peers import rows as bench_peers
 from benchmarks.peers.children import torch_decode
 from benchmarks.peers.children.protocol import Job, PeerError
+from benchmarks.run import main
 from fastpipe.bench import loaders
 from fastpipe.bench.data import Photos, scan
 from fastpipe.bench.loaders import LoaderSpec
@@ -54,7 +55,6 @@ from fastpipe.bench.report import machine_line, markdown, print_result, training
 from fastpipe.bench.results import RowInfo, load
 from fastpipe.bench.runner import ContenderError, Plan, Sample, Session
 from fastpipe.bench.volume import made_scroll
-from fastpipe.cli import main
 from fastpipe.core.native import native
 from fastpipe.device import decoders
 from fastpipe.device.transfer import Transfer
@@ -158,7 +158,7 @@ def test_without_a_gpu_the_command_says_what_to_do(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", version)
-    assert main(["bench", "gpu"]) == 2
+    assert main(["gpu"]) == 2
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1
     assert words in error and "run it on a machine with one, or with --device cpu" in error
@@ -418,7 +418,7 @@ def test_wrong_pixels_end_the_command_with_1(
 
     monkeypatch.setattr(check, "_decoded", wrong)
     files = ["--json", str(tmp_path / "never.json"), "--plot", str(tmp_path / "never.png")]
-    assert main(["bench", "gpu", "--device", "cpu", "--data", str(tree), *files]) == 1
+    assert main(["gpu", "--device", "cpu", "--data", str(tree), *files]) == 1
     captured = capsys.readouterr()
     assert "decode-cpu: pixels are 1 of 255 apart on average, at most 0 asked" in captured.err
     assert captured.out == "" and not list(tmp_path.iterdir())
@@ -514,7 +514,8 @@ def test_a_section_without_what_is_replaced_has_another_reference() -> None:
 def ran(folder: Path, *arguments: str, **environment: str) -> tuple[dict[str, Any], str]:
     """The command in a process of its own: what it wrote, and what it printed."""
     path = folder / "result.json"
-    command = [sys.executable, "-m", "fastpipe.bench", "gpu", *arguments]
+    run = Path(__file__).resolve().parents[2] / "benchmarks" / "run.py"
+    command = [sys.executable, str(run), "gpu", *arguments]
     command += ["--json", str(path), "--plot", str(folder / "result.png")]
     variables = {**os.environ, **environment}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
@@ -588,7 +589,7 @@ def test_without_time_the_command_says_so(
     monkeypatch.setattr(Budget, "left", lambda self: 0.0)
     arguments = ["--device", "cpu", "--data", str(tree), "--seconds", "3", "--json", str(tmp_path / "x.json")]
     monkeypatch.chdir(tmp_path)
-    assert main(["bench", "gpu", *arguments]) == 2
+    assert main(["gpu", *arguments]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert "nothing could be measured: no time was left for it: give more than --seconds 3" in error
 

@@ -33,6 +33,7 @@ from benchmarks.peers import rows as bench_peers
 from benchmarks.peers.children import objects
 from benchmarks.peers.children.objects import stream
 from benchmarks.peers.children.protocol import Job
+from benchmarks.run import main
 from benchmarks.studies.s3_cpu import CpuMeter, Metered, cpu_of
 from benchmarks.studies.s3_refetched import least_recently_used, refetched
 from benchmarks.studies.s3_stall import fast_stall, stall_of, stalls
@@ -41,7 +42,6 @@ from fastpipe.bench.data import Photos, scan
 from fastpipe.bench.report import bucket_lines, markdown, print_result, short_markdown, target_lines
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import Contender, Sample
-from fastpipe.cli import main
 from fastpipe.errors import OptionError
 
 pytest.importorskip("obstore", reason="needs obstore: pip install 'fastpipe[s3]'")
@@ -307,7 +307,7 @@ def result(s3: Any, tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
         patch.setattr(case, "WORKERS", 1)
         patch.setattr(case, "CONNECTIONS", (4,))
         patch.setattr(case, "MountRow", lambda key, folder, size: MountRow(key, folder, size, workers=1))
-        words = ["bench", "s3", "--data", str(tree), "--batch-size", "8", "--objects", "16", "--delay", "1"]
+        words = ["s3", "--data", str(tree), "--batch-size", "8", "--objects", "16", "--delay", "1"]
         assert main([*words, "--quick", "--json", str(written)]) == 0
     return load(written)
 
