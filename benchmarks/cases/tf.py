@@ -12,7 +12,7 @@ from benchmarks.targets import Asked, judged_rates
 from fastpipe.bench import tf
 from fastpipe.bench.runner import Sample, Session
 from fastpipe.bench.tf import Make, Spec
-from fastpipe.bench.tf_datasets import SIDE, Setting, batches_of, by_pillow, tensorflow
+from fastpipe.bench.tf_datasets import SIDE, Setting, Table, batches_of, by_pillow, tensorflow
 from fastpipe.console import Progress
 
 __all__ = ["ASKED", "Bench", "run", "specs", "targets"]
@@ -37,7 +37,7 @@ def targets(samples: Mapping[str, Sequence[Sample]]) -> list[dict[str, Any]]:
     return judged_rates(samples, ASKED)
 
 
-def by_hand_antialiased(setting: Setting, *, is_shuffled: bool) -> Any:
+def by_hand_antialiased(table: Table, batch_size: int, *, is_shuffled: bool) -> Any:
     """TensorFlow's operations, nearer to Pillow's pixels."""
     library = tensorflow()
 
@@ -47,7 +47,7 @@ def by_hand_antialiased(setting: Setting, *, is_shuffled: bool) -> Any:
         image = library.image.crop_to_bounding_box(image, top, left, bottom - top, right - left)
         return library.image.resize(image, (SIDE, SIDE), antialias=True), row["label"]
 
-    return batches_of(setting.crops, sample, setting.batch_size, is_shuffled)
+    return batches_of(table, sample, batch_size, is_shuffled)
 
 
 def kept_by_tensorflow(in_file: bool) -> Make:
@@ -61,9 +61,13 @@ def kept_by_tensorflow(in_file: bool) -> Make:
 def specs() -> list[Spec]:
     """The datasets that are measured with ``--peers``; a section's come together."""
     pillow, kept = "tf.py_function + Pillow", "float32, from the second epoch on"
+
+    def antialiased(setting: Setting, *, is_shuffled: bool) -> Any:
+        return by_hand_antialiased(setting.crops, setting.batch_size, is_shuffled=is_shuffled)
+
     more = [
         Spec("crop", "antialiased", "tf.io.decode_jpeg + crop + resize(antialias=True)", "peer",
-             by_hand_antialiased, "nearer to Pillow's pixels"),
+             antialiased, "nearer to Pillow's pixels"),
         Spec("crop", "tf-ram", f"{pillow}, Dataset.cache()", "peer", kept_by_tensorflow(False), kept),
         Spec("crop", "tf-disk", f"{pillow}, Dataset.cache(file)", "peer", kept_by_tensorflow(True), kept),
     ]  # fmt: skip

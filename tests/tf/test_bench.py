@@ -169,7 +169,7 @@ def test_scripts_give_boxes_at_one_size_each_once_in_an_epoch(setting: Setting) 
         wanted = opened.convert("RGB").crop(box).resize((128, 128), Image.Resampling.BILINEAR)
     assert np.array_equal(images[3], np.asarray(wanted, np.float32))
     assert labels.numpy().tolist() == table.labels.tolist() and labels.dtype == tf.int32
-    for make, most in ((scripts.by_hand, 12.0), (scripts.by_hand_antialiased, 4.0)):
+    for make, most in ((scripts.by_hand, 12.0), (full.by_hand_antialiased, 4.0)):
         ((other, same),) = make(table, 8, is_shuffled=False)
         assert other.shape == images.shape and same.numpy().tolist() == labels.numpy().tolist()
         assert 0 < np.abs(other - images).mean() < most
