@@ -23,7 +23,7 @@ if not __package__:
 
 from rich.console import Console
 
-from benchmarks.cases import augment, generate, hdf5, images, s3, tf, volume
+from benchmarks.cases import augment, generate, hdf5, images, s3, scaling, tf, volume
 from benchmarks.gpu import case as gpu
 from fastpipe.bench import cli
 from fastpipe.bench.cli import Case
@@ -33,14 +33,16 @@ from fastpipe.errors import FastpipeError
 __all__ = ["CASES", "main", "scripts"]
 
 PLAIN_WIDTH = 160
-_NO_SCRIPTS = ("__init__", "paths", "run", "targets")
+_NO_SCRIPTS = ("__init__", "floor", "paths", "run", "targets")
 
 CASES = {
-    **{name: cli.CASES[name] for name in ("all", "scaling")},
+    "all": cli.CASES["all"],
     **{
         name: replace(cli.CASES[name], run=module.run)
         for name, module in {
-            "images": images, "hdf5": hdf5, "volume": volume, "tf": tf, "generate": generate
+            "images": images,
+            "scaling": scaling,
+            "hdf5": hdf5, "volume": volume, "tf": tf, "generate": generate
         }.items()
     },
     "augment": replace(cli.CASES["augment"], add_arguments=augment.add_arguments, run=augment.run),

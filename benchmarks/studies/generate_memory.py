@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import fastpipe
+from benchmarks.studies.first import in_child
 from fastpipe.bench.functions import SEED, counted
-from fastpipe.bench.images import in_child
 
 __all__ = ["COUNTS", "peak_bytes", "peaks"]
 

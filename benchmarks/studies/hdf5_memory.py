@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import fastpipe
+from benchmarks.studies.first import in_child
 from benchmarks.studies.memory import Nothing, memory_entry, most_bytes
 from fastpipe._extras import require
 from fastpipe.bench.hdf5 import WINDOW, Table, look
-from fastpipe.bench.images import in_child
 
 __all__ = ["WORKERS", "memory_of_trees"]
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import fastpipe
+from benchmarks.studies.first import in_child
 from benchmarks.studies.memory import Nothing, memory_entry, most_bytes
 from fastpipe._extras import require
-from fastpipe.bench.images import in_child
 from fastpipe.bench.volume import QUARTER, Scroll, Sizes, patch_dataset
 
 __all__ = ["TOPOLOGIES", "Topology", "memory_of_topologies"]

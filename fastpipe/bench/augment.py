@@ -109,13 +109,7 @@ class Batches:
         return {"volumes": len(self.volumes), "sequences": len(self.motion)}.get(unit, len(self))
 
     def tensor(self, unit: str, dtype: str, device: str) -> Any:
-        """A batch.
-
-        Args:
-            unit: ``"images"``, ``"spectrograms"``, ``"volumes"`` or ``"sequences"``.
-            dtype: ``"float32"`` or ``"uint8"``.
-            device: where it is.
-        """
+        """A batch."""
         torch = require("torch", extra="torch")
         arrays = {"spectrograms": self.spectrograms, "volumes": self.volumes, "sequences": self.motion}
         if unit in arrays:
@@ -147,11 +141,6 @@ class Batches:
 
 def made_batches(folder: Path, name: str, count: int) -> Batches:
     """Photos of a folder, spread evenly over it, scaled and cut to one size; spectrograms are made up.
-
-    Args:
-        folder: an image folder.
-        name: what the report calls it.
-        count: samples in a batch; photos are taken again where there are fewer.
 
     Raises:
         OptionError: the folder cannot be used.
@@ -336,13 +325,7 @@ RECIPES = (
 
 
 def chain_of(recipe: Recipe, dtype: str, **options: Any) -> Any:
-    """A recipe as ``augment.Compose``.
-
-    Args:
-        recipe: what is done.
-        dtype: of the images before.
-        options: of ``Compose``.
-    """
+    """A recipe as ``augment.Compose``."""
     if recipe.unit == "sequences" and recipe.takes_more:
         options["lengths"] = 1
     return augment.Compose([*recipe.ops(augment, dtype), *recipe.mixes(augment)], **options)
@@ -350,10 +333,6 @@ def chain_of(recipe: Recipe, dtype: str, **options: Any) -> Any:
 
 def sampled(recipe: Recipe, dtype: str) -> Callable[..., Any]:
     """A recipe sample by sample, as a dataset and a collate function do it.
-
-    Args:
-        recipe: what is done.
-        dtype: of the images before.
 
     Returns:
         A function of a batch, and labels where the recipe mixes.
@@ -479,15 +458,7 @@ class Place:
 
 
 class AugmentRow:
-    """A `Contender` that augments one batch again and again.
-
-    Args:
-        key: its name.
-        work: augments the batch once.
-        batch_size: samples in it.
-        device: where it is; the clock is read when a device has done everything.
-        threads: how many threads torch may use; None for as many as it does by itself.
-    """
+    """A `Contender` that augments one batch again and again."""
 
     workers = 0
 
@@ -525,12 +496,7 @@ class AugmentRow:
 
 
 def own_rows(place: Place, batches: Batches) -> Iterator[tuple[RowInfo, AugmentRow]]:
-    """The rows of a recipe in this process; what scripts do comes first.  Single operations have fewer.
-
-    Args:
-        place: the recipe.
-        batches: what it is applied to.
-    """
+    """The rows of a recipe in this process; what scripts do comes first.  Single operations have fewer."""
     recipe, dtype, given = place.recipe, place.dtype, place.given(batches)
 
     def row(
@@ -620,15 +586,7 @@ class ChainCheck:
         return not self.problems
 
     def add(self, what: str, found: Any, wanted: Any, near: float, most_far: float) -> None:
-        """Compare a batch.
-
-        Args:
-            what: whose.
-            found: tensor to check.
-            wanted: what it should be.
-            near: how far apart two values may be.
-            most_far: the part of its values that may be far from it.
-        """
+        """Compare a batch."""
         if not self._is_of_form(what, found, wanted):
             return
         apart = (found.float() - wanted.float()).abs()
@@ -642,12 +600,7 @@ class ChainCheck:
             self.problems += (f"{what}: {far / apart.numel():.2%} of the values differ",)
 
     def add_like(self, what: str, found: Any, wanted: Any, most_apart: float) -> None:
-        """Compare a batch that is only like what it should be.
-
-        Args:
-            what, found, wanted: as of `add`.
-            most_apart: how far values may be apart on average.
-        """
+        """Compare a batch that is only like what it should be."""
         if not self._is_of_form(what, found, wanted):
             return
         self.alike += 1
@@ -688,13 +641,7 @@ class ChainCheck:
 def check_chains(
     places: Iterable[Place], batches: Batches, say: Callable[[str], None] = lambda text: None
 ) -> ChainCheck:
-    """Compare each chain with its ``reference``, in each way that it is applied.
-
-    Args:
-        places: the recipes, with what they are applied to.
-        batches: the data.
-        say: told what is compared.
-    """
+    """Compare each chain with its ``reference``, in each way that it is applied."""
     torch = require("torch", extra="torch")
     check = ChainCheck()
     for place in places:

@@ -97,12 +97,7 @@ class Check:
         return not self.problems
 
     def add(self, pairs: Iterable[Arrays], index: int, path: str) -> None:
-        """Take one sample into account.
-
-        Args:
-            pairs: the arrays it consists of, expected and got, of equal shape and type.
-            index, path: which sample it is.
-        """
+        """Take one sample into account."""
         largest: float = 0
         self.photos += 1
         for expected, got in pairs:
@@ -171,10 +166,6 @@ def _gap(expected: npt.NDArray[Any], got: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def index_problems(expected: Any, got: Any) -> dict[str, str]:
     """What of a ``FastImageFolder``'s index is not that of an ``ImageFolder``.
 
-    Args:
-        expected: the ``ImageFolder``.
-        got: the ``FastImageFolder``.
-
     Returns:
         Name of the attribute → a sentence with the first difference.
     """
@@ -199,14 +190,7 @@ def compare(
     on_batch: Callable[[int], None] = lambda images: None,
     photos: Sequence[tuple[int, str]] = (),
 ) -> Check:
-    """Compare two loaders' batches of ``(uint8 tensor (N, C, H, W), int64 labels (N,))``.
-
-    Args:
-        expected: the replaced loader.
-        got: the one to check.
-        on_batch: called with the number of photos of each batch.
-        photos: index and path of each, in order, to name the worst.
-    """
+    """Compare two loaders' batches of ``(uint8 tensor (N, C, H, W), int64 labels (N,))``."""
     check = Check()
     wrong: list[str] = []
     for number, (left, right) in enumerate(zip(expected, got, strict=True)):
@@ -228,13 +212,7 @@ def compare(
 
 
 def run_check(photos: Photos, workers: int, on_batch: Callable[[int], None]) -> Check:
-    """Compare ``FastImageFolder`` + ``FastLoader`` with torchvision's and torch's.
-
-    Args:
-        photos: the photos to go through, in order.
-        workers: worker processes for the replaced loader.
-        on_batch: called with the number of photos of each batch.
-    """
+    """Compare ``FastImageFolder`` + ``FastLoader`` with torchvision's and torch's."""
     loaders = []
     datasets = []
     for group, count in (("replaced", workers), ("fastpipe", 0)):
@@ -289,13 +267,7 @@ class RowCheck:
         return {**told, "problems": list(self.problems), "ok": self.ok, "text": self.sentence()}
 
     def add(self, what: str, expected: Counter[bytes], batches: Iterable[Any]) -> None:
-        """Compare an epoch.
-
-        Args:
-            what: whose.
-            expected: digests of what is in the file, and how often.
-            batches: the epoch.
-        """
+        """Compare an epoch."""
         found: Counter[bytes] = Counter()
         for batch in batches:
             values, labels = batch if isinstance(batch, (list, tuple)) else (batch, None)
@@ -305,13 +277,7 @@ class RowCheck:
     def add_epoch(
         self, what: str, expected: Counter[bytes], found: Counter[bytes], strange: str = "are not in the file"
     ) -> None:
-        """Compare the samples of an epoch, whatever their order.
-
-        Args:
-            what: whose.
-            expected, found: digests of samples, and how often each comes.
-            strange: what samples are that are not expected.
-        """
+        """Compare the samples of an epoch, whatever their order."""
         self.epochs, self.samples = self.epochs + 1, self.samples + found.total()
         more, missing = (found - expected).total(), (expected - found).total()
         if more or missing:
@@ -323,12 +289,7 @@ class RowCheck:
 
 
 def digests_of_samples(values: Any, labels: Any) -> Iterator[bytes]:
-    """Digests of a batch's samples, one after the other.
-
-    Args:
-        values: (N, ...).
-        labels: (N,) integers, or (N, ...) arrays; None where there are none.
-    """
+    """Digests of a batch's samples, one after the other."""
     for number, value in enumerate(np.ascontiguousarray(values)):
         digest = hashlib.blake2b(value, digest_size=16)
         if labels is not None and labels.ndim > 1:

@@ -55,12 +55,7 @@ def add_file_arguments(
     picture: str | None = None,
     figures: str | None = None,
 ) -> None:
-    """The options that name files.
-
-    Args:
-        parser: where they go.
-        page, picture, figures: files that are written where no others are named; None for none.
-    """
+    """The options that name files."""
     usual = {name: file for name, file in (("html", page), ("plot", picture), ("json", figures)) if file}
     parser.set_defaults(usual=usual)
     add = parser.add_argument
@@ -77,10 +72,6 @@ def add_file_arguments(
 
 def check_files(args: argparse.Namespace, say: Callable[[str], None]) -> None:
     """Refuse at the beginning what would fail at the end.
-
-    Args:
-        args: of a case; without the picture that nobody asked for, where it cannot be drawn.
-        say: told that.
 
     Raises:
         MissingDependencyError: a picture is asked for, and matplotlib is not installed.
@@ -191,13 +182,7 @@ class Driver(ABC):
         return busy
 
     def open(self, stack: ExitStack, info: RowInfo, make: Callable[[], Contender]) -> Contender | None:
-        """Build a row; one that cannot be built is noted.
-
-        Args:
-            stack: closes it.
-            info: what it is.
-            make: builds it.
-        """
+        """Build a row; one that cannot be built is noted."""
         try:
             contender = make()
         except ContenderError as error:
@@ -211,12 +196,7 @@ class Driver(ABC):
     def measure(
         self, contenders: Sequence[Contender], when_warm: Callable[[], None] = lambda: None
     ) -> Session:
-        """Warm up, and measure all rounds.
-
-        Args:
-            contenders: the rows.
-            when_warm: called before the first round.
-        """
+        """Warm up, and measure all rounds."""
         counts: dict[str, int] = {}
         alive = []
         # Forking first and starting threads later is what every loader copes with.
@@ -290,12 +270,7 @@ class Driver(ABC):
         }
 
     def facts(self, words: Sequence[str], busy: float | None) -> dict[str, Any]:
-        """What was run, when, on what.
-
-        Args:
-            words: its own options, with names in place of paths.
-            busy: the load at the start.
-        """
+        """What was run, when, on what."""
         return {
             "schema": SCHEMA,
             "case": self.case,

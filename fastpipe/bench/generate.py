@@ -142,12 +142,7 @@ class Spec:
 
 
 class MadeRow(ABC):
-    """A `Contender` that makes rows.
-
-    Args:
-        spec: which one.
-        folder: in which files are made.
-    """
+    """A `Contender` that makes rows."""
 
     def __init__(self, spec: Spec, folder: Path) -> None:
         self.spec, self.key, self.chunk = spec, spec.key, spec.section.chunk
@@ -176,11 +171,6 @@ class StoringRow(MadeRow):
     @abstractmethod
     def make(self, count: int, out: Path, later: ExitStack) -> None:
         """Make and store rows.
-
-        Args:
-            count: how many.
-            out: the file, in an empty folder.
-            later: ends what is still there when the file is closed.
 
         Raises:
             ContenderError: it cannot.
@@ -237,12 +227,7 @@ class FastRow(StoringRow):
 
 
 def specs(section: Section, cores: int) -> list[tuple[Spec, type[MadeRow]]]:
-    """A section's rows without peers; the loop that is replaced comes first.
-
-    Args:
-        section: whose rows.
-        cores: how many workers there are where there are any.
-    """
+    """A section's rows without peers; the loop that is replaced comes first."""
     is_batch = section.function is waves
     through = "through fn.batch" if is_batch else ""
     all_cores = f"{_FAST}(workers={cores}"
@@ -323,11 +308,7 @@ def problem_of(row: MadeRow) -> str | None:
 
 
 def difference(expected: Columns, found: Columns) -> str | None:
-    """How columns differ, or None.
-
-    Args:
-        expected, found: names and arrays, (N, …).
-    """
+    """How columns differ, or None."""
     if sorted(expected) != sorted(found):
         return f"columns are {sorted(found)}, expected {sorted(expected)}"
     for name, values in expected.items():

@@ -211,12 +211,7 @@ def described(table: Table) -> dict[str, Any]:
 
 
 class RowByRow:
-    """What the case replaces: each worker opens the file at its first read, and reads rows by number.
-
-    Args:
-        table: what to read.
-        options: of ``h5py.File``.
-    """
+    """What the case replaces: each worker opens the file at its first read, and reads rows by number."""
 
     def __init__(self, table: Table, **options: Any) -> None:
         self._table, self._options = table, options
@@ -344,13 +339,7 @@ def table_dataset(table: Table, cache: Any, threads: int | Literal["auto"] = "au
 
 
 def loader_of(spec: TableSpec, table: Table, draws: Draws | None = None) -> Any:
-    """The loader of a row.
-
-    Args:
-        spec: the row.
-        table: what it reads.
-        draws: the order of a loader that reads row by row.
-    """
+    """The loader of a row."""
     data = require("torch.utils.data", extra="torch")
     workers: dict[str, Any] = {"num_workers": spec.num_workers, "persistent_workers": spec.num_workers > 0}
     window = fastpipe.Shuffle(WINDOW, "group")
@@ -370,10 +359,6 @@ class TableRow:
     """A `Contender` that goes through a table.
 
     What reads row by row draws as many rows as a measurement needs; all else goes through whole epochs.
-
-    Args:
-        spec: which loader.
-        table: what it reads.
     """
 
     def __init__(self, spec: TableSpec, table: Table, make: MakeLoader = loader_of) -> None:
@@ -440,15 +425,7 @@ def best_workers(
     say: Callable[[str], None] = lambda text: None,
     make: MakeLoader = loader_of,
 ) -> TableSpec:
-    """The row with the number of workers that a short measurement found fastest.
-
-    Args:
-        spec: the row.
-        table: what it reads.
-        counts: the numbers to try.
-        seconds: how long each is measured.
-        say: told what was found.
-    """
+    """The row with the number of workers that a short measurement found fastest."""
     rates = {}
     for count in counts:
         row = TableRow(replace(spec, num_workers=count), table, make)
@@ -475,12 +452,7 @@ _CHECKED_AT_ONCE = 256
 def check_rows(
     pairs: Iterable[tuple[Table, TableSpec]], say: Callable[[str], None] = lambda text: None
 ) -> RowCheck:
-    """Compare an epoch of each row, two where chunks are kept, with what h5py reads.
-
-    Args:
-        pairs: tables and the rows on them.
-        say: told what is compared.
-    """
+    """Compare an epoch of each row, two where chunks are kept, with what h5py reads."""
     check = RowCheck()
     expected: tuple[str, Counter[bytes]] = "", Counter()
     for table, spec in pairs:

@@ -3,45 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import statistics
-import subprocess
-import sys
-import tempfile
-import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from rich.console import Console
 
-from fastpipe._extras import require
 from fastpipe.bench import machine
 from fastpipe.bench.check import Check, run_check
 from fastpipe.bench.data import Photos, folder_to_use, scan
 from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.loaders import (
-    DecodeRow,
-    Draws,
     LoaderRow,
     LoaderSpec,
-    build,
-    make_dataset,
-    touch,
-    train_transform,
     why_not_installed,
 )
-from fastpipe.bench.results import MAIN_ROW, RowInfo, best_of, entries, floor_share, row, verdict
-from fastpipe.bench.runner import Contender, ContenderError
+from fastpipe.bench.results import MAIN_ROW, RowInfo, best_of, entries, verdict
+from fastpipe.bench.runner import Contender
 from fastpipe.console import Progress, positive
 
 __all__ = [
     "add_arguments",
-    "first_batch_seconds",
-    "in_child",
     "loader_specs",
     "run",
     "worker_counts",
@@ -80,13 +63,7 @@ def worker_counts(cores: int, quick: bool = False) -> tuple[int, ...]:
 
 
 def loader_specs(cores: int, quick: bool = False, is_large: bool = False) -> list[LoaderSpec]:
-    """The rows that are loaders: replaced, stock loader with the fast dataset, fastpipe.
-
-    Args:
-        cores: how many there are.
-        quick: take fewer of them.
-        is_large: whether the photos are so large that they can be decoded at a part of their size.
-    """
+    """The rows that are loaders: replaced, stock loader with the fast dataset, fastpipe."""
     specs = []
     groups: list[tuple[Literal["replaced", "stock"], str]] = [
         ("replaced", "ImageFolder"),
@@ -182,12 +159,11 @@ class Bench(Driver):
             "best": best,
             "missing": self.missing,
             "stages": stages,
-            "floor_share": floor_share(session.samples),
+            "floor_share": None,
             "plan": plan_text.replace(str(self.photos.folder), self.photos.name),
         }
         result |= self.studies(session)
         result["verdict"] = verdict(result)
-        self._start_up(result)
         return result
 
     def _check(self) -> Check:
@@ -207,38 +183,18 @@ class Bench(Driver):
         """Build every row."""
         size, photos = self.args.batch_size, self.photos
         contenders: list[Contender | None] = []
-        for spec in self._specs():
+        for spec in self.specs():
             if why := why_not_installed(spec):
                 self.miss(spec.key, spec.label, why)
                 continue
             info = RowInfo(spec.key, spec.label, spec.group, spec.num_workers, spec.output, spec.note)
             make = partial(LoaderRow, spec, photos.folder, photos.indices, size)
             contenders.append(self.open(stack, info, make))
-        info = RowInfo("floor", "decode only, the floor", "floor", None, "crops", "from memory")
-        floor = self.open(stack, info, partial(DecodeRow, photos.files, self.cores, size))
-        if isinstance(floor, DecodeRow):  # what decodes is known once it is built
-            self.infos[info.key] = replace(info, note=floor.note)
-        contenders += [floor, *self.all_others(stack)]
+        contenders += self.all_others(stack)
         return [one for one in contenders if one is not None]
 
-    def _start_up(self, result: dict[str, Any]) -> None:
-        """Fill in the time to the first batch of the rows that matter."""
-        if self.args.quick:
-            return
-        keys = (*result["best"].values(), MAIN_ROW, "fastloader-uint8")
-        for spec in self._specs():
-            if spec.key not in keys:
-                continue
-            self.progress.step(f"time to the first batch: {spec.label}")
-            try:
-                row(result, spec.key)["first_batch_s"] = first_batch_seconds(
-                    spec, self.photos.folder, self.args.batch_size
-                )
-            except ContenderError as error:
-                # The rates, which took far longer to measure, stay valid.
-                self.warnings.append(f"no time to the first batch of {spec.label}: {error}")
-
-    def _specs(self) -> list[LoaderSpec]:
+    def specs(self) -> list[LoaderSpec]:
+        """Return the loaders that are measured."""
         return loader_specs(self.cores, self.args.quick, self.photos.pixels >= LARGE)
 
     def _facts(self, busy: float | None) -> dict[str, Any]:
@@ -262,71 +218,3 @@ class Bench(Driver):
                 "batch_size": size,
             },
         }
-
-
-# ---- Time to the first batch, each time in a fresh process: ``python -m fastpipe.bench.images`` -------
-
-WARM_RUNS = 3
-
-
-def first_batch_seconds(
-    spec: LoaderSpec, folder: Path, batch_size: int, warm_runs: int = WARM_RUNS
-) -> dict[str, Any]:
-    """Seconds from building the dataset to the first batch, in new processes.
-
-    torch and torchvision are imported before the clock starts, since the replaced script
-    imports them too; fastpipe's own imports, the folder's scan and the start of threads or
-    workers are inside.
-
-    Returns:
-        ``cold_s``: the first run, with an empty cache folder.  ``warm_s``: the
-        median of the following ones.  ``warm_raw_s``: each of those.
-
-    Raises:
-        ContenderError: a process did not end well.
-    """
-    with tempfile.TemporaryDirectory(prefix="fastpipe-bench-") as kept:
-        environment = {**os.environ, "XDG_CACHE_HOME": kept}
-        job = {"spec": asdict(spec), "folder": str(folder), "batch_size": batch_size}
-        times = [float(in_child("fastpipe.bench.images", job, environment)) for _ in range(1 + warm_runs)]
-    warm = times[1:]
-    return {"cold_s": times[0], "warm_s": statistics.median(warm), "warm_raw_s": warm}
-
-
-def in_child(module: str, job: dict[str, Any], environment: dict[str, str]) -> str:
-    """Run a module in a new process; the last line that it prints.
-
-    Args:
-        module: its name.
-        job: what it reads from its standard input, as JSON.
-        environment: its environment variables.
-
-    Raises:
-        ContenderError: the process did not end well.
-    """
-    command = [sys.executable, "-m", module]
-    done = subprocess.run(
-        command, input=json.dumps(job), env=environment, capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        lines = done.stderr.strip().splitlines() or ["no message"]
-        raise ContenderError(f"the process ended with code {done.returncode}: {lines[-1]}")
-    return done.stdout.splitlines()[-1]
-
-
-def _child() -> None:
-    """Read a job from standard input, print the seconds."""
-    job = json.load(sys.stdin)
-    spec = LoaderSpec(**job["spec"])
-    require("torchvision", extra="torch")
-    transform = train_transform(spec.output)
-    start = time.perf_counter()
-    dataset = make_dataset(spec, Path(job["folder"]), transform)
-    draws = Draws(range(len(dataset)), 4 * job["batch_size"] * max(1, spec.num_workers))
-    batches = iter(build(spec, dataset, job["batch_size"], draws))
-    touch(next(batches))
-    print(time.perf_counter() - start)
-
-
-if __name__ == "__main__":
-    _child()

@@ -1,13 +1,11 @@
-"""The rows of image folders: loaders in this process, and decoding alone."""
+"""The rows of image folders: loaders in this process."""
 
 from __future__ import annotations
 
 import gc
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,14 +15,8 @@ import numpy as np
 
 import fastpipe
 from fastpipe._extras import require
-from fastpipe.bench.runner import ContenderError
-from fastpipe.core.jobs import NativeJob
-from fastpipe.core.native import native
-from fastpipe.images.plan import compile_plan
-from fastpipe.index.storage import PackedPaths, paths_of
 
 __all__ = [
-    "DecodeRow",
     "Draws",
     "LoaderRow",
     "LoaderSpec",
@@ -35,10 +27,6 @@ __all__ = [
     "train_transform",
     "why_not_installed",
 ]
-
-
-# ---- The rows of the images case that are loaders in this process -----------------------------------
-
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIDE = 224
 
@@ -143,14 +131,7 @@ def check_transform() -> Any:
 
 
 def make_dataset(spec: LoaderSpec, folder: Path, transform: Any, kept: Path | None = None) -> Any:
-    """torchvision's dataset for the group ``"replaced"``, fastpipe's for the others.
-
-    Args:
-        spec: the row.
-        folder: the image folder.
-        transform: what is done to the images.
-        kept: folder for a cache on disk.
-    """
+    """torchvision's dataset for the group ``"replaced"``, fastpipe's for the others."""
     if spec.group == "replaced" or spec.is_accelerated:
         return require("torchvision", extra="torch").datasets.ImageFolder(str(folder), transform)
     return fastpipe.FastImageFolder(
@@ -186,10 +167,6 @@ def build(spec: LoaderSpec, dataset: Any, batch_size: int, sampler: Any) -> Any:
 def touch(batch: Any, *, any_number: bool = False) -> int:
     """Look at the first and the last number of a batch, as the cheapest consumer would.
 
-    Args:
-        batch: a tensor, or a sequence that begins with one.
-        any_number: let it be what is no number.
-
     Returns:
         How many samples the batch has.
     """
@@ -205,13 +182,6 @@ class LoaderRow:
 
     The clock runs from asking for an iterator to the end of the iteration: nothing is
     prefetched before it starts and nothing is left when it stops.
-
-    Args:
-        spec: which loader.
-        folder: the image folder.
-        indices: the samples that take part.
-        batch_size: images in a batch.
-        transform: what is done to images; default: the job.
     """
 
     def __init__(
@@ -255,95 +225,3 @@ class LoaderRow:
         gc.collect()
         if self._kept is not None:
             self._kept.cleanup()
-
-
-# ----------------------------------------------------------------------------------------------------
-# Decoding alone: the part of the job that no loader around the native core's decoder can avoid.
-
-_MADE = 1  # an outcome of fastpipe/native/status.h
-
-
-class DecodeRow:
-    """A `Contender` that decodes crops of JPEGs in the native core's threads and does nothing else.
-
-    A measurement is one batch of the core, whose images are not resampled: headers are read, crops drawn
-    as those of ``RandomResizedCrop``, and decoded.  Python submits it and waits for its end.
-
-    Args:
-        files: the photos; those that the core leaves to Pillow are left out.
-        threads: how many threads decode.
-        batch_size: photos are asked for in multiples of this.
-        key: its name in the results.
-        from_memory: hold the files in memory; else each is read when it is decoded.
-
-    Raises:
-        ContenderError: no photo is a JPEG that the core decodes.
-    """
-
-    workers = 0
-
-    def __init__(
-        self,
-        files: Sequence[str],
-        threads: int,
-        batch_size: int,
-        key: str = "floor",
-        from_memory: bool = True,
-    ) -> None:
-        self.key, self.chunk = key, batch_size
-        self.note = "the native core, crops only, " + ("from memory" if from_memory else "from files")
-        blobs = {file: Path(file).read_bytes() for file in files}
-        self._files = [(file,) for file, blob in blobs.items() if native.read_jpeg_header(blob)[2]]
-        if not self._files:
-            raise ContenderError("no photo is a JPEG that the native core decodes")
-        self._blobs = [blobs[file] for (file,) in self._files] if from_memory else None
-        plan = compile_plan(train_transform("uint8"))
-        self._plan, self._draws = plan.native(None, False, False), plan.draws
-        self._threads, self._channel = threads, native.Channel(threads)
-        self._rng = np.random.default_rng(0)
-
-    def measure(self, images: int) -> float:
-        """Decode so many crops; return the seconds it took."""
-        which = np.resize(self._rng.permutation(len(self._files)), images)
-        inputs: list[object] | None
-        if self._blobs is None:
-            inputs, paths = None, paths_of(self._files, which)
-        else:
-            nowhere = np.zeros(images, np.int64)
-            inputs, paths = [self._blobs[i] for i in which.tolist()], PackedPaths(b"", b"", nowhere, nowhere)
-        # One image's memory for all: nothing is written to it.
-        memory, statuses = np.zeros(3 * SIDE * SIDE, np.uint8), np.zeros((images, 8), np.uint8)
-        batch = native.image_batch(
-            self._plan, *paths, self._rng.random((images, self._draws)), memory, np.zeros(images, np.int64),
-            (SIDE, SIDE), False, statuses, inputs,
-        )  # fmt: skip
-        with _decoding_only():
-            start = time.perf_counter()
-            NativeJob(batch, self._channel, self._threads, _nothing).wait()
-            seconds = time.perf_counter() - start
-        failed = int((statuses[:, 0] != _MADE).sum())
-        if failed:
-            raise ContenderError(f"decoding alone failed for {failed} of {images} photos")
-        return seconds
-
-    def close(self) -> None:
-        """Drop the photos."""
-        self._blobs, self._files = None, []
-
-
-_lock = threading.Lock()
-
-
-@contextmanager
-def _decoding_only() -> Iterator[None]:
-    """Have the core's threads decode, and not resample, for a time in which no loader works."""
-    with _lock:
-        native.skip_resampling(True)
-        try:
-            yield
-        finally:
-            native.skip_resampling(False)
-
-
-def _nothing() -> Any:
-    return

@@ -21,13 +21,6 @@ def windows(
 ) -> Iterator[tuple[list[int], npt.NDArray[np.int64]]]:
     """Once through all rows: some groups of rows at a time, and their rows in random order.
 
-    Args:
-        count: rows.
-        group: rows of a group; the last may have fewer.
-        window: groups at a time.
-        rng: decides the order.
-        adjacent: let the groups of a window lie side by side, for readers that need it.
-
     Yields:
         The groups' numbers, and int64 (R,): the rows.
 
@@ -60,10 +53,6 @@ def batched(
     parts: Iterable[tuple[npt.NDArray[Any], npt.NDArray[np.int64], npt.NDArray[np.int64]]], batch_size: int
 ) -> Generator[tuple[npt.NDArray[Any], npt.NDArray[np.int64]], None, None]:
     """Batches of the rows of windows that follow each other; only a window's rest is copied twice.
-
-    Args:
-        parts: of each window its values, the places in them to take, in order, and these rows' numbers.
-        batch_size: rows in a batch.
 
     >>> one = np.arange(3.0), np.array([2, 1, 0]), np.array([12, 11, 10])
     >>> [batch.tolist() for batch, _ in batched([one, one], 4)]
@@ -99,11 +88,6 @@ _SEED = 7
 def start_of(shape: Sequence[int], patch: Sequence[int], index: int) -> npt.NDArray[np.int64]:
     """Where a patch begins: int64 (D,), any place at which it fits being as likely as any other.
 
-    Args:
-        shape: of the volume.
-        patch: voxels along each dimension.
-        index: the patch's number.
-
     >>> start_of((5, 5), (5, 5), 3).tolist()
     [0, 0]
     """
@@ -124,12 +108,6 @@ def box_at(start: Sequence[int] | npt.NDArray[np.int64], patch: Sequence[int]) -
 class ZarrPatches:
     """The dataset that the case replaces: each process opens the arrays when it first reads, and a sample is
     the same slice of each of them.
-
-    Args:
-        paths: the arrays' folders.
-        shape: of the arrays.
-        patch: voxels along each dimension.
-        count: how many samples there are.
     """
 
     def __init__(self, paths: Sequence[str], shape: Sequence[int], patch: Sequence[int], count: int) -> None:

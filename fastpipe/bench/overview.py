@@ -119,11 +119,7 @@ class Case(ABC):
 
     @abstractmethod
     def rows(self, stack: ExitStack) -> Rows:
-        """Make the data and the rows: first what is replaced, then what replaces it, then others.
-
-        Args:
-            stack: closes what is not a row.
-        """
+        """Make the data and the rows: first what is replaced, then what replaces it, then others."""
 
     @abstractmethod
     def check(self, rows: Rows) -> Outcome:
@@ -449,14 +445,6 @@ def outcome_apart(
 ) -> dict[str, Any]:
     """Measure a pipeline in a process of its own.
 
-    Args:
-        case: its key.
-        folder: for data that is made, and for everything else that the process writes.
-        quick: whether it is enough that it runs.
-        limit_s: seconds after which the process is ended.
-        say: told what it does.
-        command: what is run.
-
     Returns:
         As of ``child.outcome``; or ``crash``, what happened to the process.
     """
@@ -592,9 +580,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def chosen(only: str | None) -> list[str]:
     """The pipelines to measure.
 
-    Args:
-        only: names with commas between them, or None.
-
     Raises:
         OptionError: there is none of a name.
 
@@ -712,11 +697,7 @@ class _All(Driver):
 
 
 def sentence(result: Mapping[str, Any]) -> str:
-    """The outcome in one sentence.
-
-    Args:
-        result: the file's content.
-    """
+    """The outcome in one sentence."""
     told: dict[str, list[str]] = {"faster": [], "no clear difference": [], "slower": []}
     for section in result["best"]:
         ratio = main_of(result, section)["ratio"]
@@ -759,12 +740,6 @@ _WIDTH = 400
 
 def outcome(case: str, folder: Path, quick: bool, progress: Progress) -> dict[str, Any]:
     """Measure a pipeline.
-
-    Args:
-        case: its key.
-        folder: for data that is made.
-        quick: whether it is enough that it runs.
-        progress: told what is done.
 
     Returns:
         ``result``, the content of a result file; or ``check``, where outputs differ; or ``why`` it cannot be

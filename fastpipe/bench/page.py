@@ -41,13 +41,7 @@ def escape(text: str) -> str:
 
 
 def document(title: str, parts: Iterable[str], style: str = "") -> str:
-    """A whole page, for light and dark screens, wide and narrow.
-
-    Args:
-        title: what a browser calls it.
-        parts: of the body, as HTML.
-        style: more rules of CSS.
-    """
+    """A whole page, for light and dark screens, wide and narrow."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -71,14 +65,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def rect(x: float, y: float, width: float, height: float, colour: str, unit: str = "") -> str:
-    """A rectangle of an SVG.
-
-    Args:
-        x, width: along the time, or whatever the picture shows; in the picture's units or in `unit`.
-        y, height: in the picture's units.
-        colour: of CSS.
-        unit: ``"%"`` for parts of the picture's width.
-    """
+    """A rectangle of an SVG."""
     size = f'width="{max(0.0, width):.2f}{unit}" height="{height:g}"'
     return f'<rect x="{x:.2f}{unit}" y="{y:g}" {size} fill="{escape(colour)}"/>'
 
@@ -113,11 +100,7 @@ _TALL, _LOW = 24, 10  # pixels of what is waited and what is done, which so are 
 
 
 def page(result: Mapping[str, Any]) -> str:
-    """A page of a result, for any case.
-
-    Args:
-        result: the content of a result file.
-    """
+    """A page of a result, for any case."""
     method = result["method"]
     rounds = f"{method['rounds']} interleaved rounds, {result['date'][:10]}"
     about = (f"{result['job']['text']}: {data_line(result)}", machine_line(result), rounds)

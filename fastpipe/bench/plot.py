@@ -26,13 +26,7 @@ _INK, _MUTED = "#1f2328", "#6a717b"
 
 
 def draw_curves(result: Mapping[str, Any], path: Path, cpu: str) -> None:
-    """Draw medians and ranges into a PNG file.
-
-    Args:
-        result: the content of a result file with ``scaling``.
-        path: where the picture goes.
-        cpu: the processor's name.
-    """
+    """Draw medians and ranges into a PNG file."""
     figure = require("matplotlib.figure", extra="bench").Figure(
         figsize=(8.6, 5.2), dpi=160, layout="constrained"
     )
@@ -100,10 +94,6 @@ INK, MUTED = "#1f2328", "#6a717b"
 
 def draw(result: Mapping[str, Any], path: Path) -> None:
     """Draw the medians with their ranges and ratios into a PNG file.
-
-    Args:
-        result: the content of a result file.
-        path: where the picture goes.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.

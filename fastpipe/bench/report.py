@@ -278,9 +278,10 @@ def print_result(result: Mapping[str, Any], console: Console) -> None:
     table = PlainTable(result["job"]["text"], title_style="bold")
     table.add_column(replaced_thing(result), min_width=28)
     rate = "per second" if sections else "images/s"
-    for name in (rate, "range", "ratio", "range", "first batch, s"):
-        if name != "first batch, s" or not sections:
-            table.add_column(name, justify="right", no_wrap=name != "first batch, s")
+    for name in (rate, "range", "ratio", "range"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if has_first := _has_first(result):
+        table.add_column("first batch, s", justify="right")
     notes = console.width >= WIDTH_FOR_NOTES
     if notes:
         table.add_column("note")
@@ -291,7 +292,7 @@ def print_result(result: Mapping[str, Any], console: Console) -> None:
             table.add_section()
             label = f"{sections[section]['label']}: {entry['unit']}/s"
             table.add_row(plain(label, "bold"))
-        cells = _cells(result, entry)
+        cells = _cells(result, entry, has_first)
         table.add_row(*(cells if notes else cells[:-1]), style=STYLES[entry["group"]])
     for miss in result["missing"]:
         if miss["key"] in sections:
@@ -336,26 +337,23 @@ def target_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """The result as a Markdown table with its conditions below.
-
-    Args:
-        result: the content of a result file.
-    """
+    """The result as a Markdown table with its conditions below."""
     sections = result.get("sections", {})
-    lines = [] if sections else list(_head("loader", UNIT, "loader", ", s"))
+    has_first = _has_first(result)
+    lines = [] if sections else list(_head("loader", UNIT, "loader", ", s" if has_first else ""))
     section, replaced = None, replaced_thing(result)
     for entry in shown(result):
         if sections and entry["section"] != section:
             section = entry["section"]
             lines += [*([""] if lines else []), *_head(sections[section]["label"], entry["unit"], replaced)]
-        lines.append(_markdown_row(entry, with_first=not sections))
+        lines.append(_markdown_row(entry, with_first=has_first))
     if result.get("targets"):
         lines += ["", *_markdown_targets(result)]
     method = result["method"]
     peers = _peers_sentence(result)
     names = _PACKAGES.get(result["case"], _PACKAGES["images"])
     versions = ", ".join(f"{name} {result['versions'][name]}" for name in names if name in result["versions"])
-    first = "" if sections else " First batch: with compiled code cached, in brackets the very first time."
+    first = " First batch: with compiled code cached, in brackets the very first time." if has_first else ""
     said = (_floor_sentence(result), _sentence(result["check"]["text"]))
     more = more_lines(result)
     lines += [
@@ -375,9 +373,6 @@ def markdown(result: Mapping[str, Any]) -> str:
 def short_markdown(result: Mapping[str, Any]) -> str:
     """Each row of fastpipe's beside the best replaced loader, as a Markdown table: for a result of many
     sections.
-
-    Args:
-        result: the content of a result file.
 
     Raises:
         OptionError: it has no sections.
@@ -462,7 +457,7 @@ def _figure(value: float, unit: str) -> str:
     return f"{value:,.0f} {unit}" if value >= 10 else f"{value:.3g} {unit}"
 
 
-def _cells(result: Mapping[str, Any], entry: Mapping[str, Any]) -> list[str]:
+def _cells(result: Mapping[str, Any], entry: Mapping[str, Any], has_first: bool) -> list[str]:
     """A row of the terminal's table."""
     rate, ratio = rate_of(entry), entry["ratio"]
     note = entry["note"]
@@ -474,7 +469,7 @@ def _cells(result: Mapping[str, Any], entry: Mapping[str, Any]) -> list[str]:
         f"{rate['low']:,.0f}–{rate['high']:,.0f}",
         f"{ratio['median']:.2f}×",
         f"{ratio['low']:.2f}–{ratio['high']:.2f}",
-        *([] if "section" in entry else [_first(entry)]),
+        *([_first(entry)] if has_first else []),
         note,
     ]
 
@@ -491,6 +486,11 @@ def _peers_sentence(result: Mapping[str, Any]) -> str:
         if text not in told:
             told.append(text)
     return f"Peers: {', '.join(told)}." if told else ""
+
+
+def _has_first(result: Mapping[str, Any]) -> bool:
+    """Whether the time to the first batch was measured."""
+    return any(entry["first_batch_s"] for entry in result["rows"])
 
 
 def _first(entry: Mapping[str, Any]) -> str:
@@ -571,10 +571,6 @@ class Change:
 def old_result(path: Path, case: str) -> dict[str, Any]:
     """Read what is compared with.
 
-    Args:
-        path: a result file.
-        case: the case that is measured now.
-
     Raises:
         OptionError: it cannot be read, or is another case's.
     """
@@ -633,11 +629,6 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 def print_changes(old: Mapping[str, Any], new: Mapping[str, Any], name: str, console: Console) -> bool:
     """Say what has changed.
-
-    Args:
-        old, new: results of a case.
-        name: of the old one's file.
-        console: where to.
 
     Returns:
         Whether something is slower than it was.

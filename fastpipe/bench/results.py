@@ -44,11 +44,7 @@ __all__ = [
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A file beside that of the name, which takes its place when all is written.
-
-    Args:
-        path: the file; its folder is made.
-    """
+    """A file beside that of the name, which takes its place when all is written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # In a folder of its own, in which nobody else can put a link.
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
@@ -59,10 +55,6 @@ def whole(path: Path) -> Iterator[Path]:
 
 def check_target(path: Path, option: str) -> None:
     """Refuse at the beginning what could not be written at the end.
-
-    Args:
-        path: a file that is to be written.
-        option: where it was given.
 
     Raises:
         OptionError: it is a folder, or there is no folder for it that may be written to.
@@ -175,12 +167,7 @@ class RowInfo:
 
 
 def entries(infos: Sequence[RowInfo], session: Session) -> list[dict[str, Any]]:
-    """The rows of the file: every sample, and what they come to.
-
-    Args:
-        infos: the rows; those without samples in the session are left out.
-        session: a finished run with at least one row of the group ``"replaced"`` in each section.
-    """
+    """The rows of the file: every sample, and what they come to."""
     measured = [info for info in infos if session.samples.get(info.key)]
     rows = []
     for info in measured:

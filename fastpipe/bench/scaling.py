@@ -30,7 +30,7 @@ from fastpipe.bench.hdf5 import (
 from fastpipe.bench.hdf5 import (
     described as described_table,
 )
-from fastpipe.bench.loaders import DecodeRow, LoaderRow, LoaderSpec
+from fastpipe.bench.loaders import LoaderRow, LoaderSpec
 from fastpipe.bench.results import RowInfo, entries, floor_share, verdict
 from fastpipe.bench.runner import Contender, Sample, rates_by_round, ratios, summarise
 from fastpipe.bench.volume import (
@@ -83,13 +83,7 @@ class ScalingJob(Protocol):
         """Return the rows of n threads, or n worker processes, and what builds each."""
 
     def check(self, rows: Sequence[Contender], workers: int, say: Callable[[str], None]) -> Check | RowCheck:
-        """Compare the outputs of fastpipe's loaders with those of the source.
-
-        Args:
-            rows: all that were built.
-            workers: processes that a replaced loader may have.
-            say: told what is compared.
-        """
+        """Compare the outputs of fastpipe's loaders with those of the source."""
 
     def facts(self) -> dict[str, Any]:
         """Return ``data`` and ``job`` of the result file."""
@@ -107,8 +101,8 @@ class ImageJob:
         self.photos.warm()
 
     def rows(self, n: int) -> list[Row]:
-        """Return ``ImageFolder``'s row, ``FastImageFolder``'s, and that of reading and decoding alone."""
-        photos, size, floor = self.photos, self.batch_size, f"floor-{n}"
+        """Return ``ImageFolder``'s row, ``FastImageFolder``'s."""
+        photos, size = self.photos, self.batch_size
         specs = (
             LoaderSpec(f"replaced-{n}", f"ImageFolder + DataLoader(num_workers={n})", "replaced", n),
             LoaderSpec(f"threads-{n}", f"FastImageFolder(threads={n}) + FastLoader", "fastpipe", threads=n),
@@ -124,9 +118,7 @@ class ImageJob:
                 spec.key, spec.label, spec.group, workers, spec.output, "", section=str(n), unit="images"
             )
             rows.append((info, made(spec)))
-        label = f"read and decode only, {threads_label(n)}"
-        info = RowInfo(floor, label, "floor", None, "crops", "", section=str(n), unit="images")
-        return [*rows, (info, lambda: DecodeRow(photos.files, n, size, floor, from_memory=False))]
+        return rows
 
     def check(self, rows: Sequence[Contender], workers: int, say: Callable[[str], None]) -> Check:
         """Compare all photos with torchvision's."""
@@ -277,21 +269,27 @@ def thread_counts(cores: int) -> tuple[int, ...]:
     return tuple(sorted({cores, *(2**power for power in range(cores.bit_length()) if 2**power <= cores)}))
 
 
-def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Measure, report, and write what was asked for.
-
-    Returns:
-        0, or 1 when the outputs do not agree with the replaced loader's.
+def run(
+    args: argparse.Namespace,
+    console: Console,
+    progress: Progress,
+    kind: type[Bench] | None = None,
+    image_job: type[ImageJob] = ImageJob,
+) -> int:
+    """Measure, report, and write what was asked for; return 1 when outputs are not the replaced loader's.
 
     Raises:
         OptionError: there is nothing to measure.
     """
     warnings: list[str] = []
-    job = _job(args, progress, warnings)
-    return Bench(args, machine.cores_allowed(), progress, warnings=warnings, job=job).run(console)
+    job = _job(args, progress, warnings, image_job)
+    bench = (kind or Bench)(args, machine.cores_allowed(), progress, warnings=warnings, job=job)
+    return bench.run(console)
 
 
-def _job(args: argparse.Namespace, progress: Progress, warnings: list[str]) -> ScalingJob:
+def _job(
+    args: argparse.Namespace, progress: Progress, warnings: list[str], image_job: type[ImageJob]
+) -> ScalingJob:
     """Return what is measured; make made-up data, and warn of made-up photos."""
     size, quick = args.batch_size or _BATCH_SIZES[args.job], args.quick
     if args.job == "images":
@@ -301,7 +299,7 @@ def _job(args: argparse.Namespace, progress: Progress, warnings: list[str]) -> S
         if generated:
             warnings.append("the photos are made up; give your own with --data or $FASTPIPE_PHOTOS")
             progress.done(f"photos: made up, kept in {folder}")
-        return ImageJob(scan(folder, name), size)
+        return image_job(scan(folder, name), size)
     if args.data is not None:
         raise OptionError(f"--data is a folder of images: leave it out with {args.job!r}")
     if args.job == "hdf5":
@@ -314,10 +312,6 @@ def _job(args: argparse.Namespace, progress: Progress, warnings: list[str]) -> S
 
 def scaling_of(counts: Sequence[int], samples: Mapping[str, Sequence[Sample]]) -> dict[str, Any]:
     """How rates grow with the number of threads.
-
-    Args:
-        counts: the numbers of threads, the smallest first.
-        samples: of a finished run, by row.
 
     Returns:
         ``rows``, one for each number that was measured.  Each has ``threads`` and, as ``median``, ``low`` and

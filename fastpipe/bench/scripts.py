@@ -39,12 +39,7 @@ __all__ = [
 
 
 class SpecAugment:
-    """Masks of time and of frequency, filled with the mean.
-
-    Args:
-        n_time_masks, n_freq_masks: how many.
-        time_mask_param, freq_mask_param: what they are narrower than.
-    """
+    """Masks of time and of frequency, filled with the mean."""
 
     def __init__(
         self, n_time_masks: int, time_mask_param: int, n_freq_masks: int, freq_mask_param: int
@@ -65,11 +60,7 @@ class SpecAugment:
 
 
 class RandomGain:
-    """Another loudness.
-
-    Args:
-        gain_db: decibels are drawn from [-gain_db, gain_db].
-    """
+    """Another loudness."""
 
     def __init__(self, gain_db: float) -> None:
         self._gain_db = gain_db
@@ -79,11 +70,7 @@ class RandomGain:
 
 
 class TimeShift:
-    """Frames move, those at the end to the begin.
-
-    Args:
-        most: frames are drawn from [-most, most].
-    """
+    """Frames move, those at the end to the begin."""
 
     def __init__(self, most: int) -> None:
         self._most = most

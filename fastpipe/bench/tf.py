@@ -199,10 +199,6 @@ class EpochRow:
     An iterator is made when the clock runs and is at its end when it stops: nothing is prefetched before, and
     no thread goes on working afterwards.
 
-    Args:
-        spec: which dataset.
-        setting: what it is made of.
-
     Attributes:
         dataset: the dataset.
 
@@ -298,14 +294,7 @@ class SampleCheck(RowCheck):
         return {**super().as_json(), **{name: getattr(self, name) for name in names}}
 
     def add_batch(self, what: str, wanted: Parts, found: Parts, most_apart: int) -> None:
-        """Compare a batch.
-
-        Args:
-            what: whose.
-            wanted: what it should be: arrays by name.
-            found: what it is.
-            most_apart: how far two values of images may be apart; all others are to be the same.
-        """
+        """Compare a batch."""
         if list(wanted) != list(found):
             self._say(f"{what}: a batch has {', '.join(found)}, expected {', '.join(wanted)}")
             return
@@ -349,11 +338,6 @@ def check_rows(
     An epoch in the order of the samples is compared number by number; one of what is measured, in whatever
     order, has to have the same samples.  Where samples are kept, the first makes them and the second finds
     them.
-
-    Args:
-        setting: what datasets are made of.
-        rows: the rows; of those whose values are others than the replaced dataset's, none is compared.
-        say: told what is compared.
     """
     check, errors = SampleCheck(), tensorflow().errors
     compared = [row for row in rows if row.spec.most_apart is not None]
@@ -415,12 +399,7 @@ _PATIENCE_S = 10.0
 
 
 class Apart:
-    """A process that goes through epochs of datasets when it is told to, and rests otherwise.
-
-    Args:
-        setting: what the datasets are made of.
-        specs: all datasets; a function of a module.
-    """
+    """A process that goes through epochs of datasets when it is told to, and rests otherwise."""
 
     def __init__(self, setting: Setting, specs: Callable[[], list[Spec]] = specs) -> None:
         # Not forked: TensorFlow, whose threads a fork does not have, is used here already.
@@ -467,13 +446,7 @@ class Apart:
 
 
 class ApartRow:
-    """A `Contender` that goes through whole epochs of a dataset in another process.
-
-    Args:
-        spec: which dataset.
-        setting: what it is made of.
-        apart: the process.
-    """
+    """A `Contender` that goes through whole epochs of a dataset in another process."""
 
     workers = 0
 

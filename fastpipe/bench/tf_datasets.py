@@ -166,12 +166,7 @@ class Photos:
         )
 
     def table(self, count: int, names: tuple[str, ...] = ALONE) -> Table:
-        """Rows of so many samples: photos again and again, each time with other boxes.
-
-        Args:
-            count: of the rows.
-            names: of the images that a row has, all of the same photo, each with a box of its own.
-        """
+        """Rows of so many samples: photos again and again, each time with other boxes."""
         at = np.arange(count) % len(self.files)
         boxes = {name: _boxes(self.sizes[at], seed) for seed, name in enumerate(names)}
         numbers = np.random.default_rng(len(names)).random((count, 2)).astype(np.float32)
@@ -181,10 +176,6 @@ class Photos:
         """A folder with so many photos in class folders.
 
         They are copies: a cache knows one file in two places to be one.
-
-        Args:
-            folder: where they go; made here.
-            count: how many; photos are taken again where there are fewer.
         """
         for number in range(count):
             at = number % len(self.files)
@@ -271,12 +262,7 @@ def _size(path: Path) -> tuple[int, int] | None:
 
 
 def _boxes(sizes: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.int32]:
-    """A box in each image, of any form and anywhere.
-
-    Args:
-        sizes: (N, 2): width and height.
-        seed: decides the boxes.
-    """
+    """A box in each image, of any form and anywhere."""
     rng, count = np.random.default_rng(seed), len(sizes)
     area = rng.uniform(LEAST_AREA, MOST_AREA, count)
     wide = area ** rng.uniform(0, 1, count)  # from all of the width to all of the height
@@ -293,14 +279,7 @@ Sample = Callable[[Any], Any]
 
 
 def by_pillow(table: Table, batch_size: int, *, is_shuffled: bool, kept: str | None = None) -> Any:
-    """Pillow in ``tf.py_function``: one call for each image of a sample.
-
-    Args:
-        table: the samples.
-        batch_size: samples in a batch.
-        is_shuffled: whether each epoch has an order of its own.
-        kept: where ``Dataset.cache`` keeps the samples: a file, or in memory if it is empty; None keeps none.
-    """
+    """Pillow in ``tf.py_function``: one call for each image of a sample."""
     tf, load = tensorflow(), _pillow()
 
     def sample(row: Any) -> Any:
@@ -317,11 +296,7 @@ def by_pillow(table: Table, batch_size: int, *, is_shuffled: bool, kept: str | N
 
 
 def by_hand(table: Table, batch_size: int, *, is_shuffled: bool) -> Any:
-    """TensorFlow's operations, of which one decodes no more than the box; the resize is not antialiased.
-
-    Args:
-        table, batch_size, is_shuffled: as of `by_pillow`.
-    """
+    """TensorFlow's operations, of which one decodes no more than the box; the resize is not antialiased."""
     tf = tensorflow()
 
     def sample(row: Any) -> Any:
@@ -402,13 +377,7 @@ def rows(
     cache: Literal["off", "ram"] = "off",
     unit: Literal["sample", "group"] = "sample",
 ) -> Any:
-    """The same by ``hdf5_dataset``.
-
-    Args:
-        setting, is_shuffled: as of all rows.
-        cache: where chunks are kept.
-        unit: what is shuffled: rows, or chunks and then the rows of some.
-    """
+    """The same by ``hdf5_dataset``."""
     shuffle = fastpipe.Shuffle(_WINDOW, "group") if unit == "group" else True
     return fastpipe.tf.hdf5_dataset(
         _table(setting), "mels", "labels", setting.batch_size, shuffle if is_shuffled else False, 0,
@@ -434,12 +403,7 @@ def patches_by_zarr(setting: Setting, *, is_shuffled: bool) -> Any:
 
 
 def patches(setting: Setting, *, is_shuffled: bool, unit: Literal["sample", "group"] = "sample") -> Any:
-    """The same by ``patch_dataset``, with room for a third of what the volume is decoded.
-
-    Args:
-        setting, is_shuffled: as of all rows.
-        unit: what is shuffled: patches, or a tour through them.
-    """
+    """The same by ``patch_dataset``, with room for a third of what the volume is decoded."""
     shuffle = fastpipe.Shuffle(unit=unit) if unit == "group" else True
     room = int(np.prod(_VOLUME)) * 2 // 3
     made = fastpipe.tf.patch_dataset(
@@ -576,11 +540,6 @@ def _rotated(tf: Any, image: Any, part: Any) -> Any:
     """An image rotated about its centre by a part of the greatest angle.
 
     ``tf.image`` has no such function; this is TensorFlow Addons'.
-
-    Args:
-        tf: the package; a graph is made of what runs here, where it is not imported.
-        image: float32 (128, 128, 3).
-        part: from -1 to 1.
     """
     angle = part * math.radians(DEGREES)
     sine, cosine, centre = tf.sin(angle), tf.cos(angle), (SIDE - 1) / 2
@@ -604,14 +563,7 @@ def crops(
     cache: Literal["off", "ram", "disk"] = "off",
     engine: Literal["threads", "graph"] = "threads",
 ) -> Any:
-    """One image of each row, with its box.
-
-    Args:
-        setting: the samples.
-        is_shuffled: whether each epoch has an order of its own.
-        cache: where samples are kept.
-        engine: as of ``image_dataset``.
-    """
+    """One image of each row, with its box."""
     table = setting.crops
     return fastpipe.tf.image_dataset(
         {"file": list(table.files), "label": table.labels}, boxes=table.boxes["image"], image_size=SIDE,
@@ -620,11 +572,7 @@ def crops(
 
 
 def modalities(setting: Setting, *, is_shuffled: bool, cache: Literal["off", "ram", "disk"] = "off") -> Any:
-    """Four images of each row, and numbers.
-
-    Args:
-        setting, is_shuffled, cache: as of `crops`.
-    """
+    """Four images of each row, and numbers."""
     table = setting.several
     first, second = table.numbers.T
     return fastpipe.tf.image_dataset(
@@ -636,11 +584,7 @@ def modalities(setting: Setting, *, is_shuffled: bool, cache: Literal["off", "ra
 
 
 def folder(setting: Setting, *, is_shuffled: bool, cache: Literal["off", "ram", "disk"] = "off") -> Any:
-    """A folder, at the defaults of ``image_dataset_from_directory``.
-
-    Args:
-        setting, is_shuffled, cache: as of `crops`.
-    """
+    """A folder, at the defaults of ``image_dataset_from_directory``."""
     return fastpipe.tf.image_dataset(
         str(setting.folder), batch_size=setting.batch_size, shuffle=is_shuffled, seed=0, verbose=False,
         cache=setting.cache(cache),

@@ -132,14 +132,7 @@ def made_scroll(
     *,
     compressed: bool = True,
 ) -> Scroll:
-    """A made-up scroll, made once.
-
-    Args:
-        sizes: of it.
-        cache: where, if not in the user's cache folder.
-        say: told what takes long.
-        compressed: as of `write_zarr`.
-    """
+    """A made-up scroll, made once."""
 
     def fill(folder: Path) -> None:
         folder.mkdir()
@@ -240,14 +233,7 @@ def specs() -> list[PatchSpec]:
 def patch_dataset(
     scroll: Scroll, budget: int, seed: int = 0, threads: int | Literal["auto"] = "auto"
 ) -> fastpipe.FastPatchDataset:
-    """An epoch of patches of a volume and its labels.
-
-    Args:
-        scroll: the volume.
-        budget: bytes that may be remembered.
-        seed: decides the places.
-        threads: as of the dataset.
-    """
+    """An epoch of patches of a volume and its labels."""
     values, labels = scroll.paths
     return fastpipe.FastPatchDataset(
         values, scroll.sizes.patch, labels=labels, sampling=fastpipe.sampling.Uniform(scroll.epoch),
@@ -266,11 +252,6 @@ class WholeEpochs:
 
     In the section ``"cold"`` each is the first of a new dataset, which is made before the clock starts; its
     loader, which plans a tour, is made after that.
-
-    Args:
-        spec: which loader.
-        scroll: what it reads.
-        batch_size: patches in a batch.
 
     Attributes:
         made_s: seconds that making each dataset took.
@@ -340,12 +321,7 @@ class WholeEpochs:
 
 
 class SlicedRow:
-    """A `Contender` that slices arrays patch by patch, in torch's ``DataLoader``.
-
-    Args:
-        spec: which loader.
-        loader: the loader, which other rows of the same kind have too.
-    """
+    """A `Contender` that slices arrays patch by patch, in torch's ``DataLoader``."""
 
     def __init__(self, spec: PatchSpec, loader: Any) -> None:
         self.spec, self.key, self.workers = spec, spec.key, spec.num_workers
@@ -375,13 +351,7 @@ class SlicedRow:
 
 
 def sliced_loader(spec: PatchSpec, scroll: Scroll, batch_size: int) -> Any:
-    """The loader of a row that slices arrays, with a sampler whose length may be set.
-
-    Args:
-        spec: which row.
-        scroll: what it reads.
-        batch_size: patches in a batch.
-    """
+    """The loader of a row that slices arrays, with a sampler whose length may be set."""
     data = require("torch.utils.data", extra="torch")
     if spec.kind == "zarr":
         source: Any = ZarrPatches(scroll.paths, scroll.sizes.shape, scroll.sizes.patch, scroll.epoch)
@@ -419,13 +389,7 @@ def check_patches(
     rows: Iterable[WholeEpochs | SlicedRow],
     say: Callable[[str], None] = lambda text: None,
 ) -> RowCheck:
-    """Compare each row with slices of the volume in memory: of fastpipe's rows two epochs, of the others one.
-
-    Args:
-        scroll: the volume.
-        rows: the rows; what is remembered for those of fastpipe is not that of a measurement.
-        say: told what is compared.
-    """
+    """Compare each row with slices of the volume in memory: two epochs of fastpipe's rows, one of others."""
     check = RowCheck("the source's slices")
     sizes = scroll.sizes
     drawn = [start_of(sizes.shape, sizes.patch, index) for index in range(scroll.epoch)]
@@ -444,12 +408,7 @@ def check_patches(
 
 
 def expected_patches(scroll: Scroll, starts: Iterable[Any]) -> Counter[bytes]:
-    """Digests of patches of the arrays in memory, and how often each comes.
-
-    Args:
-        scroll: the volume.
-        starts: where they begin.
-    """
+    """Digests of patches of the arrays in memory, and how often each comes."""
     found: Counter[bytes] = Counter()
     for start in starts:
         box = box_at(start, scroll.sizes.patch)

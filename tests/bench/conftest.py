@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fastpipe.bench import images as startup
+from benchmarks.studies import first as startup
 from fastpipe.bench.results import SCHEMA, RowInfo, best_of, entries, floor_share, verdict
 from fastpipe.bench.runner import Sample, Session
 from fastpipe.bench.synthetic import photo_tree

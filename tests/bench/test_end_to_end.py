@@ -12,7 +12,7 @@ from typing import Literal
 import psutil
 import pytest
 
-from fastpipe.bench.images import first_batch_seconds
+from benchmarks.studies.first import first_batch_seconds
 from fastpipe.bench.loaders import LoaderSpec
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import ContenderError
