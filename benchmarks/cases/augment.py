@@ -303,7 +303,7 @@ def _torchaudio(key: str, words: str, is_whole: bool) -> AugmentPeer:
     return AugmentPeer(peer, torchaudio.HAS)
 
 
-def _of_volumes(key: str, label: str, module: str, is_worker: bool) -> AugmentPeer:
+def _volume_peer(key: str, label: str, module: str, is_worker: bool) -> AugmentPeer:
     has = {"batchgeneratorsv2": batchgenerators.HAS, "monai": monai_augment.HAS}[module]
     source = "monai-augment" if module == "monai" else "batchgenerators"
     install = "make peers" if module == "batchgeneratorsv2" else "pip install monai"
@@ -327,10 +327,10 @@ AUGMENT_PEERS = (
     ),
     _torchaudio("torchaudio", "sample by sample", False),
     _torchaudio("torchaudio-whole", "the batch, iid_masks=True", True),
-    _of_volumes("batchgenerators", "batchgeneratorsv2, volume by volume", "batchgeneratorsv2", False),
-    _of_volumes("batchgenerators-worker", "batchgeneratorsv2, volume by volume", "batchgeneratorsv2", True),
-    _of_volumes("monai", "MONAI, volume by volume", "monai", False),
-    _of_volumes("monai-worker", "MONAI, volume by volume", "monai", True),
+    _volume_peer("batchgenerators", "batchgeneratorsv2, volume by volume", "batchgeneratorsv2", False),
+    _volume_peer("batchgenerators-worker", "batchgeneratorsv2, volume by volume", "batchgeneratorsv2", True),
+    _volume_peer("monai", "MONAI, volume by volume", "monai", False),
+    _volume_peer("monai-worker", "MONAI, volume by volume", "monai", True),
     _kornia("kornia", "cuda"),
 )  # fmt: skip
 

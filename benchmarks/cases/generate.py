@@ -8,7 +8,7 @@ import os
 import time
 from abc import abstractmethod
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -380,7 +380,7 @@ class Bench(generate.Bench):
         info = replace(spec.info, versions=peer.versions)
         return self._built(info, partial(peer.row, spec, self.scratch), stack)
 
-    def _built(self, info: RowInfo, make: partial[MadeRow], stack: ExitStack) -> MadeRow | None:
+    def _built(self, info: RowInfo, make: Callable[[], MadeRow], stack: ExitStack) -> MadeRow | None:
         row = self.open(stack, info, make)
         if row is None:
             return None

@@ -28,7 +28,6 @@ from fastpipe.bench.check import RowCheck
 from fastpipe.bench.data import made_once
 from fastpipe.bench.hdf5 import (
     WINDOW,
-    MakeLoader,
     RowByRow,
     Table,
     TableSpec,
@@ -163,10 +162,10 @@ def make_loader(spec: TableSpec, table: Table, draws: Draws | None = None) -> An
     data = require("torch.utils.data", extra="torch")
     workers: dict[str, Any] = {"num_workers": spec.num_workers, "persistent_workers": spec.num_workers > 0}
     if spec.kind == "named":
-        return data.DataLoader(ByName(table), spec.batch_size, sampler=draws, **workers)  # type: ignore[arg-type]
+        return data.DataLoader(ByName(table), spec.batch_size, sampler=draws, **workers)
     held = 2 * WINDOW * table.group * table.sample_bytes
     source = RowByRow(table, rdcc_nbytes=held, rdcc_nslots=_SLOTS, rdcc_w0=0)
-    return data.DataLoader(source, batch_sampler=WindowBatches(table, spec.batch_size, WINDOW), **workers)  # type: ignore[arg-type]
+    return data.DataLoader(source, batch_sampler=WindowBatches(table, spec.batch_size, WINDOW), **workers)
 
 
 def more_specs(table: Table, batch_size: int) -> list[TableSpec]:
@@ -374,8 +373,11 @@ class Bench(hdf5.Bench):
     """
 
     program: ClassVar[str] = "python benchmarks/run.py"
-    make_loader: ClassVar[MakeLoader] = staticmethod(make_loader)
     judged: list[Table] = field(kw_only=True)
+
+    def make_loader(self, spec: TableSpec, table: Table, draws: Draws | None) -> Any:
+        """Build the loader of a row."""
+        return make_loader(spec, table, draws)
 
     def specs(self) -> Iterator[tuple[Table, TableSpec]]:
         """Give tables and the loaders measured on them."""

@@ -62,7 +62,7 @@ __all__ = [
 ]
 
 
-# ---- Which batches are augmented --------------------------------------------------------------------
+# ---- Batches ---------------------------------------------------------------------------------------
 
 BANDS, FRAMES = 80, 400
 CLASSES = 1000
@@ -185,7 +185,7 @@ def _times(shape: tuple[int, ...]) -> str:
     return "×".join(map(str, shape))
 
 
-# ---- What is done to a batch: recipes of papers, and single operations ------------------------------
+# ---- Recipes of papers -----------------------------------------------------------------------------
 #
 # Arguments of ``fastpipe.augment`` are torchvision's, so one text makes both: it is given a *kit*, the
 # module that has the classes.
@@ -373,7 +373,7 @@ def _with_more(ops: Sequence[Any]) -> Callable[..., Any]:
     return change
 
 
-# ---- The rows of the case that augment in this process ----------------------------------------------
+# ---- Rows ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -540,8 +540,7 @@ def _threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Before anything is timed: are the images those of torchvision's functions? And does a call wait?
+# ---- Are the images those of torchvision's functions? ----------------------------------------------
 
 # What rounding in another order may come to, of numbers of 0 to 1 and of what is normalised.
 NEAR = 2e-4

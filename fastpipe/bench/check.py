@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 
-# ---- Before anything is timed: does the fast loader give what the replaced one gives? ----------------
+# ---- Images ----------------------------------------------------------------------------------------
 
 # The attributes of an ImageFolder that say which samples there are, in which order.
 INDEX = ("classes", "class_to_idx", "samples", "targets")
@@ -228,7 +228,7 @@ def run_check(photos: Photos, workers: int, on_batch: Callable[[int], None]) -> 
         return compare(loaders[0], loaders[1], on_batch, list(zip(photos.indices, photos.files, strict=True)))
 
 
-# ---- Are the samples of an epoch those of the source, each once? -------------------------------------
+# ---- Samples of any kind ---------------------------------------------------------------------------
 
 
 @dataclass

@@ -56,8 +56,7 @@ __all__ = [
 ]
 
 
-# ----------------------------------------------------------------------------------------------------
-# The rows of the case that a script has without other libraries: its loop, and `fastpipe.generate`.
+# ---- Rows: a loop, and fastpipe.generate -----------------------------------------------------------
 
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -249,8 +248,7 @@ def specs(section: Section, cores: int) -> list[tuple[Spec, type[MadeRow]]]:
     return found
 
 
-# ----------------------------------------------------------------------------------------------------
-# Before anything is timed: does each store what the function returns, each row in its place?
+# ---- Does each store what the function returns? ----------------------------------------------------
 
 
 @dataclass
@@ -321,7 +319,7 @@ def difference(expected: Columns, found: Columns) -> str | None:
     return None
 
 
-# ---- The case ``generate``: its options, its rows, its result ---------------------------------------
+# ---- The case --------------------------------------------------------------------------------------
 
 # Long, so that the start of processes is a small part: with two cores 9 s of work.
 MEASURED_S = 4.5

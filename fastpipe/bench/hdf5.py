@@ -61,7 +61,7 @@ __all__ = [
 ]
 
 
-# ---- Which HDF5 files the benchmark reads -----------------------------------------------------------
+# ---- Files -----------------------------------------------------------------------------------------
 
 SHAPE = (64, 128)
 ROWS, QUICK_ROWS = 16_384, 256
@@ -207,7 +207,7 @@ def described(table: Table) -> dict[str, Any]:
     }
 
 
-# ---- What scripts read HDF5 files with where they have no fastpipe ----------------------------------
+# ---- What scripts read them with -------------------------------------------------------------------
 
 
 class RowByRow:
@@ -246,7 +246,7 @@ class RowByRow:
         self._file = self._values = self._labels = None
 
 
-# ---- The rows of the case that are loaders in this process ------------------------------------------
+# ---- Rows ------------------------------------------------------------------------------------------
 
 # Chunks whose rows are mixed, in all rows that mix some at a time.
 WINDOW = 64
@@ -344,7 +344,7 @@ def loader_of(spec: TableSpec, table: Table, draws: Draws | None = None) -> Any:
     workers: dict[str, Any] = {"num_workers": spec.num_workers, "persistent_workers": spec.num_workers > 0}
     window = fastpipe.Shuffle(WINDOW, "group")
     if spec.kind == "rows":
-        return data.DataLoader(RowByRow(table), spec.batch_size, sampler=draws, **workers)  # type: ignore[arg-type]
+        return data.DataLoader(RowByRow(table), spec.batch_size, sampler=draws, **workers)
     everything = 5 * table.samples * (table.sample_bytes + 64)  # all five layouts share one store
     cache = fastpipe.Cache("ram", max_bytes=everything) if spec.kind == "ram" else "off"
     dataset = table_dataset(table, cache, spec.threads)
@@ -444,7 +444,7 @@ def best_workers(
     )  # fmt: skip
 
 
-# ---- Before anything is timed: are the batches the rows of the file, each once? ----------------------
+# ---- Are the batches the rows of the file? ---------------------------------------------------------
 
 _CHECKED_AT_ONCE = 256
 
@@ -536,7 +536,6 @@ class Bench(Driver):
 
     case: ClassVar[str] = "hdf5"
     quick_s: ClassVar[float] = 0.05
-    make_loader: ClassVar[MakeLoader] = staticmethod(loader_of)
     tables: list[Table] = field(kw_only=True)
 
     def result(self) -> dict[str, Any] | None:
@@ -575,6 +574,10 @@ class Bench(Driver):
         }
         result["verdict"] = verdict(result)
         return result
+
+    def make_loader(self, spec: TableSpec, table: Table, draws: Draws | None) -> Any:
+        """Build the loader of a row."""
+        return loader_of(spec, table, draws)
 
     def specs(self) -> Iterator[tuple[Table, TableSpec]]:
         """Give tables and the loaders measured on them."""

@@ -11,9 +11,7 @@ import numpy.typing as npt
 __all__ = ["ZarrPatches", "batched", "box_at", "endless_windows", "start_of", "windows"]
 
 
-# ---- An order that takes the groups of a table apart a window at a time -----------------------------
-#
-# Used by peers' processes too, so it needs nothing but numpy.
+# ---- Windows of groups -----------------------------------------------------------------------------
 
 
 def windows(
@@ -77,10 +75,7 @@ def batched(
             rest = values[places[first:]], rows[first:]
 
 
-# ----------------------------------------------------------------------------------------------------
-# Patches of Zarr arrays as scripts cut them, at places that are a function of the patch's number.
-#
-# Used by peers' processes too, so it needs nothing but numpy before a patch is read.
+# ---- Places of patches -----------------------------------------------------------------------------
 
 _SEED = 7
 

@@ -54,8 +54,7 @@ __all__ = [
 ]
 
 
-# ----------------------------------------------------------------------------------------------------
-# The five pipelines: rows of the cases that measure each of them at length, over small data.
+# ---- The five pipelines, over small data -----------------------------------------------------------
 
 Rows = list[tuple[RowInfo, Contender]]
 
@@ -331,7 +330,7 @@ def _photos(ground: Ground) -> Path:
     return generated_folder(ground.folder, say=ground.say, per_class=3 if ground.quick else 8)
 
 
-# ---- One of the five pipelines measured: its check, its rounds, and what steps wait for -------------
+# ---- One of the five measured ----------------------------------------------------------------------
 
 ROUNDS = 3
 # A step is busy for this part of the time that the replaced loader takes for its batch, so that the loader is
@@ -423,8 +422,7 @@ class Pair(Driver):
         return self.infos[key].label
 
 
-# ----------------------------------------------------------------------------------------------------
-# A process for each pipeline, as TensorFlow and the forks of torch's loader do not go together.
+# ---- A process for each, as TensorFlow and forks of torch's loader do not go together --------------
 
 _COMMAND = (sys.executable, "-m", "fastpipe.bench.overview")
 _LOOK_S, _GONE_S = 0.5, 0.02
@@ -558,8 +556,7 @@ def _last_line(errors: Path) -> str:
     return lines[-1].strip() if lines else "no message"
 
 
-# ----------------------------------------------------------------------------------------------------
-# The case ``all``: its options, and its result, put together from those of the five pipelines.
+# ---- The case --------------------------------------------------------------------------------------
 
 # What a pipeline may take; on two cores, with compiled code in place, it takes a fifth of it.
 LIMIT_S = 180.0
@@ -730,7 +727,7 @@ def _terminated_as_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-# ---- What runs in the process of one pipeline: ``python -m fastpipe.bench.overview`` ----------
+# ---- What runs in a pipeline's process -------------------------------------------------------------
 #
 # It reads its job from its standard input, says on its standard output what it does, and ends, together
 # with all processes of its group, when that input does.

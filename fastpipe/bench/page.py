@@ -13,8 +13,7 @@ from fastpipe.bench.results import UNIT, rate_of, reference_of, replaced_thing, 
 __all__ = ["document", "escape", "page", "rect", "table"]
 
 
-# ----------------------------------------------------------------------------------------------------
-# Pages of HTML that need nothing but themselves: what the reports of fastpipe have in common.
+# ---- What all pages of reports share ---------------------------------------------------------------
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c1f23; --quiet: #5c6470; --line: #b9bec6; --page: #ffffff }
@@ -70,8 +69,7 @@ def rect(x: float, y: float, width: float, height: float, colour: str, unit: str
     return f'<rect x="{x:.2f}{unit}" y="{y:g}" {size} fill="{escape(colour)}"/>'
 
 
-# ----------------------------------------------------------------------------------------------------
-# A result as a page: bars, what steps waited for, all figures, and what they were measured on.
+# ---- The page of a result --------------------------------------------------------------------------
 
 _RESULT_STYLE = """
 :root { --replaced: #8b929b; --stock: #63b3a0; --fastpipe: #0b8a6f; --peer: #b9a8cc; --floor: #b9a8cc }

@@ -14,7 +14,7 @@ from fastpipe.bench.results import UNIT, rate_of, reference_of, replaced_thing, 
 __all__ = ["draw", "draw_curves"]
 
 
-# ---- The picture of the case ``scaling``: samples a second over the number of threads ---------------
+# ---- By number of threads --------------------------------------------------------------------------
 
 _LINES = {
     "replaced": (", as many worker processes", "#9a9fa6", "-"),
@@ -86,7 +86,7 @@ def draw_curves(result: Mapping[str, Any], path: Path, cpu: str) -> None:
         figure.savefig(unfinished, format="png", facecolor="white")
 
 
-# ---- The picture: one bar per loader, the gain at a glance ------------------------------------------
+# ---- A bar for each loader -------------------------------------------------------------------------
 
 COLOURS = {"replaced": "#9a9fa6", "stock": "#7cc5b4", "fastpipe": "#0b8a6f", "peer": "#cfd3da"}
 INK, MUTED = "#1f2328", "#6a717b"

@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 
-# ---- Figures that only some cases have, as lines below the table ------------------------------------
+# ---- Figures that only some cases have -------------------------------------------------------------
 
 
 def more_lines(result: Mapping[str, Any]) -> list[str]:
@@ -202,7 +202,7 @@ def _topology(entry: Mapping[str, Any]) -> str:
     return f"{entry['threads']} threads and {workers}" if "threads" in entry else workers
 
 
-# ---- What people read: the table in the terminal, its sentences, and Markdown for documents ---------
+# ---- Tables ----------------------------------------------------------------------------------------
 
 STYLES = {"replaced": "dim", "stock": "green", "fastpipe": "bold green", "peer": "", "floor": "italic cyan"}
 
@@ -515,8 +515,7 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-# ----------------------------------------------------------------------------------------------------
-# Two results of a case: what is faster or slower than it was, beyond what rounds differ by.
+# ---- Changes since an older run --------------------------------------------------------------------
 
 # Less is noise, whatever the rounds say.
 LEAST = 0.05

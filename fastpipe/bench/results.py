@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 
-# ---- Files that are there whole, or as they were before ---------------------------------------------
+# ---- Files -----------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -66,7 +66,7 @@ def check_target(path: Path, option: str) -> None:
         raise OptionError(f"{option}: {str(path)!r} cannot be written: {str(folder)!r} is no folder of yours")
 
 
-# ---- The JSON file of a run; ``benchmarks/README.md`` describes every field -------------------------
+# ---- The content -----------------------------------------------------------------------------------
 
 SCHEMA = 1
 GROUPS = ("replaced", "stock", "fastpipe", "peer", "floor")

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 
-# ---- Interleaved rounds and their statistics --------------------------------------------------------
+# ---- Rounds ----------------------------------------------------------------------------------------
 #
 # A machine drifts: clocks, temperature, neighbours. Measuring A for a minute and then B for a minute
 # compares two states of the machine. So every round measures all contenders one after the other, each
@@ -240,7 +240,7 @@ def _round_up(value: float, multiple: int) -> int:
     return max(1, math.ceil(value / multiple)) * multiple
 
 
-# ---- What a training step waits for its batches: steps that take a given time, by a clock -----------
+# ---- What a training step waits for its batches ----------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -64,8 +64,7 @@ __all__ = [
 ]
 
 
-# ----------------------------------------------------------------------------------------------------
-# What the case ``scaling`` reads: an image folder, rows of an HDF5 file, or patches of a volume.
+# ---- What is read ----------------------------------------------------------------------------------
 
 Row = tuple[RowInfo, Callable[[], Contender]]
 
@@ -239,8 +238,7 @@ def threads_label(count: int) -> str:
     return "1 thread" if count == 1 else f"{count} threads"
 
 
-# ----------------------------------------------------------------------------------------------------
-# The case ``scaling``: images, rows or patches by the number of threads, beside as many worker processes.
+# ---- The case --------------------------------------------------------------------------------------
 
 _ROUNDS = 3  # there are up to three rows for each number of threads
 _BATCH_SIZES = {"images": 64, "hdf5": 64, "volume": 2}

@@ -33,9 +33,7 @@ __all__ = [
 ]
 
 
-# ---- Augmentations of one spectrogram, as scripts write them with slices of torch tensors -----------
-#
-# Arguments are those of ``fastpipe.augment``; torchvision has none of them.
+# ---- Spectrograms, (F, T) --------------------------------------------------------------------------
 
 
 class SpecAugment:
@@ -86,9 +84,7 @@ def _span(most: int, size: int) -> tuple[int, int]:
     return begin, begin + width
 
 
-# ---- Augmentations of one volume, (C, D, H, W), as scripts write them with NumPy and SciPy ----------
-#
-# Arguments are those of ``fastpipe.augment``. What moves voxels moves labels, (D, H, W), too.
+# ---- Volumes, (C, D, H, W); what moves voxels moves labels, (D, H, W), too -------------------------
 
 Values = Any  # NumPy arrays, and tensors at the ends
 
@@ -279,9 +275,7 @@ class Gamma3D(_PerChannel):
         return -found if self._inverted else found
 
 
-# ---- Augmentations of one sequence of motion, (T, J, C), as scripts write them with NumPy -----------
-#
-# Arguments are those of ``fastpipe.augment``. Sequences come with their length, which may become another.
+# ---- Motion, (T, J, C); sequences come with their length, which may become another -----------------
 
 
 class _MotionScript(ABC):

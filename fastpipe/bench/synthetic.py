@@ -23,8 +23,7 @@ __all__ = [
 ]
 
 
-# ----------------------------------------------------------------------------------------------------
-# Photograph-like images, made from a seed: as hard to compress and to decode as real ones.
+# ---- Photographs -----------------------------------------------------------------------------------
 #
 # A photograph's spectrum falls off roughly as 1/frequency, it has edges between regions, and its fine
 # texture is strong in some regions and absent in others. JPEG files of plain noise or of gradients are
@@ -201,8 +200,7 @@ def _pil() -> Any:
     return require("PIL.Image", extra="image")
 
 
-# ----------------------------------------------------------------------------------------------------
-# Log-mel spectrograms: of sound, or made from a seed to be as hard to compress as real ones.
+# ---- Log-mels --------------------------------------------------------------------------------------
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -300,8 +298,7 @@ def _between(count: int, nodes: int) -> FloatArray:
     return matrix
 
 
-# ----------------------------------------------------------------------------------------------------
-# Volumes like tomographs of a rolled scroll, made from a seed to be as hard to compress as real ones.
+# ---- Volumes ---------------------------------------------------------------------------------------
 
 UInt16Array = npt.NDArray[np.uint16]
 UInt8Array = npt.NDArray[np.uint8]

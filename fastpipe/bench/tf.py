@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 
-# ---- The rows of the case, and what goes through their epochs ---------------------------------------
+# ---- Rows ------------------------------------------------------------------------------------------
 
 # Section → its name in tables.
 SECTIONS = {
@@ -251,8 +251,7 @@ def _samples(batch: Any) -> int:
     return int((next(iter(inputs.values())) if isinstance(inputs, dict) else inputs).shape[0])
 
 
-# ----------------------------------------------------------------------------------------------------
-# Before anything is timed: are the samples those of the replaced datasets, each once in an epoch?
+# ---- Are the samples those of the replaced datasets? -----------------------------------------------
 
 Parts = dict[str, npt.NDArray[Any]]
 _LABELS = "labels"
@@ -389,7 +388,7 @@ def _digests(parts: Parts) -> Iterator[bytes]:
         yield digest.digest()
 
 
-# ---- Datasets without fastpipe, in a process of their own -------------------------------------------
+# ---- Datasets without fastpipe, in a process of their own ------------------------------------------
 #
 # The first dataset of a Python generator in a process, as fastpipe's are, lets TensorFlow fix malloc's
 # limit above which memory is mapped anew each time: scripts without one, which allocate for each image,
@@ -485,7 +484,7 @@ def _serve(connection: Any, setting: Setting, specs: Callable[[], list[Spec]]) -
         return
 
 
-# ---- The case ``tf``: its options, its rows, its result ---------------------------------------------
+# ---- The case --------------------------------------------------------------------------------------
 
 BATCH, QUICK_BATCH = 32, 8
 _MAIN = "crop-threads"
@@ -524,9 +523,13 @@ class Bench(Driver):
 
     case: ClassVar[str] = "tf"
     quick_s: ClassVar[float] = 0.05
-    specs: ClassVar[Callable[[], list[Spec]]] = staticmethod(specs)
     photos: Photos = field(kw_only=True)
     lengths: Lengths = field(kw_only=True)
+
+    @staticmethod
+    def specs() -> list[Spec]:
+        """Return the datasets that are measured."""
+        return specs()
 
     @property
     def batch_size(self) -> int:

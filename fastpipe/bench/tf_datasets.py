@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 
-# ---- TensorFlow, when it is first needed ------------------------------------------------------------
+# ---- TensorFlow ------------------------------------------------------------------------------------
 
 
 def tensorflow() -> Any:
@@ -62,7 +62,7 @@ def tensorflow() -> Any:
     return require("tensorflow", extra="tf")
 
 
-# ---- Which photos are read, and the tables of them --------------------------------------------------
+# ---- Photos and tables -----------------------------------------------------------------------------
 
 SIDE = 128
 # Names of the images of a sample, and of the numbers beside them.
@@ -272,8 +272,7 @@ def _boxes(sizes: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.int32]:
     return np.hstack([start, start + spans]).astype(np.int32)
 
 
-# ----------------------------------------------------------------------------------------------------
-# The datasets that are replaced, as scripts write them; and those of who knows TensorFlow's operations.
+# ---- As scripts write them -------------------------------------------------------------------------
 
 Sample = Callable[[Any], Any]
 
@@ -344,8 +343,7 @@ def batches_of(
     return made.batch(batch_size).prefetch(tf.data.AUTOTUNE)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Rows of an HDF5 file, and patches of a volume: as generators give them, and as fastpipe's datasets do.
+# ---- Rows of an HDF5 file, and patches of a volume -------------------------------------------------
 
 _MEL = (64, 128)
 _IN_CHUNK = 16
@@ -460,7 +458,7 @@ def _places(setting: Setting) -> npt.NDArray[np.int64]:
     return np.floor(drawn * (most + 1)).astype(np.int64)
 
 
-# ---- Datasets that augment batches in memory: mirroring, rotation, brightness and contrast ----------
+# ---- Augmentation of batches in memory -------------------------------------------------------------
 
 DEGREES, PART = 10, 0.2
 _LEVELS = PART * 255  # of brightness, where it is added
@@ -553,7 +551,7 @@ def _rotated(tf: Any, image: Any, part: Any) -> Any:
     return tf.ensure_shape(made[0], (SIDE, SIDE, 3))
 
 
-# ---- The datasets of fastpipe's that replace those of scripts ---------------------------------------
+# ---- Of fastpipe -----------------------------------------------------------------------------------
 
 
 def crops(

@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 
-# ---- Which volume the benchmark reads ---------------------------------------------------------------
+# ---- Volumes ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def described(scroll: Scroll) -> dict[str, Any]:
     }
 
 
-# ---- The rows of the case that are loaders in this process ------------------------------------------
+# ---- Rows ------------------------------------------------------------------------------------------
 
 # Parts of the volume that may be remembered.
 QUARTER, TENTH = 4, 10
@@ -379,7 +379,7 @@ class _MemoryPatches:
         return tuple(array[box] for array in self._arrays)
 
 
-# ---- Before anything is timed: are the patches those of the volume, each once? -----------------------
+# ---- Are the patches those of the volume? ----------------------------------------------------------
 
 _EPOCHS = 2
 
@@ -417,7 +417,7 @@ def expected_patches(scroll: Scroll, starts: Iterable[Any]) -> Counter[bytes]:
     return found
 
 
-# ---- The case ``volume``: its options, its rows, its result -----------------------------------------
+# ---- The case --------------------------------------------------------------------------------------
 
 BATCH = 2
 _MAIN = "cold-tour"

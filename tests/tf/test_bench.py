@@ -231,11 +231,11 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     class Here(threading.Thread):
         def __init__(self, target: Any, args: Any, daemon: bool) -> None:
             own = Connection(os.dup(args[0].fileno()))  # as another process has
-            super().__init__(target=self._run_and_close, args=(target, own, args[1]), daemon=daemon)
+            super().__init__(target=self._run_and_close, args=(target, own, *args[1:]), daemon=daemon)
 
-        def _run_and_close(self, target: Any, own: Connection, setting: Setting) -> None:
+        def _run_and_close(self, target: Any, own: Connection, *others: Any) -> None:
             with own:
-                target(own, setting)
+                target(own, *others)
 
     context = SimpleNamespace(Pipe=multiprocessing.Pipe, Process=Here)
     monkeypatch.setattr(apart.multiprocessing, "get_context", lambda kind: context)
@@ -351,8 +351,10 @@ def test_what_was_asked_is_judged_by_the_median() -> None:
 def few(monkeypatch: pytest.MonkeyPatch, *keys: str) -> None:
     """Only these rows, and few samples."""
 
+    kept = [spec_of(key) for key in keys]
+
     def chosen() -> list[Spec]:
-        return [spec_of(key) for key in keys]
+        return kept
 
     monkeypatch.setattr(case, "specs", chosen)
     monkeypatch.setattr(case.Bench, "specs", staticmethod(chosen))
