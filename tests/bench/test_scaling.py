@@ -49,7 +49,7 @@ def test_a_quick_run_gives_table_json_page_and_picture(tree: Path, tmp_path: Pat
     result = load(json_file)
     assert result["main"] == "threads-2" and result["best"] == {"1": "replaced-1", "2": "replaced-2"}
     assert [row["threads"] for row in result["scaling"]["rows"]] == [1, 2]
-    assert {row["group"] for row in result["rows"]} == {"replaced", "fastpipe", "floor"}
+    assert {row["group"] for row in result["rows"]} == {"replaced", "fastpipe"}
     assert "--threads 1,2" in markdown(result)
     assert str(tree) not in json_file.read_text()
 

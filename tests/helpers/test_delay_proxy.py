@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
+import delay_proxy
 import pytest
 from delay_proxy import DelayProxy, Faults
 
@@ -235,6 +237,8 @@ def test_a_server_that_goes_and_comes_back(ask: Any) -> None:
 
 def test_it_ends_with_its_parent(server: int) -> None:
     code = f"""
+import sys
+sys.path.insert(0, {str(Path(delay_proxy.__file__).parent)!r})
 from delay_proxy import DelayProxy
 with DelayProxy({server}) as proxy:
     print(proxy.port, flush=True)

@@ -95,9 +95,11 @@ def test_a_gateway_outlives_the_thread_that_starts_it(s3: Any, bucket: str) -> N
     assert "x" in s3.keys(bucket)
 
 
-_OWN = """
+_SUPPORT = str(Path(s3_server.__file__).parent)
+_OWN = f"""
 import sys
 from pathlib import Path
+sys.path.insert(0, {_SUPPORT!r})
 from s3_server import S3Server
 with S3Server(Path(sys.argv[1])) as server:
     print(*server.pids, flush=True)
@@ -174,7 +176,9 @@ _CONFTEST = (Path(__file__).parents[1] / "conftest.py").read_text()
 
 
 def _run(pytester: pytest.Pytester, test: str) -> pytest.RunResult:
-    pytester.makeini("[pytest]\nmarkers =\n    leaks: x\n    slow: x\n    hang_after: x\n")
+    pytester.makeini(
+        f"[pytest]\npythonpath = {_SUPPORT}\nmarkers =\n    leaks: x\n    slow: x\n    hang_after: x\n"
+    )
     pytester.makeconftest(_CONFTEST)
     pytester.makepyfile(test)
     return pytester.runpytest_subprocess("-p", "no:cacheprovider", "-rs")

@@ -217,9 +217,10 @@ def test_a_program_that_mounts_nothing_is_ended(tmp_path: Path, monkeypatch: pyt
         s3fs_mount("http://127.0.0.1:9", "x", "key", "secret", tmp_path / "mount").__enter__()
 
 
-_OWN = """
+_OWN = f"""
 import sys
 from pathlib import Path
+sys.path.insert(0, {str(Path(mounts.__file__).parent)!r})
 from mounts import s3fs_mount
 with s3fs_mount(*sys.argv[1:5], Path(sys.argv[5])) as mount:
     print(mount.pid, flush=True)
