@@ -28,11 +28,11 @@ from torchvision import transforms
 
 from fastpipe import Decode, FastImageFolder, FastLoader
 from fastpipe.bench.synthetic import photo_tree
-from fastpipe.device import making
-from fastpipe.device.resampling import Tables
-from fastpipe.device.transfer import Transfer
+from fastpipe.core.transfer import Transfer
+from fastpipe.core.types import Box
+from fastpipe.images import gpu_batches as making
+from fastpipe.images.gpu_resampling import Tables
 from fastpipe.torch import runtime
-from fastpipe.types import Box
 
 _IMAGES, _BATCH = 4096, 256
 

@@ -13,10 +13,10 @@ import numpy as np
 
 from fastpipe.bench.loaders import SIDE, train_transform
 from fastpipe.bench.runner import ContenderError
-from fastpipe.core.jobs import NativeJob
 from fastpipe.core.native import native
+from fastpipe.core.pool import NativeJob
+from fastpipe.core.sample_tables import PackedPaths, paths_of
 from fastpipe.images.plan import compile_plan
-from fastpipe.index.storage import PackedPaths, paths_of
 
 __all__ = ["DecodeRow"]
 

@@ -24,8 +24,7 @@ from collections.abc import Callable, Sized
 
 from torchvision.datasets.folder import make_dataset
 
-from fastpipe.index.cache import IndexCache
-from fastpipe.index.folder import IMG_EXTENSIONS, find_classes, scan_folder
+from fastpipe.core.class_folders import IMG_EXTENSIONS, IndexCache, find_classes, scan_folder
 
 _LINKS = 50_000  # of one file; ext4 allows 65,000
 _SETTLED_S = 2.5  # folders that were changed later than 2 s before a scan are not trusted
@@ -34,7 +33,7 @@ _SETTLED_S = 2.5  # folders that were changed later than 2 s before a scan are n
 _MEMORY = """if True:
     import gc, os, sys, time
     from fastpipe import FastImageFolder
-    from fastpipe.index.cache import IndexCache
+    from fastpipe.core.class_folders import IndexCache
 
     root, small, cache, how = sys.argv[1:]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fastpipe import errors, sampling
-from fastpipe._extras import load_part
+from fastpipe.core.extras import load_part
 from fastpipe.options import BadSamples, Cache, Decode, Shard, Shuffle, Stage, Subset
 
 if TYPE_CHECKING:

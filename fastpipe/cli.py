@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple, NoReturn
 
 import fastpipe
-from fastpipe._printable import printable
+from fastpipe.core.text import printable
 from fastpipe.errors import FastpipeError
 
 __all__ = ["COMMANDS", "main"]

@@ -16,8 +16,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from fastpipe._printable import printable
-from fastpipe._sizes import in_bytes
+from fastpipe.core.text import in_bytes, printable
 
 __all__ = [
     "Pace",

@@ -29,7 +29,7 @@ characters in names from files are escaped (``args`` and ``path`` have them as t
 
 from __future__ import annotations
 
-from fastpipe._printable import printable, printable_lines
+from fastpipe.core.text import printable, printable_lines
 
 __all__ = [
     "AugmentError",

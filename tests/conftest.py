@@ -29,7 +29,7 @@ from hypothesis import HealthCheck, settings
 from s3_server import S3, S3Missing, S3Server
 
 from fastpipe.bench.synthetic import photo_tree as make_photo_tree
-from fastpipe.cache.identity import identify
+from fastpipe.core.file_identity import identify
 
 pytest_plugins = ["pytester"]
 
@@ -463,7 +463,7 @@ _KEPT_THREADS = ("Dummy-", "zarr_io", "asyncio_", "zarr_pool_", "fsspecIO", "fas
 
 def _batches() -> set[str]:
     """Batches that the native engine has."""
-    jobs = sys.modules.get("fastpipe.core.jobs")
+    jobs = sys.modules.get("fastpipe.core.pool")
     return set() if jobs is None else {str(number) for number in list(jobs._jobs)}
 
 

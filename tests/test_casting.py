@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fastpipe._casting import unheld
+from fastpipe.core.casting import unheld
 
 _WHOLE = ["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]
 _FLOATS = ["f2", "f4", "f8"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fastpipe._machine import ControlGroups
+from fastpipe.core.machine import ControlGroups
 
 GIB = 1 << 30
 

@@ -19,7 +19,8 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from fastpipe import FastHDF5Dataset, FastImageFolder, FastLoader, FastPatchDataset, _files
+from fastpipe import FastHDF5Dataset, FastImageFolder, FastLoader, FastPatchDataset
+from fastpipe.core import files as _files
 from fastpipe.sampling import Grid
 
 COUNT = 60  # files of each kind

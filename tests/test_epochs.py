@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastpipe._epochs import EpochTimes, WaitLimits, epoch_times, samples_of
+from fastpipe.core.epoch_times import EpochTimes, WaitLimits, epoch_times, samples_of
 from fastpipe.errors import OptionError
 
 

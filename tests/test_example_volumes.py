@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from fastpipe import augment
-from fastpipe.types import Key
+from fastpipe.core.types import Key
 
 _FOLDER = Path(__file__).resolve().parents[1] / "examples" / "volume_patches"
 _TEST = (48, 96, 100)  # along the last dimension, patches at their stride do not come to the end

@@ -237,7 +237,7 @@ def test_an_installed_package_that_fails_says_so_itself(tmp_path: Path, content:
     code = f"""
 import sys
 sys.path.insert(0, {str(tmp_path)!r})
-from fastpipe._extras import require
+from fastpipe.core.extras import require
 try:
     require("broken_package", extra="image")
 except Exception as error:

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from fastpipe import _machine as cpus
-from fastpipe._machine import ControlGroups, available_cpus, default_threads
+from fastpipe.core import machine as cpus
+from fastpipe.core.machine import ControlGroups, available_cpus, default_threads
 
 
 @pytest.fixture(autouse=True)

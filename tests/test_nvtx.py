@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fastpipe import _nvtx
+from fastpipe.core import clock as _nvtx
 from fastpipe.core.files import read_file
 
 _FAKE = """

@@ -19,12 +19,12 @@ from rich.console import Console
 
 import fastpipe
 from fastpipe import FastHDF5Dataset, FastImageFolder, FastLoader, FastPatchDataset, errors
-from fastpipe._printable import printable, printable_lines
 from fastpipe.bench import page as pages
 from fastpipe.cli import main
 from fastpipe.console import PlainTable, Progress, in_any_encoding, print_line
+from fastpipe.core.class_folders import find_classes
+from fastpipe.core.text import printable, printable_lines
 from fastpipe.generation.reporting import Report
-from fastpipe.index.folder import find_classes
 from fastpipe.profiling.bars import Bars
 from fastpipe.sampling import Grid
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fastpipe._private_folder import PrivateFolder, user_cache_folder
+from fastpipe.core.private_folder import PrivateFolder, user_cache_folder
 from fastpipe.errors import CacheError
 
 
@@ -78,7 +78,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
 def test_a_killed_writer_leaves_the_old_file_and_is_cleaned_up_after(tmp_path: Path) -> None:
     script = """if True:
         import sys, os, signal
-        from fastpipe._private_folder import PrivateFolder
+        from fastpipe.core.private_folder import PrivateFolder
         def fill(file):
             file.write(b"half"); file.flush()
             os.kill(os.getpid(), signal.SIGKILL)

@@ -15,7 +15,6 @@ from rich.console import Console
 from benchmarks.peers.children import albumentations, batchgenerators, kornia, monai_augment, torchaudio
 from benchmarks.peers.rows import ChildRow, Peer, interpreter
 from benchmarks.targets import Asked, judged, judged_rates
-from fastpipe._extras import require
 from fastpipe.bench import augment
 from fastpipe.bench.augment import (
     BOTH,
@@ -40,6 +39,7 @@ from fastpipe.bench.loaders import MEAN, SIDE, STD, LoaderRow, LoaderSpec, train
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Contender, ContenderError, Sample, Session, ratios, summarise
 from fastpipe.console import Progress
+from fastpipe.core.extras import require
 
 # Of a measurement of a single operation, of which there are many.
 SINGLE_S = 0.15

@@ -22,7 +22,6 @@ from benchmarks.studies.hdf5_evaluate import FileByFile, Grouped, evaluation_inf
 from benchmarks.studies.hdf5_first import first_batches
 from benchmarks.studies.hdf5_memory import memory_of_trees
 from benchmarks.targets import Asked, judged, judged_rates
-from fastpipe._extras import require
 from fastpipe.bench import hdf5, machine
 from fastpipe.bench.check import RowCheck
 from fastpipe.bench.data import made_once
@@ -44,6 +43,7 @@ from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Contender, ContenderError, Sample, Session
 from fastpipe.bench.synthetic import mel_rows, write_table
 from fastpipe.console import Progress
+from fastpipe.core.extras import require
 
 # ---- Files beside those that users measure ----------------------------------------------------------
 

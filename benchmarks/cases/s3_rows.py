@@ -19,10 +19,10 @@ from delay_proxy import Faults
 from s3_server import S3, S3Missing, S3Proxy
 
 import fastpipe
-from fastpipe._extras import require
 from fastpipe.bench.check import RowCheck, digests_of_samples
 from fastpipe.bench.data import Photos
 from fastpipe.bench.loaders import Draws, check_transform, touch, train_transform
+from fastpipe.core.extras import require
 from fastpipe.errors import OptionError
 
 __all__ = [

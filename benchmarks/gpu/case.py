@@ -25,7 +25,6 @@ from benchmarks.gpu.sections import (
     why_missing,
 )
 from benchmarks.gpu.training import Sizes, TrainRow, figures_of, sizes_for
-from fastpipe._extras import require
 from fastpipe.bench import machine
 from fastpipe.bench.data import folder_to_use, scan
 from fastpipe.bench.driver import Driver, add_file_arguments
@@ -33,6 +32,7 @@ from fastpipe.bench.loaders import make_dataset, train_transform
 from fastpipe.bench.results import RowInfo, entries, verdict
 from fastpipe.bench.runner import Contender, ContenderError, Plan, Session
 from fastpipe.console import Progress, positive
+from fastpipe.core.extras import require
 from fastpipe.errors import OptionError
 
 __all__ = ["SECONDS", "Budget", "Share", "add_arguments", "merged", "run", "with_references"]

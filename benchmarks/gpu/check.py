@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
-from fastpipe._extras import require
 from fastpipe.bench.data import Photos, listed
 from fastpipe.bench.loaders import LoaderSpec, build, check_transform, make_dataset
 from fastpipe.bench.runner import Contender, ContenderError
+from fastpipe.core.extras import require
 
 __all__ = ["MOST_APART", "Guarded", "PixelCheck", "apart", "check_pixels", "guarded"]
 

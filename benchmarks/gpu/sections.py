@@ -25,7 +25,6 @@ from benchmarks.gpu.training import (
 )
 from benchmarks.peers.rows import Peer, PeerRow, interpreter
 from fastpipe import augment
-from fastpipe._extras import require
 from fastpipe.bench.augment import (
     RECIPES,
     VOLUMES,
@@ -41,6 +40,7 @@ from fastpipe.bench.loaders import Draws, LoaderRow, LoaderSpec, train_transform
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Contender
 from fastpipe.bench.volume import Scroll, made_scroll, patch_dataset
+from fastpipe.core.extras import require
 
 __all__ = [
     "AUGMENTED",

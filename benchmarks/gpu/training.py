@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fastpipe._extras import require
 from fastpipe.bench.augment import SIZE
 from fastpipe.bench.runner import Sample, ratios, summarise
 from fastpipe.bench.volume import Sizes as ScrollSizes
+from fastpipe.core.extras import require
 from fastpipe.errors import OptionError
 
 __all__ = [

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 import fastpipe
-from fastpipe._extras import require
 from fastpipe.bench.hdf5 import Table, table_dataset
 from fastpipe.bench.results import RowInfo
+from fastpipe.core.extras import require
 
 __all__ = ["FILES_AT_ONCE", "FileByFile", "Grouped", "evaluation_infos", "section_of", "small_net"]
 

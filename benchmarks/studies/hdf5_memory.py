@@ -15,8 +15,8 @@ from typing import Any
 import fastpipe
 from benchmarks.studies.first import in_child
 from benchmarks.studies.memory import Nothing, memory_entry, most_bytes
-from fastpipe._extras import require
 from fastpipe.bench.hdf5 import WINDOW, Table, look
+from fastpipe.core.extras import require
 
 __all__ = ["WORKERS", "memory_of_trees"]
 

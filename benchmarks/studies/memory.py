@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastpipe._processes import memory_of_processes
 from fastpipe.bench.loaders import touch
+from fastpipe.core.processes import memory_of_processes
 
 __all__ = ["Nothing", "memory_entry", "most_bytes"]
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from benchmarks.cases.s3_rows import Bucket
-from fastpipe._extras import require
 from fastpipe.bench.runner import Contender
+from fastpipe.core.extras import require
 
 __all__ = ["CpuMeter", "Metered", "Mounted", "cpu_of"]
 

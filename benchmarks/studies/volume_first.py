@@ -14,10 +14,10 @@ from typing import Any
 
 import fastpipe
 from benchmarks.studies import first
-from fastpipe._extras import require
 from fastpipe.bench.loaders import touch
 from fastpipe.bench.orders import ZarrPatches
 from fastpipe.bench.volume import QUARTER, Scroll, Sizes, patch_dataset, patch_loader
+from fastpipe.core.extras import require
 
 __all__ = ["first_batches"]
 

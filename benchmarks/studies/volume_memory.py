@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import fastpipe
 from benchmarks.studies.first import in_child
 from benchmarks.studies.memory import Nothing, memory_entry, most_bytes
-from fastpipe._extras import require
 from fastpipe.bench.volume import QUARTER, Scroll, Sizes, patch_dataset
+from fastpipe.core.extras import require
 
 __all__ = ["TOPOLOGIES", "Topology", "memory_of_topologies"]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from fastpipe.cache.budget import free_memory
+from fastpipe.core.machine import free_memory
+from fastpipe.core.types import Store
 from fastpipe.errors import StageError
-from fastpipe.index.listing import Listing
 from fastpipe.options import Stage
-from fastpipe.protocols import Store
 from fastpipe.stage.folder import StageFolder
 from fastpipe.stage.reading import ObjectReader
 from fastpipe.stage.stores import RetryingStore
 from fastpipe.stage.table import StageTable
+from fastpipe.stores.listing import Listing
 
 __all__ = ["new_reader"]
 

@@ -10,18 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from fastpipe._files import is_url
-from fastpipe._sizes import in_bytes
+from fastpipe.core.files import is_url
+from fastpipe.core.sample_tables import FrozenSamples, offsets_of, pack_paths
+from fastpipe.core.text import in_bytes
+from fastpipe.core.types import Store, StoredObject
 from fastpipe.errors import ObjectChangedError, OptionError
-from fastpipe.index.listing import Listing
-from fastpipe.index.storage import FrozenSamples, offsets_of, pack_paths
 from fastpipe.options import Stage
-from fastpipe.protocols import Store
 from fastpipe.stage.folder import StageFolder
 from fastpipe.stage.stores import Location, RetryingStore, open_store
 from fastpipe.stage.table import StageTable
 from fastpipe.stage.whole import copy_whole
-from fastpipe.types import StoredObject
+from fastpipe.stores.listing import Listing
 
 __all__ = ["StagedFiles", "staged_files"]
 

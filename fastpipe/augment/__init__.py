@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fastpipe._extras import load_part
+from fastpipe.core.extras import load_part
 
 if TYPE_CHECKING:
     from fastpipe.augment.affine import RandomAffine, RandomRotation

@@ -16,9 +16,9 @@ from fastpipe.augment.draws import uniform_rows
 from fastpipe.augment.parameters import Float64Array, Parameters
 from fastpipe.augment.steps import Step
 from fastpipe.augment.tables import Layout, Shape, drawn_table, dtype_after, shape_after, untraced
-from fastpipe.engine.slots import SlotPool
+from fastpipe.core.slots import SlotPool
+from fastpipe.core.types import Key
 from fastpipe.errors import AugmentError
-from fastpipe.types import Key
 
 __all__ = ["FLOATS", "Augmentation", "Chain"]
 

@@ -12,8 +12,8 @@ from fastpipe.augment.applying import chain_type_of, checked_ops, kind_of
 from fastpipe.augment.base import Augmentation
 from fastpipe.augment.fusing import fused
 from fastpipe.augment.parameters import Parameters
+from fastpipe.core.types import Key
 from fastpipe.errors import AugmentError
-from fastpipe.types import Key
 
 __all__ = ["Compose"]
 

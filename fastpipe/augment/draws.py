@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from fastpipe._extras import require
 from fastpipe.augment.parameters import Float64Array
+from fastpipe.core.extras import require
 from fastpipe.core.keys import uniforms
+from fastpipe.core.types import Key
 from fastpipe.errors import OptionError
-from fastpipe.types import Key
 
 __all__ = ["uniform_rows"]
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastpipe._extras import require
 from fastpipe.augment.parameters import Float64Array
 from fastpipe.augment.tables import Ops, applied_table, shape_after, untraced, uploaded
+from fastpipe.core.extras import require
 from fastpipe.errors import AugmentError
 
 __all__ = ["follow"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._extras import require
+from fastpipe.core.extras import require
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -20,9 +20,9 @@ from fastpipe.augment.reference import chain_reference
 from fastpipe.augment.steps import Step, check_change, plan_of, run_plan
 from fastpipe.augment.tables import Ops, Shape, uploaded
 from fastpipe.core.native import native
-from fastpipe.engine.slots import SlotPool
+from fastpipe.core.slots import SlotPool
+from fastpipe.core.types import Key
 from fastpipe.errors import AugmentError
-from fastpipe.types import Key
 
 __all__ = [
     "BatchTransform", "Columns", "ImageChain", "Moves", "Size", "Untouched", "chosen",

@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastpipe._files import write_whole
 from fastpipe.augment.base import Augmentation
 from fastpipe.augment.captions import caption, title
 from fastpipe.augment.colour import Normalize, ToDtype
 from fastpipe.augment.compose import Compose
 from fastpipe.augment.grids import GridRow, Pixels, draw_grid, fitted, grey, heat
 from fastpipe.augment.parameters import Parameters
+from fastpipe.core.files import write_whole
+from fastpipe.core.types import Key
 from fastpipe.errors import AugmentError
-from fastpipe.types import Key
 
 if TYPE_CHECKING:
     from PIL.Image import Image

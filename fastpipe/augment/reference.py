@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastpipe._extras import require
 from fastpipe.augment.parameters import Parameters
+from fastpipe.core.extras import require
 
 __all__ = ["chain_reference"]
 

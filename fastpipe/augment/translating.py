@@ -18,7 +18,7 @@ from fastpipe.augment.images import BatchTransform
 from fastpipe.augment.mixing import CutMix, MixUp
 from fastpipe.augment.policy import RandAugment, TrivialAugmentWide
 from fastpipe.errors import AugmentError
-from fastpipe.images.containers import is_pristine, is_torchvision
+from fastpipe.images.steps import is_pristine, is_torchvision
 
 __all__ = ["from_torchvision", "translated"]
 

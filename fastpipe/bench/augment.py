@@ -15,7 +15,6 @@ import numpy.typing as npt
 from rich.console import Console
 
 from fastpipe import augment
-from fastpipe._extras import require
 from fastpipe.bench import machine, scripts
 from fastpipe.bench.data import Photos, folder_to_use, listed, scan
 from fastpipe.bench.driver import Driver, add_run_arguments
@@ -30,6 +29,7 @@ from fastpipe.bench.results import RowInfo, best_by_section, entries, verdict
 from fastpipe.bench.runner import Contender
 from fastpipe.bench.synthetic import mel_rows
 from fastpipe.console import Progress, positive
+from fastpipe.core.extras import require
 
 __all__ = [
     "BANDS",

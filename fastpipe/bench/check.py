@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._extras import require
 from fastpipe.bench.data import Photos
 from fastpipe.bench.loaders import LoaderSpec, build, check_transform, make_dataset
+from fastpipe.core.extras import require
 
 __all__ = [
     "INDEX",

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastpipe._extras import require
-from fastpipe._private_folder import made_folder
 from fastpipe.bench.synthetic import photo_tree
+from fastpipe.core.extras import require
+from fastpipe.core.private_folder import made_folder
 from fastpipe.errors import OptionError
 
 __all__ = ["Photos", "existing_folder", "folder_to_use", "generated_folder", "listed", "made_once", "scan"]

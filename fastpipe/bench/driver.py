@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 from rich.console import Console
 
-from fastpipe._extras import require
 from fastpipe.bench import machine
 from fastpipe.bench.page import page
 from fastpipe.bench.plot import draw
@@ -22,6 +21,7 @@ from fastpipe.bench.report import old_result, print_changes, print_result
 from fastpipe.bench.results import SCHEMA, UNIT, RowInfo, check_target, save, whole
 from fastpipe.bench.runner import Contender, ContenderError, Plan, Sample, Session, calibrate, interleave
 from fastpipe.console import Progress, positive
+from fastpipe.core.extras import require
 from fastpipe.errors import MissingDependencyError
 
 __all__ = ["FILES", "Driver", "add_file_arguments", "add_run_arguments", "check_files"]

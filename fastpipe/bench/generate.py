@@ -17,7 +17,6 @@ import numpy.typing as npt
 from rich.console import Console
 
 import fastpipe
-from fastpipe._extras import require
 from fastpipe.bench import machine
 from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.functions import (
@@ -36,6 +35,7 @@ from fastpipe.bench.functions import (
 from fastpipe.bench.results import RowInfo, entries, verdict
 from fastpipe.bench.runner import Plan
 from fastpipe.console import Progress
+from fastpipe.core.extras import require
 from fastpipe.errors import OptionError
 
 __all__ = [

@@ -22,7 +22,6 @@ import numpy.typing as npt
 from rich.console import Console
 
 import fastpipe
-from fastpipe._extras import require
 from fastpipe.bench import machine
 from fastpipe.bench.check import RowCheck, digests_of_samples
 from fastpipe.bench.data import made_once
@@ -32,6 +31,7 @@ from fastpipe.bench.results import RowInfo, entries, verdict
 from fastpipe.bench.runner import calibrate
 from fastpipe.bench.synthetic import mel_rows, write_table
 from fastpipe.console import Progress, positive
+from fastpipe.core.extras import require
 from fastpipe.errors import OptionError
 
 __all__ = [

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 import fastpipe
-from fastpipe._extras import require
+from fastpipe.core.extras import require
 
 __all__ = [
     "Draws",

@@ -24,8 +24,6 @@ from typing import IO, Any, ClassVar, Protocol
 
 from rich.console import Console
 
-from fastpipe._extras import require
-from fastpipe._processes import signal_name
 from fastpipe.bench import check as images_check
 from fastpipe.bench import generate, hdf5, machine, tf, volume
 from fastpipe.bench import tf_datasets as tf_data
@@ -37,6 +35,8 @@ from fastpipe.bench.runner import Contender, ContenderError, Plan, Session, Time
 from fastpipe.bench.tf import Apart, ApartRow
 from fastpipe.bench.tf_datasets import tensorflow
 from fastpipe.console import Progress
+from fastpipe.core.extras import require
+from fastpipe.core.processes import signal_name
 from fastpipe.errors import FastpipeError, OptionError
 
 __all__ = [

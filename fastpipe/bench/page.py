@@ -6,9 +6,9 @@ import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fastpipe._printable import printable
 from fastpipe.bench.report import data_line, machine_line, more_lines, target_lines
 from fastpipe.bench.results import UNIT, rate_of, reference_of, replaced_thing, shown, times_digits
+from fastpipe.core.text import printable
 
 __all__ = ["document", "escape", "page", "rect", "table"]
 

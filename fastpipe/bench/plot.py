@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fastpipe._extras import require
-from fastpipe._printable import printable
 from fastpipe.bench.results import UNIT, rate_of, reference_of, replaced_thing, shown, times_digits, whole
+from fastpipe.core.extras import require
+from fastpipe.core.text import printable
 
 __all__ = ["draw", "draw_curves"]
 

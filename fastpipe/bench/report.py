@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from fastpipe._printable import printable, printable_lines
 from fastpipe.bench.results import UNIT, load, rate_of, reference_of, replaced_thing, shown, times_digits
 from fastpipe.console import PlainTable, plain, print_line
+from fastpipe.core.text import printable, printable_lines
 from fastpipe.errors import OptionError
 
 __all__ = [

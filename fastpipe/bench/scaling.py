@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Protocol
 
 from rich.console import Console
 
-from fastpipe._extras import require
 from fastpipe.bench import machine
 from fastpipe.bench.check import Check, RowCheck, run_check
 from fastpipe.bench.data import Photos, folder_to_use, scan
@@ -49,6 +48,7 @@ from fastpipe.bench.volume import (
     described as described_scroll,
 )
 from fastpipe.console import Progress, positive
+from fastpipe.core.extras import require
 from fastpipe.errors import OptionError
 
 __all__ = [

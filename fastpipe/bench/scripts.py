@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fastpipe._extras import require
+from fastpipe.core.extras import require
 
 __all__ = [
     "Brightness3D",

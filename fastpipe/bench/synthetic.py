@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._extras import require
+from fastpipe.core.extras import require
 from fastpipe.errors import OptionError
 
 __all__ = [

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 import fastpipe
-from fastpipe._extras import require
 from fastpipe.bench.runner import ContenderError
 from fastpipe.bench.synthetic import mel_rows, write_table
+from fastpipe.core.extras import require
 from fastpipe.errors import MissingDependencyError, OptionError
 
 __all__ = [

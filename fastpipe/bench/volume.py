@@ -20,7 +20,6 @@ import numpy.typing as npt
 from rich.console import Console
 
 import fastpipe
-from fastpipe._extras import require
 from fastpipe.bench import machine
 from fastpipe.bench.check import RowCheck, digests_of_samples
 from fastpipe.bench.data import made_once
@@ -31,6 +30,7 @@ from fastpipe.bench.results import RowInfo, entries, verdict
 from fastpipe.bench.runner import Contender
 from fastpipe.bench.synthetic import scroll_slabs, write_zarr
 from fastpipe.console import Progress, positive
+from fastpipe.core.extras import require
 
 __all__ = [
     "COLD",

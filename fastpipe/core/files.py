@@ -1,18 +1,441 @@
-"""Reading files safely: a fifo does not hang, a directory does not confuse, a short read is continued."""
+"""Open, read and write files safely."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import errno
 import os
-from collections.abc import Iterator
+import re
+import secrets
+import shutil
+import stat
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO, ParamSpec, TypeVar
 
-from fastpipe._files import open_regular, require_regular, retrying_open
-from fastpipe._nvtx import ranged
+from fastpipe.core.clock import ranged
 
 __all__ = [
-    "FLAGS", "hdf5_signature", "is_hdf5", "lent", "open_file", "read_at", "read_file", "regular_status",
-]  # fmt: skip
+    "DESCRIPTORS",
+    "FLAGS",
+    "SCHEME",
+    "UNFINISHED",
+    "closes_idle",
+    "folder_below",
+    "hdf5_signature",
+    "is_hdf5",
+    "is_spent",
+    "is_tight",
+    "is_url",
+    "lent",
+    "open_file",
+    "open_output",
+    "open_regular",
+    "read_at",
+    "read_file",
+    "regular_status",
+    "remove_tree",
+    "rename_anew",
+    "require_regular",
+    "retrying_open",
+    "sync_folder",
+    "who_else_may_write",
+    "write_output",
+    "write_whole",
+]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Files: opening never hangs, fastpipe's own are not reached by links and are written whole, and only as
+# many stay open as the process has descriptors for; and which names are URLs.
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_SPENT = {errno.EMFILE, errno.ENFILE}
+_MOST_LOOKED_AT = 1 << 16
+# One letter is a drive of Windows.
+SCHEME = re.compile(r"([a-z][a-z0-9+.\-]+(?:::[a-z][a-z0-9+.\-]+)*)://", re.IGNORECASE)
+# Where an open folder has a path that leads to it wherever it is moved, and whatever is put in its place.
+DESCRIPTORS = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else ""
+UNFINISHED = ".unfinished"  # the ending of a name that a file has while it is written
+
+# O_NONBLOCK: a fifo would block open() until somebody writes.
+_SAFE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+_SAFE |= getattr(os, "O_BINARY", 0) | getattr(os, "O_NOCTTY", 0)
+_NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
+
+# Errors of file systems without hard links, of those that let only owners make links, and of too many links.
+_NO_LINK = {errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EMLINK}
+_HERE, _NOREPLACE = -100, 1  # of renameat2(2)
+
+
+def open_regular(
+    path: str | os.PathLike[str],
+    flags: int = os.O_RDONLY,
+    mode: int = 0o666,
+    *,
+    follows: bool = False,
+    dir_fd: int | None = None,
+) -> int:
+    """Open a regular file; a fifo does not hang, and a device does nothing.
+
+    Args:
+        path: of the file.
+        flags, mode, dir_fd: as of ``os.open``.
+        follows: whether the path may be a link.
+
+    Returns:
+        A descriptor.
+
+    Raises:
+        OSError: as ``os.open`` raises it, and also for a directory, a fifo, a socket, a device.
+    """
+    descriptor = os.open(path, flags | _SAFE | (0 if follows else _NO_LINKS), mode, dir_fd=dir_fd)
+    try:
+        require_regular(path, os.fstat(descriptor))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def require_regular(path: str | os.PathLike[str], status: os.stat_result) -> None:
+    """Raise an error for what is not a regular file.
+
+    Raises:
+        OSError: it is not one.
+    """
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "Not a regular file", os.fspath(path))
+
+
+def write_whole(
+    path: str | os.PathLike[str],
+    fill: Callable[[BinaryIO], object],
+    *,
+    sync: bool = False,
+    mode: int = 0o666,
+    unfinished: Path | None = None,
+    dir_fd: int | None = None,
+) -> None:
+    """Make or replace a file: every reader finds all of the old or all of the new one.
+
+    A link, or whatever else has the name, is replaced, and not written through.
+
+    Args:
+        path: of the file.
+        fill: writes the content to the file that it is given.
+        sync: wait for the disk; else a crash of the machine may leave the name without content.
+        mode: of the file, without what the umask forbids.
+        unfinished: the name while it is written, in a folder of one's own, so that what a killed process left
+            is found; by default one that cannot be guessed, beside ``path``.
+        dir_fd: the open folder that the paths are relative to; its own entry is then not synced.
+
+    Raises:
+        OSError: the content cannot be written; nothing has changed then.
+    """
+    path = Path(path)
+    try:
+        if unfinished is None:
+            unfinished = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}{UNFINISHED}")
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(unfinished, dir_fd=dir_fd)
+        # A new file: no link that others have put there is followed.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with os.fdopen(open_regular(unfinished, flags, mode, dir_fd=dir_fd), "wb") as file:
+            fill(file)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        os.replace(unfinished, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+    except BaseException:
+        if unfinished is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(unfinished, dir_fd=dir_fd)
+        raise
+    if sync and dir_fd is None:
+        sync_folder(path.parent)
+
+
+def open_output(path: str | os.PathLike[str], *, appends: bool = False) -> int:
+    """Open a file that somebody named for writing; emptied, or to write behind what is there.
+
+    A pipe that somebody reads, such as a shell's ``>(...)``, and ``/dev/stdout`` can be written to.
+
+    Raises:
+        OSError: it cannot be opened; also a fifo that nobody reads, and a link that belongs to another user.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if appends else os.O_TRUNC)
+    try:
+        descriptor = os.open(path, flags | _SAFE | _NO_LINKS, 0o666)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise OSError(errno.ENXIO, "It is a fifo or socket that nobody reads", os.fspath(path)) from None
+        if error.errno not in (errno.ELOOP, errno.EMLINK):
+            raise
+        if os.lstat(path).st_uid not in (0, os.geteuid()):
+            raise PermissionError(errno.EPERM, "It is a link of another user", os.fspath(path)) from None
+        descriptor = os.open(path, flags | _SAFE, 0o666)
+    if hasattr(os, "set_blocking"):
+        os.set_blocking(descriptor, True)
+    return descriptor
+
+
+def write_output(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text in UTF-8 to a file that somebody named.
+
+    Raises:
+        OSError: as of ``open_output``.
+    """
+    with os.fdopen(open_output(path), "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def rename_anew(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> bool:
+    """Rename a file without taking another one's place.
+
+    Returns:
+        True; False where it has both names now, and the first one is still to be removed.
+
+    Raises:
+        FileExistsError: there is something at the target.
+        OSError: it cannot be renamed: with EXDEV to another file system.
+    """
+    if _renameat2 is not None:
+        if _renameat2(_HERE, os.fsencode(source), _HERE, os.fsencode(target), _NOREPLACE) == 0:
+            return True
+        number = ctypes.get_errno()
+        if number not in (errno.EINVAL, errno.ENOSYS):  # of a file system, or kernel, without this flag
+            raise OSError(number, os.strerror(number), os.fspath(source), None, os.fspath(target))
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in _NO_LINK:
+            raise
+        # A file that is put there between these lines is lost.
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(target)) from None
+        os.rename(source, target)
+        return True
+    return False
+
+
+def _linux_call() -> Any:
+    """Return Linux's call that renames only where nothing is; None elsewhere.  Python has no name for it."""
+    if sys.platform != "linux":
+        return None
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is not None:
+        call.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+    return call
+
+
+_renameat2 = _linux_call()
+
+
+def remove_tree(path: str | os.PathLike[str]) -> None:
+    """Remove a file, or a folder with all that is in it, if it is there.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    try:
+        is_folder = stat.S_ISDIR(os.lstat(path).st_mode)  # rmtree would wait for who writes to a fifo
+    except FileNotFoundError:
+        return
+    if is_folder:
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
+
+
+def sync_folder(folder: str | os.PathLike[str]) -> None:
+    """Have the names in a folder on the disk, where the system can."""
+    with contextlib.suppress(OSError):  # Windows opens no folders
+        descriptor = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def folder_below(root: str | os.PathLike[str], inside: str, *, makes: bool = False) -> Iterator[str]:
+    """Give the path of a folder below another, to which no link leads, for as long as the block takes.
+
+    On Linux the path leads to that folder whatever is put in its place meanwhile.
+
+    Args:
+        root: a folder; itself it may be a link.
+        inside: a relative path without ``..``; empty for the folder itself.
+        makes: whether folders on the way are made where they are missing.
+
+    Raises:
+        OSError: there is no such folder; or a link, or a file, is on the way.
+    """
+    flags = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | _SAFE
+    descriptor = os.open(root, flags)
+    try:
+        for part in Path(inside).parts:
+            if makes:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, 0o755, dir_fd=descriptor)
+            try:
+                below = os.open(part, flags | _NO_LINKS, dir_fd=descriptor)
+            except OSError as error:
+                if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                    raise
+                why = f"{part!r} on the way is a link, or no folder"
+                raise NotADirectoryError(errno.ENOTDIR, why, os.path.join(root, inside)) from None
+            os.close(descriptor)
+            descriptor = below
+        yield f"{DESCRIPTORS}/{descriptor}" if DESCRIPTORS else os.path.join(root, inside)
+    finally:
+        os.close(descriptor)
+
+
+def who_else_may_write(descriptor: int, status: os.stat_result, *, root_may: bool = False) -> str:
+    """Say who else than this user may write to a file or folder; empty if nobody may.
+
+    Where a file system shows all files as one user's, or has no modes, a file that is made there shows what
+    this user's look like.
+
+    Args:
+        descriptor: of the folder, or of the one that the file is in.
+        status: of the file or folder.
+        root_may: whether it may be root's as well.
+    """
+    if not hasattr(os, "geteuid"):  # on Windows, where modes say nothing
+        return ""
+    is_own = status.st_uid == os.geteuid() or (root_may and status.st_uid == 0)
+    others = stat.S_IMODE(status.st_mode) & 0o022
+    if is_own and not others:
+        return ""
+    made = _made_there(descriptor)
+    if not is_own and (made is None or made.st_uid != status.st_uid):
+        return f"belongs to user {status.st_uid}, not to user {os.geteuid()}, who runs this"
+    if others & ~(0 if made is None else made.st_mode):
+        return f"lets others write (mode {stat.S_IMODE(status.st_mode):04o})"
+    return ""
+
+
+def _made_there(descriptor: int) -> os.stat_result | None:
+    """Return what a file of mode 0600 looks like that is made in a folder; None where none can be made."""
+    name = f".{secrets.token_hex(8)}{UNFINISHED}"
+    try:
+        made = open_regular(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=descriptor)
+    except OSError:
+        return None
+    try:
+        os.unlink(name, dir_fd=descriptor)
+        return os.fstat(made)
+    finally:
+        os.close(made)
+
+
+# Functions that close files which are kept open for later reads and are not being read.
+_closing: list[Callable[[], object]] = []
+
+
+def closes_idle(function: Callable[[], T]) -> Callable[[], T]:
+    """Have a function called when no descriptor is left: it closes files that are not in use."""
+    _closing.append(function)
+    return function
+
+
+def retrying_open(function: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+    """Return what a function opens; without a descriptor left, after fastpipe has closed its idle files.
+
+    Raises:
+        OSError: as the function raises it; one about descriptors says which are open, and what to do.
+    """
+    try:
+        return function(*args, **named)
+    except OSError as error:
+        if not is_spent(error):
+            raise
+    for close in _closing:
+        close()
+    try:
+        return function(*args, **named)
+    except OSError as error:
+        if not is_spent(error):
+            raise
+        raise OSError(error.errno or errno.EMFILE, _what_is_open(), error.filename) from error
+
+
+def is_spent(error: BaseException) -> bool:
+    """Return whether an error says that there is no descriptor left, here or on the machine."""
+    return isinstance(error, OSError) and error.errno in _SPENT
+
+
+def is_tight(descriptor: int) -> bool:
+    """Return whether a descriptor that was just opened shows that half of those of this process are in use.
+
+    The system gives the lowest number that is free.  So this counts all descriptors, whoever has them, and
+    goes by the limit as it is now.
+
+    Args:
+        descriptor: a file's.
+    """
+    limit = _limit()
+    return limit is not None and descriptor >= limit // 2
+
+
+def _limit() -> int | None:
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def _what_is_open() -> str:
+    limit = _limit()
+    if limit is None:
+        return os.strerror(errno.ENFILE)
+    kinds: Counter[str] = Counter()
+    for number in range(min(limit, _MOST_LOOKED_AT)):  # listing them would take a descriptor
+        try:
+            target = os.readlink(f"/proc/self/fd/{number}")
+        except OSError:
+            continue
+        kinds[_kind(target)] += 1
+    counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+    return (
+        f"Too many open files: this process may have {limit} (ulimit -n)"
+        + (f", and has {counts}" if counts else "")
+        + ". Raise the limit before the program starts, as by 'ulimit -n 4096', or use fewer worker "
+        "processes and threads"
+    )
+
+
+def _kind(target: str) -> str:
+    if target.startswith(("pipe:", "socket:")):
+        return f"{target.partition(':')[0]}s"
+    return "files" if re.match(r"/(?!memfd:|dev/)", target) else "others"
+
+
+def is_url(root: str | os.PathLike[str]) -> bool:
+    """Whether a dataset's root is the URL of a store, not a folder.
+
+    >>> is_url("s3://bucket/train"), is_url("/data/train"), is_url("/data/odd://name"), is_url("C:\\\\data")
+    (True, False, False, False)
+    """
+    return isinstance(root, str) and SCHEME.match(root) is not None
+
+
+# ----------------------------------------------------------------------------------------------------
+# Reading files safely: a fifo does not hang, a directory does not confuse, a short read is continued.
 
 # A fifo named x.jpg would block open() until somebody writes; O_NONBLOCK returns at once.
 FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastpipe._files import closes_idle
+from fastpipe.core.files import closes_idle
 from fastpipe.errors import MissingDependencyError
 
 try:

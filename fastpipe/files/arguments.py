@@ -6,8 +6,7 @@ import argparse
 import os
 import re
 
-from fastpipe._files import is_url
-from fastpipe.core.files import is_hdf5
+from fastpipe.core.files import is_hdf5, is_url
 
 __all__ = ["is_volume", "sides", "size"]
 

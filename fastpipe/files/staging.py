@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 
 import fastpipe
-from fastpipe._sizes import in_bytes
 from fastpipe.console import Progress, in_time, print_line
+from fastpipe.core.text import in_bytes
 from fastpipe.errors import StageError
 from fastpipe.options import Stage, Subset
 from fastpipe.stage.folder import StageFolder

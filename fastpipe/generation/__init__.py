@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fastpipe._extras import load_part, load_rich
+from fastpipe.core.extras import load_part, load_rich
 
 if TYPE_CHECKING:
     from fastpipe.generation.memoizing import memoize

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from fastpipe._machine import default_threads
-from fastpipe._processes import why_no_processes
+from fastpipe.core.machine import default_threads
+from fastpipe.core.processes import why_no_processes
 from fastpipe.errors import OptionError
 from fastpipe.generation.crews import Kind
 from fastpipe.generation.form import Columns, declared

@@ -31,7 +31,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from fastpipe._private_folder import PrivateFolder
+from fastpipe.core.private_folder import PrivateFolder
 from fastpipe.generation.sealing import SEAL_BYTES, new_seal, sealing_key
 from fastpipe.generation.values import Blob, NotStorableError, decode, encode
 

@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Iterator
 
-from fastpipe._private_folder import PrivateFolder
+from fastpipe.core.private_folder import PrivateFolder
 
 try:
     import fcntl

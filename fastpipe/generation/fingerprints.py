@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fastpipe.cache.identity import state_of
+from fastpipe.core.file_identity import state_of
 from fastpipe.errors import OptionError
 from fastpipe.generation.code_version import code_name, code_version
 from fastpipe.generation.origins import Origin, origin_of_module

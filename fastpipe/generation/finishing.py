@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._extras import require
-from fastpipe._files import open_regular, sync_folder
-from fastpipe._machine import available_cpus
+from fastpipe.core.extras import require
+from fastpipe.core.files import open_regular, sync_folder
+from fastpipe.core.machine import available_cpus
 from fastpipe.errors import GenerationError, OptionError
 from fastpipe.generation.blocks import Block, Failure
 from fastpipe.generation.form import Column, Form, length_name

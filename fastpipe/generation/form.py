@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._casting import unheld
-from fastpipe._extras import require
+from fastpipe.core.casting import unheld
+from fastpipe.core.extras import require
 from fastpipe.errors import OptionError
 
 __all__ = ["Column", "Columns", "Form", "SampleError", "declared"]

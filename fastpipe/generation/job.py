@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from fastpipe._extras import require
-from fastpipe._files import require_regular
+from fastpipe.core.extras import require
+from fastpipe.core.files import require_regular
 from fastpipe.errors import GenerationError, OptionError
 from fastpipe.generation.code_version import changed, code_name, code_version
 from fastpipe.generation.form import Form

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fastpipe._files import open_regular, sync_folder
+from fastpipe.core.files import open_regular, sync_folder
 from fastpipe.generation.storing import Stored
 from fastpipe.hdf5.checkpoints import write_whole
 

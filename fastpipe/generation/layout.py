@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fastpipe._extras import require
+from fastpipe.core.extras import require
 from fastpipe.generation.form import Column, Form, length_name
 from fastpipe.hdf5.checkpoints import write_all
 

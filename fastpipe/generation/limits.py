@@ -8,8 +8,8 @@ import threading
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
-from fastpipe._extras import require_threadpoolctl
-from fastpipe._machine import available_cpus
+from fastpipe.core.extras import require_threadpoolctl
+from fastpipe.core.machine import available_cpus
 
 __all__ = ["ONE_THREAD", "OneThreadEach", "limit_this_thread"]
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-from fastpipe._private_folder import PrivateFolder
+from fastpipe.core.private_folder import PrivateFolder
 from fastpipe.errors import CacheError, OptionError
 from fastpipe.generation.code_version import changed, code_name, code_version
 from fastpipe.generation.entries import FORMAT, Entries, EntryError, Header, NeedsPickleError

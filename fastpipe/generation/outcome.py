@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastpipe._sizes import in_bytes
 from fastpipe.console import in_time
+from fastpipe.core.text import in_bytes
 from fastpipe.errors import FastpipeError, GenerationError
 from fastpipe.generation.job import Job
 from fastpipe.generation.storing import Stored

@@ -11,8 +11,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fastpipe._sizes import in_bytes, in_duration
 from fastpipe.console import in_time
+from fastpipe.core.text import in_bytes, in_duration
 from fastpipe.generation.crews import Crew, Here, Separate, Threads
 from fastpipe.generation.work import Done, Task
 

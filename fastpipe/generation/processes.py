@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
-from fastpipe._processes import end_with_parent, signal_name
+from fastpipe.core.processes import end_with_parent, signal_name
 from fastpipe.errors import WorkerError
 from fastpipe.generation.limits import ONE_THREAD
 from fastpipe.generation.storing import Nowhere, Places, Stores

@@ -9,9 +9,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from fastpipe._printable import printable
-from fastpipe._sizes import in_bytes
 from fastpipe.console import in_time, print_line
+from fastpipe.core.text import in_bytes, printable
 
 __all__ = ["Report"]
 

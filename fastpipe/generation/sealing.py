@@ -12,7 +12,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from fastpipe._private_folder import PrivateFolder
+from fastpipe.core.private_folder import PrivateFolder
 from fastpipe.errors import CacheError
 
 try:

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._files import is_tight, open_regular, retrying_open, sync_folder
-from fastpipe._printable import printable
+from fastpipe.core.files import is_tight, open_regular, retrying_open, sync_folder
+from fastpipe.core.text import printable
 from fastpipe.generation.blocks import Block, Failure
 from fastpipe.generation.form import Form
 from fastpipe.generation.layout import Region

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._extras import require
+from fastpipe.core.extras import require
 
 __all__ = ["Blob", "Blobs", "NotStorableError", "decode", "encode"]
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fastpipe._extras import require
-from fastpipe._files import open_regular
-from fastpipe._printable import printable
+from fastpipe.core.extras import require
+from fastpipe.core.files import open_regular
+from fastpipe.core.text import printable
 from fastpipe.generation.blocks import Block, Failure
 from fastpipe.generation.form import Form
 from fastpipe.generation.limits import OneThreadEach

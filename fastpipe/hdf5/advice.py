@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from fastpipe._sizes import in_bytes
+from fastpipe.core.text import in_bytes
 from fastpipe.hdf5.filters import BLOSC, DEFLATE, LZ4, LZF, ZSTD
 from fastpipe.hdf5.inspecting import DatasetFacts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from fastpipe._extras import require
+from fastpipe.core.extras import require
 from fastpipe.errors import HDF5Error
 from fastpipe.hdf5.copying import attributes_of, objects_of, referred, replaced
 from fastpipe.hdf5.library import filters_of, missing

@@ -27,9 +27,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fastpipe import _files
-from fastpipe._files import UNFINISHED, open_regular, sync_folder
-from fastpipe.core.files import read_at, read_file
+from fastpipe.core import files as _files
+from fastpipe.core.files import UNFINISHED, open_regular, read_at, read_file, sync_folder
 
 __all__ = [
     "DATA",

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.core.chunks import ChunkError, read_bytes
 from fastpipe.core.files import open_file
 from fastpipe.core.native import native
+from fastpipe.core.reads import ChunkError, read_bytes
 from fastpipe.errors import HDF5Error
 from fastpipe.hdf5.filters import BLOSC2, decode_chunk, described
 from fastpipe.hdf5.geometry import grid_of

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
-from fastpipe._extras import require
+from fastpipe.core.extras import require
 from fastpipe.errors import OptionError
 from fastpipe.hdf5.filters import (
     BLOSC,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fastpipe._extras import require
+from fastpipe.core.extras import require
 from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.hdf5.inspecting import storage_of
 from fastpipe.hdf5.library import filters_of, missing

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.core.types import ChunkTables
 from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.hdf5.chunks import FileState
 from fastpipe.hdf5.geometry import Geometry
@@ -17,7 +18,6 @@ from fastpipe.hdf5.layout import Layout, in_blocks, read_layout
 from fastpipe.hdf5.library import require_filters
 from fastpipe.hdf5.objects import dataset_named, dataset_names, lies_in
 from fastpipe.hdf5.opening import library_errors, opened
-from fastpipe.protocols import ChunkTables
 
 __all__ = ["SampleFile", "SampleFiles"]
 

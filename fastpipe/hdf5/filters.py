@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.core.chunks import ChunkError, chunk_error
 from fastpipe.core.native import native
+from fastpipe.core.reads import ChunkError, chunk_error
 
 __all__ = [
     "BLOSC",

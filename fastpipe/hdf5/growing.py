@@ -11,9 +11,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from fastpipe._files import folder_below, open_regular, remove_tree, who_else_may_write
-from fastpipe.cache.locks import locks_are_possible, try_to_lock
-from fastpipe.core.files import read_file
+from fastpipe.core.files import folder_below, open_regular, read_file, remove_tree, who_else_may_write
+from fastpipe.core.locks import locks_are_possible, try_to_lock
 from fastpipe.errors import FastpipeError, OptionError
 
 __all__ = [

@@ -11,9 +11,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from fastpipe._sizes import in_bytes
-from fastpipe.cache.budget import free_memory
 from fastpipe.console import Progress, print_line, table
+from fastpipe.core.machine import free_memory
+from fastpipe.core.text import in_bytes
 from fastpipe.hdf5.advice import SMALL_NBYTES, Advice, advise
 from fastpipe.hdf5.inspecting import DatasetFacts, inspect_file
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastpipe._extras import require
+from fastpipe.core.extras import require
 from fastpipe.hdf5.epochs import uniform_decodes
 from fastpipe.hdf5.filters import FilterStep, in_words
 from fastpipe.hdf5.geometry import Geometry, grid_of

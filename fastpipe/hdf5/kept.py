@@ -10,11 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._sizes import in_bytes
-from fastpipe.cache.entries import aligned
-from fastpipe.cache.identity import FileIdentity, identify
-from fastpipe.cache.places import open_store
-from fastpipe.cache.store import EntryStore
+from fastpipe.core.cache_store import EntryStore, aligned
+from fastpipe.core.caches import open_store
+from fastpipe.core.file_identity import FileIdentity, identify
+from fastpipe.core.text import in_bytes
 from fastpipe.hdf5.files import SampleFiles
 from fastpipe.hdf5.layout import Layout, in_blocks
 from fastpipe.options import Cache

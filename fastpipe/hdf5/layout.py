@@ -16,14 +16,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._extras import require
+from fastpipe.core.extras import require
+from fastpipe.core.types import ChunkTables
 from fastpipe.hdf5.errors import DamagedError
 from fastpipe.hdf5.filters import BLOSC2, FilterStep, why_not
 from fastpipe.hdf5.geometry import grid_of
 from fastpipe.hdf5.library import filters_edges, filters_of, has_blosc2, leaves_out_user_block
 from fastpipe.hdf5.objects import name_of
 from fastpipe.hdf5.opening import library_errors
-from fastpipe.protocols import ChunkTables
 
 __all__ = ["Layout", "in_blocks", "read_layout"]
 

@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fastpipe._extras import require
-from fastpipe._files import closes_idle, is_spent, is_tight, retrying_open
+from fastpipe.core.extras import require
+from fastpipe.core.files import closes_idle, is_spent, is_tight, retrying_open
 from fastpipe.core.native import native
 from fastpipe.errors import MissingDependencyError
 from fastpipe.hdf5.filters import OF_HDF5PLUGIN, FilterStep

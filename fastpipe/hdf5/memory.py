@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from fastpipe.cache.unit_file import UnitFile, private_units
+from fastpipe.core.shared_chunks import UnitFile, private_units
 from fastpipe.hdf5.files import SampleFiles
 from fastpipe.hdf5.kept import chunk_nbytes
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from fastpipe._extras import require
+from fastpipe.core.extras import require
 from fastpipe.errors import HDF5Error
 from fastpipe.hdf5.errors import DamagedError
 from fastpipe.hdf5.opening import library_errors

@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from traceback import walk_tb
 from typing import Any
 
-from fastpipe._extras import require
-from fastpipe._files import retrying_open
-from fastpipe.core.files import hdf5_signature, is_hdf5, open_file
-from fastpipe.engine.bad import is_of_machine
+from fastpipe.core.bad_samples import is_of_machine
+from fastpipe.core.extras import require
+from fastpipe.core.files import hdf5_signature, is_hdf5, open_file, retrying_open
 from fastpipe.errors import FastpipeError, HDF5Error
 from fastpipe.hdf5.library import missing_filter_error, missing_filters
 

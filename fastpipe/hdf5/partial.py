@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fastpipe._files import rename_anew, sync_folder
+from fastpipe.core.files import rename_anew, sync_folder
 from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.hdf5.checkpoints import DATA, NOTE, REDO, CheckpointedFile, unfinished_name
 from fastpipe.hdf5.growing import LOCK, GrowingFolder, has_empty_lock, opened_folder, read_note, remove_folder

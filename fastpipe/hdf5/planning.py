@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fastpipe._extras import require
-from fastpipe._sizes import in_bytes
+from fastpipe.core.extras import require
+from fastpipe.core.text import in_bytes
 from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.hdf5.advice import SMALL_NBYTES
 from fastpipe.hdf5.codecs import Codec

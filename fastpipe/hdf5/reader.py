@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.core.chunks import ChunkError
 from fastpipe.core.native import native
-from fastpipe.core.reads import Started, Task
+from fastpipe.core.reads import ChunkError, Started, Task
 from fastpipe.hdf5.chunks import ChunkReader, data_file
 from fastpipe.hdf5.errors import DamagedError
 from fastpipe.hdf5.files import SampleFile, SampleFiles

@@ -13,11 +13,11 @@ from typing import Any
 
 from rich.console import Console
 
-from fastpipe._extras import require
-from fastpipe._machine import available_cpus
-from fastpipe._sizes import in_bytes
 from fastpipe.console import Pace, Progress, print_line
+from fastpipe.core.extras import require
 from fastpipe.core.files import open_file
+from fastpipe.core.machine import available_cpus
+from fastpipe.core.text import in_bytes
 from fastpipe.errors import FastpipeError, HDF5Error, OptionError
 from fastpipe.hdf5.checking import check_rows, check_structure
 from fastpipe.hdf5.codecs import parse_codec, set_filters

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._extras import require
-from fastpipe.core.jobs import NativeJob
+from fastpipe.core.extras import require
 from fastpipe.core.native import native
+from fastpipe.core.pool import NativeJob
 from fastpipe.core.reads import MADE
 from fastpipe.errors import HDF5Error
 from fastpipe.hdf5.errors import DamagedError

@@ -7,13 +7,12 @@ import warnings
 from functools import partial
 from typing import Any, NamedTuple
 
-from fastpipe._printable import printable
-from fastpipe._sizes import in_bytes
+from fastpipe.core.bad_samples import BadSampleLog, Item, is_of_samples
+from fastpipe.core.clock import StageClock
+from fastpipe.core.pool import Process, ProcessRuntime
 from fastpipe.core.reads import ReadPolicy, ReadThreads
-from fastpipe.engine.bad import BadSampleLog, Item, is_of_samples
-from fastpipe.engine.clock import StageClock
-from fastpipe.engine.pool import Process, ProcessRuntime
-from fastpipe.engine.slots import KEPT_SLOTS, SlotPool
+from fastpipe.core.slots import KEPT_SLOTS, SlotPool
+from fastpipe.core.text import in_bytes, printable
 from fastpipe.hdf5.errors import DamagedError
 from fastpipe.hdf5.files import SampleFiles
 from fastpipe.hdf5.kept import ChunkKeeper, decoded_nbytes

@@ -11,21 +11,19 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._printable import printable
-from fastpipe._sizes import in_bytes
-from fastpipe.arrays.arrangements import GroupedSamples
-from fastpipe.arrays.form import Form
-from fastpipe.arrays.reading import Reading, checked_threads, drawn_substitute
 from fastpipe.arrays.staged_files import staged_files
-from fastpipe.engine.pool import Process
+from fastpipe.core.array_cache import default_file_arrays
+from fastpipe.core.array_samples import Form, Reading, checked_threads, drawn_substitute
+from fastpipe.core.order import GroupedSamples
+from fastpipe.core.pool import Process
+from fastpipe.core.text import in_bytes, printable
+from fastpipe.core.types import Key
 from fastpipe.hdf5.files import SampleFiles
 from fastpipe.hdf5.kept import ChunkKeeper
 from fastpipe.hdf5.layout import Layout
 from fastpipe.hdf5.memory import SharedChunks
 from fastpipe.hdf5.runtime import Options, Runtime
-from fastpipe.index.arrays import default_file_arrays
 from fastpipe.options import BadSamples, Cache, Stage
-from fastpipe.types import Key
 
 __all__ = ["HDF5Plan", "HDF5Samples"]
 

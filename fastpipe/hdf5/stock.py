@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fastpipe.arrays.form import Form
+from fastpipe.core.array_samples import Form
 from fastpipe.hdf5.files import SampleFiles
 from fastpipe.hdf5.objects import raw_name
 from fastpipe.hdf5.opening import open_library

@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.core.jobs import NativeJob
+from fastpipe.core.bad_samples import Item
+from fastpipe.core.batches import BatchMaker, PendingBatch, WatchedImage, say_where
 from fastpipe.core.native import native
-from fastpipe.engine.bad import Item
-from fastpipe.engine.batches import BatchMaker, PendingBatch, say_where
-from fastpipe.engine.opened import WatchedImage
-from fastpipe.engine.pool import Job, ThreadPool
+from fastpipe.core.pool import Job, NativeJob, ThreadPool
+from fastpipe.core.sample_tables import PackedPaths
 from fastpipe.errors import ClosedError
 from fastpipe.images.plan import Plan
-from fastpipe.index.storage import PackedPaths
 
 if TYPE_CHECKING:
-    from fastpipe.cache.images import KeptBatch
+    from fastpipe.images.cache import KeptBatch
 
 __all__ = ["MADE", "PENDING", "Arriving", "Described", "ImageBatch", "RowsOf", "Then"]
 
@@ -286,7 +284,7 @@ class ImageBatch(PendingBatch):
     def _keep(self, number: int) -> None:
         """Put the whole image of a sample where others find it."""
         assert self._kept is not None
-        from fastpipe.cache.identity import FileIdentity
+        from fastpipe.core.file_identity import FileIdentity
 
         digest, state, pixels, count = self._batch.take_whole(number)
         file = FileIdentity(digest, state, self.items[number].path, True)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.core.native import native
-from fastpipe.types import UInt8Array
+from fastpipe.core.types import UInt8Array
 
 __all__ = [
     "BICUBIC", "BILINEAR", "BOX", "HAMMING", "LANCZOS", "NARROW", "NEAREST", "NEAREST_FLOOR", "SHARP_BICUBIC",

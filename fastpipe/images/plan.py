@@ -20,15 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from fastpipe._extras import require
-from fastpipe._nvtx import ranged
-from fastpipe._printable import printable_lines
+from fastpipe.core.clock import ranged
+from fastpipe.core.extras import require
 from fastpipe.core.keys import uniforms
 from fastpipe.core.native import native
-from fastpipe.images.containers import flatten
-from fastpipe.images.geometry import Region, fold
-from fastpipe.images.pixels import Conversion, Resampling, Words, draw, part_of, resampling_of
-from fastpipe.images.ramp import (
+from fastpipe.core.text import printable_lines
+from fastpipe.core.types import Box, EncodedImage, FloatArray, Key, Size
+from fastpipe.images.pixels import Conversion, Region, Resampling, Words, draw, fold, part_of, resampling_of
+from fastpipe.images.pointwise import (
     Layout,
     conversion_of,
     domain_of,
@@ -44,12 +43,11 @@ from fastpipe.images.steps import (
     Step,
     described_short_side,
     filter_of,
+    flatten,
     recognise,
     resized_size,
     state_of,
 )
-from fastpipe.protocols import EncodedImage
-from fastpipe.types import Box, FloatArray, Key, Size
 
 __all__ = ["Layout", "Plan", "TensorSpec", "compile_plan", "plan_state", "shortened"]
 

@@ -14,13 +14,13 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fastpipe._extras import require
-from fastpipe._nvtx import ranged
+from fastpipe.core.clock import ranged
+from fastpipe.core.extras import require
 from fastpipe.core.native import native
+from fastpipe.core.types import Box, Size, UInt8Array
 from fastpipe.errors import MissingDependencyError, OptionError
-from fastpipe.images.installed import decodes_as_pillow
+from fastpipe.images.pillow import decodes_as_pillow
 from fastpipe.options import Decode
-from fastpipe.types import Box, Size, UInt8Array
 
 __all__ = ["ImageReader", "JpegHeader", "PillowImage", "converted", "read_jpeg_header", "read_many"]
 
@@ -62,7 +62,7 @@ _formats: set[str] = set()  # of Pillow's own that were ever registered in this 
 
 
 class ImageReader:
-    """Opens encoded images as :class:`fastpipe.types.EncodedImage` objects.
+    """Opens encoded images as :class:`fastpipe.core.types.EncodedImage` objects.
 
     A trusted JPEG goes to the fast decoder.  Everything else, and whatever the fast decoder
     declines, goes to Pillow, which thereby also decides whether a damaged file is an error.

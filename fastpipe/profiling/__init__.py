@@ -1,7 +1,7 @@
 """Where the time of a training goes, what would change that, and which settings are best here."""
 
-from fastpipe._epochs import EpochTimes
-from fastpipe._extras import load_rich
+from fastpipe.core.epoch_times import EpochTimes
+from fastpipe.core.extras import load_rich
 
 load_rich()  # before the modules below, which show tables
 

@@ -11,8 +11,8 @@ from typing import IO, Any, cast
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from fastpipe._printable import printable
 from fastpipe.console import print_line
+from fastpipe.core.text import printable
 
 __all__ = ["Bar", "Bars", "LastingFile"]
 

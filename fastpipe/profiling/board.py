@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fastpipe._beside import load_triton_apart
+from fastpipe.core.processes import load_triton_apart
 from fastpipe.errors import MissingDependencyError
 from fastpipe.profiling.findings import Findings
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fastpipe._processes import why_no_processes
+from fastpipe.core.processes import why_no_processes
 from fastpipe.profiling._torch_view import view_of
 from fastpipe.profiling.candidate import Candidate, place_of
 from fastpipe.profiling.costs import LoaderCosts

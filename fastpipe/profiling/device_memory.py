@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, Protocol
 
-from fastpipe.cache.budget import free_memory
+from fastpipe.core.machine import free_memory
 from fastpipe.profiling.resizing import leaves
 
 __all__ = ["DeviceMemory", "memory_for", "torch_of"]

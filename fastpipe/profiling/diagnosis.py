@@ -12,8 +12,8 @@ from itertools import chain, repeat
 from types import CodeType
 from typing import Any
 
-from fastpipe._machine import available_cpus
-from fastpipe._sizes import in_duration
+from fastpipe.core.machine import available_cpus
+from fastpipe.core.text import in_duration
 from fastpipe.errors import OptionError
 from fastpipe.profiling._torch_view import view_of
 from fastpipe.profiling.candidate import GAIN, Candidate

@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from fastpipe._files import write_output
 from fastpipe.console import Progress
+from fastpipe.core.files import write_output
 from fastpipe.errors import OptionError
 from fastpipe.profiling import doctor
 

@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from fastpipe._epochs import EpochTimes, WaitLimits, epoch_times, samples_of
+from fastpipe.core.epoch_times import EpochTimes, WaitLimits, epoch_times, samples_of
 from fastpipe.errors import OptionError
 from fastpipe.profiling.bars import Bar, Bars
 from fastpipe.profiling.gpu_samples import GPUSampler

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from fastpipe._sizes import in_bytes, in_duration
+from fastpipe.core.text import in_bytes, in_duration
 from fastpipe.profiling.copying import Copies
 from fastpipe.profiling.costs import Alone, LoaderCosts
 

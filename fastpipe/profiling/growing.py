@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fastpipe._sizes import in_duration
+from fastpipe.core.text import in_duration
 from fastpipe.errors import OptionError
 from fastpipe.profiling.candidate import place_of
 from fastpipe.profiling.device_memory import memory_for

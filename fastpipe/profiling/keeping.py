@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import fastpipe
-from fastpipe._sizes import in_bytes
-from fastpipe.cache.budget import free_memory
+from fastpipe.core.machine import free_memory
+from fastpipe.core.text import in_bytes
 from fastpipe.options import Cache
 from fastpipe.profiling.candidate import Candidate, place_of
 from fastpipe.profiling.tuning.caching import decoded_bytes, is_all_kept, part_of

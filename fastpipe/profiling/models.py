@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fastpipe._sizes import in_duration
+from fastpipe.core.text import in_duration
 from fastpipe.profiling.candidate import in_parentheses
 from fastpipe.profiling.findings import Advice
 from fastpipe.profiling.replays import Replay

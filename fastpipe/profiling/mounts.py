@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from fastpipe.index.file_systems import FileSystems
+from fastpipe.core.file_identity import FileSystems
 
 __all__ = ["FileSystem", "file_system"]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fastpipe._extras import require
-from fastpipe._sizes import in_bytes
+from fastpipe.core.extras import require
+from fastpipe.core.text import in_bytes
 from fastpipe.profiling.candidate import Candidate, place_of
 from fastpipe.profiling.costs import LoaderCosts
 from fastpipe.profiling.mounts import file_system

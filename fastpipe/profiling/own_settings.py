@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from fastpipe._sizes import in_duration
+from fastpipe.core.text import in_duration
 from fastpipe.profiling.candidate import GAIN, place_of
 from fastpipe.profiling.copying import Copies
 from fastpipe.profiling.findings import Advice

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fastpipe._sizes import in_duration
 from fastpipe.bench.page import document, escape, rect, table
+from fastpipe.core.text import in_duration
 from fastpipe.profiling.findings import Advice, Findings
 from fastpipe.profiling.loops import Phase
 from fastpipe.profiling.stages import COLLATE, DECODE, OTHER, READ, STAGES, TRANSFER, TRANSFORM

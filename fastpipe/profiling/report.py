@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
-from fastpipe._sizes import in_duration
 from fastpipe.console import PlainTable, print_line
+from fastpipe.core.text import in_duration
 from fastpipe.errors import OptionError
 from fastpipe.profiling.board import scalars_of, write_board
 from fastpipe.profiling.findings import Findings

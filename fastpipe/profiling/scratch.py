@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 
-from fastpipe._files import folder_below, open_regular
+from fastpipe.core.files import folder_below, open_regular
 
 if sys.platform != "win32":
     import fcntl

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from fastpipe._processes import process_tree
+from fastpipe.core.processes import process_tree
 
 __all__ = ["NOTHING", "Spent", "ThreadClock", "processes_cpu_ns", "threads_delay_ns"]
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.protocols import NextUses
+from fastpipe.core.types import NextUses
 
 if TYPE_CHECKING:
     from fastpipe.stage.folder import StageFolder

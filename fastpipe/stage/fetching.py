@@ -12,12 +12,11 @@ from time import perf_counter
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._machine import available_cpus
+from fastpipe.core.machine import available_cpus
+from fastpipe.core.types import FetchedObject, ListedObjects, StagedObjects, Store
 from fastpipe.errors import ObjectChangedError
-from fastpipe.protocols import ListedObjects, StagedObjects, Store
 from fastpipe.stage.pace import Pace
 from fastpipe.stage.transfers import Int64Array
-from fastpipe.types import FetchedObject
 
 __all__ = ["Fetcher"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from fastpipe._files import open_regular, rename_anew
+from fastpipe.core.files import open_regular, rename_anew
 
 __all__ = ["move_file", "new_file", "read_file", "write_file"]
 

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.core.types import ListedObjects, StagedObjects
 from fastpipe.errors import StageError, StoreError
-from fastpipe.protocols import ListedObjects, StagedObjects
 from fastpipe.stage.fetching import Fetcher
 from fastpipe.stage.prefetch import Prefetcher
 from fastpipe.stage.transfers import Int64Array, in_parts

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._private_folder import PrivateFolder
+from fastpipe.core.private_folder import PrivateFolder
 from fastpipe.errors import StageError
 from fastpipe.options import Stage
 from fastpipe.stage.ledger import Ledger

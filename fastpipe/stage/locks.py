@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 
-from fastpipe._files import open_regular
+from fastpipe.core.files import open_regular
 
 try:
     import fcntl

@@ -7,8 +7,8 @@ from itertools import chain
 
 import numpy as np
 
-from fastpipe._nvtx import ranged
-from fastpipe.protocols import ListedObjects, NextUses, StagedObjects, Store
+from fastpipe.core.clock import ranged
+from fastpipe.core.types import ListedObjects, NextUses, StagedObjects, Store
 from fastpipe.stage.fetching import Fetcher
 from fastpipe.stage.filling import fill, verify
 from fastpipe.stage.pace import Pace

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._files import open_regular
+from fastpipe.core.files import open_regular
+from fastpipe.core.types import NextUses
 from fastpipe.errors import StageError
-from fastpipe.protocols import NextUses
 from fastpipe.stage.eviction import Leftovers, NeededLast
 from fastpipe.stage.files import move_file, read_file, write_file
 from fastpipe.stage.table_files import HEAD, NAME, open_table_file

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 
+from fastpipe.core.types import ListedObjects, Store
 from fastpipe.errors import StoreError
-from fastpipe.protocols import ListedObjects, Store
 from fastpipe.stage.files import new_file
 from fastpipe.stage.table import StageTable
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fastpipe._beside import load_triton_apart
-from fastpipe._epochs import EpochTimes
-from fastpipe._extras import load_part, require
+from fastpipe.core.epoch_times import EpochTimes
+from fastpipe.core.extras import load_part, require
+from fastpipe.core.processes import load_triton_apart
 
 # First, so that a missing package is said with the pip command that brings it.
 require("tensorflow", extra="tf")

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from fastpipe.arrays.form import Form
+from fastpipe.core.array_samples import Form
 from fastpipe.errors import OptionError
 
 __all__ = ["ArrayForm", "Value"]

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._machine import default_threads
-from fastpipe.arrays.arrangements import Arrangement, order_of
-from fastpipe.arrays.reading import BatchReader
+from fastpipe.core.array_samples import BatchReader
+from fastpipe.core.bad_samples import why_nothing_is_left
+from fastpipe.core.clock import StageClock
+from fastpipe.core.machine import default_threads
+from fastpipe.core.order import Arrangement, order_of
+from fastpipe.core.pool import Process, ThreadPool
 from fastpipe.core.reads import PendingRead
-from fastpipe.engine.bad import why_nothing_is_left
-from fastpipe.engine.clock import StageClock
-from fastpipe.engine.pool import Process, ThreadPool
+from fastpipe.core.types import Key
 from fastpipe.tf.array_form import ArrayForm
 from fastpipe.tf.streaming import AHEAD, IN_FLIGHT, Batching, Begun, Made, Stream
-from fastpipe.types import Key
 
 __all__ = ["ArrayStream", "this_process"]
 

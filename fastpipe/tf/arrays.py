@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from fastpipe._printable import printable
+from fastpipe.core.text import printable
 from fastpipe.errors import OptionError
 from fastpipe.tf.array_stream import ArrayStream
 from fastpipe.tf.assembling import streamed

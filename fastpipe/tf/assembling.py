@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from fastpipe._casting import unheld
-from fastpipe._printable import printable
+from fastpipe.core.casting import unheld
+from fastpipe.core.text import printable
 from fastpipe.errors import ClosedError, OptionError
 from fastpipe.tf.augment import Augment
 from fastpipe.tf.dataset import About, ImageDataset

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from fastpipe.engine.slots import KEPT_SLOTS, SlotPool
+from fastpipe.core.slots import KEPT_SLOTS, SlotPool
 from fastpipe.errors import AugmentError
 from fastpipe.tf import on_processor
 from fastpipe.tf.changing import erased, flipped, jittered, warped
@@ -153,8 +153,8 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
             inputs: images (N, H, W, C), or a dict of them and others.
             labels: handed through.
             training: in the model: whether to change anything.  Default: yes.
-            key: (seed, epoch, draws), as ``fastpipe.types.Key``, where the script has one: draws are int64
-                (N,), the samples' positions in the epoch.
+            key: (seed, epoch, draws), as ``fastpipe.core.types.Key``, where the script has one: draws are
+                int64 (N,), the samples' positions in the epoch.
 
         Returns:
             The inputs, changed; with labels, a pair.

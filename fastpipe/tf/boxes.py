@@ -8,8 +8,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.core.types import Box, Size
 from fastpipe.errors import OptionError
-from fastpipe.types import Box, Size
 
 __all__ = ["BadBoxError", "Boxes", "boxes_of"]
 

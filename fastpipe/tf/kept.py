@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from fastpipe.cache.entries import Entry
-from fastpipe.cache.identity import FileIdentity, identify
-from fastpipe.cache.places import open_store
-from fastpipe.cache.store import EntryStore
+from fastpipe.core.cache_store import Entry, EntryStore
+from fastpipe.core.caches import open_store
+from fastpipe.core.file_identity import FileIdentity, identify
+from fastpipe.core.types import UInt8Array
 from fastpipe.options import Cache
 from fastpipe.tf.pixels import SampleMaker
 from fastpipe.tf.rows import Column
-from fastpipe.types import UInt8Array
 
 __all__ = ["KeptColumn", "open_kept"]
 

@@ -10,26 +10,22 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._nvtx import ranged
-from fastpipe.cache.entries import Entry
-from fastpipe.cache.identity import FileIdentity
+from fastpipe.core.bad_samples import BadSampleLog, Item
+from fastpipe.core.batches import PendingSamples, UnreadableError, judged, say_where
+from fastpipe.core.cache_store import Entry
+from fastpipe.core.clock import StageClock, ranged
+from fastpipe.core.file_identity import FileIdentity
 from fastpipe.core.files import read_file
-from fastpipe.core.jobs import NativeJob
 from fastpipe.core.native import native
-from fastpipe.engine.bad import BadSampleLog, Item
-from fastpipe.engine.batches import PendingSamples, say_where
-from fastpipe.engine.clock import StageClock
-from fastpipe.engine.opened import UnreadableError, judged
-from fastpipe.engine.pool import Job, ThreadPool
+from fastpipe.core.pool import Job, NativeJob, ThreadPool
+from fastpipe.core.sample_tables import packed_paths
+from fastpipe.core.types import Box, PartlyDecoded, UInt8Array
 from fastpipe.errors import ClosedError
 from fastpipe.images.batch import MADE, PENDING
-from fastpipe.index.storage import packed_paths
-from fastpipe.protocols import PartlyDecoded
 from fastpipe.tf.kept import KeptColumn
 from fastpipe.tf.pixels import SampleMaker, Scaling
 from fastpipe.tf.preprocessing import Preprocessing
 from fastpipe.tf.rows import Column
-from fastpipe.types import Box, UInt8Array
 
 __all__ = ["ColumnMaker", "PendingRows", "RowItem"]
 

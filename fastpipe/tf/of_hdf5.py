@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from fastpipe.arrays.arrangements import Groups, default_window
-from fastpipe.arrays.form import Form
+from fastpipe.core.array_samples import Form
+from fastpipe.core.order import Groups, default_window
 from fastpipe.errors import OptionError
 from fastpipe.hdf5.samples import HDF5Samples
 from fastpipe.hdf5.stock import H5pyRows

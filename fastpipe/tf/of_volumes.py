@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from fastpipe.arrays.arrangements import Tour
+from fastpipe.core.order import Tour
 from fastpipe.options import BadSamples, Cache, Shard, Shuffle, Stage
 from fastpipe.sampling import Sampling
 from fastpipe.tf.array_form import ArrayForm, Value

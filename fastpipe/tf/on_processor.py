@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from fastpipe._machine import default_threads
 from fastpipe.augment.distributions import affine_table, erasing_table, jitter_table
 from fastpipe.augment.draws import uniform_rows
 from fastpipe.augment.matrices import inverse_affine
 from fastpipe.augment.parameters import Float64Array
 from fastpipe.augment.steps import Step, plan_of, run_plan
-from fastpipe.engine.slots import SlotPool
-from fastpipe.types import Key
+from fastpipe.core.machine import default_threads
+from fastpipe.core.slots import SlotPool
+from fastpipe.core.types import Key
 
 __all__ = ["changed", "is_of_processor", "uniform_rows_of"]
 

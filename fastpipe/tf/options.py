@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from fastpipe.core.types import Size
 from fastpipe.errors import OptionError
-from fastpipe.types import Size
 
 __all__ = ["BOX_FORMATS", "ImageSpec", "Modality", "spec_of"]
 

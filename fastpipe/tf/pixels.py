@@ -10,17 +10,16 @@ import PIL.Image
 import tensorflow as tf
 
 from fastpipe.core.native import native
-from fastpipe.images.geometry import Region, fold
-from fastpipe.images.installed import FILTERS, grey_is_known, pillow_filter
-from fastpipe.images.pixels import Conversion, draw, part_of
+from fastpipe.core.types import Box, Size, UInt8Array
+from fastpipe.images.cache import WholeImage
+from fastpipe.images.pillow import FILTERS, grey_is_known, pillow_filter
+from fastpipe.images.pixels import Conversion, Region, draw, fold, part_of
 from fastpipe.images.reader import ImageReader, converted
 from fastpipe.images.steps import BOX, GREY, PROPORTION, RESIZE, described_step
-from fastpipe.images.whole import WholeImage
 from fastpipe.options import Decode
 from fastpipe.tf.boxes import Boxes
 from fastpipe.tf.graph_ops import decoded, resized
 from fastpipe.tf.options import ImageSpec
-from fastpipe.types import Box, Size, UInt8Array
 
 __all__ = ["OpenedImage", "PillowPixels", "SampleMaker", "Scaling", "TensorFlowPixels", "maker_of"]
 

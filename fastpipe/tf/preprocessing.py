@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import PIL.Image
 
-from fastpipe._casting import unheld
+from fastpipe.core.casting import unheld
+from fastpipe.core.types import UInt8Array
 from fastpipe.errors import OptionError
 from fastpipe.tf.options import ImageSpec
-from fastpipe.types import UInt8Array
 
 __all__ = ["Preprocessing"]
 

@@ -9,10 +9,10 @@ import numpy.typing as npt
 import PIL.Image
 import tensorflow as tf
 
+from fastpipe.core.types import Box, Size
 from fastpipe.tf.form import Form
 from fastpipe.tf.graph_ops import load
 from fastpipe.tf.rows import Column, Rows
-from fastpipe.types import Box, Size
 
 __all__ = ["reference_dataset"]
 

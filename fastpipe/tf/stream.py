@@ -9,16 +9,16 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._machine import default_threads
+from fastpipe.core.bad_samples import BadSampleLog, why_nothing_is_left
+from fastpipe.core.batches import said_of
+from fastpipe.core.clock import StageClock
 from fastpipe.core.keys import another_of_its_class, sample_seed
+from fastpipe.core.machine import default_threads
 from fastpipe.core.native import native
-from fastpipe.engine.bad import BadSampleLog, why_nothing_is_left
-from fastpipe.engine.clock import StageClock
-from fastpipe.engine.opened import said_of
-from fastpipe.engine.pool import ThreadPool
-from fastpipe.engine.slots import SlotPool
+from fastpipe.core.order import epoch_order
+from fastpipe.core.pool import ThreadPool
+from fastpipe.core.slots import SlotPool
 from fastpipe.images.dali import make_batch_decoder
-from fastpipe.index.order import epoch_order
 from fastpipe.options import Cache, Decode
 from fastpipe.tf.form import Form
 from fastpipe.tf.kept import open_kept

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.engine.clock import StageClock
-from fastpipe.index.order import ShardedBatches
+from fastpipe.core.clock import StageClock
+from fastpipe.core.order import ShardedBatches
 from fastpipe.options import BadSamples, Shard, Shuffle
 
 __all__ = ["AHEAD", "IN_FLIGHT", "Batching", "Begun", "Made", "Stream"]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._casting import unheld
+from fastpipe.core.casting import unheld
 from fastpipe.errors import OptionError
 
 __all__ = ["Table", "held", "values_of"]

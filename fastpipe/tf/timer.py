@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from fastpipe._epochs import EpochTimes, WaitLimits, epoch_times
+from fastpipe.core.epoch_times import EpochTimes, WaitLimits, epoch_times
 
 __all__ = ["EpochTimer"]
 

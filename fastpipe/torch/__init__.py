@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fastpipe._beside import load_triton_apart
-from fastpipe._extras import load_part, require
+from fastpipe.core.extras import load_part, require
+from fastpipe.core.processes import load_triton_apart
 
 # First, so that a missing package is said with the pip command that brings it.
 require("torch", extra="torch")

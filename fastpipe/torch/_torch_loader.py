@@ -29,9 +29,9 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
-from fastpipe._nvtx import ranged
+from fastpipe.core.clock import ranged
 from fastpipe.core.keys import sample_seed
-from fastpipe.engine.pool import stopped_at_exit
+from fastpipe.core.pool import stopped_at_exit
 from fastpipe.torch._torch_workers import WatchedWorkers, forget_iterator, refuse_copy
 from fastpipe.torch.advice import Advice
 from fastpipe.torch.delivery import Delivery, DueError

@@ -17,8 +17,8 @@ from typing import Any
 from torch.utils.data import IterableDataset
 from torch.utils.data._utils.collate import default_collate, default_convert
 
-from fastpipe._machine import default_threads
-from fastpipe._processes import why_no_processes
+from fastpipe.core.machine import default_threads
+from fastpipe.core.processes import why_no_processes
 from fastpipe.errors import MissingDependencyError
 from fastpipe.torch.source import Source, SplitError
 from fastpipe.torch.views import ends_of

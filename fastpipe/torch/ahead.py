@@ -21,7 +21,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from fastpipe.arrays.arrangements import order_of
+from fastpipe.core.order import order_of
 from fastpipe.torch.delivery import DueError
 from fastpipe.torch.grouping import GroupSampler
 from fastpipe.torch.order import EpochBatches, ShardSampler, ShuffleSampler

@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastpipe._machine import default_threads
-from fastpipe._processes import why_no_processes
+from fastpipe.core.machine import default_threads
+from fastpipe.core.processes import why_no_processes
+from fastpipe.core.types import Key
 from fastpipe.torch.lane_memory import room
 from fastpipe.torch.source import Source
 from fastpipe.torch.workers import bytes_of
-from fastpipe.types import Key
 
 __all__ = ["choose_workers"]
 

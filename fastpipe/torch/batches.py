@@ -12,9 +12,10 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
+from fastpipe.core.batches import PendingBatch, say_where
 from fastpipe.core.keys import sample_seed
-from fastpipe.engine.batches import PendingBatch, say_where
-from fastpipe.engine.slots import KEPT_SLOTS, SlotPool
+from fastpipe.core.slots import KEPT_SLOTS, SlotPool
+from fastpipe.core.types import Key
 from fastpipe.images.batch import RowsOf, Then
 from fastpipe.images.plan import Layout, Plan
 from fastpipe.torch.generators import run_keyed, run_seeded
@@ -22,10 +23,9 @@ from fastpipe.torch.lane_memory import shared_flat
 from fastpipe.torch.likeness import Like, fits
 from fastpipe.torch.split import Split
 from fastpipe.torch.threads import note
-from fastpipe.types import Key
 
 if TYPE_CHECKING:
-    from fastpipe.device.making import Turn
+    from fastpipe.images.gpu_batches import Turn
 
 __all__ = [
     "LAYOUTS", "AugmentInThread", "Batch", "BatchMemory", "InThread", "Making", "Place", "augmented_place",
@@ -229,7 +229,7 @@ class Batch:
         there = self.there()
         if there is not None:
             if len(kept) < len(there):
-                from fastpipe.device.transfer import uploaded
+                from fastpipe.core.transfer import uploaded
 
                 there = there[uploaded(torch.tensor(kept, dtype=torch.int64, device="cpu"), there.device)]
             return there, self.plan.kind

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastpipe._nvtx import ranged
+from fastpipe.core.clock import ranged
 from fastpipe.core.keys import sample_seed
 from fastpipe.torch.generators import KeyedGenerator, preserved_generators, seed_generators
 from fastpipe.torch.samples import Unfinished
 
 if TYPE_CHECKING:
     from fastpipe.augment.images import ImageChain
-    from fastpipe.device.transfer import Transfer
+    from fastpipe.core.transfer import Transfer
 
 __all__ = ["Delivery", "DueError"]
 

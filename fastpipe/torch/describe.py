@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
-from fastpipe._printable import printable_lines
+from fastpipe.core.text import printable_lines
 from fastpipe.options import Shard
 from fastpipe.torch.keys import key_for, keyed
 from fastpipe.torch.order import EpochBatches, EpochOrder, batching_of

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from fastpipe._epochs import EpochTimes, WaitLimits, epoch_times, samples_of
+from fastpipe.core.epoch_times import EpochTimes, WaitLimits, epoch_times, samples_of
 from fastpipe.errors import MissingDependencyError
 
 __all__ = ["EpochTimer"]

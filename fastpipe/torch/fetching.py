@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, Subset, get_worker_info
 
 from fastpipe.core.keys import sample_seed
+from fastpipe.core.types import Key
 from fastpipe.torch.ahead import Ahead, Lookout, PeekedIndices, RandomBatches, draws_at_once
 from fastpipe.torch.generators import preserved_generators, seed_generators
 from fastpipe.torch.grouping import GroupSampler
@@ -29,7 +30,6 @@ from fastpipe.torch.state import sampler_state
 from fastpipe.torch.threads import note
 from fastpipe.torch.views import integers, located
 from fastpipe.torch.worker_queues import waiting
-from fastpipe.types import Key
 
 __all__ = [
     "IndexBatches",

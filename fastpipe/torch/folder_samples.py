@@ -11,9 +11,9 @@ from torchvision import get_image_backend
 from torchvision.datasets import ImageFolder, folder
 from torchvision.datasets.folder import default_loader, pil_loader
 
-from fastpipe._files import is_url
+from fastpipe.core.files import is_url
+from fastpipe.core.sample_tables import SampleTable, TargetTable
 from fastpipe.errors import OptionError
-from fastpipe.index.tables import SampleTable, TargetTable
 from fastpipe.options import BadSamples, Decode
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def samples_found(
         type(dataset).make_dataset is not ImageFolder.make_dataset
     ):  # a subclass finds its files in its own way
         return dataset.make_dataset(dataset.root, class_to_idx=dataset.class_to_idx, **options)
-    from fastpipe.index import folder
-    from fastpipe.index.progress import ScanProgress
+    from fastpipe.core import class_folders as folder
+    from fastpipe.core.class_folders import ScanProgress
 
     with ScanProgress(dataset.root) as on_progress:
         options |= {"cache": dataset._index_cache(), "on_progress": on_progress}

@@ -12,7 +12,8 @@ import torch
 from PIL import Image, ImageFile
 from torchvision.datasets import ImageFolder
 
-from fastpipe.engine.pool import Job
+from fastpipe.core.pool import Job
+from fastpipe.core.types import Key
 from fastpipe.errors import BadSampleError
 from fastpipe.images.batch import RowsOf
 from fastpipe.images.plan import plan_state
@@ -25,10 +26,9 @@ from fastpipe.torch.source import MixedBatch, Source, SplitError
 from fastpipe.torch.split import Split, split_of
 from fastpipe.torch.twin import ImageFolderTwin, why_no_twin
 from fastpipe.torch.views import integers, located
-from fastpipe.types import Key
 
 if TYPE_CHECKING:
-    from fastpipe.device.making import DeviceMaker
+    from fastpipe.images.gpu_batches import DeviceMaker
     from fastpipe.stage.reading import ObjectReader
 
 __all__ = ["FolderSource", "folder_source_of", "why_not_fast"]
@@ -288,7 +288,7 @@ class _Mixed(MixedBatch):
             return samples
         tensor = self._together(self._tensor)
         if len(samples) < self._count:
-            from fastpipe.device.transfer import uploaded
+            from fastpipe.core.transfer import uploaded
 
             tensor = tensor[uploaded(torch.tensor(self.kept, dtype=torch.int64, device="cpu"), tensor.device)]
         targets, key = [entry(sample, 1) for sample in samples], self._key
@@ -302,7 +302,7 @@ class _Mixed(MixedBatch):
         device = next((there.device for _, there in made if there is not None), None)
         if device is None:
             return tensor
-        from fastpipe.device.transfer import uploaded
+        from fastpipe.core.transfer import uploaded
 
         whole = torch.empty_like(tensor, device=device)
         for numbers, there in made:

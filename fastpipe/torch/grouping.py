@@ -11,14 +11,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Sampler
 
-from fastpipe.arrays.arrangements import (
-    Arrangement,
-    GroupedSamples,
-    Groups,
-    Tour,
-    TouredSamples,
-    default_window,
-)
+from fastpipe.core.order import Arrangement, GroupedSamples, Groups, Tour, TouredSamples, default_window
 from fastpipe.errors import OptionError
 from fastpipe.options import Shuffle
 from fastpipe.torch.views import ends_of, numbers_of

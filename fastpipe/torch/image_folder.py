@@ -15,11 +15,12 @@ import torch
 from torchvision.datasets import ImageFolder, VisionDataset
 from torchvision.datasets.folder import IMG_EXTENSIONS, default_loader
 
-from fastpipe._printable import printable_lines
-from fastpipe.engine.bad import Item, why_nothing_is_left
-from fastpipe.engine.batches import say_where
-from fastpipe.engine.clock import StageClock
-from fastpipe.engine.slots import KEPT_SLOTS
+from fastpipe.core.bad_samples import Item, why_nothing_is_left
+from fastpipe.core.batches import say_where
+from fastpipe.core.clock import StageClock
+from fastpipe.core.slots import KEPT_SLOTS
+from fastpipe.core.text import printable_lines
+from fastpipe.core.types import Key
 from fastpipe.errors import BadSampleError, OptionError
 from fastpipe.images.batch import RowsOf
 from fastpipe.images.plan import Plan, compile_plan, plan_state
@@ -37,12 +38,11 @@ from fastpipe.torch.runtime import Options, Runtime
 from fastpipe.torch.samples import samples_of
 from fastpipe.torch.stock import is_thread_safe, stock_note
 from fastpipe.torch.substitutes import Items, substitute_of
-from fastpipe.types import Key
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from fastpipe.index.cache import IndexCache
+    from fastpipe.core.class_folders import IndexCache
     from fastpipe.torch.staging import RemoteImages
 
 __all__ = ["FastImageFolder"]
@@ -183,7 +183,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
             return self._listed.find_classes()
         if self._remote is not None and os.fspath(directory) == os.fspath(self.root):
             return self._remote.find_classes(self._only_classes, self._index_cache())
-        from fastpipe.index import folder
+        from fastpipe.core import class_folders as folder
 
         return folder.find_classes(directory, self._only_classes)
 
@@ -414,7 +414,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
     def _prepare_cache(self) -> None:
         """Have the cache in this process, so that forked workers share it."""
         if self.cache.where != "off":
-            from fastpipe.cache.places import open_store
+            from fastpipe.core.caches import open_store
 
             open_store(self.cache)
 
@@ -422,7 +422,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         """Where the scan is kept; None to scan each time."""
         if self.cache.where == "off":
             return None
-        from fastpipe.index.cache import default_index_cache
+        from fastpipe.core.class_folders import default_index_cache
 
         return default_index_cache()
 

@@ -8,15 +8,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from fastpipe.core.types import Box, EncodedImage, Size, UInt8Array
+from fastpipe.images.cache import ShortSide, WholeImage
 from fastpipe.images.reader import ImageReader, JpegHeader, PillowImage, read_many
-from fastpipe.images.whole import ShortSide, WholeImage
-from fastpipe.protocols import EncodedImage
-from fastpipe.types import Box, Size, UInt8Array
 
 if TYPE_CHECKING:
-    from fastpipe.cache.entries import Entry
-    from fastpipe.cache.identity import FileIdentity
-    from fastpipe.cache.images import ImageCache, KeptBatch
+    from fastpipe.core.cache_store import Entry
+    from fastpipe.core.file_identity import FileIdentity
+    from fastpipe.images.cache import ImageCache, KeptBatch
 
 __all__ = ["ImageSource"]
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from fastpipe.types import Key
+from fastpipe.core.types import Key
 
 __all__ = ["key_for", "keyed", "take_key"]
 

@@ -14,7 +14,7 @@ import torch
 from torch import multiprocessing
 from torch.multiprocessing.reductions import reduce_tensor
 
-from fastpipe.engine.lanes import Lane, LaneWriter, lanes_are_possible
+from fastpipe.core.lanes import Lane, LaneWriter, lanes_are_possible
 
 __all__ = [
     "NAMED_MEMORY", "expect_from", "is_in_lane", "remove_names_of", "room", "send_through", "shared_flat",

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torchvision import tv_tensors
 
-from fastpipe.images.ramp import rows_of
+from fastpipe.images.pointwise import rows_of
 
 __all__ = ["Like", "Likeness", "fits"]
 

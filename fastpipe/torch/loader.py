@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils.collate import default_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from fastpipe._machine import default_threads
-from fastpipe.engine.clock import StageClock
+from fastpipe.core.clock import StageClock
+from fastpipe.core.machine import default_threads
 from fastpipe.errors import OptionError
 from fastpipe.options import Cache, Shard, Shuffle
 from fastpipe.torch._torch_loader import (
@@ -415,7 +415,7 @@ class FastLoader(DataLoader[_T_co]):
         is_bounded = self.prefetch_batches != "auto" or (view.delivery and view.delivery.is_made_there)
 
         def spare() -> int:  # of this machine's memory, not of a device's
-            from fastpipe.cache.budget import free_memory
+            from fastpipe.core.machine import free_memory
 
             return 0 if is_bounded else min(source.spare_nbytes, (free_memory() or 0) // 8)
 
@@ -468,7 +468,7 @@ class FastLoader(DataLoader[_T_co]):
             source.make_dtype(str(self.dtype).removeprefix("torch."))
         transfer, finishes, is_made_there = None, False, False
         if self._device is not None:
-            from fastpipe.device.transfer import Transfer
+            from fastpipe.core.transfer import Transfer
 
             transfer = Transfer(self._device)
             # What threads have augmented is done, and goes as it is.
@@ -552,6 +552,6 @@ def _refuse_for_iterable(given: list[str]) -> None:
 
 
 def _checked_device(device: Any) -> Any:
-    from fastpipe.device.transfer import checked_device  # nothing of devices is imported where none is named
+    from fastpipe.core.transfer import checked_device
 
     return checked_device(device)

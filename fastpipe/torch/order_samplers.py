@@ -11,8 +11,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DistributedSampler, RandomSampler
 
-from fastpipe.arrays.arrangements import Arrangement, order_of
-from fastpipe.index.order import RankBatch, ShardedBatches
+from fastpipe.core.order import Arrangement, RankBatch, ShardedBatches, order_of
 from fastpipe.options import Shard
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, SequentialSampler
 
-from fastpipe.arrays.arrangements import Arrangement
+from fastpipe.core.order import Arrangement
 from fastpipe.errors import OptionError
 from fastpipe.options import Shard, Shuffle
 from fastpipe.torch.grouping import arrangement_of

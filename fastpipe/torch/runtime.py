@@ -12,17 +12,16 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import get_worker_info
 
+from fastpipe.core.bad_samples import BadSampleLog, Item
+from fastpipe.core.batches import BatchMaker, PendingBatch, said_of
+from fastpipe.core.clock import StageClock
 from fastpipe.core.files import read_file
 from fastpipe.core.native import native
-from fastpipe.engine.bad import BadSampleLog, Item
-from fastpipe.engine.batches import BatchMaker, PendingBatch
-from fastpipe.engine.clock import StageClock
-from fastpipe.engine.opened import said_of
-from fastpipe.engine.pool import ProcessRuntime
+from fastpipe.core.pool import ProcessRuntime
 from fastpipe.images.batch import Described, ImageBatch
+from fastpipe.images.cache import ShortSide
 from fastpipe.images.plan import Plan
 from fastpipe.images.reader import ImageReader
-from fastpipe.images.whole import ShortSide
 from fastpipe.options import BadSamples, Cache, Decode
 from fastpipe.torch.batches import BatchMemory, Place
 from fastpipe.torch.kept import Found, ImageSource
@@ -32,8 +31,8 @@ from fastpipe.torch.substitutes import Items
 from fastpipe.torch.threads import native_lines, new_pool, note
 
 if TYPE_CHECKING:
-    from fastpipe.cache.images import ImageCache
-    from fastpipe.device.making import DeviceMaker, Turn
+    from fastpipe.images.cache import ImageCache
+    from fastpipe.images.gpu_batches import DeviceMaker, Turn
     from fastpipe.torch.staging import RemoteImages
 
 __all__ = ["Options", "Runtime"]
@@ -69,7 +68,7 @@ class Runtime(ProcessRuntime[Options]):
         short_side = None if decode.short_side is None else ShortSide(decode.short_side)
         self.cache: ImageCache | None = None
         if options.cache.where != "off":
-            from fastpipe.cache.images import open_cache
+            from fastpipe.images.cache import open_cache
 
             self.cache = open_cache(options.cache, reader.settings(), count)
         self._threads = self.pool.threads if self.pool else 1
@@ -189,9 +188,8 @@ class Runtime(ProcessRuntime[Options]):
         return None if maker is None else maker.turn()
 
     def _new_maker(self, device: Any) -> DeviceMaker | None:
-        from fastpipe.device.decoders import device_decoder, share_of
-        from fastpipe.device.making import DeviceMaker
-        from fastpipe.device.sharing import new_share
+        from fastpipe.images.gpu_batches import DeviceMaker, device_decoder, share_of
+        from fastpipe.images.gpu_share import new_share
 
         try:
             decoder = device_decoder(self.options.decode, device, self._threads)

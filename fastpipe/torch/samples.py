@@ -16,9 +16,9 @@ import torch
 from torch.utils.data import _utils, default_collate
 from torch.utils.data._utils.collate import collate, collate_int_fn, collate_tensor_fn
 
+from fastpipe.core.types import Key
 from fastpipe.images.pixels import Conversion
 from fastpipe.torch.lane_memory import is_in_lane
-from fastpipe.types import Key
 
 __all__ = [
     "BatchSample", "BatchSamples", "Unfinished", "Whole", "collate_unfinished", "collated", "entry",

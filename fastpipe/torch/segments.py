@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fastpipe._casting import unheld
+from fastpipe.core.casting import unheld
 from fastpipe.errors import OptionError
 from fastpipe.torch.loader import FastLoader
 from fastpipe.torch.views import is_rows, numbers_of

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fastpipe.engine.bad import why_nothing_is_left
-from fastpipe.engine.clock import StageClock
-from fastpipe.engine.pool import Job
+from fastpipe.core.bad_samples import why_nothing_is_left
+from fastpipe.core.clock import StageClock
+from fastpipe.core.pool import Job
+from fastpipe.core.types import Key
 from fastpipe.errors import BadSampleError
 from fastpipe.torch.ahead import Lookout
-from fastpipe.types import Key
 
 if TYPE_CHECKING:
     from fastpipe.torch.order_samplers import EpochBatches

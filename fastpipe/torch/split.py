@@ -11,9 +11,9 @@ import torch
 from torchvision import transforms as v1
 
 from fastpipe.errors import AugmentError
-from fastpipe.images.containers import flatten
 from fastpipe.images.plan import Layout, Plan, compile_plan, shortened
-from fastpipe.images.ramp import of_kind
+from fastpipe.images.pointwise import of_kind
+from fastpipe.images.steps import flatten
 from fastpipe.torch.generators import run_keyed
 from fastpipe.torch.likeness import Like
 from fastpipe.torch.source import SplitError

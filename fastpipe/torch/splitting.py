@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from fastpipe._machine import default_threads
-from fastpipe._sizes import in_duration
-from fastpipe.engine.pool import ThreadPool
+from fastpipe.core.machine import default_threads
+from fastpipe.core.pool import ThreadPool
+from fastpipe.core.text import in_duration
+from fastpipe.core.types import Key
 from fastpipe.errors import OptionError
 from fastpipe.images.plan import shortened
 from fastpipe.torch.generators import run_keyed
 from fastpipe.torch.source import Source, SplitError
 from fastpipe.torch.threads import do_without_helpers
-from fastpipe.types import Key
 
 if TYPE_CHECKING:
     from fastpipe.torch.split import Split

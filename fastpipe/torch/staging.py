@@ -14,21 +14,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._extras import require
-from fastpipe._files import is_url
 from fastpipe.arrays.objects import new_reader
-from fastpipe.cache.identity import states_of_objects
+from fastpipe.core.class_folders import IndexCache
+from fastpipe.core.extras import require
+from fastpipe.core.file_identity import states_of_objects
+from fastpipe.core.files import is_url
+from fastpipe.core.sample_tables import PackedPaths, SampleTable, packed_paths
 from fastpipe.errors import OptionError
 from fastpipe.images.batch import Arriving
-from fastpipe.index.cache import IndexCache
-from fastpipe.index.listing import Listing
-from fastpipe.index.remote import find_remote_classes, scan_store
-from fastpipe.index.storage import PackedPaths, packed_paths
-from fastpipe.index.tables import SampleTable
 from fastpipe.options import Stage, Subset
 from fastpipe.stage.folder import StageFolder
 from fastpipe.stage.reading import ObjectReader
 from fastpipe.stage.stores import RetryingStore, open_store
+from fastpipe.stores.class_folders import find_remote_classes, scan_store
+from fastpipe.stores.listing import Listing
 from fastpipe.torch.ahead import Ahead
 from fastpipe.torch.views import located
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fastpipe.images.containers import is_pristine
+from fastpipe.images.steps import is_pristine
 
 __all__ = ["is_thread_safe", "stock_note", "thread_safe_types"]
 

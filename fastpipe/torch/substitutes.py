@@ -9,11 +9,10 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.core.bad_samples import Item
 from fastpipe.core.keys import another_of_its_class, sample_seed
-from fastpipe.engine.bad import Item
-from fastpipe.index.storage import PackedPaths, paths_of
-from fastpipe.index.tables import SampleTable
-from fastpipe.types import Key
+from fastpipe.core.sample_tables import PackedPaths, SampleTable, paths_of
+from fastpipe.core.types import Key
 
 __all__ = ["Items", "item_of", "substitute_of"]
 

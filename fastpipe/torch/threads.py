@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
-from fastpipe._extras import require_threadpoolctl
-from fastpipe._machine import default_threads
-from fastpipe.engine.pool import Process, ThreadPool
+from fastpipe.core.extras import require_threadpoolctl
+from fastpipe.core.machine import default_threads
+from fastpipe.core.pool import Process, ThreadPool
 
 __all__ = ["do_without_helpers", "native_lines", "new_pool", "note", "process_of", "start_noting"]
 

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
+from fastpipe.core.order import BlockShard
 from fastpipe.errors import OptionError
-from fastpipe.index.order import BlockShard
 from fastpipe.options import Shard
 from fastpipe.torch.accelerating import accelerate
 from fastpipe.torch.delivery import DueError

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate, get_worker_info
 
-from fastpipe._printable import printable
-from fastpipe._processes import end_with_parent, end_with_pipe, outliving_parent, signal_name
-from fastpipe.engine.lanes import Lane, lanes_are_possible, stack_signal
+from fastpipe.core.lanes import Lane, lanes_are_possible, stack_signal
+from fastpipe.core.processes import end_with_parent, end_with_pipe, outliving_parent, signal_name
+from fastpipe.core.text import printable
 from fastpipe.errors import SharedMemoryError, WorkerError
 from fastpipe.torch.fetching import UsersDataset
 from fastpipe.torch.lane_memory import NAMED_MEMORY, expect_from, room, send_through

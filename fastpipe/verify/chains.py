@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from fastpipe._extras import require
 from fastpipe.bench.loaders import check_transform, train_transform
+from fastpipe.core.extras import require
 from fastpipe.errors import OptionError
 
 __all__ = ["NAMED", "Chain", "chain_of"]

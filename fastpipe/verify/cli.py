@@ -9,10 +9,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fastpipe._extras import require
 from fastpipe.bench.data import existing_folder, listed
 from fastpipe.bench.results import write_json
 from fastpipe.console import Progress
+from fastpipe.core.extras import require
 from fastpipe.verify.chains import NAMED, chain_of
 from fastpipe.verify.compare import Outcome, compare_folder
 from fastpipe.verify.report import content, print_outcome

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fastpipe
-from fastpipe._files import require_regular
 from fastpipe.bench.check import Check, index_problems
+from fastpipe.core.files import require_regular
+from fastpipe.core.types import Key
 from fastpipe.errors import BadSampleError, OptionError
-from fastpipe.types import Key
 from fastpipe.verify.chains import Chain
 from fastpipe.verify.values import UnlikeError, array_pairs
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._extras import require
+from fastpipe.core.extras import require
 from fastpipe.errors import OptionError
 
 __all__ = ["UnlikeError", "array_pairs"]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._machine import available_cpus
+from fastpipe.core.machine import available_cpus
 from fastpipe.errors import OptionError
 from fastpipe.volumes.bricks import finish_all, read_box
 from fastpipe.volumes.inspecting import Cost, PatchFacts, Rates, VolumeFacts, stored_as

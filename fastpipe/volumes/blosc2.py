@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._extras import require
-from fastpipe._sizes import in_bytes
+from fastpipe.core.extras import require
 from fastpipe.core.files import open_file, regular_status
+from fastpipe.core.text import in_bytes
 from fastpipe.errors import MissingDependencyError, VolumeError
 from fastpipe.volumes.damage import as_volume_error, shortened
 from fastpipe.volumes.volume import DamagedUnitError, FileState, UnitGrid, UnitReader, Volume, box_text

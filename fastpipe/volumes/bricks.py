@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._sizes import in_bytes
+from fastpipe.core.text import in_bytes
 from fastpipe.errors import OptionError
 from fastpipe.volumes.opened import chunk_of
 from fastpipe.volumes.volume import UnitReader, Volume

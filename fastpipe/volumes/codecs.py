@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._extras import require
-from fastpipe.core.chunks import UNKNOWN_CODEC, ChunkError, chunk_error
+from fastpipe.core.extras import require
 from fastpipe.core.native import native
+from fastpipe.core.reads import UNKNOWN_CODEC, ChunkError, chunk_error
 
 __all__ = ["BLOSC_HEADER", "BloscHeader", "decode"]
 

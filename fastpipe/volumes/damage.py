@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fastpipe._extras import missing_package
+from fastpipe.core.extras import missing_package
 from fastpipe.errors import FastpipeError, VolumeError
 
 __all__ = ["UNREADABLE", "as_volume_error", "shortened"]

@@ -14,10 +14,10 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._sizes import in_bytes
-from fastpipe.core.chunks import ChunkError, read_fully
 from fastpipe.core.files import lent, open_file
 from fastpipe.core.native import native
+from fastpipe.core.reads import ChunkError, read_fully
+from fastpipe.core.text import in_bytes
 from fastpipe.errors import VolumeError
 from fastpipe.volumes.damage import as_volume_error
 from fastpipe.volumes.volume import DamagedUnitError, FileState, UnitGrid, UnitReader, Volume, box_text

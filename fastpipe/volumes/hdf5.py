@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._sizes import in_bytes
-from fastpipe.core.chunks import ChunkError
 from fastpipe.core.files import lent
 from fastpipe.core.native import native
+from fastpipe.core.reads import ChunkError
+from fastpipe.core.text import in_bytes
+from fastpipe.core.types import ChunkTables
 from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.hdf5 import chunks
 from fastpipe.hdf5.errors import DamagedError
@@ -25,7 +26,6 @@ from fastpipe.hdf5.layout import Layout, read_layout
 from fastpipe.hdf5.library import OpenFiles, require_filters
 from fastpipe.hdf5.objects import dataset_named, dataset_names, datasets_of, lies_in, name_of, raw_name
 from fastpipe.hdf5.opening import library_errors, open_library, opened
-from fastpipe.protocols import ChunkTables
 from fastpipe.volumes.files import RawVolume, raw_unit
 from fastpipe.volumes.volume import DamagedUnitError, FileState, UnitGrid, UnitReader, Volume, box_text
 

@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fastpipe._machine import available_cpus
-from fastpipe._sizes import in_bytes
-from fastpipe.cache.budget import free_memory
+from fastpipe.core.machine import available_cpus, free_memory
+from fastpipe.core.text import in_bytes
 from fastpipe.errors import OptionError
 from fastpipe.volumes.measuring import Speed, copy_seconds, decode_speed
 from fastpipe.volumes.model import PatchModel, Stored

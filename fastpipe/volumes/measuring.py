@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.engine.clock import StageClock
+from fastpipe.core.clock import StageClock
 from fastpipe.volumes.bricks import aligned, finish_all, read_together
 from fastpipe.volumes.reader import Counts, PatchReader
 from fastpipe.volumes.volume import Volume

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.core.order import interleaved
 from fastpipe.errors import OptionError
-from fastpipe.index.order import interleaved
 from fastpipe.volumes.places import PatchSpace, Places, UniformPatches
 from fastpipe.volumes.tours import Geometry, Stripes, TourTrial, planned, tour_of
 

@@ -14,10 +14,9 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._extras import require
-from fastpipe._files import retrying_open
-from fastpipe._sizes import in_bytes
-from fastpipe.core.files import open_file, regular_status
+from fastpipe.core.extras import require
+from fastpipe.core.files import open_file, regular_status, retrying_open
+from fastpipe.core.text import in_bytes
 from fastpipe.errors import VolumeError
 from fastpipe.volumes.damage import as_volume_error
 from fastpipe.volumes.files import RawVolume

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastpipe._extras import require
-from fastpipe._files import is_url
-from fastpipe.cache.converted import ConvertedFiles
-from fastpipe.core.files import is_hdf5, open_file
+from fastpipe.core.extras import require
+from fastpipe.core.files import is_hdf5, is_url, open_file
 from fastpipe.errors import HDF5Error, VolumeError
 from fastpipe.hdf5.objects import raw_name
 from fastpipe.hdf5.opening import library_errors, opened
+from fastpipe.volumes.converted import ConvertedFiles
 from fastpipe.volumes.opening import open_volume
 from fastpipe.volumes.volume import Volume
 from fastpipe.volumes.wrappers import GroupedVolume, NativeVolume

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from fastpipe._files import is_url
-from fastpipe._sizes import in_bytes
-from fastpipe.core.files import is_hdf5, open_file, read_file
+from fastpipe.core.files import is_hdf5, is_url, open_file, read_file
+from fastpipe.core.text import in_bytes
+from fastpipe.core.types import ChunkObjects, ChunkTables
 from fastpipe.errors import OptionError, VolumeError
-from fastpipe.protocols import ChunkObjects, ChunkTables
 from fastpipe.volumes.blosc2 import Blosc2Volume
 from fastpipe.volumes.files import npy_volume
 from fastpipe.volumes.hdf5 import hdf5_volume

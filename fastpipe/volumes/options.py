@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._casting import unheld
+from fastpipe.core.casting import unheld
 from fastpipe.errors import OptionError
 from fastpipe.volumes.places import PatchPlaces, PatchSpace, Places
 from fastpipe.volumes.reader import PatchReader, padded_indices

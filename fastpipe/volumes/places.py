@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._sizes import in_bytes
-from fastpipe.cache.budget import free_memory
+from fastpipe.core.machine import free_memory
+from fastpipe.core.text import in_bytes
 from fastpipe.errors import OptionError
 
 __all__ = [

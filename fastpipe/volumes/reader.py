@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._nvtx import ranged
-from fastpipe._sizes import in_bytes
+from fastpipe.core.clock import ranged
+from fastpipe.core.text import in_bytes
+from fastpipe.core.types import Stopwatch
 from fastpipe.errors import OptionError, VolumeError
-from fastpipe.protocols import Stopwatch
 from fastpipe.volumes.volume import DIMS, DamagedUnitError, Volume
 
 __all__ = ["Counts", "PatchReader", "padded_indices"]

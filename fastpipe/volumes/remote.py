@@ -16,18 +16,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._files import is_url
-from fastpipe._sizes import in_bytes
 from fastpipe.arrays.objects import new_reader
+from fastpipe.core.files import is_url
+from fastpipe.core.sample_tables import FrozenSamples, offsets_of
+from fastpipe.core.text import in_bytes
+from fastpipe.core.types import Store
 from fastpipe.errors import MissingDependencyError, OptionError, StoreError, VolumeError
-from fastpipe.index.listing import Listing, Rows
-from fastpipe.index.remote import scan_store
-from fastpipe.index.storage import FrozenSamples, offsets_of
 from fastpipe.options import Stage
-from fastpipe.protocols import Store
 from fastpipe.stage.folder import StageFolder
 from fastpipe.stage.reading import ObjectReader
 from fastpipe.stage.stores import Location, Retries, RetryingStore, open_store
+from fastpipe.stores.class_folders import scan_store
+from fastpipe.stores.listing import Listing, Rows
 from fastpipe.volumes.opening import zarr_of_objects
 from fastpipe.volumes.volume import LARGEST_UNIT, Volume
 from fastpipe.volumes.zarr_metadata import METADATA, ZarrArray, is_zarr, parsed

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
-from fastpipe._files import is_url
-from fastpipe._machine import available_cpus
-from fastpipe._sizes import in_bytes
 from fastpipe.console import Pace, Progress, print_line
+from fastpipe.core.files import is_url
+from fastpipe.core.machine import available_cpus
+from fastpipe.core.text import in_bytes
 from fastpipe.errors import OptionError, VolumeError
 from fastpipe.hdf5.checkpoints import write_whole
 from fastpipe.volumes.bricks import Bricks, finish_all, planned_bricks, read_box

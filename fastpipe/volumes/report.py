@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from fastpipe._sizes import in_bytes
 from fastpipe.console import Progress, print_line, table
+from fastpipe.core.text import in_bytes
 from fastpipe.errors import OptionError
 from fastpipe.volumes.advice import (
     Rechunked,

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.core.bad_samples import BadSampleLog
+from fastpipe.core.clock import StageClock
 from fastpipe.core.native import native
+from fastpipe.core.pool import Process, ProcessRuntime
 from fastpipe.core.reads import DECLINED, ReadThreads, Started, Task
-from fastpipe.engine.bad import BadSampleLog
-from fastpipe.engine.clock import StageClock
-from fastpipe.engine.pool import Process, ProcessRuntime
-from fastpipe.engine.slots import KEPT_SLOTS, SlotPool
+from fastpipe.core.slots import KEPT_SLOTS, SlotPool
 from fastpipe.options import BadSamples
 from fastpipe.volumes.options import PADDING_MODES, Padding, read_patch
 from fastpipe.volumes.patch_chunks import PatchChunks

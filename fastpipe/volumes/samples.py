@@ -11,17 +11,16 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.arrays.arrangements import TouredSamples
-from fastpipe.arrays.form import Form
-from fastpipe.arrays.reading import Reading, checked_threads, drawn_substitute
+from fastpipe.core.array_cache import default_file_arrays
+from fastpipe.core.array_samples import Form, Reading, checked_threads, drawn_substitute
+from fastpipe.core.bad_samples import Item, is_of_samples
 from fastpipe.core.keys import sample_seed
+from fastpipe.core.order import TouredSamples
+from fastpipe.core.pool import Process
 from fastpipe.core.reads import ReadPolicy, Started
-from fastpipe.engine.bad import Item, is_of_samples
-from fastpipe.engine.pool import Process
-from fastpipe.index.arrays import default_file_arrays
+from fastpipe.core.types import Key
 from fastpipe.options import BadSamples, Cache, Stage
 from fastpipe.sampling import Sampling, Uniform
-from fastpipe.types import Key
 from fastpipe.volumes.options import (
     Padding,
     WithMargin,

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._machine import default_threads
+from fastpipe.core.array_cache import FileArrays
 from fastpipe.core.keys import sample_seed, uniforms
+from fastpipe.core.machine import default_threads
 from fastpipe.errors import OptionError
-from fastpipe.index.arrays import FileArrays
 from fastpipe.sampling import Foreground, Grid, Positions, Sampling, Uniform
 from fastpipe.volumes.foreground import LabelVoxels, VoxelSketch
 from fastpipe.volumes.masks import BlockCounts, MaskDensity, MaskedPatches, PatchCells

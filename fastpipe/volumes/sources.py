@@ -10,13 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastpipe._natural import natural_sorted
-from fastpipe._printable import printable
-from fastpipe._sizes import in_bytes
-from fastpipe.cache.converted import ConvertedFiles
+from fastpipe.core.array_cache import default_file_arrays
+from fastpipe.core.text import in_bytes, natural_sorted, printable
 from fastpipe.errors import OptionError
-from fastpipe.index.arrays import default_file_arrays
 from fastpipe.options import Stage
+from fastpipe.volumes.converted import ConvertedFiles
 from fastpipe.volumes.opening import open_volume
 from fastpipe.volumes.remote import RemoteVolumes, remote_volumes
 from fastpipe.volumes.tables import matched_volumes

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._extras import require
+from fastpipe.core.extras import require
 from fastpipe.errors import BadSampleError
 from fastpipe.hdf5.objects import raw_name
 from fastpipe.hdf5.opening import open_library

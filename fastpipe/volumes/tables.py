@@ -9,9 +9,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from fastpipe._files import is_url
-from fastpipe._natural import natural_sorted
-from fastpipe.core.files import open_file
+from fastpipe.core.files import is_url, open_file
+from fastpipe.core.text import natural_sorted
 from fastpipe.errors import OptionError
 
 __all__ = ["ROLES", "matched_volumes"]

@@ -15,9 +15,9 @@ from urllib.parse import quote, urlsplit
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._extras import require
-from fastpipe._files import is_url
-from fastpipe._sizes import in_bytes
+from fastpipe.core.extras import require
+from fastpipe.core.files import is_url
+from fastpipe.core.text import in_bytes
 from fastpipe.errors import VolumeError
 from fastpipe.volumes.volume import (
     LARGEST_UNIT,

@@ -16,13 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._extras import require
-from fastpipe._files import retrying_open
-from fastpipe._natural import natural_sorted
-from fastpipe._sizes import in_bytes
-from fastpipe.core.chunks import read_bytes
-from fastpipe.core.files import open_file, regular_status
+from fastpipe.core.extras import require
+from fastpipe.core.files import open_file, regular_status, retrying_open
 from fastpipe.core.native import native
+from fastpipe.core.reads import read_bytes
+from fastpipe.core.text import in_bytes, natural_sorted
 from fastpipe.errors import FastpipeError, MissingDependencyError, VolumeError
 from fastpipe.volumes.damage import UNREADABLE, as_volume_error, shortened
 from fastpipe.volumes.files import RawVolume, raw_unit, read_box

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.core.native import native
-from fastpipe.index.order import tour_words
+from fastpipe.core.order import tour_words
 from fastpipe.volumes.places import PatchPlaces, PatchSpace, Places
 from fastpipe.volumes.sources import Role
 

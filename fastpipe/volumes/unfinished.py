@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fastpipe._files import remove_tree, sync_folder
+from fastpipe.core.files import remove_tree, sync_folder
 from fastpipe.errors import OptionError, VolumeError
 from fastpipe.hdf5.checkpoints import unfinished_name, write_whole
 from fastpipe.hdf5.growing import (

@@ -12,11 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._machine import local_ranks
-from fastpipe._sizes import in_bytes
-from fastpipe.cache.budget import free_memory
-from fastpipe.cache.joined_units import joined_memory
-from fastpipe.cache.unit_file import UnitFile, slot_nbytes
+from fastpipe.core.machine import free_memory, local_ranks
+from fastpipe.core.shared_chunks import UnitFile, joined_memory, slot_nbytes
+from fastpipe.core.text import in_bytes
 from fastpipe.errors import OptionError
 from fastpipe.options import Cache
 from fastpipe.volumes.places import Places

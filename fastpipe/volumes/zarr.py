@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._sizes import in_bytes
-from fastpipe.core.chunks import ChunkError, read_fully
 from fastpipe.core.files import open_file
 from fastpipe.core.native import native
-from fastpipe.protocols import ChunkObjects
+from fastpipe.core.reads import ChunkError, read_fully
+from fastpipe.core.text import in_bytes
+from fastpipe.core.types import ChunkObjects
 from fastpipe.volumes.codecs import BLOSC_HEADER, BloscHeader, decode
 from fastpipe.volumes.volume import DamagedUnitError, UnitGrid, UnitReader, Volume, box_text, folder_state
 from fastpipe.volumes.zarr_metadata import ZarrArray, even_parts

@@ -13,9 +13,8 @@ from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
 
-from fastpipe._natural import natural_sorted
-from fastpipe._sizes import in_bytes
 from fastpipe.core.files import open_file, read_file
+from fastpipe.core.text import in_bytes, natural_sorted
 from fastpipe.errors import VolumeError
 from fastpipe.volumes.damage import as_volume_error, shortened
 

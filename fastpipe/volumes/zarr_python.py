@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._extras import require
-from fastpipe._natural import natural_sorted
-from fastpipe._sizes import in_bytes
+from fastpipe.core.extras import require
 from fastpipe.core.files import regular_status
+from fastpipe.core.text import in_bytes, natural_sorted
 from fastpipe.errors import VolumeError
 from fastpipe.volumes.damage import UNREADABLE, as_volume_error, shortened
 from fastpipe.volumes.volume import (

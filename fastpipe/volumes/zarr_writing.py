@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._extras import require
-from fastpipe._files import sync_folder
+from fastpipe.core.extras import require
+from fastpipe.core.files import sync_folder
 from fastpipe.errors import OptionError
 from fastpipe.volumes.zarr_metadata import even_parts
 

@@ -23,7 +23,7 @@ from fastpipe.augment.images import on_device
 from fastpipe.augment.motion.transforms import MotionTransform
 from fastpipe.augment.tables import applied_table
 from fastpipe.augment.volumes.base import VolumeTransform
-from fastpipe.types import Key
+from fastpipe.core.types import Key
 
 Make = Callable[..., Tensor]
 

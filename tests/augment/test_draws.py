@@ -12,8 +12,8 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from fastpipe import augment
+from fastpipe.core.types import Key
 from fastpipe.errors import AugmentError, OptionError
-from fastpipe.types import Key
 
 Make = Callable[..., Tensor]
 COUNT = 4000

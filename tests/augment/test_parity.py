@@ -14,7 +14,7 @@ from torchvision.transforms.v2.functional._geometry import _affine_grid
 from fastpipe import augment
 from fastpipe.augment.images import on_device, on_processor
 from fastpipe.augment.tables import applied_table
-from fastpipe.engine.slots import SlotPool
+from fastpipe.core.slots import SlotPool
 from fastpipe.errors import AugmentError
 
 CASES: dict[str, augment.BatchTransform] = {

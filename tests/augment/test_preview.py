@@ -18,8 +18,8 @@ from torchvision.transforms import v2
 from fastpipe import augment
 from fastpipe.augment.captions import _CHANGES, caption, title
 from fastpipe.augment.grids import fitted, heat
+from fastpipe.core.types import Key
 from fastpipe.errors import AugmentError, MissingDependencyError, OptionError
-from fastpipe.types import Key
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

@@ -56,8 +56,8 @@ from fastpipe.bench.results import RowInfo, load
 from fastpipe.bench.runner import ContenderError, Plan, Sample, Session
 from fastpipe.bench.volume import made_scroll
 from fastpipe.core.native import native
-from fastpipe.device import decoders
-from fastpipe.device.transfer import Transfer
+from fastpipe.core.transfer import Transfer
+from fastpipe.images import gpu_batches as decoders
 
 pytest.importorskip("tensorstore", reason="needs tensorstore: pip install 'fastpipe[volume]'")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fastpipe.cache.budget import free_disk, free_memory
+from fastpipe.core.machine import free_disk, free_memory
 
 KIB, MIB = 1 << 10, 1 << 20
 MEMINFO = {"proc/meminfo": "MemTotal:  900 kB\nMemFree:  10 kB\nMemAvailable:  700 kB\n"}

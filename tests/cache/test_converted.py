@@ -12,8 +12,8 @@ from unittest import mock
 
 import pytest
 
-from fastpipe.cache import converted
 from fastpipe.errors import CacheError
+from fastpipe.volumes import converted
 
 
 class Copies(converted.ConvertedFiles):

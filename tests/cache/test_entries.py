@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastpipe.cache.entries import RECORD_SIZE, Entry
+from fastpipe.core.cache_store import RECORD_SIZE, Entry
 from fastpipe.core.native import native
 
 

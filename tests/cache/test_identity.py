@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fastpipe.cache import identity
-from fastpipe.cache.identity import identify, is_stale
+from fastpipe.core import file_identity as identity
+from fastpipe.core.file_identity import identify, is_stale
 
 TAG = b"t" * 32
 

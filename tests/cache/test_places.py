@@ -20,11 +20,12 @@ import numpy as np
 import pytest
 
 import fastpipe
-from fastpipe._private_folder import user_cache_folder
-from fastpipe.cache import locks, places
-from fastpipe.cache.identity import identify
-from fastpipe.cache.places import open_store
-from fastpipe.cache.store import EntryStore
+from fastpipe.core import caches as places
+from fastpipe.core import locks
+from fastpipe.core.cache_store import EntryStore
+from fastpipe.core.caches import open_store
+from fastpipe.core.file_identity import identify
+from fastpipe.core.private_folder import user_cache_folder
 from fastpipe.errors import CacheError
 from fastpipe.options import Cache
 
@@ -37,7 +38,7 @@ needs_proc = pytest.mark.skipif(
 _SCRIPT = """
 import hashlib, os, sys
 import numpy as np
-from fastpipe.cache.places import open_store
+from fastpipe.core.caches import open_store
 from fastpipe.options import Cache
 def digest(number):
     return hashlib.blake2b(str(number).encode(), digest_size=16).digest()

@@ -21,8 +21,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fastpipe.cache import locks, store
-from fastpipe.cache.store import DamagedStoreError, EntryStore
+from fastpipe.core import cache_store as store
+from fastpipe.core import locks
+from fastpipe.core.cache_store import DamagedStoreError, EntryStore
 from fastpipe.core.native import native
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="run it where processes can fork")

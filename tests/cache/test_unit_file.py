@@ -19,9 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shared_units import CONTENTS, NBYTES, obtained, put, take
 
-from fastpipe.cache import unit_file
-from fastpipe.cache.joined_units import joined_memory
-from fastpipe.cache.unit_file import UnitFile, private_units
+from fastpipe.core import shared_chunks as unit_file
+from fastpipe.core.shared_chunks import UnitFile, joined_memory, private_units
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "memfd_create"), reason="run it where files have locks and no names: on Linux"

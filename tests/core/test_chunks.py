@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastpipe.core.chunks import ChunkError, read_bytes, read_fully
+from fastpipe.core.reads import ChunkError, read_bytes, read_fully
 
 
 def test_a_file_that_ends_before_is_an_error(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from fastpipe.device import nvjpeg
-from fastpipe.device.nvjpeg import NvJpegDecoder
-from fastpipe.types import Box
+from fastpipe.core.types import Box
+from fastpipe.images import nvjpeg
+from fastpipe.images.nvjpeg import NvJpegDecoder
 
 STREAM = SimpleNamespace(cuda_stream=7)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fastpipe.device.sharing import GivenShare, MeasuredShare, takes
+from fastpipe.images.gpu_share import GivenShare, MeasuredShare, takes
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.25, 1 / 3, 0.5, 0.99, 1.0])

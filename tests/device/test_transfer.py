@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastpipe.device.transfer import Transfer, checked_device, map_tensors
+from fastpipe.core.transfer import Transfer, checked_device, map_tensors
 from fastpipe.errors import OptionError
 
 Pair = namedtuple("Pair", "first second")

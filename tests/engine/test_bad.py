@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fastpipe.engine.bad import BadSampleLog, Item, bad_sample_error
+from fastpipe.core.bad_samples import BadSampleLog, Item, bad_sample_error
 from fastpipe.errors import BadSampleError, FastpipeError, TooManyBadSamplesError
 from fastpipe.options import BadSamples
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastpipe.engine.bad import BadSampleLog, Item
-from fastpipe.engine.batches import BatchMaker, PendingBatch
-from fastpipe.engine.clock import StageClock
-from fastpipe.engine.pool import ThreadPool
+from fastpipe.core.bad_samples import BadSampleLog, Item
+from fastpipe.core.batches import BatchMaker, PendingBatch
+from fastpipe.core.clock import StageClock
+from fastpipe.core.pool import ThreadPool
+from fastpipe.core.types import Box, Size
 from fastpipe.errors import BadSampleError, ClosedError, TooManyBadSamplesError
 from fastpipe.options import BadSamples
-from fastpipe.types import Box, Size
 
 WAIT_S = 60.0
 

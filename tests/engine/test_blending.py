@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastpipe.engine.blending import Blender, gaussian_weights
 from fastpipe.errors import OptionError
+from fastpipe.volumes.blending import Blender, gaussian_weights
 
 
 def blended_by_numpy(shape: Any, starts: Any, weights: Any, values: Any) -> Any:

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from fastpipe.engine.clock import StageClock
-from fastpipe.protocols import Stopwatch
+from fastpipe.core.clock import StageClock
+from fastpipe.core.types import Stopwatch
 
 
 def test_durations_of_a_stage_add_up() -> None:

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastpipe.engine import lanes
-from fastpipe.engine.lanes import Lane, LaneWriter, lanes_are_possible, stack_signal
+from fastpipe.core import lanes
+from fastpipe.core.lanes import Lane, LaneWriter, lanes_are_possible, stack_signal
 
 pytestmark = [
     pytest.mark.skipif(not lanes_are_possible(), reason="run it on Linux, which has memfd_create"),

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from fastpipe.engine import pool as pool_module
-from fastpipe.engine.pool import Job, ThreadPool
+from fastpipe.core import pool as pool_module
+from fastpipe.core.pool import Job, ThreadPool
 from fastpipe.errors import ClosedError
 
 InChild = Callable[[Callable[[], object]], None]
@@ -552,7 +552,7 @@ _EXITS = {
 
 @pytest.mark.parametrize("how", _EXITS.values(), ids=_EXITS.keys())
 def test_the_interpreter_ends_quietly(how: str) -> None:
-    code = f"import sys\nfrom fastpipe.engine.pool import ThreadPool\npool = ThreadPool(3)\n{how}\n"
+    code = f"import sys\nfrom fastpipe.core.pool import ThreadPool\npool = ThreadPool(3)\n{how}\n"
     assert _said_by(code) == ""
 
 

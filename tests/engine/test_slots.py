@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastpipe.engine import slots
-from fastpipe.engine.slots import SlotPool
+from fastpipe.core import slots
+from fastpipe.core.slots import SlotPool
 
 
 def _address(array: Any) -> int:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from fastpipe.engine.opened import decoded_together
-from fastpipe.engine.pool import ThreadPool
+from fastpipe.core.batches import decoded_together
+from fastpipe.core.pool import ThreadPool
+from fastpipe.core.types import Box
 from fastpipe.errors import ClosedError
-from fastpipe.types import Box
 
 WAIT_S = 60.0
 

@@ -23,9 +23,9 @@ from torchvision import transforms as v1
 
 from fastpipe import Cache, FastImageFolder, FastLoader
 from fastpipe.bench.synthetic import photo_tree
-from fastpipe.cache import locks
-from fastpipe.cache import store as store_module
-from fastpipe.cache.places import open_store
+from fastpipe.core import cache_store as store_module
+from fastpipe.core import locks
+from fastpipe.core.caches import open_store
 from fastpipe.images.batch import MADE, ImageBatch
 from fastpipe.images.reader import ImageReader
 

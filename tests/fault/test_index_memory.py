@@ -12,8 +12,8 @@ import pytest
 # In a process of its own: what pytest and torch keep would be copied as well.
 _SCRIPT = """if True:
     import gc, json, os
-    from fastpipe.index.storage import Packed, pack_paths
-    from fastpipe.index.tables import SampleTableBuilder, TargetTable
+    from fastpipe.core.sample_tables import Packed, pack_paths
+    from fastpipe.core.sample_tables import SampleTableBuilder, TargetTable
 
     def private_bytes():
         with open("/proc/self/smaps_rollup") as file:

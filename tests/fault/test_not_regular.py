@@ -16,8 +16,8 @@ from torchvision.transforms import PILToTensor
 
 import fastpipe
 from fastpipe import BadSamples, FastHDF5Dataset, FastImageFolder, FastLoader, FastPatchDataset
-from fastpipe._files import open_output, remove_tree, write_whole
 from fastpipe.cli import main
+from fastpipe.core.files import open_output, remove_tree, write_whole
 from fastpipe.errors import FastpipeError, HDF5Error, StageError, VolumeError
 from fastpipe.sampling import Grid
 from fastpipe.volumes import tensorstore

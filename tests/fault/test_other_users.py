@@ -20,10 +20,10 @@ from torchvision.transforms import PILToTensor
 
 import fastpipe
 from fastpipe import FastHDF5Dataset, FastImageFolder, FastPatchDataset, Stage, stitch
-from fastpipe._files import open_output, who_else_may_write, write_whole
-from fastpipe._private_folder import made_folder
 from fastpipe.bench import data as bench_data
 from fastpipe.cli import main
+from fastpipe.core.files import open_output, who_else_may_write, write_whole
+from fastpipe.core.private_folder import made_folder
 from fastpipe.errors import OptionError, StageError, VolumeError
 from fastpipe.files.scanning.quarantine import LIST
 from fastpipe.generation import generating

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from shared_units import CONTENTS, NBYTES, obtained, put, take
 
-from fastpipe.cache.unit_file import UnitFile
+from fastpipe.core.shared_chunks import UnitFile
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "memfd_create"), reason="run it on Linux, which has files in memory without names"

@@ -16,8 +16,8 @@ import hdf5plugin
 import numpy as np
 import pytest
 
-from fastpipe import _files
 from fastpipe.cli import main
+from fastpipe.core import files as _files
 from fastpipe.errors import HDF5Error
 from fastpipe.hdf5 import checking, partial, planning, repacking
 

@@ -17,9 +17,9 @@ from dying import dying_at
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
-from fastpipe import _files
-from fastpipe.cache.locks import try_to_lock
 from fastpipe.cli import main
+from fastpipe.core import files as _files
+from fastpipe.core.locks import try_to_lock
 from fastpipe.files.scanning import moving, remedies
 from fastpipe.files.scanning.quarantine import LIST
 

@@ -21,8 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastpipe import Cache, FastLoader, FastPatchDataset, Shuffle
-from fastpipe._machine import available_cpus
 from fastpipe.cli import main
+from fastpipe.core.machine import available_cpus
 from fastpipe.errors import OptionError, VolumeError
 from fastpipe.volumes import advice, inspecting, measuring, report
 from fastpipe.volumes.advice import Rechunked, worthwhile, worthwhile_uniform

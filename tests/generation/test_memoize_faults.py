@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from fastpipe import memoize
-from fastpipe._private_folder import PrivateFolder
+from fastpipe.core.private_folder import PrivateFolder
 from fastpipe.generation import entries, sealing
 from fastpipe.generation.entries import Entries, Header
 

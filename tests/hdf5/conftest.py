@@ -11,10 +11,9 @@ import h5py
 import numpy as np
 import pytest
 
-from fastpipe.core.jobs import NativeJob
 from fastpipe.core.native import native
+from fastpipe.core.pool import Job, NativeJob
 from fastpipe.core.reads import MADE
-from fastpipe.engine.pool import Job
 from fastpipe.hdf5.chunks import FileState
 from fastpipe.hdf5.files import SampleFile, SampleFiles
 from fastpipe.hdf5.layout import Layout, read_layout

@@ -13,7 +13,7 @@ import hdf5plugin
 import numpy as np
 import pytest
 
-from fastpipe.core.chunks import ChunkError
+from fastpipe.core.reads import ChunkError
 from fastpipe.errors import HDF5Error
 from fastpipe.hdf5.chunks import ChunkReader, FileState
 from fastpipe.hdf5.errors import DamagedError

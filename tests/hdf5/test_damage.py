@@ -24,8 +24,8 @@ from h5py import h5d, h5p, h5s, h5t, h5z
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from fastpipe.core.chunks import ChunkError
 from fastpipe.core.native import native
+from fastpipe.core.reads import ChunkError
 from fastpipe.errors import HDF5Error
 from fastpipe.hdf5.chunks import ChunkReader, FileState
 from fastpipe.hdf5.errors import DamagedError

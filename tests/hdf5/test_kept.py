@@ -11,9 +11,9 @@ import h5py
 import numpy as np
 import pytest
 
-from fastpipe.cache import locks
-from fastpipe.cache.identity import FileIdentity
-from fastpipe.cache.store import EntryStore
+from fastpipe.core import locks
+from fastpipe.core.cache_store import EntryStore
+from fastpipe.core.file_identity import FileIdentity
 from fastpipe.core.native import native
 from fastpipe.hdf5.files import SampleFiles
 from fastpipe.hdf5.kept import KeptChunks, chunk_nbytes

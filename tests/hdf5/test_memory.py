@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastpipe.cache.unit_file import private_units
+from fastpipe.core.shared_chunks import private_units
 from fastpipe.hdf5 import memory as memory_module
 from fastpipe.hdf5.files import SampleFiles
 from fastpipe.hdf5.memory import ChunkMemory

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastpipe.core.chunks import ChunkError
+from fastpipe.core.reads import ChunkError
 from fastpipe.hdf5 import layout as layout_module
 from fastpipe.hdf5.errors import DamagedError
 from fastpipe.hdf5.filters import BLOSC2, FilterStep, decode_chunk

@@ -16,7 +16,7 @@ from h5py import h5d, h5p, h5s, h5t, h5z
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from fastpipe.cache.unit_file import UnitFile, private_units
+from fastpipe.core.shared_chunks import UnitFile, private_units
 from fastpipe.hdf5.chunks import ChunkReader, FileState
 from fastpipe.hdf5.filters import BLOSC2
 from fastpipe.hdf5.kept import chunk_nbytes

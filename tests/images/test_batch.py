@@ -26,12 +26,12 @@ from transform_chains import chains
 from fastpipe import BadSamples, Decode, FastImageFolder, FastLoader
 from fastpipe.bench.synthetic import photograph
 from fastpipe.core.native import native
+from fastpipe.core.sample_tables import paths_of
+from fastpipe.core.types import Key
 from fastpipe.errors import BadSampleError
 from fastpipe.images import batch as images_batch
-from fastpipe.index.storage import paths_of
 from fastpipe.torch.kept import ImageSource
 from fastpipe.torch.keys import keyed
-from fastpipe.types import Key
 
 # torchvision says so when antialias=False has no effect on PIL images.
 pytestmark = pytest.mark.filterwarnings("ignore:Anti-alias option is always applied")

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from operations import Crop, Flip, Grey, Operation, Resize, fold, pillow_resize
 from PIL import Image
 
-from fastpipe.images import geometry, kernels
-from fastpipe.images.installed import FILTERS
+from fastpipe.core.types import Box, Size
+from fastpipe.images import kernels
+from fastpipe.images import pixels as geometry
+from fastpipe.images.pillow import FILTERS
 from fastpipe.images.pixels import render
 from fastpipe.images.steps import BOX, FLIP, described_step
-from fastpipe.types import Box, Size
 
 MODES = {constant: Image.Resampling[name.upper()] for name, constant in FILTERS.items()}
 

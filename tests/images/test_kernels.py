@@ -19,10 +19,10 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as functional_v2
 
 from fastpipe.core.native import native
+from fastpipe.core.types import Size
 from fastpipe.images import kernels
-from fastpipe.images.installed import FILTERS, grey_is_known
+from fastpipe.images.pillow import FILTERS, grey_is_known
 from fastpipe.images.pixels import Conversion
-from fastpipe.types import Size
 
 UInt8Array = npt.NDArray[np.uint8]
 

@@ -12,10 +12,9 @@ from operations import fold, pillow_resize
 from PIL import Image
 from torchvision import transforms as v1
 
-from fastpipe.images import installed as pillow
-from fastpipe.images import kernels
+from fastpipe.core.types import Size, UInt8Array
+from fastpipe.images import kernels, pillow
 from fastpipe.images.plan import Plan, compile_plan
-from fastpipe.types import Size, UInt8Array
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (70, 90, 3), np.uint8)
 CHAIN = [v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.Grayscale(3), v1.ToTensor()]

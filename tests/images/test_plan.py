@@ -18,10 +18,10 @@ from torchvision.models import EfficientNet_B0_Weights, ResNet18_Weights
 from torchvision.transforms import v2
 
 from fastpipe.core.keys import uniforms
-from fastpipe.images.installed import grey_is_known
+from fastpipe.core.types import Key
+from fastpipe.images.pillow import grey_is_known
 from fastpipe.images.plan import Plan, TensorSpec, compile_plan, plan_state
-from fastpipe.images.ramp import rows_of
-from fastpipe.types import Key
+from fastpipe.images.pointwise import rows_of
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (50, 60, 3), np.uint8)
 NORMALIZE = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])

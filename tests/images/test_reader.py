@@ -17,11 +17,10 @@ from odd_images import OddImage, odd_images
 from PIL import Image, ImageOps
 
 from fastpipe.bench.synthetic import photograph
+from fastpipe.core.types import Box, EncodedImage, Size
 from fastpipe.errors import OptionError
 from fastpipe.images.reader import ImageReader
 from fastpipe.options import Decode
-from fastpipe.protocols import EncodedImage
-from fastpipe.types import Box, Size
 
 BACKENDS = ["auto", "nvimgcodec", "simplejpeg", "pillow"]
 PHOTO = photograph(np.random.default_rng(3), (70, 93))

@@ -19,11 +19,16 @@ from torch import nn
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from fastpipe.images.containers import flatten, is_pristine
-from fastpipe.images.geometry import Region, fold
-from fastpipe.images.pixels import render
-from fastpipe.images.steps import random_resized_crop_box, recognise, resized_size, state_of
-from fastpipe.types import Size
+from fastpipe.core.types import Size
+from fastpipe.images.pixels import Region, fold, render
+from fastpipe.images.steps import (
+    flatten,
+    is_pristine,
+    random_resized_crop_box,
+    recognise,
+    resized_size,
+    state_of,
+)
 
 BOTH = pytest.mark.parametrize("tv", [v1, v2], ids=["v1", "v2"])
 

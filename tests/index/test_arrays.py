@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from fastpipe import FastHDF5Dataset
+from fastpipe.core import array_cache as kept_module
+from fastpipe.core import file_identity as file_systems
+from fastpipe.core.array_cache import FileArrays, default_file_arrays
 from fastpipe.hdf5 import layout
-from fastpipe.index import file_systems
-from fastpipe.index import kept as kept_module
-from fastpipe.index.arrays import FileArrays, default_file_arrays
 
 ARRAYS = [np.arange(5), np.array([7, 1 << 60]), np.zeros(0, np.uint32)]
 LATER = 10_000_000_000  # nanoseconds: long after the file was written

@@ -22,11 +22,16 @@ import pytest
 from torchvision.datasets import folder as reference
 
 from fastpipe import FastImageFolder
-from fastpipe._private_folder import PrivateFolder
-from fastpipe.index import kept
-from fastpipe.index.cache import IndexCache, default_index_cache
-from fastpipe.index.file_systems import FileSystems
-from fastpipe.index.folder import IMG_EXTENSIONS, find_classes, scan_folder
+from fastpipe.core import array_cache as kept
+from fastpipe.core.class_folders import (
+    IMG_EXTENSIONS,
+    IndexCache,
+    default_index_cache,
+    find_classes,
+    scan_folder,
+)
+from fastpipe.core.file_identity import FileSystems
+from fastpipe.core.private_folder import PrivateFolder
 
 LATER = 10**20  # nanoseconds since 1970: all times in this file are long past
 CLASSES = {"cat": 0, "dog": 1, "elk": 2}
@@ -508,9 +513,9 @@ SCRIPT = """if True:
     import os, signal, sys
     from pathlib import Path
     from fastpipe.index import cache
-    from fastpipe.index.cache import IndexCache
-    from fastpipe.index.file_systems import FileSystems
-    from fastpipe.index.folder import IMG_EXTENSIONS, find_classes, scan_folder
+    from fastpipe.core.class_folders import IndexCache
+    from fastpipe.core.file_identity import FileSystems
+    from fastpipe.core.class_folders import IMG_EXTENSIONS, find_classes, scan_folder
     FileSystems.is_local = lambda *_: True
     root, where, action = sys.argv[1:]
     kept = IndexCache(where, keep_from_s=-1, now=lambda: 10**20)
@@ -615,8 +620,8 @@ def test_the_dataset_says_how_far_a_long_scan_is(
     monkeypatch.setattr(sys, "stderr", None)
     FastImageFolder(root)
     assert caplog.messages == []
-    monkeypatch.setattr("fastpipe.index.progress._SILENT_S", 0.0)
-    monkeypatch.setattr("fastpipe.index.walk._TELL_EVERY_S", 0.0)
+    monkeypatch.setattr("fastpipe.core.class_folders._SILENT_S", 0.0)
+    monkeypatch.setattr("fastpipe.core.class_folders._TELL_EVERY_S", 0.0)
     FastImageFolder(root)
     first, last = caplog.messages
     assert first == f"Scanning {root}: 2 files in 1 folders so far, 0 s"

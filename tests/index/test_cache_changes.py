@@ -15,10 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision.datasets import folder as reference
 
-from fastpipe.index import walk
-from fastpipe.index.cache import IndexCache
-from fastpipe.index.file_systems import FileSystems
-from fastpipe.index.folder import IMG_EXTENSIONS, find_classes, scan_folder
+from fastpipe.core import class_folders as walk
+from fastpipe.core.class_folders import IMG_EXTENSIONS, IndexCache, find_classes, scan_folder
+from fastpipe.core.file_identity import FileSystems
 
 LATER = 10**20  # nanoseconds since 1970: all times in this file are long past
 # Folders, links and files share names, so that one comes in the place of the other.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fastpipe.index.file_systems import FileSystems
+from fastpipe.core.file_identity import FileSystems
 
 MOUNTS = r"""22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
 30 22 0:40 / /data rw,relatime shared:2 master:1 - nfs4 server:/data rw
@@ -63,5 +63,5 @@ def test_this_machine_tells() -> None:
 
 
 def test_without_a_list_of_mounts_nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("fastpipe.index.file_systems._MOUNTS", str(tmp_path / "none"))
+    monkeypatch.setattr("fastpipe.core.file_identity._MOUNTS", str(tmp_path / "none"))
     assert FileSystems().kind(os.stat("/").st_dev, "/") is None

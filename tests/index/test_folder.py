@@ -15,10 +15,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torchvision.datasets import folder as reference
 
-from fastpipe._printable import printable
+from fastpipe.core.class_folders import IMG_EXTENSIONS, find_classes, scan_folder
+from fastpipe.core.sample_tables import SampleTable
+from fastpipe.core.text import printable
 from fastpipe.errors import OptionError
-from fastpipe.index.folder import IMG_EXTENSIONS, find_classes, scan_folder
-from fastpipe.index.tables import SampleTable
 
 posix_only = pytest.mark.skipif(os.name != "posix", reason="makes fifos and links: run it on Linux or macOS")
 not_root = pytest.mark.skipif(

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastpipe.index import kept, listing
-from fastpipe.index.listing import Listing, Rows
-from fastpipe.index.listing_cache import KeptFolders, KeptRows, ListingCache, ListingKey
-from fastpipe.index.storage import FrozenSamples, offsets_of
+from fastpipe.core import array_cache as kept
+from fastpipe.core.sample_tables import FrozenSamples, offsets_of
+from fastpipe.stores import listing
+from fastpipe.stores.listing import KeptFolders, KeptRows, Listing, ListingCache, ListingKey, Rows
 
 ROOT, PREFIX = "s3://bucket/train/", "train/"
 

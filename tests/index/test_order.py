@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fastpipe.core.order import epoch_order
 from fastpipe.errors import OptionError
-from fastpipe.index.order import epoch_order
 
 MASK = 2**64 - 1
 

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from torchvision.datasets import ImageFolder
 from torchvision.datasets import folder as reference
 
+from fastpipe.core import array_cache as kept
+from fastpipe.core.class_folders import IMG_EXTENSIONS, IndexCache, find_classes
+from fastpipe.core.types import FetchedObject, StoredObject
 from fastpipe.errors import OptionError, StoreAccessError, StoreBusyError
-from fastpipe.index import kept, lister
-from fastpipe.index.cache import IndexCache
-from fastpipe.index.folder import IMG_EXTENSIONS, find_classes
-from fastpipe.index.remote import find_remote_classes, scan_store
 from fastpipe.options import Subset
-from fastpipe.types import FetchedObject, StoredObject
+from fastpipe.stores import listing as lister
+from fastpipe.stores.class_folders import find_remote_classes, scan_store
 
 ROOT, PREFIX = "s3://bucket/of/train/", "of/train/"
 WAIT_S = 30.0

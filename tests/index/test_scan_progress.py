@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from clock import ManualClock
 
-from fastpipe.index.progress import ScanProgress
+from fastpipe.core.class_folders import ScanProgress
 
 ROOT = "/data/train"
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastpipe.core.order import RankBatch, ShardedBatches
 from fastpipe.errors import OptionError
-from fastpipe.index.order import RankBatch, ShardedBatches
 from fastpipe.options import Shard
 
 COUNT, SIZE, WORLD = st.integers(0, 70), st.integers(1, 7), st.integers(1, 6)

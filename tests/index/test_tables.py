@@ -16,9 +16,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fastpipe.core.sample_tables import (
+    FrozenSamples,
+    FrozenTargets,
+    SampleTable,
+    SampleTableBuilder,
+    TargetTable,
+)
 from fastpipe.errors import OptionError
-from fastpipe.index.storage import FrozenSamples, FrozenTargets
-from fastpipe.index.tables import SampleTable, SampleTableBuilder, TargetTable
 
 # All strings Python has: lone surrogates are what os.fsdecode makes of odd bytes.
 paths = st.text(st.characters(codec=None, exclude_categories=()), max_size=8)

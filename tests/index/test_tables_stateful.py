@@ -12,8 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from fastpipe.index.storage import FrozenSamples, FrozenTargets
-from fastpipe.index.tables import SampleTable, TargetTable
+from fastpipe.core.sample_tables import FrozenSamples, FrozenTargets, SampleTable, TargetTable
 
 # All strings Python has: lone surrogates are what os.fsdecode makes of odd bytes.
 paths = st.text(st.characters(codec=None, exclude_categories=()), max_size=8)

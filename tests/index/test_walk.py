@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from fastpipe.index import walk
-from fastpipe.index.file_systems import FileSystems
-from fastpipe.index.walk import Folder, Waiting, Walker
+from fastpipe.core import class_folders as walk
+from fastpipe.core.class_folders import Folder, Waiting, Walker
+from fastpipe.core.file_identity import FileSystems
 
 PATIENCE_S = 60.0
 LATER = 10**20  # nanoseconds since 1970: all times in this file are long past

@@ -53,8 +53,8 @@ def check_decoding() -> None:
     """Compare decoded JPEGs with Pillow's: of every kind that the core decodes, and many at once in its threads."""
     from PIL import Image
 
+    from fastpipe.core.types import Box
     from fastpipe.images.reader import ImageReader
-    from fastpipe.types import Box
 
     noise = np.random.default_rng(0).integers(0, 256, (ROWS, COLUMNS, 3), np.uint8)
     encoded = io.BytesIO()

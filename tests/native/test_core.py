@@ -25,7 +25,7 @@ from torchvision.transforms import v2
 
 from fastpipe import Decode, FastImageFolder, FastLoader
 from fastpipe.bench.synthetic import photo_tree as make_photo_tree
-from fastpipe.core import jobs
+from fastpipe.core import pool as jobs
 from fastpipe.core.native import native
 from fastpipe.errors import ClosedError
 

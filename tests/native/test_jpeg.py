@@ -19,10 +19,10 @@ from PIL import Image
 
 from fastpipe.bench.synthetic import photograph
 from fastpipe.core.native import native
+from fastpipe.core.types import Box
 from fastpipe.errors import MissingDependencyError
 from fastpipe.images.reader import ImageReader, read_jpeg_header
 from fastpipe.options import Decode
-from fastpipe.types import Box
 
 KINDS: dict[str, dict[str, Any]] = {
     f"{sampling}{kind}": {"subsampling": sampling, "progressive": bool(kind)}
@@ -206,7 +206,7 @@ import numpy as np
 from PIL import Image
 from fastpipe.images.reader import ImageReader
 from fastpipe.options import Decode
-from fastpipe.types import Box
+from fastpipe.core.types import Box
 file = io.BytesIO()
 pixels = np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)
 Image.fromarray(pixels).save(file, "JPEG", quality=80)
@@ -266,7 +266,7 @@ def test_a_pillow_that_decodes_otherwise_is_left_to_itself(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As one does that was built with another libjpeg."""
-    from fastpipe.images import installed
+    from fastpipe.images import pillow as installed
     from fastpipe.images import reader as images
 
     fresh = installed.decodes_as_pillow.__wrapped__

@@ -13,9 +13,9 @@ from scipy import stats
 from torchvision import transforms as v1
 
 from fastpipe.core.keys import uniforms
-from fastpipe.images.geometry import fold
+from fastpipe.core.types import Size
+from fastpipe.images.pixels import fold
 from fastpipe.images.steps import random_resized_crop_box, recognise
-from fastpipe.types import Size
 
 COUNT = 10_000
 # Each comparison is exact in distribution; at fixed seeds a smaller p would mean a real change.

@@ -18,9 +18,9 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as by_hand
 from transform_chains import chains
 
+from fastpipe.core.types import Key
 from fastpipe.images.plan import Plan, compile_plan
-from fastpipe.images.ramp import rows_of
-from fastpipe.types import Key
+from fastpipe.images.pointwise import rows_of
 
 # ---- images ----------------------------------------------------------------------------------
 

@@ -14,11 +14,10 @@ from torchvision import transforms
 
 from fastpipe import Decode, FastImageFolder
 from fastpipe.bench.synthetic import photograph
-from fastpipe.images.installed import FILTERS
+from fastpipe.core.types import Box, EncodedImage, Size
+from fastpipe.images.pillow import FILTERS
 from fastpipe.images.pixels import reduction, render
 from fastpipe.images.reader import ImageReader
-from fastpipe.protocols import EncodedImage
-from fastpipe.types import Box, Size
 
 SIZE = Size(777, 1001)
 

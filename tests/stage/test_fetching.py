@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fastpipe.core.types import FetchedObject
 from fastpipe.options import Stage
 from fastpipe.stage import fetching
 from fastpipe.stage.fetching import Fetcher
 from fastpipe.stage.folder import StageFolder
 from fastpipe.stage.pace import Pace
 from fastpipe.stage.table import StageTable
-from fastpipe.types import FetchedObject
 
 _COUNT = 200
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fastpipe import _files
+from fastpipe.core import files as _files
 from fastpipe.stage.files import move_file, read_file, write_file
 
 

@@ -14,16 +14,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from fastpipe.core.sample_tables import FrozenSamples, offsets_of, pack_paths
+from fastpipe.core.types import Store
 from fastpipe.errors import StageError, StoreError
-from fastpipe.index.listing import Listing
-from fastpipe.index.storage import FrozenSamples, offsets_of, pack_paths
 from fastpipe.options import Stage
-from fastpipe.protocols import Store
 from fastpipe.stage import whole
 from fastpipe.stage.folder import StageFolder
 from fastpipe.stage.locks import locks_are_possible
 from fastpipe.stage.stores import open_store
 from fastpipe.stage.table import StageTable
+from fastpipe.stores.listing import Listing
 
 pytestmark = pytest.mark.skipif(
     not locks_are_possible(), reason="run it on 64-bit Linux, which has OFD locks"

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._extras import require
-from fastpipe.types import Box, Size
+from fastpipe.core.extras import require
+from fastpipe.core.types import Box, Size
 
 __all__ = ["ArrayImage"]
 
 
 class ArrayImage:
-    """A :class:`fastpipe.types.EncodedImage` over an array, which remembers what it was asked for.
+    """A :class:`fastpipe.core.types.EncodedImage` over an array, which remembers what it was asked for.
 
     Args:
         pixels: uint8 (H, W, 3).

@@ -14,8 +14,8 @@ import jpeg_surgery as surgery
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._extras import require
 from fastpipe.bench.synthetic import photograph
+from fastpipe.core.extras import require
 
 __all__ = [
     "Case",

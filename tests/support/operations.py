@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from fastpipe.images import geometry
-from fastpipe.images.geometry import Region
-from fastpipe.images.installed import pillow_filter
+from fastpipe.core.types import Box, Size
+from fastpipe.images import pixels as geometry
+from fastpipe.images.pillow import pillow_filter
+from fastpipe.images.pixels import Region
 from fastpipe.images.steps import BOX, FLIP, GREY, RESIZE, described_step
-from fastpipe.types import Box, Size
 
 __all__ = ["Crop", "Flip", "Grey", "Operation", "Resize", "fold", "pillow_resize"]
 

@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from delay_proxy import DelayProxy, Faults
 
-from fastpipe._extras import require
+from fastpipe.core.extras import require
 
 __all__ = ["S3", "S3Missing", "S3Proxy", "S3Server", "missing_programs"]
 

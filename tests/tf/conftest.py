@@ -14,7 +14,7 @@ from PIL import Image
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
-# Tests of torch run in the same process, and import torchvision: see fastpipe/_beside.py.
+# Tests of torch run in the same process, and import torchvision: see fastpipe/core/processes.py.
 import torchvision  # noqa: F401
 
 import tensorflow as tf  # isort: skip

@@ -20,10 +20,10 @@ import fastpipe.tf
 from fastpipe import augment as of_torch
 from fastpipe.core import keys
 from fastpipe.core.native import native
+from fastpipe.core.types import Key
 from fastpipe.errors import AugmentError
 from fastpipe.tf import Augment, on_processor
 from fastpipe.tf.keyed import uniforms
-from fastpipe.types import Key
 
 _ALL: dict[str, Any] = {
     "horizontal_flip": 0.5, "vertical_flip": 0.3, "rotation": 20, "translation": (0.1, 0.2),

@@ -13,8 +13,8 @@ from torch.utils.data import default_collate
 
 from fastpipe import FastLoader
 from fastpipe.bench.synthetic import photo_tree
-from fastpipe.cache import places
-from fastpipe.device.transfer import Transfer
+from fastpipe.core import caches as places
+from fastpipe.core.transfer import Transfer
 from fastpipe.torch.delivery import Delivery
 from fastpipe.torch.folder_source import FolderSource
 

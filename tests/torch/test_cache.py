@@ -22,8 +22,9 @@ from torchvision.transforms import v2
 
 from fastpipe import Cache, Decode, FastImageFolder, FastLoader, accelerate
 from fastpipe.bench.synthetic import photo_tree
-from fastpipe.cache import identity, places
-from fastpipe.cache.places import open_store
+from fastpipe.core import caches as places
+from fastpipe.core import file_identity as identity
+from fastpipe.core.caches import open_store
 from fastpipe.errors import BadSampleError, CacheError, OptionError
 from fastpipe.images.batch import MADE, ImageBatch
 from fastpipe.images.reader import ImageReader

@@ -14,9 +14,9 @@ from torchvision.transforms import v2
 
 from fastpipe import FastImageFolder, FastLoader, Shard
 from fastpipe.bench.synthetic import photo_tree
+from fastpipe.core.types import Key
 from fastpipe.errors import BadSampleError, OptionError
 from fastpipe.torch.samples import BatchSample
-from fastpipe.types import Key
 
 pytestmark = pytest.mark.usefixtures("same_generators")
 

@@ -16,8 +16,8 @@ from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 
 from fastpipe import BadSamples, FastImageFolder, FastLoader, accelerate
+from fastpipe.core.sample_tables import SampleTable
 from fastpipe.errors import BadSampleError, OptionError
-from fastpipe.index.tables import SampleTable
 
 STEADY = v1.Compose([v1.Resize(40), v1.CenterCrop(32), v1.ToTensor()])
 RANDOM = v1.Compose([v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor()])

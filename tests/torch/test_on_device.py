@@ -21,13 +21,14 @@ from torchvision.transforms import v2
 from fastpipe import Decode, FastImageFolder, FastLoader
 from fastpipe.bench.synthetic import photo_tree
 from fastpipe.core.native import native
-from fastpipe.device import decoders, sharing
-from fastpipe.device.decoders import device_decoder
-from fastpipe.device.sharing import GivenShare, MeasuredShare
-from fastpipe.device.transfer import Transfer
+from fastpipe.core.transfer import Transfer
+from fastpipe.core.types import Box
 from fastpipe.errors import BadSampleError
+from fastpipe.images import gpu_batches as decoders
+from fastpipe.images import gpu_share as sharing
+from fastpipe.images.gpu_batches import device_decoder
+from fastpipe.images.gpu_share import GivenShare, MeasuredShare
 from fastpipe.torch.splitting import Splitting
-from fastpipe.types import Box
 
 NORMALIZE = v1.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 TRAINING = v1.Compose([v1.RandomResizedCrop(48), v1.RandomHorizontalFlip(), v1.ToTensor(), NORMALIZE])

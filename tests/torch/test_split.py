@@ -16,12 +16,12 @@ from torchvision.transforms import v2
 
 from fastpipe import FastImageFolder, FastLoader, Shard, accelerate, augment
 from fastpipe.bench.synthetic import photo_tree
+from fastpipe.core.types import Key
 from fastpipe.errors import OptionError
 from fastpipe.torch import splitting
 from fastpipe.torch.source import SplitError
 from fastpipe.torch.split import split_of
 from fastpipe.torch.splitting import Costs, Placing
-from fastpipe.types import Key
 
 pytestmark = pytest.mark.usefixtures("same_generators")
 

@@ -23,8 +23,8 @@ from torchvision import transforms as v1
 
 from fastpipe import FastImageFolder, FastLoader, Shard
 from fastpipe.bench.synthetic import photo_tree
+from fastpipe.core.order import BlockShard, RankBatch, ShardedBatches
 from fastpipe.errors import OptionError
-from fastpipe.index.order import BlockShard, RankBatch, ShardedBatches
 from fastpipe.torch import prepare
 
 _WHY = "needs the trainers: pip install lightning accelerate (make venv installs both)"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import zarr
 
-from fastpipe.cache.unit_file import UnitFile
+from fastpipe.core.shared_chunks import UnitFile
 from fastpipe.volumes.reader import Counts, PatchReader
 from fastpipe.volumes.volume import Volume
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastpipe.core.chunks import ChunkError
+from fastpipe.core.reads import ChunkError
 from fastpipe.volumes.codecs import BloscHeader, decode
 
 CNAMES = ["blosclz", "lz4", "lz4hc", "zlib", "zstd"]

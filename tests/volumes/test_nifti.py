@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastpipe.cache.converted import ConvertedFiles
 from fastpipe.errors import VolumeError
+from fastpipe.volumes.converted import ConvertedFiles
 from fastpipe.volumes.nifti import unpack
 from fastpipe.volumes.opening import open_volume
 

@@ -11,8 +11,8 @@ import nibabel
 import numpy as np
 import pytest
 
-from fastpipe.cache.converted import ConvertedFiles
 from fastpipe.errors import VolumeError
+from fastpipe.volumes.converted import ConvertedFiles
 from fastpipe.volumes.opening import open_volume
 from fastpipe.volumes.volume import DamagedUnitError
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastpipe.cache.unit_file import UnitFile
+from fastpipe.core.shared_chunks import UnitFile
 from fastpipe.errors import OptionError
 from fastpipe.volumes.memory import MemoryVolume
 from fastpipe.volumes.reader import Counts, PatchReader, padded_indices

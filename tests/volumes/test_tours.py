@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastpipe.core.native import native
-from fastpipe.index.order import interleaved
+from fastpipe.core.order import interleaved
 from fastpipe.volumes.places import PatchSpace, Places, UniformPatches, grid_places
 from fastpipe.volumes.tours import (
     Geometry,

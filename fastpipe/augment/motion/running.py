@@ -14,7 +14,7 @@ from fastpipe.augment.motion.reference import motion_reference
 from fastpipe.augment.motion.sequences import Sequences
 from fastpipe.augment.parameters import Float64Array, Parameters
 from fastpipe.augment.tables import Ops, untraced
-from fastpipe.engine.slots import SlotPool
+from fastpipe.core.slots import SlotPool
 from fastpipe.errors import AugmentError
 
 __all__ = ["MotionChain", "on_motion"]

@@ -10,7 +10,7 @@ from torch import Tensor
 from fastpipe.augment.parameters import Float64Array
 from fastpipe.augment.tables import uploaded
 from fastpipe.core.native import native
-from fastpipe.engine.slots import SlotPool
+from fastpipe.core.slots import SlotPool
 
 __all__ = ["Int64Array", "Sequences"]
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastpipe._extras import require
 from fastpipe.augment.volumes import noise
+from fastpipe.core.extras import require
 
 __all__ = ["VOLUME_CHANGES"]
 

@@ -19,7 +19,7 @@ from fastpipe.augment.tables import dtype_after, shape_after, untraced
 from fastpipe.augment.volumes.reference import VOLUME_CHANGES
 from fastpipe.augment.volumes.volume import Volume
 from fastpipe.core.native import native
-from fastpipe.engine.slots import SlotPool
+from fastpipe.core.slots import SlotPool
 from fastpipe.errors import AugmentError
 
 __all__ = ["VolumeChain", "on_volumes"]

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fastpipe._sizes import counted, in_bytes
 from fastpipe.console import Progress, in_time
-from fastpipe.engine.pool import Job, ThreadPool
+from fastpipe.core.class_folders import IMG_EXTENSIONS, find_classes, scan_folder
+from fastpipe.core.pool import Job, ThreadPool
+from fastpipe.core.sample_tables import SampleTable
+from fastpipe.core.text import counted, in_bytes
 from fastpipe.files.scanning.findings import Findings
 from fastpipe.files.scanning.judging import Judge
-from fastpipe.index.folder import IMG_EXTENSIONS, find_classes, scan_folder
-from fastpipe.index.tables import SampleTable
 
 __all__ = ["Ticker", "in_threads", "scan_images", "without_images"]
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from fastpipe.console import Progress
-from fastpipe.core.chunks import ChunkError
 from fastpipe.core.files import open_file
+from fastpipe.core.reads import ChunkError
 from fastpipe.errors import HDF5Error
 from fastpipe.files.scanning.findings import Findings
 from fastpipe.files.scanning.folder import Ticker, in_threads

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from fastpipe.core.bad_samples import Item, bad_sample_error, means_damage
 from fastpipe.core.files import read_file
-from fastpipe.engine.bad import Item, bad_sample_error, means_damage
+from fastpipe.core.types import Box
 from fastpipe.errors import MissingDependencyError
 from fastpipe.files.scanning.oddities import content_kind, name_fits, oddities, orientation
 from fastpipe.files.scanning.verdicts import Verdict, identity
 from fastpipe.images.reader import ImageReader
 from fastpipe.options import Decode
-from fastpipe.types import Box
 
 __all__ = ["Judge"]
 

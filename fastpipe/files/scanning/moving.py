@@ -11,7 +11,7 @@ import secrets
 import shutil
 import stat
 
-from fastpipe._files import UNFINISHED, open_regular, rename_anew, sync_folder
+from fastpipe.core.files import UNFINISHED, open_regular, rename_anew, sync_folder
 
 __all__ = ["check_free", "move", "remove_unfinished"]
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from fastpipe.index.folder import IMG_EXTENSIONS
+from fastpipe.core.class_folders import IMG_EXTENSIONS
 
 __all__ = ["content_kind", "extensions_of", "name_fits", "oddities", "orientation"]
 

@@ -9,9 +9,9 @@ import os
 import shlex
 from typing import Any
 
-from fastpipe._files import folder_below, open_regular, sync_folder, who_else_may_write, write_whole
-from fastpipe._private_folder import made_folder
-from fastpipe.cache.locks import locks_are_possible, try_to_lock
+from fastpipe.core.files import folder_below, open_regular, sync_folder, who_else_may_write, write_whole
+from fastpipe.core.locks import locks_are_possible, try_to_lock
+from fastpipe.core.private_folder import made_folder
 from fastpipe.errors import OptionError
 from fastpipe.files.scanning.moving import check_free, move, remove_unfinished
 from fastpipe.files.scanning.verdicts import Verdict, check_is_the_same

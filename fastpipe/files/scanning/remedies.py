@@ -6,9 +6,9 @@ import os
 from collections import Counter
 from dataclasses import dataclass, field
 
-from fastpipe._files import folder_below
-from fastpipe._sizes import counted
 from fastpipe.console import Progress
+from fastpipe.core.files import folder_below
+from fastpipe.core.text import counted
 from fastpipe.files.scanning.findings import Findings
 from fastpipe.files.scanning.folder import without_images
 from fastpipe.files.scanning.moving import move

@@ -10,8 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
-from fastpipe._sizes import counted, in_bytes, in_duration
 from fastpipe.console import print_line
+from fastpipe.core.text import counted, in_bytes, in_duration
 from fastpipe.files.scanning.findings import Findings
 from fastpipe.files.scanning.remedies import Done
 from fastpipe.files.scanning.verdicts import Verdict, group_of

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fastpipe._files import is_url, write_output
-from fastpipe._machine import default_threads
 from fastpipe.console import Progress, print_line
+from fastpipe.core.files import is_url, write_output
+from fastpipe.core.machine import default_threads
 from fastpipe.errors import FastpipeError, OptionError
 from fastpipe.files.scanning.folder import scan_images
 from fastpipe.files.scanning.hdf5 import scan_hdf5

@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from typing import Any
 
-from fastpipe._processes import signal_name
+from fastpipe.core.processes import signal_name
 
 __all__ = ["Answer", "Question", "ask"]
 

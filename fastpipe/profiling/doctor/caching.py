@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from fastpipe._private_folder import user_cache_folder
-from fastpipe._sizes import in_bytes
+from fastpipe.core.private_folder import user_cache_folder
+from fastpipe.core.text import in_bytes
 from fastpipe.profiling.doctor.findings import Examined, Finding, ok, warning
 from fastpipe.profiling.doctor.storage import disk_against_decoders
 from fastpipe.profiling.mounts import file_system

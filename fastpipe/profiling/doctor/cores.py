@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from fastpipe._machine import ControlGroups, local_ranks
-from fastpipe._sizes import counted, in_duration
+from fastpipe.core.machine import ControlGroups, local_ranks
+from fastpipe.core.text import counted, in_duration
 from fastpipe.profiling.doctor.findings import Examined, Finding, ok, warning
 
 __all__ = ["check"]

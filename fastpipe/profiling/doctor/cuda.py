@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fastpipe._sizes import counted
+from fastpipe.core.text import counted
 from fastpipe.profiling.doctor.asking import Answer
 from fastpipe.profiling.doctor.findings import Finding, ok, problem, warning
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from fastpipe._files import is_url
+from fastpipe.core.files import is_url
 from fastpipe.errors import OptionError
 from fastpipe.profiling.doctor.findings import Examined, Finding, problem, warning
 from fastpipe.profiling.doctor.report import DoctorReport

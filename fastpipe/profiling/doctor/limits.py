@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from fastpipe._machine import ControlGroups, available_cpus
-from fastpipe._sizes import counted, in_bytes
+from fastpipe.core.machine import ControlGroups, available_cpus
+from fastpipe.core.text import counted, in_bytes
 from fastpipe.profiling.doctor.findings import Examined, Finding, ok, warning
 
 try:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from fastpipe._machine import ControlGroups, available_cpus
-from fastpipe._sizes import counted, in_bytes
-from fastpipe.cache.budget import free_memory
+from fastpipe.core.machine import ControlGroups, available_cpus, free_memory
+from fastpipe.core.text import counted, in_bytes
 from fastpipe.profiling.doctor.findings import Examined, Finding, ok, problem, warning
 
 __all__ = ["check"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fastpipe._machine import available_cpus
-from fastpipe._sizes import counted, in_bytes
+from fastpipe.core.machine import available_cpus
+from fastpipe.core.text import counted, in_bytes
 from fastpipe.profiling.doctor.findings import Examined, Finding, ok, warning
 from fastpipe.profiling.doctor.reading import Rate, Sample, read_many, sample
 from fastpipe.profiling.mounts import FileSystem, file_system

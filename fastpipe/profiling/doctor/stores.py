@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from statistics import median, quantiles
 from typing import Any
 
-from fastpipe._machine import available_cpus
-from fastpipe._sizes import counted, in_bytes, in_duration
+from fastpipe.core.machine import available_cpus
+from fastpipe.core.text import counted, in_bytes, in_duration
 from fastpipe.profiling.doctor.asking import ask
 from fastpipe.profiling.doctor.findings import Examined, Finding, ok, problem, warning
 

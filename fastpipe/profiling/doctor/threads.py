@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
-from fastpipe._machine import default_threads
-from fastpipe._sizes import counted
+from fastpipe.core.machine import default_threads
+from fastpipe.core.text import counted
 from fastpipe.profiling.doctor.findings import Examined, Finding, ok, warning
 
 __all__ = ["check", "settings"]

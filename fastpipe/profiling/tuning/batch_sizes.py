@@ -10,8 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
-from fastpipe._sizes import in_duration
 from fastpipe.console import PlainTable, print_line
+from fastpipe.core.text import in_duration
 from fastpipe.errors import OptionError
 from fastpipe.profiling.device_memory import memory_for
 from fastpipe.profiling.growing import learning_rate_rule

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 import fastpipe
-from fastpipe._extras import require
-from fastpipe._sizes import in_bytes
-from fastpipe.cache.budget import free_memory
-from fastpipe.cache.places import AUTO_SHARE
+from fastpipe.core.caches import AUTO_SHARE
+from fastpipe.core.extras import require
+from fastpipe.core.machine import free_memory
+from fastpipe.core.text import in_bytes
 from fastpipe.options import Cache
 from fastpipe.profiling.tuning.settings import Base, Settings
 from fastpipe.profiling.tuning.trials import Measured, measure

@@ -10,8 +10,8 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-from fastpipe._processes import why_no_processes
-from fastpipe._sizes import in_duration
+from fastpipe.core.processes import why_no_processes
+from fastpipe.core.text import in_duration
 from fastpipe.profiling.tuning.caching import cache_of_all, measure_kept
 from fastpipe.profiling.tuning.settings import Base, Settings
 from fastpipe.profiling.tuning.trials import OverBudgetError, Trial, measure, warm_up

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import fastpipe
-from fastpipe._extras import require
+from fastpipe.core.extras import require
 from fastpipe.options import Cache, Decode
 from fastpipe.profiling.watching import is_map_style, processes_of
 

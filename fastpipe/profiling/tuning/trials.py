@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from fastpipe._processes import memory_of_processes
-from fastpipe.cache.budget import free_memory
+from fastpipe.core.machine import free_memory
+from fastpipe.core.processes import memory_of_processes
 from fastpipe.profiling.taking import epochs
 from fastpipe.profiling.tuning.settings import Settings
 

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from fastpipe._extras import require
-from fastpipe._machine import available_cpus
-from fastpipe._sizes import in_duration
-from fastpipe.cache.budget import free_memory
 from fastpipe.console import PlainTable, print_line
+from fastpipe.core.extras import require
+from fastpipe.core.machine import available_cpus, free_memory
+from fastpipe.core.text import in_duration
 from fastpipe.errors import OptionError
 from fastpipe.profiling.epochs import WatchedLoader
 from fastpipe.profiling.shown import Shown

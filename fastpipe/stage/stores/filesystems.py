@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from fastpipe._extras import require
+from fastpipe.core.extras import require
+from fastpipe.core.types import FetchedObject, StoredObject
 from fastpipe.errors import FastpipeError, MissingDependencyError, OptionError, StoreAccessError, StoreError
 from fastpipe.stage.stores.locations import Location
 from fastpipe.stage.stores.processes import PerProcess
 from fastpipe.stage.stores.refusals import changed, missing, refusal, silence
 from fastpipe.stage.stores.secrets import StorageOptions
-from fastpipe.types import FetchedObject, StoredObject
 
 __all__ = ["PAGE", "FilesystemStore", "answered", "translated"]
 

@@ -6,13 +6,13 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 
-from fastpipe._files import open_regular
-from fastpipe._printable import printable
+from fastpipe.core.files import open_regular
+from fastpipe.core.text import printable
+from fastpipe.core.types import FetchedObject, StoredObject
 from fastpipe.errors import StoreAccessError, StoreBusyError, StoreError
 from fastpipe.stage.stores.filesystems import PAGE
 from fastpipe.stage.stores.locations import Location
 from fastpipe.stage.stores.refusals import changed, silence
-from fastpipe.types import FetchedObject, StoredObject
 
 __all__ = ["FolderStore"]
 

@@ -6,8 +6,8 @@ import os
 import re
 from dataclasses import dataclass
 
-from fastpipe._extras import require
-from fastpipe._files import SCHEME
+from fastpipe.core.extras import require
+from fastpipe.core.files import SCHEME
 from fastpipe.errors import OptionError
 
 __all__ = ["Location"]

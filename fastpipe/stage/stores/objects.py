@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fastpipe._extras import require
+from fastpipe.core.extras import require
+from fastpipe.core.types import FetchedObject, StoredObject
 from fastpipe.errors import FastpipeError, OptionError, StoreAccessError, StoreError
 from fastpipe.stage.stores.locations import Location
 from fastpipe.stage.stores.processes import PerProcess, may_use_obstore
@@ -14,7 +15,6 @@ from fastpipe.stage.stores.refusals import changed, missing, refusal, silence
 from fastpipe.stage.stores.s3_options import S3Settings
 from fastpipe.stage.stores.s3fs_objects import S3fsStore, first_of, s3_name
 from fastpipe.stage.stores.secrets import StorageOptions
-from fastpipe.types import FetchedObject, StoredObject
 
 __all__ = ["ObjectStore"]
 

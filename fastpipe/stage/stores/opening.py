@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from fastpipe.core.types import Store
 from fastpipe.errors import OptionError
-from fastpipe.protocols import Store
 from fastpipe.stage.stores.filesystems import FilesystemStore
 from fastpipe.stage.stores.folders import FolderStore
 from fastpipe.stage.stores.locations import Location

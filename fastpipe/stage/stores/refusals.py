@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastpipe._printable import printable
+from fastpipe.core.text import printable
 from fastpipe.errors import ObjectChangedError, StoreAccessError, StoreBusyError, StoreError
 
 __all__ = ["changed", "missing", "refusal", "silence"]

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
+from fastpipe.core.types import FetchedObject, Store, StoredObject
 from fastpipe.errors import ClosedError, StoreBusyError, StoreError
-from fastpipe.protocols import Store
 from fastpipe.stage.stores.processes import PerProcess
-from fastpipe.types import FetchedObject, StoredObject
 
 __all__ = ["Retries", "RetryingStore"]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from fastpipe._extras import require
+from fastpipe.core.extras import require
 from fastpipe.errors import OptionError, StoreAccessError
 from fastpipe.stage.stores.secrets import StorageOptions
 

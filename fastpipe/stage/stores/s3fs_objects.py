@@ -6,14 +6,14 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fastpipe._extras import require
+from fastpipe.core.extras import require
+from fastpipe.core.types import FetchedObject, StoredObject
 from fastpipe.stage.stores.filesystems import answered, translated
 from fastpipe.stage.stores.locations import Location
 from fastpipe.stage.stores.processes import PerProcess
 from fastpipe.stage.stores.refusals import changed, missing, silence
 from fastpipe.stage.stores.s3_options import S3Settings
 from fastpipe.stage.stores.secrets import StorageOptions
-from fastpipe.types import FetchedObject, StoredObject
 
 __all__ = ["S3fsStore", "first_of", "s3_name"]
 

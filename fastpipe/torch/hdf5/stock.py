@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from fastpipe.arrays.form import Form
+from fastpipe.core.array_samples import Form
 from fastpipe.hdf5.files import SampleFiles
 from fastpipe.hdf5.stock import H5pyRows
 from fastpipe.torch.rows.batch import UserCode

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fastpipe.arrays.form import Form
+from fastpipe.core.array_samples import Form
 from fastpipe.torch.generators import run_keyed
 from fastpipe.torch.stock import is_thread_safe
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.core.types import Key
 from fastpipe.options import BadSamples, Cache, Stage
 from fastpipe.sampling import Sampling
 from fastpipe.torch.ahead import Lookout
@@ -19,7 +20,6 @@ from fastpipe.torch.patches.stock import SlicedDataset
 from fastpipe.torch.rows.dataset import RowsDataset
 from fastpipe.torch.rows.samples import Value
 from fastpipe.torch.threads import process_of
-from fastpipe.types import Key
 from fastpipe.volumes.memory import received, sendable
 from fastpipe.volumes.places import KeyedIndex
 from fastpipe.volumes.samples import PatchSamples

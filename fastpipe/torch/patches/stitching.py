@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fastpipe._casting import unheld
-from fastpipe._files import remove_tree
-from fastpipe._printable import printable
-from fastpipe.engine.blending import Blender, gaussian_weights
+from fastpipe.core.casting import unheld
+from fastpipe.core.files import remove_tree
+from fastpipe.core.text import printable
 from fastpipe.errors import OptionError, VolumeError
 from fastpipe.hdf5.growing import LOCK, GrowingFolder, folder_of, opened_folder, remove_folder
 from fastpipe.torch.patches.dataset import FastPatchDataset
+from fastpipe.volumes.blending import Blender, gaussian_weights
 from fastpipe.volumes.tensorstore import opened_by_tensorstore
 
 __all__ = ["stitch"]

@@ -9,18 +9,18 @@ from typing import Any, Protocol
 
 import torch
 
-from fastpipe.arrays.form import Form
+from fastpipe.core.array_samples import Form
+from fastpipe.core.bad_samples import Item, why_nothing_is_left
+from fastpipe.core.batches import say_where
 from fastpipe.core.keys import sample_seed
+from fastpipe.core.pool import Job, ThreadPool
 from fastpipe.core.reads import PendingRead
-from fastpipe.engine.bad import Item, why_nothing_is_left
-from fastpipe.engine.batches import say_where
-from fastpipe.engine.pool import Job, ThreadPool
+from fastpipe.core.types import Key
 from fastpipe.errors import BadSampleError
 from fastpipe.torch.generators import preserved_generators, run_keyed, seed_generators
 from fastpipe.torch.rows.samples import Part, SampleRows, copied
 from fastpipe.torch.stock import is_thread_safe
 from fastpipe.torch.threads import note
-from fastpipe.types import Key
 
 __all__ = ["Code", "RowsBatch", "UserCode"]
 

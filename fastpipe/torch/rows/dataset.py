@@ -12,12 +12,12 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from fastpipe.arrays.form import Form
-from fastpipe.arrays.reading import Reading
+from fastpipe.core.array_samples import Form, Reading
+from fastpipe.core.clock import StageClock
+from fastpipe.core.pool import ThreadPool
 from fastpipe.core.reads import PendingRead, ReadThreads
-from fastpipe.engine.clock import StageClock
-from fastpipe.engine.pool import ThreadPool
-from fastpipe.engine.slots import KEPT_SLOTS, SlotPool
+from fastpipe.core.slots import KEPT_SLOTS, SlotPool
+from fastpipe.core.types import Key
 from fastpipe.options import BadSamples, Shard, Shuffle
 from fastpipe.torch.ahead import Lookout
 from fastpipe.torch.batch_sampler import DatasetBatches
@@ -28,7 +28,6 @@ from fastpipe.torch.rows.samples import Part, SampleRows, Value
 from fastpipe.torch.source import MOST_SPARE
 from fastpipe.torch.threads import note
 from fastpipe.torch.views import integers
-from fastpipe.types import Key
 
 __all__ = ["RowsDataset", "RowsRuntime", "is_fast_rows"]
 

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import _utils
 from torch.utils.data._utils.collate import collate, collate_tensor_fn
 
-from fastpipe.arrays.form import Form
+from fastpipe.core.array_samples import Form
 
 __all__ = [
     "DictSample", "LazySamples", "Part", "Row", "SampleRows", "TupleSample", "Value", "copied", "torch_dtype",

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.core.types import Key
 from fastpipe.torch.ahead import Lookout, Lookouts
 from fastpipe.torch.order_samplers import EpochBatches
 from fastpipe.torch.rows.batch import RowsBatch
@@ -15,7 +16,6 @@ from fastpipe.torch.rows.dataset import RowsDataset
 from fastpipe.torch.rows.samples import LazySamples, SampleRows
 from fastpipe.torch.source import MixedBatch, Source
 from fastpipe.torch.views import integers, located
-from fastpipe.types import Key
 
 __all__ = ["RowsSource"]
 

@@ -17,9 +17,9 @@ from fastpipe import FastLoader, augment
 from fastpipe.augment.motion.running import on_motion
 from fastpipe.augment.tables import applied_table
 from fastpipe.core.native import native
-from fastpipe.engine.slots import SlotPool
+from fastpipe.core.slots import SlotPool
+from fastpipe.core.types import Key
 from fastpipe.errors import AugmentError
-from fastpipe.types import Key
 
 PAIRS = ((0, 1), (2, 4))
 CASES: dict[str, Any] = {

@@ -18,9 +18,9 @@ from fastpipe import FastLoader, augment
 from fastpipe.augment.tables import applied_table
 from fastpipe.augment.volumes.running import on_volumes
 from fastpipe.core.native import native
-from fastpipe.engine.slots import SlotPool
+from fastpipe.core.slots import SlotPool
+from fastpipe.core.types import Key
 from fastpipe.errors import AugmentError
-from fastpipe.types import Key
 
 SIZE = (8, 12, 12)
 LABELS = (

@@ -12,7 +12,7 @@ from torch import Tensor
 from fastpipe import augment
 from fastpipe.augment.tables import applied_table
 from fastpipe.augment.volumes.running import on_volumes
-from fastpipe.engine.slots import SlotPool
+from fastpipe.core.slots import SlotPool
 
 pytest.importorskip("scipy", reason="the reference is SciPy's: pip install scipy")
 

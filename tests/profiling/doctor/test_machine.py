@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fastpipe._machine import ControlGroups
+from fastpipe.core.machine import ControlGroups
 from fastpipe.profiling.doctor import cores, limits, memory, threads
 from fastpipe.profiling.doctor.findings import Examined, Finding
 

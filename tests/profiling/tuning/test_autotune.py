@@ -27,7 +27,7 @@ from torchvision.transforms import CenterCrop, Compose, ToTensor
 
 import fastpipe
 from fastpipe import FastImageFolder, FastLoader, Shard, Shuffle
-from fastpipe._processes import memory_of_processes
+from fastpipe.core.processes import memory_of_processes
 from fastpipe.errors import OptionError
 from fastpipe.profiling import taking
 from fastpipe.profiling.tuning import caching

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fastpipe.protocols import Store
+from fastpipe.core.types import Store
 from fastpipe.stage.stores import Location, StorageOptions, open_store
 from fastpipe.stage.stores.filesystems import FilesystemStore
 from fastpipe.stage.stores.s3fs_objects import S3fsStore

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
+from fastpipe.core.types import Store, StoredObject
 from fastpipe.errors import ObjectChangedError
-from fastpipe.protocols import Store
 from fastpipe.stage.stores.objects import ObjectStore
-from fastpipe.types import StoredObject
 
 _FILES = [
     "cat/1.jpg",

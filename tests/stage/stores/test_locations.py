@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastpipe._files import is_url
+from fastpipe.core.files import is_url
 from fastpipe.errors import OptionError
 from fastpipe.stage.stores import Location
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from fastpipe.core.types import FetchedObject, StoredObject
 from fastpipe.errors import ClosedError, ObjectChangedError, StoreAccessError, StoreBusyError, StoreError
 from fastpipe.stage.stores import Retries, RetryingStore
-from fastpipe.types import FetchedObject, StoredObject
 
 
 class Flaky:

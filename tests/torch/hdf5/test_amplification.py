@@ -13,7 +13,7 @@ import pytest
 from torch.utils.data import DataLoader, Subset
 
 from fastpipe import Cache, FastHDF5Dataset, FastLoader, Shuffle
-from fastpipe._sizes import in_bytes
+from fastpipe.core.text import in_bytes
 from fastpipe.hdf5 import memory
 
 pytestmark = pytest.mark.usefixtures("same_generators")

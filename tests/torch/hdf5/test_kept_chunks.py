@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from fastpipe import Cache, FastHDF5Dataset, FastLoader
-from fastpipe.cache import store as store_module
+from fastpipe.core import cache_store as store_module
 from fastpipe.errors import HDF5Error
 from fastpipe.hdf5.kept import decoded_nbytes
 
@@ -235,7 +235,7 @@ def test_the_dataset_that_was_there_before(path: Path, tmp_path: Path, where: An
 def test_a_file_written_just_now_is_not_kept(
     tmp_path: Path, decoded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fastpipe.cache import identity
+    from fastpipe.core import file_identity as identity
 
     path = write(tmp_path / "x.h5")
     monkeypatch.setattr(identity.time, "time_ns", lambda: path.stat().st_ctime_ns + 1)

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
 
 from fastpipe import FastHDF5Dataset, FastLoader, Shard, Shuffle, accelerate
+from fastpipe.core.order import grouped_order
 from fastpipe.errors import OptionError
 from fastpipe.hdf5 import memory
-from fastpipe.index.order import grouped_order
 
 pytestmark = pytest.mark.usefixtures("same_generators")
 

@@ -15,8 +15,7 @@ import pytest
 import zarr
 from zarr.codecs import BloscCodec, BytesCodec, GzipCodec, ZstdCodec
 
-from fastpipe.index.arrays import FileArrays
-from fastpipe.index.kept import default_folder
+from fastpipe.core.array_cache import FileArrays, default_folder
 from fastpipe.volumes import blosc2 as blosc2_volumes
 from fastpipe.volumes import files as raw_volumes
 from fastpipe.volumes import samples as samples_module

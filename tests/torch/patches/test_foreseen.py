@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastpipe.cache.unit_file import UnitFile
+from fastpipe.core.shared_chunks import UnitFile
 from fastpipe.volumes.units import Foreseen
 
 

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Subset
 
 from fastpipe import FastLoader, FastPatchDataset, stitch
-from fastpipe.engine.blending import gaussian_weights
 from fastpipe.errors import OptionError
 from fastpipe.sampling import Grid, Positions, Uniform
 from fastpipe.torch.patches import stitching
+from fastpipe.volumes.blending import gaussian_weights
 
 pytestmark = pytest.mark.usefixtures("same_generators")
 

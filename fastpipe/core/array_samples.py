@@ -1,0 +1,155 @@
+"""Samples that are parts of arrays: how they are formed, and how a batch of them is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.core.keys import sample_seed, uniforms
+from fastpipe.core.reads import ReadPolicy, Started
+from fastpipe.core.types import Key
+from fastpipe.errors import OptionError
+
+__all__ = ["BatchReader", "Form", "Reading", "checked_threads", "drawn_substitute"]
+
+
+# ---- What a sample is made of: one value, a tuple or a dict of them ---------------------------------
+
+
+class Form(NamedTuple):
+    """What a sample is made of.
+
+    Attributes:
+        kind: ``"value"``, ``"tuple"`` or ``"dict"``.
+        fields: the keys of a dict; else empty.
+        names: paths of the datasets, in order.
+    """
+
+    kind: str
+    fields: tuple[Any, ...]
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, keys: Any) -> Form:
+        """The form that ``keys=`` asks for.
+
+        Raises:
+            OptionError: it is none.
+        """
+        if isinstance(keys, str):
+            return cls("value", (), (keys,))
+        if isinstance(keys, Mapping):
+            form = cls("dict", tuple(keys), tuple(keys.values()))
+        elif isinstance(keys, Sequence) and not isinstance(keys, bytes):
+            form = cls("tuple", (), tuple(keys))
+        else:
+            raise OptionError(
+                f"keys must be a dataset's path, or a sequence or mapping of some, got {keys!r}"
+            )
+        wrong = [name for name in form.names if not isinstance(name, str)]
+        if wrong or not form.names:
+            raise OptionError(f"keys must name datasets by their paths, got {keys!r}")
+        return form
+
+    def sample(self, values: Sequence[Any]) -> Any:
+        """A sample of these values, as a plain object."""
+        if self.kind == "value":
+            return values[0]
+        return tuple(values) if self.kind == "tuple" else dict(zip(self.fields, values, strict=True))
+
+
+# ---- How a batch of samples of arrays is read -------------------------------------------------------
+
+# Samples tried in a bad one's place.
+_MOST_REPLACEMENTS = 100
+
+
+class Reading(NamedTuple):
+    """How a batch is read: as for `PendingRead`.
+
+    Attributes:
+        start, read_alone, samples, policy, substitute, heard: as there.
+        where: says where its first sample is.
+    """
+
+    start: Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], Started]
+    read_alone: Callable[[int, int], None]
+    samples: npt.NDArray[np.int64]
+    policy: ReadPolicy
+    substitute: Callable[[int, int], int | None] | None
+    heard: Callable[[Any], None]
+    where: Callable[[], str]
+
+
+class BatchReader(Protocol):
+    """What reads the batches of a dataset of arrays."""
+
+    @property
+    def plan(self) -> Any:
+        """What is read how; its ``lines`` say it in words."""
+
+    def follow(self, batches: Callable[[], Iterator[npt.NDArray[np.int64]]], seed: int, epoch: int) -> None:
+        """Have fetched ahead what an epoch needs of arrays that are in stores.
+
+        Args:
+            batches: gives, for each batch in its turn, the samples: int64 (N,).
+            seed, epoch: of the epoch.
+        """
+
+    def _reading(
+        self, indices: Any, samples: npt.NDArray[np.int64], key: Key | None, is_keyed: bool, runtime: Any,
+        arrays: list[npt.NDArray[Any]],
+    ) -> Reading:  # fmt: skip
+        """How a batch is read.
+
+        Args:
+            indices: as they were asked for.
+            samples: int64 (N,): the same as positions in the dataset.
+            key: of what is drawn; None where nothing is.
+            is_keyed: whether a loader set it.
+            runtime: what this process has.
+            arrays: the batch's memory.
+        """
+
+    def _running(self) -> Any:
+        """What this process has, made when first needed."""
+
+
+def checked_threads(threads: Any) -> Any:
+    """The option of that name.
+
+    Raises:
+        OptionError: it cannot work.
+    """
+    if threads != "auto" and (not isinstance(threads, int) or threads < 1):
+        raise OptionError(f"threads must be 'auto' or a number from 1, got {threads!r}")
+    return threads
+
+
+def drawn_substitute(
+    count: int, samples: npt.NDArray[np.int64], key: Key, row: int, attempt: int
+) -> int | None:
+    """Another sample: the ``attempt``-th in a sequence that the key of the one it replaces draws.
+
+    Args:
+        count: of the dataset's samples.
+        samples: int64 (N,): the batch's.
+        key: of the batch.
+        row: number in it of the one to be replaced.
+        attempt: from 1.
+
+    Returns:
+        None when enough were tried.
+    """
+    if attempt > min(count - 1, _MOST_REPLACEMENTS):
+        return None
+    seed = sample_seed(key.seed, key.epoch, int(key.draws[row]))
+    drawn = uniforms(seed, 0, np.array([0]), _MOST_REPLACEMENTS)[0]
+    others = count - 1
+    # Where all others may be tried, each is tried once.
+    few = np.argsort(drawn[:others], kind="stable") if others <= _MOST_REPLACEMENTS else None
+    step = int(drawn[attempt - 1] * others) if few is None else int(few[attempt - 1])
+    return (int(samples[row]) + 1 + step) % count

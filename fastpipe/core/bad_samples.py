@@ -1,0 +1,218 @@
+"""Bad samples: counted, logged, named, and never silently dropped."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from traceback import walk_tb
+from typing import Any
+
+from fastpipe.core.files import open_output
+from fastpipe.errors import (
+    BadSampleError,
+    CacheError,
+    ClosedError,
+    FastpipeError,
+    StageError,
+    StoreError,
+    TooManyBadSamplesError,
+)
+from fastpipe.options import BadSamples
+
+__all__ = [
+    "BadSampleLog",
+    "Item",
+    "bad_sample_error",
+    "is_of_machine",
+    "is_of_samples",
+    "means_damage",
+    "why_nothing_is_left",
+]
+
+
+_log = logging.getLogger("fastpipe.bad_samples")
+
+_OF_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS}
+
+# What reading an image's file and decoding it raise because of the file.  Pillow's plugins let through
+# whatever a damaged file makes Python raise in them.
+_OF_FILES = (
+    OSError, SyntaxError, ValueError, ArithmeticError, LookupError, EOFError, RuntimeError,
+    struct.error, zlib.error,
+)  # fmt: skip
+_OF_FILES_BY_NAME = {
+    "PIL.Image.DecompressionBombError",
+    "tensorflow.python.framework.errors_impl.InvalidArgumentError",
+}
+# These are mistakes in a program, unless the decoder itself makes them, which a damaged file has led astray.
+_OF_PROGRAMS = (TypeError, AttributeError, AssertionError)
+_DECODERS = ("PIL.", "tensorflow.")
+
+
+@dataclass(frozen=True)
+class Item:
+    """One sample of the index.
+
+    Attributes:
+        index: its number in the dataset.
+        path: its file.
+        target: its class; None where samples have none.
+        column: of a table of several images, the one that the file is of.
+    """
+
+    index: int
+    path: str
+    target: Any = None
+    column: str = ""
+
+
+def is_of_machine(error: BaseException) -> bool:
+    """Whether an error says nothing of a file: with it the next one could not be read either, and this one
+    could at another time, or by another user.  That a store has an object no more says something of it:
+    FileNotFoundError."""
+    kinds = (MemoryError, ImportError, NameError, RecursionError, PermissionError)
+    ours = (StoreError, StageError, CacheError, ClosedError)
+    return isinstance(error, kinds + ours) or (isinstance(error, OSError) and error.errno in _OF_MACHINE)
+
+
+def means_damage(error: BaseException) -> bool:
+    """Return whether an error of reading or decoding an image means that its file is bad.
+
+    Any other is raised as it is, whatever the policy: one of the machine, or of a package that is missing, or
+    a warning that the script has made an error.
+    """
+    if is_of_machine(error):
+        return False
+    if isinstance(error, _OF_PROGRAMS):
+        frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+        return bool(frames) and str(frames[-1].f_globals.get("__name__")).startswith(_DECODERS)
+    names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
+    return isinstance(error, _OF_FILES) or not _OF_FILES_BY_NAME.isdisjoint(names)
+
+
+def is_of_samples(error: BaseException, damaged: type[FastpipeError]) -> bool:
+    """Return whether an error is about some samples of a file, and not about all of it or the machine.
+
+    Args:
+        error: what reading them raised.
+        damaged: the one of fastpipe's errors that is about samples.
+    """
+    if isinstance(error, FastpipeError):
+        return isinstance(error, damaged)
+    is_of_file = isinstance(error, OSError) and not isinstance(error, (FileNotFoundError, PermissionError))
+    return is_of_file and not is_of_machine(error)
+
+
+def bad_sample_error(item: Item, cause: BaseException) -> BadSampleError:
+    """The error that names a sample, with what was wrong with it as its cause."""
+    error = BadSampleError(
+        f"sample {item.index}{_column_note(item)} could not be read: {item.path!r}{_size_note(item.path)}: "
+        f"{type(cause).__name__}: {cause}. "
+        "Repair or remove the file, or pass bad_samples='replace' or 'skip' to go on without it.",
+        path=item.path,
+        index=item.index,
+    )
+    error.__cause__ = cause
+    return error
+
+
+def why_nothing_is_left(left_out: Mapping[int, BadSampleError], count: int) -> BadSampleError | None:
+    """The error of a batch without samples; None if none was asked for.
+
+    Args:
+        left_out: the errors of the samples that were left out, by their numbers in the batch.
+        count: how many samples were asked for.
+    """
+    if not left_out:
+        return None
+    first = left_out[min(left_out)]
+    if count == 1:
+        return first
+    return BadSampleError(
+        f"all {count} samples of a batch are bad, so bad_samples='skip' leaves nothing of it; "
+        f"the first: {first}",
+        path=first.path,
+        index=first.index,
+    )
+
+
+def _column_note(item: Item) -> str:
+    return f" ({item.column})" if item.column else ""
+
+
+def _size_note(path: str) -> str:
+    """A file's size in words: a truncated or empty file shows by it."""
+    try:
+        return f" ({os.stat(path).st_size:,} bytes)"
+    except (OSError, ValueError):
+        return ""
+
+
+class BadSampleLog:
+    """Counts the different bad samples of this process and writes them down.
+
+    Args:
+        options: policy, log file and error budget.
+    """
+
+    def __init__(self, options: BadSamples) -> None:
+        self._options = options
+        self._lock = threading.Lock()
+        # By where they are too: with random patches an index is another one in each epoch.
+        self._seen: set[tuple[int, str]] = set()
+
+    @property
+    def count(self) -> int:
+        """How many different samples were bad so far, in this process."""
+        return len(self._seen)
+
+    def record(self, item: Item, error: BadSampleError) -> None:
+        """Count a bad sample that the policy lets pass; log it if it is new.
+
+        Raises:
+            TooManyBadSamplesError: the budget is spent.
+        """
+        with self._lock:
+            name = item.index, item.path
+            new = name not in self._seen
+            self._seen.add(name)
+            count = len(self._seen)
+        if new:
+            done = "replaced" if self._options.policy == "replace" else "left out"
+            # As text: log handlers keep records, and an exception's traceback keeps the batch.
+            _log.warning("bad sample %s: %s", done, str(error))
+            self._write(item, error)
+        limit = self._options.max_errors
+        if limit is not None and count > limit:
+            raise TooManyBadSamplesError(
+                f"{count} samples were bad, more than BadSamples(max_errors={limit}) allows; "
+                f"the last: {error}",
+                path=item.path,
+                index=item.index,
+            ) from error.__cause__
+
+    def _write(self, item: Item, error: BadSampleError) -> None:
+        if self._options.log is None:
+            return
+        content = {
+            "index": item.index, "path": item.path, "target": item.target,
+            "action": self._options.policy, "error": repr(error.__cause__),
+        }  # fmt: skip
+        line = json.dumps(content, default=repr)  # a target may be anything
+        # One write of one line to a file opened for appending: lines of several processes
+        # never mix.
+        descriptor = open_output(self._options.log, appends=True)
+        try:
+            os.write(descriptor, line.encode() + b"\n")
+        finally:
+            os.close(descriptor)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (BadSampleLog, (self._options,))

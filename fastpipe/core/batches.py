@@ -1,0 +1,586 @@
+"""Batches: samples read, decoded and transformed side by side, into one piece of memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter_ns
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.core.bad_samples import BadSampleLog, Item, bad_sample_error, means_damage
+from fastpipe.core.clock import ranged
+from fastpipe.core.pool import Job, ThreadPool
+from fastpipe.core.types import (
+    BatchDecoder,
+    BatchDevice,
+    Box,
+    EncodedImage,
+    PartlyDecoded,
+    ReducedImage,
+    SamplePlan,
+    Size,
+    Stopwatch,
+    UInt8Array,
+)
+from fastpipe.errors import BadSampleError
+
+__all__ = [
+    "BatchMaker",
+    "PendingBatch",
+    "PendingSamples",
+    "UnreadableError",
+    "WatchedImage",
+    "decoded_together",
+    "judged",
+    "said_of",
+    "say_where",
+]
+
+
+# ----------------------------------------------------------------------------------------------------
+# The opened images of a batch: measure their decoding, and decode several of them in one call.
+
+_T = TypeVar("_T")
+_Asked = Sequence[tuple[PartlyDecoded, Box]]
+
+
+class UnreadableError(Exception):
+    """Reading or decoding failed, as opposed to transforming; the cause says how.
+
+    Args:
+        item: what could not be read, where it is one of several parts of the sample.
+    """
+
+    def __init__(self, item: Item | None = None) -> None:
+        super().__init__()
+        self.item = item
+
+
+class WatchedImage:
+    """An opened image.  It measures its decoding, and raises ``UnreadableError`` where that fails."""
+
+    def __init__(self, image: EncodedImage) -> None:
+        self._image = image
+        self.size: Size = image.size
+        self.nanoseconds = 0
+
+    @ranged("decode")
+    def timed(self, decode: Callable[..., _T], *arguments: Any) -> _T:
+        """Call what decodes the image."""
+        start = perf_counter_ns()
+        try:
+            return decode(*arguments)
+        except Exception as error:
+            raise judged(error) from error
+        finally:
+            self.nanoseconds += perf_counter_ns() - start
+
+    def region(self, box: Box) -> UInt8Array:
+        return self.timed(self._image.region, box)
+
+    def info(self) -> dict[Any, Any]:
+        try:
+            return self._image.info()
+        except Exception as error:
+            raise judged(error) from error
+
+    def rows(self, top: int, count: int) -> UInt8Array | None:
+        return self.timed(self._image.rows, top, count)
+
+    def reduced(self, factor: int) -> ReducedImage | None:
+        image = self._image.reduced(factor)
+        return None if image is None else _WatchedRows(self, image)
+
+    def encoded(self) -> bytes | None:
+        return self._image.encoded()
+
+    def give(self, box: Box, pixels: UInt8Array) -> None:
+        self._image.give(box, pixels)
+
+    def pil(self) -> Any:
+        return self.timed(self._image.pil)
+
+
+class _WatchedRows:
+    """A reduced image that is watched like the image that it is of."""
+
+    def __init__(self, watched: WatchedImage, image: ReducedImage) -> None:
+        self._watched, self._image = watched, image
+        self.size = image.size
+
+    def rows(self, count: int) -> UInt8Array | None:
+        return self._watched.timed(self._image.rows, count)
+
+
+def judged(error: Exception) -> Exception:
+    """Return the error to raise when reading or decoding failed: ``UnreadableError`` for a bad file, or the
+    error itself, which says nothing of the file."""
+    return UnreadableError() if means_damage(error) else error
+
+
+def said_of(decoder: BatchDecoder) -> str:
+    """The line of a plan about a decoder, before that of what decodes images one by one."""
+    return f"the JPEGs of a batch  →  {decoder.describe()}; those that it declines as follows"
+
+
+def decoded_together(
+    pool: ThreadPool | None,
+    decoder: BatchDecoder,
+    count: int,
+    asked: Callable[[Sequence[int]], Sequence[_Asked]],
+    make: Callable[[int], None],
+    took: Callable[[int], None],
+    last: Callable[[], None] | None = None,
+    width: int = 1,
+) -> list[Job]:
+    """Begin to make samples: ask each for its images, decode these, make each.
+
+    Args:
+        pool: threads to work in; None works in the calling one before returning.
+        decoder: decodes what is asked for.
+        count: samples.
+        asked: of samples with these numbers the images that may be decoded, with what is needed of them;
+            none of a sample of which something is wrong, for ``make`` to find.
+        make: makes a sample of this number; keeps errors to itself.
+        took: called with the nanoseconds of decoding.
+        last: called by the thread that has made the last sample.
+        width: samples that a thread opens, or makes, at a time.
+
+    Returns:
+        Both jobs, the second of which begins where the first has ended.
+    """
+    parts = [range(first, min(first + width, count)) for first in range(0, count, width)]
+    opening = _Opening(decoder, parts, asked, took)
+
+    def make_part(number: int) -> None:
+        for sample in parts[number]:
+            make(sample)
+
+    second = Job(make_part, len(parts), last)
+    if pool is not None:
+        return [pool.submit(opening.open, len(parts), lambda: _go_on(opening, pool, second)), second]
+    first = Job(opening.open, len(parts), opening.decode)
+    first.run_here()
+    if opening.is_over:
+        second.run_here()
+    else:  # whoever waits hears of the first
+        second.cancel()
+    return [first, second]
+
+
+def _go_on(opening: _Opening, pool: ThreadPool, second: Job) -> None:
+    """Decode, and let samples be made."""
+    try:
+        opening.decode()
+        pool.go_on_with(second)
+    except BaseException as error:
+        second.cancel(error)
+        raise
+
+
+class _Opening:
+    """What is done before samples are made."""
+
+    def __init__(
+        self,
+        decoder: BatchDecoder,
+        parts: Sequence[Sequence[int]],
+        asked: Callable[[Sequence[int]], Sequence[_Asked]],
+        took: Callable[[int], None],
+    ) -> None:
+        self._decoder, self._parts, self._asked, self._took = decoder, parts, asked, took
+        self._found: list[Sequence[_Asked]] = [()] * len(parts)
+        self.is_over = not parts
+
+    def open(self, number: int) -> None:
+        """Open the images of a part of the samples."""
+        self._found[number] = self._asked(self._parts[number])
+
+    @ranged("decode")
+    def decode(self) -> None:
+        """Decode what was asked for."""
+        parts = [part for samples in self._found for found in samples for part in found]
+        self._found = []
+        if parts:
+            start = perf_counter_ns()
+            files = [(image.encoded() or b"", box) for image, box in parts]
+            for (image, box), pixels in zip(parts, self._decoder.decode(files), strict=True):
+                if pixels is not None:
+                    image.give(box, pixels)
+            self._took(perf_counter_ns() - start)
+        self.is_over = True
+
+
+# ---- Batches: samples read, decoded and transformed side by side, into one piece of memory ----------
+
+# Samples that a thread opens, or makes, in one go where a device decodes: what is left to do is so little
+# that threads, and files read one by one, would mostly wait for Python's lock.
+_AT_A_TIME = 8
+
+
+class BatchMaker:
+    """Makes batches of image samples.
+
+    Args:
+        read: a path to what there is of the image: its encoded file, or more; an ``ImageBatch`` gives it the
+            file as well, where it has that.
+        open_image: that and the path to an opened image.
+        policy: ``"raise"``, ``"replace"`` or ``"skip"``.
+        bad: where bad samples are recorded.
+        clock: where times are collected.
+        decoder: decodes the images of a batch at once; None lets each thread decode its own.
+        read_past: as ``read``, past whatever keeps decoded images; the default is to read.
+        read_many_past: as ``read_past`` of many paths at once; None in the place of what it leaves to that.
+    """
+
+    def __init__(
+        self,
+        read: Callable[..., Any],
+        open_image: Callable[[Any, str], EncodedImage],
+        policy: str,
+        bad: BadSampleLog,
+        clock: Stopwatch,
+        decoder: BatchDecoder | None = None,
+        read_past: Callable[[str], Any] | None = None,
+        read_many_past: Callable[[Sequence[str]], Sequence[Any]] | None = None,
+    ) -> None:
+        self.read, self.open_image = read, open_image
+        self.read_past = read_past or read
+        self.read_many_past = read_many_past
+        self.policy, self.bad, self.clock = policy, bad, clock
+        self.decoder = decoder
+
+    def start(
+        self,
+        pool: ThreadPool | None,
+        items: Sequence[Item],
+        plan: SamplePlan,
+        parameters: npt.NDArray[np.float64],
+        memory: npt.NDArray[Any] | Sequence[npt.NDArray[Any]] | None = None,
+        finish: Callable[[Any, int], Any] | None = None,
+        substitute: Callable[[int, int], Item | None] | None = None,
+        *,
+        is_batch: bool = True,
+        device: BatchDevice | None = None,
+    ) -> PendingBatch:
+        """Begin a batch.
+
+        Args:
+            pool: threads to work in; None works in the calling thread before returning.
+            items: the samples.
+            plan: what is done to each.
+            parameters: float64 (N, …), a row for each sample.
+            memory: (N, …) the batch's memory, or a row of a larger one for each sample; None lets
+                samples be separate values.
+            finish: called with a sample's value and its number in the batch, in the thread
+                that made it.
+            substitute: for the policy ``"replace"``: the sample's number in the batch and
+                the attempt, from 1, to another item; None when there is none left to try.
+            is_batch: whether the maker's decoder of batches may be asked.
+            device: where the batch is made, as far as it can be; its plan writes bytes, to ``memory`` for the
+                rest.
+        """
+        batch = PendingBatch(self, items, plan, parameters.tolist(), memory, finish, substitute, device)
+        batch.begin(pool, device or (self.decoder if is_batch else None))
+        return batch
+
+
+class PendingSamples:
+    """Samples that are being made side by side.  What makes one is a subclass's.
+
+    Args:
+        items: the samples, as asked for.
+        policy: ``"raise"``, ``"replace"`` or ``"skip"``.
+        bad: where bad samples are recorded.
+        substitute: as of ``BatchMaker.start``.
+    """
+
+    def __init__(
+        self, items: Sequence[Item], policy: str, bad: BadSampleLog,
+        substitute: Callable[[int, int], Item | None] | None,
+    ) -> None:  # fmt: skip
+        self.items = items
+        self.jobs: list[Job] = []  # what threads have to do for it, in this order
+        self._policy, self._bad, self._substitute = policy, bad, substitute
+        self._errors: dict[int, BaseException] = {}
+        self._left_out: dict[int, BadSampleError] = {}
+        self._passed: dict[int, list[tuple[Item, BadSampleError]]] = {}  # until ``wait`` records them
+        self._open: dict[int, Any] = {}  # what was opened of samples before they are made, by ``_asked``
+
+    def begin(self, pool: ThreadPool | None, decoder: BatchDecoder | None = None) -> None:
+        """Make them.
+
+        Args:
+            pool: threads to do so in; None does it in the calling one before returning.
+            decoder: decodes the images of all of them at once, as far as it can.
+        """
+        count = len(self.items)
+        if decoder is not None:
+            self.jobs = decoded_together(
+                pool, decoder, count, self._asked_of, self.make, self._decoding, self._made_all,
+                self._at_a_time(),
+            )  # fmt: skip
+        elif pool is not None:
+            self.jobs = [pool.submit(self.make, count)]
+        else:
+            self.jobs = [Job(self.make, count)]
+            self.jobs[0].run_here()
+
+    def wait(self) -> list[int]:
+        """Wait until the batch is made.
+
+        Returns:
+            The numbers of the samples that are there: all, but for the policy ``"skip"``.
+
+        Raises:
+            BadSampleError: as the policy says, for the first bad sample of the batch.
+            Exception: what a transform raised, for the first sample that it failed on.
+        """
+        for job in self.jobs:
+            job.wait()
+        first = min(self._errors, default=len(self.items))
+        passed, self._passed = self._passed, {}
+        for number in sorted(passed):  # in the order of batches, so that the budget ends at the same one
+            for item, error in passed[number] if number <= first else ():
+                self._bad.record(item, error)
+        if self._errors:
+            self._errors = {first: self._errors[first]}
+            # A traceback refers to this batch, whose memory would wait for the garbage collector.
+            raise self._errors.pop(first)
+        return [n for n in range(len(self.items)) if n not in self._left_out]
+
+    @property
+    def left_out(self) -> Mapping[int, BadSampleError]:
+        """The errors of the samples that the policy left out, by their numbers, after ``wait``."""
+        return self._left_out
+
+    def cancel(self) -> None:
+        """Give the batch up: samples that have not been begun never are."""
+        for job in self.jobs:
+            job.cancel()
+
+    def make(self, number: int) -> None:
+        """Make one sample.  Errors are kept for ``wait``."""
+        item: Item | None = self.items[number]
+        try:
+            for attempt in itertools.count(1):
+                if item is None:
+                    raise self._no_replacement(self.items[number], attempt - 2)
+                try:
+                    self._make_from(number, item)
+                    return
+                except UnreadableError as unreadable:
+                    text = self._pass_over(number, item, unreadable)
+                if self._policy == "skip":
+                    self._left_out[number] = BadSampleError(text, path=item.path, index=item.index)
+                    return
+                assert self._substitute is not None
+                item = self._substitute(number, attempt)
+        except BaseException as error:  # ``wait`` raises it, where its sample is the first that failed
+            say_where(error, item or self.items[number])
+            self._errors[number] = error
+
+    def _pass_over(self, number: int, item: Item, unreadable: UnreadableError) -> str:
+        """Raise the error of a bad sample, or keep it for ``wait`` if the policy lets it pass; its text."""
+        assert unreadable.__cause__ is not None
+        item = unreadable.item or item
+        error = bad_sample_error(item, unreadable.__cause__)
+        try:
+            if self._policy == "raise":
+                raise error from unreadable.__cause__
+            unreadable.__cause__.__traceback__ = unreadable.__cause__.__context__ = None  # as in ``wait``
+            self._passed.setdefault(number, []).append((item, error))
+            return str(error)
+        finally:
+            del error  # its traceback refers to this frame
+
+    def _at_a_time(self) -> int:
+        """Samples that a thread opens, or makes, at a time, where they are decoded at once."""
+        return 1
+
+    def _asked_of(self, numbers: Sequence[int]) -> list[list[tuple[PartlyDecoded, Box]]]:
+        """``_asked`` of samples; nothing of those of which something is wrong."""
+        found: list[list[tuple[PartlyDecoded, Box]]] = []
+        for number in numbers:
+            try:
+                found.append(self._asked(number))
+            except Exception:  # whoever makes the sample meets it again, and knows what to do
+                found.append([])
+        return found
+
+    def _asked(self, number: int) -> list[tuple[PartlyDecoded, Box]]:
+        """The images of a sample that a decoder of batches may decode, with what is needed of them.
+
+        Errors are left to be found when the sample is made.
+        """
+        return []
+
+    def _opened_before(self, number: int, item: Item) -> Any:
+        """What ``_asked`` opened of a sample, once; None of a substitute, and where nothing was decoded."""
+        return self._open.pop(number, None) if item is self.items[number] else None
+
+    def _decoding(self, nanoseconds: int) -> None:
+        """Hear how long that took for all."""
+
+    def _made_all(self) -> None:
+        """Hear that all samples are made, where they were decoded at once, or have errors."""
+
+    def _make_from(self, number: int, item: Item) -> None:
+        """Make a sample of this item.
+
+        Raises:
+            UnreadableError: its file is bad.
+            Exception: anything else is raised whatever the policy.
+        """
+        raise NotImplementedError
+
+    def _no_replacement(self, item: Item, tried: int) -> BadSampleError:
+        of = "" if item.target is None else f" of class {item.target}"
+        return BadSampleError(
+            f"sample {item.index} ({item.path!r}) could not be read, and there is no other{of} to replace "
+            f"it: {tried} tried in its place could not be read either. The warnings logged for each say why; "
+            "repair the files, or leave the class out.", path=item.path, index=item.index,
+        )  # fmt: skip
+
+
+class PendingBatch(PendingSamples):
+    """A batch of images that is being made.  Made by ``BatchMaker.start``.
+
+    Attributes:
+        memory: the batch's memory, written where samples share it.
+        values: the samples' values, where they do not.
+        there: the batch that was made on a device; None where it was not.
+    """
+
+    def __init__(
+        self,
+        maker: BatchMaker,
+        items: Sequence[Item],
+        plan: SamplePlan,
+        parameters: Any,
+        memory: npt.NDArray[Any] | Sequence[npt.NDArray[Any]] | None,
+        finish: Callable[[Any, int], Any] | None,
+        substitute: Callable[[int, int], Item | None] | None,
+        device: BatchDevice | None = None,
+    ) -> None:
+        super().__init__(items, maker.policy, maker.bad, substitute)
+        self.there: Any = None
+        self._device = device
+        self._images: dict[int, _ImageThere] = {}  # by samples, those that are made on the device
+        self._read: dict[int, Any] = {}  # by samples, what was read of them before they are opened
+        self.memory = memory
+        self.values: list[Any] = [None] * len(items)
+        self._maker, self._plan, self._parameters = maker, plan, parameters
+        self._rows = memory.reshape(len(items), -1) if isinstance(memory, np.ndarray) else memory
+        self._finish = finish
+
+    @ranged("sample")
+    def _make_from(self, number: int, item: Item) -> None:
+        clock, there = self._maker.clock, self._images.get(number)
+        image: WatchedImage | None = self._opened_before(number, item)
+        if image is not None and there is not None and there.pixels is not None:
+            return
+        image = image or self._opened(item)
+        start = perf_counter_ns()
+        row = None if self._rows is None else self._rows[number]
+        value = self._plan.apply(image, self._parameters[number], row)
+        self.values[number] = self._finish(value, number) if self._finish else value
+        clock.add("decode", image.nanoseconds)
+        clock.add("transform", perf_counter_ns() - start - image.nanoseconds)
+
+    def _at_a_time(self) -> int:
+        return _AT_A_TIME if self._device is not None and self._maker.read_many_past is not None else 1
+
+    def _asked_of(self, numbers: Sequence[int]) -> list[list[tuple[PartlyDecoded, Box]]]:
+        device, read = self._device, self._maker.read_many_past
+        if device is not None and read is not None:
+            start = perf_counter_ns()
+            theirs = [number for number in numbers if device.takes(number)]
+            found = read([self.items[number].path for number in theirs])
+            self._read.update(zip(theirs, found, strict=True))
+            self._maker.clock.add("read", perf_counter_ns() - start)
+        return super()._asked_of(numbers)
+
+    def _asked(self, number: int) -> list[tuple[PartlyDecoded, Box]]:
+        item, parameters = self.items[number], self._parameters[number]
+        is_there = self._device is not None and self._device.takes(number)
+        # What is kept has the pixels of the CPU's decoder: some epochs would have these, others the device's.
+        read = self._read.pop(number, None)
+        image = self._opened(item, self._maker.read_past if is_there else None, read)
+        if is_there and image.encoded() is None:  # which no device decodes
+            image = self._opened(item)
+        self._open[number] = image
+        if image.encoded() is None or not (self._device is None or is_there):
+            return []
+        if self._device is None:
+            part = self._plan.part(image, parameters)
+            return [] if part is None else [(image, part)]
+        how = self._plan.resampling(image, parameters)
+        if how is None:
+            return []
+        there = self._images[number] = _ImageThere(image, how)
+        return [(there, how.part)]
+
+    def _made_all(self) -> None:
+        if self._device is None or self._errors:
+            return
+        assert self._rows is not None
+        images = {n: (one.pixels, one.how) for n, one in self._images.items() if one.pixels is not None}
+        rows = {
+            n: self._rows[n] for n in range(len(self.items)) if n not in images and n not in self._left_out
+        }
+        self._images = {}
+        self.there = self._device.finish(self._plan, images, rows, len(self.items))
+
+    def _decoding(self, nanoseconds: int) -> None:
+        self._maker.clock.add("decode", nanoseconds)
+
+    def _opened(
+        self, item: Item, read: Callable[[str], Any] | None = None, found: Any = None
+    ) -> WatchedImage:
+        """The image of a sample, read and opened.
+
+        Args:
+            item: the sample.
+            read: in the place of the maker's.
+            found: what was read already.
+
+        Raises:
+            UnreadableError: its file is bad.
+        """
+        maker, start = self._maker, perf_counter_ns()
+        try:
+            if found is None:
+                found = (read or maker.read)(item.path)
+                maker.clock.add("read", perf_counter_ns() - start)
+            return WatchedImage(maker.open_image(found, item.path))
+        except Exception as error:
+            raise judged(error) from error
+
+
+class _ImageThere:
+    """An image that is decoded on a device.
+
+    Attributes:
+        how: it is resampled there, a ``Resampling``.
+        pixels: on the device, once they are there.
+    """
+
+    def __init__(self, image: WatchedImage, how: Any) -> None:
+        self._image, self.how = image, how
+        self.pixels: Any = None
+
+    def encoded(self) -> bytes | None:
+        return self._image.encoded()
+
+    def give(self, box: Box, pixels: Any) -> None:
+        self.pixels = pixels
+
+
+def say_where(error: BaseException, item: Item) -> None:
+    """Add the sample to a transform's error (Python 3.11 and later show it)."""
+    if not isinstance(error, BadSampleError) and hasattr(error, "add_note"):
+        error.add_note(f"while making sample {item.index} from {item.path!r}")

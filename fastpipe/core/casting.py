@@ -1,0 +1,48 @@
+"""Which values another type would hold as others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["unheld"]
+
+
+# Kinds of types whose values another kind can hold.
+_HELD_BY = {"b": "biufc", "i": "biufc", "u": "biufc", "f": "fc", "c": "c", "S": "S", "U": "U"}
+
+
+def unheld(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[np.bool_]:
+    """Return which values a type cannot hold: whole numbers and texts must stay exactly what they are, floats
+    are rounded and stay finite, and never become whole numbers.
+
+    Args:
+        values: (…).
+        dtype: the type that they are to have.
+
+    Returns:
+        bool (…), of the shape of the values.
+
+    >>> unheld(np.array([1, 300, -1]), np.dtype("uint8")).tolist()
+    [False, True, True]
+    >>> unheld(np.array([0.1, 1e300]), np.dtype("float32")).tolist()
+    [False, True]
+    """
+    if values.dtype == dtype:
+        return np.zeros(values.shape, np.bool_)
+    kind = values.dtype.kind
+    if dtype.kind not in _HELD_BY.get(kind, ""):
+        return np.ones(values.shape, np.bool_)
+    with np.errstate(over="ignore", invalid="ignore"):
+        made = values.astype(dtype)
+        if kind in "fc":
+            return np.asarray(np.isfinite(made) != np.isfinite(values))
+        made = made.real if dtype.kind == "c" else made
+        found = np.asarray(made.astype(values.dtype) != values)
+        if kind in "iu":  # some come back equal from what is not: a sign's bits, the float above the largest
+            found |= (made < 0) != (values < 0)
+            if made.dtype.kind == "f":
+                found |= made >= 2.0 ** (8 * values.itemsize - (kind == "i"))
+    return found

@@ -1,0 +1,732 @@
+"""Find the classes and the samples of a folder of class folders.
+
+The result equals that of ``torchvision.datasets.folder``, order and errors included; only
+the way there is shorter.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import stat
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, BinaryIO, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.core.array_cache import KeptFiles, default_folder, member
+from fastpipe.core.extras import load_rich
+from fastpipe.core.file_identity import FileSystems, is_settled
+from fastpipe.core.files import is_spent, retrying_open
+from fastpipe.core.sample_tables import Packed, SampleTable, SampleTableBuilder, pack_paths
+from fastpipe.core.text import printable
+from fastpipe.errors import OptionError
+from fastpipe.options import Subset
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+__all__ = [
+    "IMG_EXTENSIONS",
+    "CacheKey",
+    "Classes",
+    "Folder",
+    "IndexCache",
+    "ScanProgress",
+    "Stamp",
+    "Waiting",
+    "Walker",
+    "check_scan",
+    "choose_classes",
+    "default_index_cache",
+    "empty_message",
+    "find_classes",
+    "left_out",
+    "scan_folder",
+]
+
+
+# ---- List folders and all below: from what is known of them, in threads where they are slow ---------
+
+T = TypeVar("T")
+# Device, inode, and the times of the last change of content and of status, in nanoseconds.
+Stamp = tuple[int, int, int, int]
+
+# Listing waits for the disk or the network, so there may be many more threads than cores.
+THREADS = 32
+_TELL_EVERY_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Folder(Generic[T]):
+    """One folder as it was found.
+
+    Args:
+        path: from the root; what the root's path is joined to.
+        stamp: tells whether the folder has changed since; None if nothing can tell.
+        folders: the names of the folders in it, and of links to folders.
+        count: how many names ``content`` holds.
+        content: what was made of the other names.
+    """
+
+    path: str
+    stamp: Stamp | None
+    folders: Sequence[str]
+    count: int
+    content: T
+
+
+class _Task(NamedTuple):
+    top: int  # which of the folders to walk this one is below
+    path: str
+    status: os.stat_result | None = None  # if somebody asked for it already
+    is_top: bool = False
+
+
+_Visit = tuple[int, Folder[T] | None, list[_Task]]
+
+
+class Waiting:
+    """Says when a thread spends its time waiting, so that other threads could work meanwhile.
+
+    Args:
+        clock: the time that passes, in seconds.
+        busy: the time in which this thread has run.
+    """
+
+    _WINDOW_S = 0.05
+
+    def __init__(
+        self, clock: Callable[[], float] = time.perf_counter, busy: Callable[[], float] = time.thread_time
+    ) -> None:
+        self._clock, self._busy = clock, busy
+        self._since = clock(), busy()
+
+    def __call__(self) -> bool:
+        """Whether more than half of the time since the last answer, 50 ms or more, was waiting."""
+        now = self._clock()
+        passed = now - self._since[0]
+        if passed < self._WINDOW_S:
+            return False
+        busy = self._busy()
+        ran, self._since = busy - self._since[1], (now, busy)
+        return passed - ran > passed / 2
+
+
+class Walker(Generic[T]):
+    """Finds folders with their files, as ``sorted(os.walk(top, followlinks=True))`` does.
+
+    Whatever is not a folder is a file: broken links, fifos, and links in a loop once the
+    operating system gives up following them.  A folder that cannot be read is left out,
+    with all below it.
+
+    Args:
+        prefix: what the paths below are appended to: a folder with its separator, or nothing.
+        take: makes of a folder's path and the names in it what is to be kept of them; called from
+            threads.  Returns how many it kept, and them.
+        known: folders as they were found before, by path.  One whose stamp is the same is not
+            listed again.
+        now: the time in nanoseconds, on the clock of the file systems.
+        file_systems: which of them can be relied on.
+        is_waiting: whether listing in one thread is mostly waiting; asked after each folder.
+        on_progress: called with the number of folders and files so far, a few times a second.
+        clock: the time that passes, in seconds.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        take: Callable[[str, list[str]], tuple[int, T]],
+        *,
+        known: Mapping[str, Folder[T]] | None = None,
+        now: Callable[[], int] = time.time_ns,
+        file_systems: FileSystems | None = None,
+        is_waiting: Callable[[], bool] | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._prefix, self._take, self._now = prefix, take, now
+        self._known = known or {}
+        self._file_systems = file_systems or FileSystems()
+        self._is_waiting = is_waiting or Waiting()
+        self._on_progress, self._clock, self._told = on_progress, clock, clock()
+        self._folders = self._files = 0
+        self._remote = False
+
+    def walk(self, tops: Sequence[str]) -> list[list[Folder[T]]]:
+        """For each of ``tops`` it and all folders below, sorted by path; empty if it is no folder."""
+        found: list[list[Folder[T]]] = [[] for _ in tops]
+        pending = [_Task(number, path, is_top=True) for number, path in enumerate(tops)]
+        pending.reverse()
+        while pending and not (len(pending) > 1 and (self._remote or self._is_waiting())):
+            pending += self._put(found, self._visit(pending.pop()))
+        if pending:
+            self._walk_in_threads(pending, found)
+        for folders in found:
+            folders.sort(key=lambda folder: folder.path)
+        return found
+
+    def _walk_in_threads(self, tasks: Iterable[_Task], found: list[list[Folder[T]]]) -> None:
+        done: queue.SimpleQueue[Future[_Visit[T]]] = queue.SimpleQueue()
+        pool = ThreadPoolExecutor(THREADS, thread_name_prefix="fastpipe-scan")
+        unfinished = 0
+        try:
+            while True:
+                for task in tasks:
+                    pool.submit(self._visit, task).add_done_callback(done.put)
+                    unfinished += 1
+                if unfinished == 0:
+                    return
+                tasks = ()
+                try:
+                    tasks = self._put(found, done.get(timeout=_TELL_EVERY_S).result())
+                    unfinished -= 1
+                except queue.Empty:
+                    self._tell()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _put(self, found: list[list[Folder[T]]], visit: _Visit[T]) -> list[_Task]:
+        """Keep what was found of a folder; returns what is to be visited next."""
+        top, folder, below = visit
+        if folder is not None:
+            found[top].append(folder)
+            self._folders += 1
+            self._files += folder.count
+            self._tell()
+        return below
+
+    def _tell(self) -> None:
+        now = self._clock()
+        if self._on_progress is not None and now - self._told >= _TELL_EVERY_S:
+            self._told = now
+            self._on_progress(self._folders, self._files)
+
+    def _visit(self, task: _Task) -> _Visit[T]:
+        path = self._prefix + task.path
+        status = task.status or _status(path)
+        if task.is_top and (status is None or not stat.S_ISDIR(status.st_mode)):
+            return task.top, None, []
+        known = self._known.get(task.path)
+        if known is not None and status is not None and known.stamp == _stamp(status):
+            below = self._unchanged_below(task, known, status)
+            if below is not None:
+                return task.top, known, below
+        folder = self._list(task.path, status)
+        names = () if folder is None else folder.folders
+        return task.top, folder, [_Task(task.top, os.path.join(task.path, name)) for name in names]
+
+    def _unchanged_below(self, task: _Task, known: Folder[T], status: os.stat_result) -> list[_Task] | None:
+        """What is below a folder with the same stamp; None if it must be listed all the same."""
+        path = self._prefix + task.path
+        if not self._file_systems.is_local(status.st_dev, path) or not _may_list(path):
+            return None
+        below = []
+        for name in known.folders:
+            inner = os.path.join(task.path, name)
+            found = _status(self._prefix + inner)
+            if found is None or not stat.S_ISDIR(found.st_mode):
+                return None  # a link that led to a folder, and is a file from now on
+            below.append(_Task(task.top, inner, found))
+        return below
+
+    def _list(self, inner: str, status: os.stat_result | None) -> Folder[T] | None:
+        path, before = self._prefix + inner, self._now()
+        if status is not None and self._file_systems.is_remote(status.st_dev, path):
+            self._remote = True
+        try:
+            with retrying_open(os.scandir, path) as entries:
+                folders, files, lasting = _split(entries)
+        except OSError as error:
+            if is_spent(error):
+                raise
+            return None
+        stamp = None
+        if lasting and status is not None and self._file_systems.is_local(status.st_dev, path):
+            stamp = _stamp(status)
+            is_old = is_settled(max(stamp[2:]), before)
+            after = _status(path)  # else another folder may have taken its name before it was listed
+            if not is_old or after is None or _stamp(after) != stamp:
+                stamp = None
+        return Folder(inner, stamp, folders, *self._take(inner, files))
+
+
+def _split(entries: Iterable[os.DirEntry[str]]) -> tuple[list[str], list[str], bool]:
+    """The names of the folders, and of everything else; and whether only a change of the folder
+    could make them others, as it could not where links lead to what may become a folder."""
+    folders: list[str] = []
+    files: list[str] = []
+    lasting = True
+    for entry in entries:
+        try:
+            is_folder = entry.is_dir()
+            lasting = lasting and (is_folder or not entry.is_symlink())
+        except OSError:
+            is_folder = lasting = False
+        if is_folder:
+            folders.append(entry.name)
+        else:
+            files.append(entry.name)
+    return folders, files, lasting
+
+
+def _may_list(path: str) -> bool:
+    return os.access(path, os.R_OK, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _status(path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except (OSError, ValueError):  # ValueError: a name that no file can have
+        return None
+
+
+def _stamp(status: os.stat_result) -> Stamp:
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
+
+
+# ----------------------------------------------------------------------------------------------------
+# What a scan found, kept on disk: opened again, only folders that have changed are listed.
+#
+# A file holds the folders of one root, for one choice of extensions: in JSON where each is, its stamp and
+# the folders in it; in two arrays the paths of its files. Zip's checksums guard all of it. Whatever is
+# wrong with a file, or with the folder it is in, costs a scan and never more.
+
+_KEEP_FROM_S = 0.25
+_VERSION = 1
+
+
+class CacheKey(NamedTuple):
+    """What decides which names a scan takes.
+
+    Args:
+        device, inode: the root, however its path is spelled and wherever it is moved.
+        endings: the extensions; whoever compares names ignores case.
+    """
+
+    device: int
+    inode: int
+    endings: tuple[str, ...]
+
+    def fields(self) -> list[Any]:
+        """As JSON has it; with what decides how the system's names become strings."""
+        decoding = [sys.getfilesystemencoding(), sys.getfilesystemencodeerrors(), os.sep]
+        return [_VERSION, self.device, self.inode, list(self.endings), decoding]
+
+
+class IndexCache:
+    """The files in which scans are kept.
+
+    Args:
+        path: their folder.  It is made when the first of them is written.
+        keep_from_s: scans that take less are not worth a file.
+        now: the time in nanoseconds, on the clock of the file systems that are scanned.
+
+    A folder that cannot be used costs one warning in each process.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        keep_from_s: float = _KEEP_FROM_S,
+        now: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.path = Path(path)
+        self.keep_from_s = keep_from_s
+        self.now = now
+        self._files = KeptFiles(self.path, "The index of the dataset is not kept, so it is scanned each time")
+
+    def load(self, key: CacheKey) -> dict[str, Folder[Packed]]:
+        """The folders of an earlier scan, by path; none where nothing is kept or it is damaged."""
+        return self._files.load(key.fields(), lambda members: _read(members, key)) or {}
+
+    def save(self, key: CacheKey, folders: Sequence[Folder[Packed]]) -> None:
+        """Keep folders, all of which have stamps, in the place of what was kept before."""
+        self._files.save(key.fields(), lambda file: _write(file, key, folders))
+
+
+def default_index_cache() -> IndexCache | None:
+    """The cache in the user's own cache folder; None where there is none."""
+    folder = default_folder()
+    return None if folder is None else IndexCache(folder)
+
+
+def _write(file: BinaryIO, key: CacheKey, folders: Sequence[Folder[Packed]]) -> None:
+    described = [[one.path, one.stamp, list(one.folders), one.count] for one in folders]
+    text = json.dumps({"key": key.fields(), "folders": described}, separators=(",", ":"))
+    lengths = [np.zeros(0, dtype=np.int64), *(one.content.lengths for one in folders)]
+    np.savez(
+        file,
+        folders=np.frombuffer(text.encode(), dtype=np.uint8),
+        arena=np.frombuffer(b"".join(one.content.block for one in folders), dtype=np.uint8),
+        lengths=np.concatenate(lengths).astype(np.int32),
+    )
+
+
+def _read(members: zipfile.ZipFile, key: CacheKey) -> dict[str, Folder[Packed]] | None:
+    text = json.loads(member(members, "folders", np.uint8).tobytes())
+    if text["key"] != key.fields():
+        return None
+    arena = member(members, "arena", np.uint8).tobytes()
+    lengths = member(members, "lengths", np.int32).astype(np.int64)
+    return {folder.path: folder for folder in _folders(text["folders"], arena, lengths)}
+
+
+def _folders(
+    described: Sequence[Sequence[Any]], arena: bytes, lengths: npt.NDArray[np.int64]
+) -> Iterable[Folder[Packed]]:
+    """The folders that the parts of a file describe.
+
+    Raises:
+        ValueError: the parts do not fit together.
+    """
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    SampleTable.from_arrays(arena, offsets, np.zeros(len(lengths), dtype=np.int64))  # checks them
+    whole, first = memoryview(arena), 0
+    for path, stamp, folders, count in described:
+        if not (_all_are(str, [path, *folders]) and _all_are(int, [*stamp, count])):
+            raise ValueError(f"a folder is described by {path!r}, {stamp!r}, {folders!r}, {count!r}")
+        end = first + count
+        if len(stamp) != 4 or count < 0 or end > len(lengths):
+            raise ValueError(f"{path!r} has {count} files of {len(lengths)}, stamp {stamp}")
+        block = whole[int(offsets[first]) : int(offsets[end])]
+        yield Folder(path, tuple(stamp), tuple(folders), count, Packed(block, lengths[first:end]))
+        first = end
+    if first != len(lengths):
+        raise ValueError(f"{len(lengths)} files are in folders of {first}")
+
+
+def _all_are(kind: type, values: Iterable[Any]) -> bool:
+    return all(type(value) is kind for value in values)
+
+
+def left_out(
+    known: Mapping[str, Folder[Packed]], tops: Iterable[str], prefix: str
+) -> dict[str, Folder[Packed]]:
+    """Known folders of classes that this scan left out, and that are still there."""
+    above = {path: path.split(os.sep, 1)[0] for path in known}
+    others = set(above.values()) - set(tops)
+    there = {top for top in others if os.path.isdir(prefix + top)}
+    return {path: folder for path, folder in known.items() if above[path] in there}
+
+
+# ---- Find the classes and the samples of a folder of class folders ----------------------------------
+
+IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+
+# Names of class folders, or what takes some of the names that there are.
+Classes = Sequence[str] | Callable[[list[str]], Sequence[str]] | Subset
+
+_NAMED_AT_MOST = 20
+
+
+def find_classes(
+    directory: str | os.PathLike[str], classes: Classes | None = None
+) -> tuple[list[str], dict[str, int]]:
+    """Find the class folders of a dataset.
+
+    Args:
+        directory: the folder that holds one folder for each class.
+        classes: names of the class folders to take, in this order; or a function that is given the
+            sorted names of all of them, and returns those to take in the order wanted; or a
+            ``Subset``, whose classes are sorted.  ``None`` takes all of them, sorted.
+
+    Returns:
+        The class names, and the class index of each name.
+
+    Raises:
+        FileNotFoundError: the directory does not exist, or has no folder in it.
+        OptionError: ``classes`` is empty, names a folder twice or one that is not there, or draws
+            more than there are.
+        TypeError: ``classes`` is not a sequence of strings, nor gives one.
+    """
+    return choose_classes(
+        directory, (entry.name for entry in retrying_open(os.scandir, directory) if entry.is_dir()), classes
+    )
+
+
+def choose_classes(
+    directory: str | os.PathLike[str], names: Iterable[str], classes: Classes | None
+) -> tuple[list[str], dict[str, int]]:
+    """Take classes of those that were found: what ``find_classes`` does once the folder is listed.
+
+    Args:
+        directory: where they were found, for messages.
+        names: the names of all class folders, in any order.
+        classes: as for ``find_classes``.
+
+    Returns, Raises:
+        as ``find_classes``.
+    """
+    found = sorted(names)
+    if not found:
+        raise FileNotFoundError(printable(f"Couldn't find any class folder in {directory}."))
+    if classes is None:
+        chosen = found
+    elif isinstance(classes, Subset):
+        chosen = classes.select(found)
+    else:
+        chosen = _checked(directory, found, classes(list(found)) if callable(classes) else classes)
+    return chosen, {name: index for index, name in enumerate(chosen)}
+
+
+def _checked(directory: str | os.PathLike[str], found: list[str], classes: Sequence[str]) -> list[str]:
+    """The classes the user asks for."""
+    if isinstance(classes, str):
+        raise TypeError(f"classes=… must be a sequence of folder names, got the string {classes!r}")
+    if not isinstance(classes, Iterable):
+        raise TypeError(f"classes=… must be, or return, a sequence of folder names, got {classes!r}")
+    names = list(classes)
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"classes=… must hold strings, got {name!r} of type {type(name).__name__}")
+    if not names:
+        raise OptionError("classes=… must name at least one folder, got none; leave it out to take all")
+    existing, unique = set(found), set(names)
+    missing = [name for name in names if name not in existing]
+    if missing:
+        raise OptionError(
+            f"classes=… names folders that are not in {os.fspath(directory)!r}: {_listed(missing)}. "
+            f"The folders there are: {_listed(found)}"
+        )
+    if len(unique) != len(names):
+        twice = sorted(name for name in unique if names.count(name) > 1)
+        raise OptionError(f"classes=… must name every folder once; named more than once: {_listed(twice)}")
+    return names
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The names in quotes; not all of them if they are many."""
+    text = ", ".join(map(repr, names[:_NAMED_AT_MOST]))
+    more = len(names) - _NAMED_AT_MOST
+    return text if more <= 0 else f"{text} and {more} more"
+
+
+def scan_folder(
+    directory: str | os.PathLike[str],
+    class_to_idx: Mapping[str, int],
+    *,
+    extensions: str | Sequence[str] | None = None,
+    is_valid_file: Callable[[str], bool] | None = None,
+    allow_empty: bool = False,
+    cache: IndexCache | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> SampleTable:
+    """Find all samples below the class folders.
+
+    Classes come sorted by name, a class's folders sorted by their path as a string, and a
+    folder's files sorted by name.  Links to folders are followed; folders that cannot be
+    read are passed over.
+
+    Args:
+        directory: the folder that holds one folder for each class; ``~`` is expanded.
+        class_to_idx: the class folders to scan, and their class indices.
+        extensions: lower-case ending, or endings, of the files to take; compared without
+            regard to case.
+        is_valid_file: called with each path, says whether to take it.  Exactly one of
+            ``extensions`` and ``is_valid_file`` must be given.
+        allow_empty: whether a class may have no file.
+        cache: where scans are kept, so that folders which have not changed since are not listed
+            again.  Never used with ``is_valid_file``, which may look at anything.
+        on_progress: called a few times a second with the number of folders and of files found.
+
+    Returns:
+        The table of ``(path, class index)``.
+
+    Raises:
+        ValueError: ``class_to_idx`` is empty, or both or neither of ``extensions`` and
+            ``is_valid_file`` are given.
+        FileNotFoundError: a class has no file, and ``allow_empty`` is false.
+    """
+    directory = os.path.expanduser(directory)
+    check_scan(class_to_idx, extensions, is_valid_file)
+    names = sorted(class_to_idx)
+    prefix, tops = _below(directory, names)
+    builder = SampleTableBuilder(prefix)
+    empty: list[str] = []
+    if is_valid_file is not None:
+        listed = Walker(prefix, _listed_names, on_progress=on_progress).walk(tops)
+        found: Iterable[list[Packed]] = (_packed(prefix, folders, is_valid_file) for folders in listed)
+    else:
+        assert extensions is not None
+        found = _find_by_extension(directory, prefix, tops, extensions, cache, on_progress)
+    for name, folders in zip(names, found, strict=True):
+        before = len(builder)
+        for paths in folders:
+            builder.add_packed(paths, class_to_idx[name])
+        if len(builder) == before:
+            empty.append(name)
+    if empty and not allow_empty:
+        raise FileNotFoundError(empty_message(empty, extensions))
+    return builder.build()
+
+
+def check_scan(
+    class_to_idx: Mapping[str, int],
+    extensions: str | Sequence[str] | None,
+    is_valid_file: Callable[[str], bool] | None,
+) -> None:
+    """Refuse the options that torchvision refuses, as it does.
+
+    Raises:
+        ValueError: ``class_to_idx`` is empty, or both or neither of the others are given.
+    """
+    if not class_to_idx:
+        raise ValueError("'class_to_index' must have at least one entry to collect any samples.")
+    if (extensions is None) == (is_valid_file is None):
+        raise ValueError("Both extensions and is_valid_file cannot be None or not None at the same time")
+
+
+def _below(directory: str, names: Sequence[str]) -> tuple[str, list[str]]:
+    """What the paths of all class folders begin with, and the rest of each."""
+    prefix = os.path.join(directory, "")
+    tops = [os.path.join(directory, name) for name in names]
+    if not all(top.startswith(prefix) for top in tops):  # a name that is a whole path
+        prefix = ""
+    return prefix, [top[len(prefix) :] for top in tops]
+
+
+def _find_by_extension(
+    directory: str,
+    prefix: str,
+    tops: Sequence[str],
+    extensions: str | Sequence[str],
+    cache: IndexCache | None,
+    on_progress: Callable[[int, int], None] | None,
+) -> list[list[Packed]]:
+    """For each class folder the paths to take, with as little listing of folders as the cache allows."""
+    endings = (extensions,) if isinstance(extensions, str) else tuple(extensions)
+    # An ending with a separator in it asks for more of the path than the name.
+    by_path = any(separator in "".join(endings) for separator in filter(None, (os.sep, os.altsep)))
+
+    def take(folder: str, names: list[str]) -> tuple[int, Packed]:
+        inside = os.path.join(folder, "")
+        names.sort()
+        if by_path:
+            taken = [name for name in names if (prefix + inside + name).lower().endswith(endings)]
+        else:
+            taken = [name for name in names if name.lower().endswith(endings)]
+        return len(taken), pack_paths(inside, taken)
+
+    key = None if cache is None or by_path or not prefix else _key(directory, endings)
+    if cache is None or key is None:
+        found = Walker(prefix, take, on_progress=on_progress).walk(tops)
+        return [[folder.content for folder in folders] for folders in found]
+    start = time.perf_counter()
+    known = cache.load(key)
+    found = Walker(prefix, take, known=known, now=cache.now, on_progress=on_progress).walk(tops)
+    lasting = {folder.path: folder for folders in found for folder in folders if folder.stamp is not None}
+    is_new = any(known.get(path) is not folder for path, folder in lasting.items())
+    if is_new and time.perf_counter() - start > cache.keep_from_s:
+        cache.save(key, list({**left_out(known, tops, prefix), **lasting}.values()))
+    return [[folder.content for folder in folders] for folders in found]
+
+
+def _key(directory: str, endings: tuple[str, ...]) -> CacheKey | None:
+    """Under which the scan of a folder is kept; None for one that will fail in its own way."""
+    try:
+        status = os.stat(directory)
+    except (OSError, ValueError):
+        return None
+    return CacheKey(status.st_dev, status.st_ino, endings)
+
+
+def _listed_names(folder: str, names: list[str]) -> tuple[int, list[str]]:
+    names.sort()
+    return len(names), names
+
+
+def _packed(
+    prefix: str, folders: Sequence[Folder[list[str]]], is_valid_file: Callable[[str], bool]
+) -> list[Packed]:
+    """The paths that the user's function takes.  It gets the whole path."""
+    packed = []
+    for folder in folders:
+        inside = os.path.join(folder.path, "")
+        before = prefix + inside
+        packed.append(pack_paths(inside, [name for name in folder.content if is_valid_file(before + name)]))
+    return packed
+
+
+def empty_message(empty: Sequence[str], extensions: str | Sequence[str] | None) -> str:
+    """What torchvision says of classes without a file."""
+    message = printable(f"Found no valid file for the classes {', '.join(empty)}. ")
+    if extensions is None:
+        return message
+    supported = extensions if isinstance(extensions, str) else ", ".join(extensions)
+    return message + f"Supported extensions are: {supported}"
+
+
+# ---- Says how far a scan is, once it takes long enough for somebody to wonder -----------------------
+
+_log = logging.getLogger("fastpipe.index")
+
+_SILENT_S = 2.0
+_LINE_EVERY_S = 10.0
+
+
+class ScanProgress:
+    """A moving line in a terminal, lines of the log elsewhere; nothing in the first two seconds.
+
+    Args:
+        root: the folder that is scanned.
+        clock: the time that passes, in seconds.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._root, self._clock, self._start = os.fspath(root), clock, clock()
+        self._next_line = _SILENT_S
+        self._has_logged = False
+        self._line: Live | None = None
+
+    def __call__(self, folders: int, files: int) -> None:
+        """Called now and then with what has been found so far."""
+        passed = self._clock() - self._start
+        if passed < _SILENT_S:
+            return
+        text = f"Scanning {self._root}: {files:,} files in {folders:,} folders so far"
+        if sys.stderr is not None and sys.stderr.isatty():
+            self._show(text)
+        elif passed >= self._next_line:
+            self._next_line = passed + _LINE_EVERY_S
+            self._has_logged = True
+            _log.info("%s, %.0f s", text, passed)
+
+    def _show(self, text: str) -> None:
+        load_rich()  # only long scans need it
+        from rich.console import Console
+        from rich.live import Live
+        from rich.text import Text
+
+        if self._line is None:
+            # Without a thread of its own, and with the script's streams left as they are.
+            self._line = Live(
+                console=Console(stderr=True), auto_refresh=False, transient=True,
+                redirect_stdout=False, redirect_stderr=False,
+            )  # fmt: skip
+            self._line.start()
+        self._line.update(Text(printable(text), no_wrap=True, overflow="ellipsis"), refresh=True)
+
+    def __enter__(self) -> ScanProgress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._line is not None:
+            self._line.stop()
+            self._line = None
+        if self._has_logged and kind is None:
+            _log.info("Scanned %s in %.0f s", self._root, self._clock() - self._start)

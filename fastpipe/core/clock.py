@@ -1,0 +1,137 @@
+"""Time by stage, summed over threads, and ranges for Nsight Systems."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+__all__ = ["StageClock", "ranged"]
+
+
+# ---- Where the time goes: nanoseconds by stage, summed over all threads -----------------------------
+
+
+class StageClock:
+    """Time spent in each stage, summed over the threads that worked in it.
+
+    ``"read"`` reads files, ``"decode"`` makes pixels or chunks, ``"transform"`` resamples and
+    converts, ``"copy"`` takes samples from decoded chunks, ``"wait"`` is the time that the consumer
+    waited for a batch.
+
+    >>> clock = StageClock()
+    >>> clock.add("read", 1_500_000_000)
+    >>> clock.totals()
+    {'read': 1.5}
+    """
+
+    def __init__(self) -> None:
+        # Each thread adds to a dictionary of its own: no lock, on a path taken for every sample.
+        self._local = threading.local()
+        self._all: list[dict[str, int]] = []
+
+    def add(self, stage: str, nanoseconds: int) -> None:
+        """Add a duration.
+
+        Args:
+            stage: the stage's name.
+            nanoseconds: how long one piece of work took in it.
+        """
+        try:
+            mine: dict[str, int] = self._local.nanoseconds
+        except AttributeError:
+            mine = self._local.nanoseconds = {}
+            self._all.append(mine)
+        mine[stage] = mine.get(stage, 0) + nanoseconds
+
+    def totals(self) -> dict[str, float]:
+        """Seconds by stage since the clock was made or reset."""
+        totals: dict[str, float] = {}
+        for one in list(self._all):
+            for stage, nanoseconds in list(one.items()):
+                totals[stage] = totals.get(stage, 0.0) + nanoseconds / 1e9
+        return totals
+
+    def reset(self) -> None:
+        """Start again from zero."""
+        for one in list(self._all):
+            one.clear()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (StageClock, ())
+
+
+# ----------------------------------------------------------------------------------------------------
+# NVTX ranges: what fastpipe's threads are at, for Nsight Systems, where ``FASTPIPE_NVTX=1`` asks for it.
+
+_log = logging.getLogger("fastpipe")
+_F = TypeVar("_F", bound=Callable[..., Any])
+_VARIABLE = "FASTPIPE_NVTX"
+
+
+def ranged(name: str) -> Callable[[_F], _F]:
+    """Have each call of a function be a range ``fastpipe.NAME`` of the thread that calls it.
+
+    Where the environment does not ask for it when fastpipe is imported, the function stays as it is, and
+    costs nothing.  Ranges are made by torch where it has a GPU, else by the package ``nvtx``; so far they
+    were tested with modules that imitate these, without a GPU.
+
+    Args:
+        name: of the stage.
+
+    >>> @ranged("read")
+    ... def read(path):
+    ...     return path
+    >>> read("a")
+    'a'
+    """
+    if os.environ.get(_VARIABLE, "") in ("", "0"):
+        return _same
+    text = f"fastpipe.{name}"
+
+    def decorate(function: _F) -> _F:
+        @functools.wraps(function)
+        def within_range(*args: Any, **kwargs: Any) -> Any:
+            marks = _marks()
+            marks.push(text)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                marks.pop()
+
+        return within_range  # type: ignore[return-value]
+
+    return decorate
+
+
+def _same(function: _F) -> _F:
+    return function
+
+
+class _Marks(NamedTuple):
+    """Begin and end a range of the thread that calls."""
+
+    push: Callable[[str], object]
+    pop: Callable[[], object]
+
+
+@functools.cache
+def _marks() -> _Marks:
+    """Found when the first range begins: by then the script has imported what it uses."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is not None and cuda.is_available():
+        return _Marks(cuda.nvtx.range_push, cuda.nvtx.range_pop)
+    try:
+        nvtx = importlib.import_module("nvtx")
+    except ImportError:
+        _log.warning(
+            "%s is set, and nothing makes ranges: torch finds no GPU, and the package nvtx is not installed"
+            " (pip install nvtx)", _VARIABLE,
+        )  # fmt: skip
+        return _Marks(lambda _: None, lambda: None)
+    return _Marks(nvtx.push_range, nvtx.pop_range)

@@ -1,0 +1,225 @@
+"""What an epoch took, and how much of it was waiting for data: the same for every framework."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.errors import OptionError
+
+__all__ = ["EpochTimes", "WaitLimits", "epoch_times", "samples_of"]
+
+
+_DEEPEST = 8  # a list may have itself in it
+
+
+class EpochTimes(NamedTuple):
+    """What an epoch took.
+
+    A step begins with the request for its batch, so that its wait is a part of it.
+
+    Attributes:
+        epoch: its number, from 0.
+        seconds: of its training steps and what is between them, validation by a trainer excepted.
+        steps: how many.
+        step_seconds: of a step, with its wait for data: their median.
+        waiting: the part of ``seconds`` in which a step waited for its batch, 0 to 1; None where that is not
+            known.
+        images_per_second: samples in ``seconds``; None as well.
+        step_seconds_p95: of a step: what 95 of 100 do not exceed.
+        wait_seconds, wait_seconds_p95: the same of a step's wait; None as ``waiting``.
+        first_batch_seconds: from the epoch's begin until its first batch was there; None where not known.
+        late_batches: those that took longer than ``warn_after``, the first excepted.
+        is_complete: False where the loop was left before the loader had no more.
+        gpu_utilisation: the part of the time in which the GPU ran a kernel, 0 to 1; None where nobody looked.
+        gpu_memory_utilisation: the part in which its memory was read or written; None as well.
+        pcie_bytes_per_second: that it received; None as well.
+
+    >>> print(EpochTimes(0, 1.2, 3, 0.4, 0.75, 8.3))
+    epoch 0: 1.20 s, 3 steps of 400.0 ms, 75% waiting for data, 8 images/s
+    """
+
+    epoch: int
+    seconds: float
+    steps: int
+    step_seconds: float
+    waiting: float | None
+    images_per_second: float | None
+    step_seconds_p95: float = 0.0
+    wait_seconds: float | None = None
+    wait_seconds_p95: float | None = None
+    first_batch_seconds: float | None = None
+    late_batches: int = 0
+    is_complete: bool = True
+    gpu_utilisation: float | None = None
+    gpu_memory_utilisation: float | None = None
+    pcie_bytes_per_second: float | None = None
+
+    def __str__(self) -> str:
+        milliseconds = self.step_seconds * 1e3
+        said = f"epoch {self.epoch}: {self.seconds:.2f} s, {self.steps} steps of {milliseconds:.1f} ms"
+        if self.waiting is not None:
+            said += f", {self.waiting:.0%} waiting for data"
+        if self.images_per_second is not None:
+            said += f", {self.images_per_second:.0f} images/s"
+        if self.gpu_utilisation is not None:
+            said += f", GPU {self.gpu_utilisation:.0%} busy"
+        return said if self.is_complete else f"{said}, left early"
+
+    def scalars(self) -> dict[str, float]:
+        """What is known of it, by the names that loggers and TensorBoard get.
+
+        >>> EpochTimes(0, 1.5, 3, 0.5, None, None).scalars()
+        {'fastpipe/epoch_seconds': 1.5, 'fastpipe/step_seconds': 0.5}
+        """
+        values = {
+            "epoch_seconds": self.seconds,
+            "step_seconds": self.step_seconds,
+            "waiting": self.waiting,
+            "images_per_second": self.images_per_second,
+            "gpu_utilisation": self.gpu_utilisation,
+            "gpu_memory_utilisation": self.gpu_memory_utilisation,
+            "pcie_bytes_per_second": self.pcie_bytes_per_second,
+        }
+        return {f"fastpipe/{name}": value for name, value in values.items() if value is not None}
+
+
+def epoch_times(
+    epoch: int,
+    seconds: float,
+    steps: Sequence[float] | npt.NDArray[np.float64],
+    waits: Sequence[float] | npt.NDArray[np.float64] | None,
+    samples: float,
+    *,
+    first_batch_seconds: float | None = None,
+    warn_after: float | None = None,
+    is_complete: bool = True,
+) -> EpochTimes:
+    """The times of an epoch whose steps were measured.
+
+    Args:
+        epoch, first_batch_seconds, is_complete: as :class:`EpochTimes` has them.
+        seconds: of all of it.
+        steps: seconds of each step.
+        waits: seconds that each waited; None where nobody knows.
+        samples: of all batches; not a number where nobody knows.
+        warn_after: of a batch that took longer, it is said that it was late.
+
+    >>> epoch_times(0, 2.0, [0.5, 1.5], [0.25, 0.75], 8)[:6]
+    (0, 2.0, 2, 1.0, 0.5, 4.0)
+    """
+    late = 0 if waits is None or warn_after is None else int(np.sum(np.asarray(waits)[1:] > warn_after))
+    return EpochTimes(
+        epoch,
+        seconds,
+        len(steps),
+        _quantile(steps, 0.5),
+        None if waits is None or not seconds > 0 else min(float(np.sum(waits)) / seconds, 1.0),
+        samples / seconds if seconds > 0 and not math.isnan(samples) else None,
+        _quantile(steps, 0.95),
+        None if waits is None else _quantile(waits, 0.5),
+        None if waits is None else _quantile(waits, 0.95),
+        first_batch_seconds,
+        late,
+        is_complete,
+    )
+
+
+def _quantile(values: Sequence[float] | npt.NDArray[np.float64], part: float) -> float:
+    return float(np.quantile(np.asarray(values), part)) if len(values) else 0.0
+
+
+@dataclass(frozen=True)
+class WaitLimits:
+    """How long batches may take before a warning says so.
+
+    Args:
+        warn_after: seconds for a batch; None for no limit.
+        warn_waiting: the part of an epoch that is spent waiting, 0 to 1; None for no limit.
+
+    Raises:
+        OptionError: a limit that cannot work.
+
+    >>> times = epoch_times(3, 10.0, [0.1, 9.9], [0.1, 9.8], 8, warn_after=1.0)
+    >>> print(WaitLimits(warn_after=1.0).warning(times))
+    epoch 3: 1 of 2 batches took longer than 1 s (median 4.95 s, 95 % within 9.31 s).
+    `fastpipe profile your_script.py` says why, and what would help
+    """
+
+    warn_after: float | None = None
+    warn_waiting: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.warn_after is not None and not self.warn_after > 0:
+            raise OptionError(f"warn_after must be seconds above 0, got {self.warn_after!r}")
+        if self.warn_waiting is not None and not 0 < self.warn_waiting <= 1:
+            raise OptionError(
+                f"warn_waiting must be a part of an epoch, above 0 and up to 1, got {self.warn_waiting!r}"
+            )
+
+    def warning(self, times: EpochTimes, stages: Mapping[str, float] | None = None) -> str | None:
+        """What is to be said of an epoch; None if nothing is.
+
+        Args:
+            times: of it.
+            stages: seconds of the loader's threads, by stage, where they are known.
+        """
+        said = []
+        if times.late_batches and self.warn_after is not None:
+            said.append(
+                f"{times.late_batches} of {times.steps} batches took longer than {self.warn_after:g} s"
+                f" (median {times.wait_seconds or 0:.3g} s, 95 % within {times.wait_seconds_p95 or 0:.3g} s)"
+            )
+        if self.warn_waiting is not None and (times.waiting or 0) > self.warn_waiting:
+            said.append(f"{times.waiting:.0%} of the time was waiting for data")
+        if not said:
+            return None
+        text = f"epoch {times.epoch}: {', and '.join(said)}. "
+        total = sum((stages or {}).values())
+        if stages and total > 0:
+            parts = sorted(stages.items(), key=lambda item: -item[1])
+            shares = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in parts)
+            text += f"The loader's threads were at {shares}. "
+        return text + "`fastpipe profile your_script.py` says why, and what would help"
+
+
+def samples_of(batch: Any) -> float:
+    """How many samples a batch has: the first dimension of the first array in it.
+
+    Args:
+        batch: an array or a tensor, or mappings and sequences with one; a list of texts or numbers counts
+            by its length.
+
+    Returns:
+        The number; not a number where there is no array.
+
+    >>> samples_of((np.zeros((8, 3)), np.zeros(8))), samples_of({"text": ["a", "b"]}), samples_of(None)
+    (8, 2, nan)
+    """
+    for _ in range(_DEEPEST):
+        # Exact types first: to ask a list for a shape, or abstract classes, takes as long as all the rest.
+        kind = type(batch)
+        if kind is list or kind is tuple:
+            inner = batch[0] if batch else None
+        elif kind is dict:
+            inner = next(iter(batch.values()), None)
+        elif (shape := getattr(batch, "shape", None)) is not None:
+            try:
+                return int(shape[0]) if len(shape) else 1
+            except (TypeError, ValueError):  # a dimension that is not known
+                return math.nan
+        elif isinstance(batch, Mapping):
+            inner = next(iter(batch.values()), None)
+        elif isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
+            inner = batch[0] if len(batch) else None
+        else:
+            break
+        if isinstance(inner, (str, bytes, int, float)) and not hasattr(batch, "values"):
+            return len(batch)
+        batch = inner
+    return math.nan

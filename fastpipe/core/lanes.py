@@ -1,0 +1,321 @@
+"""Memory that a worker process writes and its parent reads, used again and never named.
+
+A *lane* belongs to one worker.  It has some segments for batches, and a page on which the worker
+notes what it is doing.  Each is a ``memfd``: it has no name, so nothing is left however a process
+ends, and the size of ``/dev/shm`` does not matter.
+
+Whose a segment is, two numbers on the page tell both sides, each written by one of them: how often
+the worker has sent it, and how many of those messages the parent has done with, because no array
+over the segment is left.  Where they are equal nobody but the worker has it, which keeps in its own
+books what it is filling.  (A flag would not do: user code may send the same tensor again, with the
+next batch, while the parent lets go of it.)
+
+A process that the parent forks sees the segments that the parent has just then.  They are not given
+back before that process is gone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import multiprocessing.context
+import multiprocessing.reduction
+import os
+import select
+import signal
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.core.slots import Lease
+
+__all__ = ["Lane", "LaneWriter", "lanes_are_possible", "stack_signal"]
+
+
+UInt8Array = npt.NDArray[np.uint8]
+
+_MOST_SEGMENTS = mmap.PAGESIZE // 8  # two numbers of four bytes for each
+# Notes at once, one for each thread: of Python's threads, and of those of the native core; bytes of each.
+_NOTES, _NATIVE_NOTES, _NOTE_SIZE = 16, 112, 512
+_NOTES_AT = mmap.PAGESIZE
+_PAGE_SIZE = mmap.PAGESIZE + (_NOTES + _NATIVE_NOTES) * _NOTE_SIZE
+_numbers = itertools.count()
+
+
+def lanes_are_possible() -> bool:
+    """Whether this system has what lanes are made of: Linux has."""
+    return hasattr(os, "memfd_create") and hasattr(os, "posix_fallocate")
+
+
+class _Fork:
+    """A fork of this process: its child keeps one end of a pipe open until it is gone."""
+
+    def __init__(self) -> None:
+        self._pid = 0  # Ctrl-C may come before there is a pipe
+        self._ours, self._childs = os.pipe()
+        self._pid = os.getpid()
+
+    def is_done_here(self) -> None:
+        """In the parent: the other end is the child's alone."""
+        os.close(self._childs)
+
+    def is_over(self) -> bool:
+        """Whether the child, and what it forked in turn, are gone."""
+        poll = select.poll()
+        poll.register(self._ours)
+        return bool(poll.poll(0))
+
+    def __del__(self) -> None:
+        if os.getpid() == self._pid:
+            os.close(self._ours)
+
+
+class _Received:
+    """A segment in the parent's hands.
+
+    Attributes:
+        owner: of the arrays over it; None when they are gone.
+        times: messages that it came with.
+        forks: children that see it as well.
+    """
+
+    def __init__(self, owner: Lease, lane: Lane, segment: int) -> None:
+        self.owner = weakref.ref(owner)
+        self.times = 0
+        self.forks: list[_Fork] = []
+        self._returned, self._segment = lane.returned, segment
+        release = weakref.finalize(owner, _Received._release, self, lane.unreturned, lane.pid)
+        release.atexit = False
+        _in_hand.add(self)
+
+    def give_back(self) -> bool:
+        """Let the worker have it, if no child sees it any more."""
+        if any(not fork.is_over() for fork in self.forks):
+            return False
+        self.forks.clear()
+        self._returned[self._segment] = (int(self._returned[self._segment]) + self.times) & 0xFFFFFFFF
+        return True
+
+    def _release(self, unreturned: list[_Received], pid: int) -> None:
+        # A forked child has a copy of the array, but not the say.
+        if os.getpid() == pid and not self.give_back():
+            unreturned.append(self)
+
+
+_in_hand: weakref.WeakSet[_Received] = weakref.WeakSet()
+_forking = threading.local()
+
+
+def _before_fork() -> None:
+    seen = [received for received in list(_in_hand) if received.owner() is not None]
+    _forking.fork = _Fork() if seen else None
+    for received in seen:
+        received.forks = [fork for fork in received.forks if not fork.is_over()]
+        received.forks.append(_forking.fork)
+
+
+def _after_fork_in_parent() -> None:
+    if _forking.fork is not None:
+        _forking.fork.is_done_here()
+        _forking.fork = None
+
+
+def _after_fork_in_child() -> None:
+    _in_hand.clear()  # not this process's to give back; the pipe's end stays open until it is gone
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+    )
+
+
+class Lane:
+    """The parent's side of a lane.  Pickles only towards a process that is being started.
+
+    Args:
+        segments: batches that may be under way or in the user's hands at once; what is more
+            has to travel in another way.
+    """
+
+    def __init__(self, segments: int) -> None:
+        segments = min(segments, _MOST_SEGMENTS)
+        self.number = next(_numbers)
+        self.pid = os.getpid()
+        self._fds: list[int] = []
+        self._close = weakref.finalize(self, _close_all, self._fds)
+        for _ in range(segments + 2):  # the page, the stack
+            self._fds.append(os.memfd_create("fastpipe", os.MFD_CLOEXEC))
+        os.ftruncate(self._fds[0], _PAGE_SIZE)
+        self._page = _map(self._fds[0], _PAGE_SIZE)
+        self.returned = _counts(self._page)[1]
+        self.unreturned: list[_Received] = []  # as a child sees them
+        self._segments: list[UInt8Array | None] = [None] * segments
+        self._received: dict[int, _Received] = {}
+
+    def writer(self) -> LaneWriter:
+        """The worker's side.  To be called in the worker."""
+        return LaneWriter(self, self._fds)
+
+    def close(self) -> None:
+        """Let go of the descriptors; arrays that were received stay."""
+        self._close()
+
+    def receive(self, segment: int, size: int) -> UInt8Array:
+        """What the worker sent; the segment is its again when no array over it is left.
+
+        Args:
+            segment, size: as ``LaneWriter.send`` gave them.
+        """
+        for _ in range(len(self.unreturned)):  # to which a finalizer may add meanwhile
+            self.unreturned.pop(0)._release(self.unreturned, self.pid)
+        received = self._received.get(segment)
+        owner = None if received is None else received.owner()
+        if received is None or owner is None:
+            memory = self._segments[segment]
+            if memory is None or memory.size < size:
+                memory = self._segments[segment] = _map(self._fds[segment + 2], size)
+            owner = Lease(memory)
+            received = self._received[segment] = _Received(owner, self, segment)
+        received.times += 1
+        return np.asarray(owner)[:size]
+
+    def notes(self) -> list[str]:
+        """What the worker's threads noted last."""
+        texts = (
+            bytes(line).split(b"\0", 1)[0].decode(errors="surrogateescape") for line in _lines(self._page)
+        )
+        return [text for text in texts if text]
+
+    def stack_so_far(self) -> int:
+        """Where the stacks that are written from now on will begin."""
+        return os.fstat(self._fds[1]).st_size
+
+    def stack(self, start: int = 0) -> str:
+        """Stacks that the worker has written, after a signal or as it crashed."""
+        return os.pread(self._fds[1], 1 << 16, start).decode(errors="replace")
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Raises where no process is being started: descriptors travel in other ways only with a thread.
+        multiprocessing.context.assert_spawning(self)
+        return {"number": self.number, "fds": [multiprocessing.reduction.DupFd(fd) for fd in self._fds]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.number, self.pid = state["number"], 0
+        self._fds = [fd.detach() for fd in state["fds"]]
+        self._close = weakref.finalize(self, _close_all, self._fds)
+
+
+class LaneWriter:
+    """The worker's side of a lane.  Used by the threads of one process.
+
+    Args:
+        lane: as it came here from the parent.
+        fds: its descriptors.
+    """
+
+    def __init__(self, lane: Lane, fds: list[int]) -> None:
+        self.number = lane.number
+        self._lane = lane  # which closes the descriptors when it goes
+        self._page = _map(fds[0], _PAGE_SIZE)
+        self._sent, self._returned = _counts(self._page)
+        self.stack_fd = fds[1]
+        self._fds = fds[2:]
+        self._segments: list[UInt8Array | None] = [None] * len(self._fds)
+        self._taken: set[int] = set()
+        self._next = 0
+        self._threads: dict[int, int] = {}
+
+    def take(self, size: int) -> UInt8Array | None:
+        """Memory for a batch, of a free segment; None where there is none.
+
+        Raises:
+            MemoryError: the machine has no more memory for it.
+        """
+        count = len(self._fds)
+        for turn in range(self._next, self._next + count):
+            segment = turn % count
+            # In this order: what is sent leaves the books after it has been counted.
+            if segment in self._taken or self._sent[segment] != self._returned[segment]:
+                continue
+            memory = self._segments[segment]
+            if memory is None or memory.size < size:
+                memory = self._segments[segment] = self._grown(segment, size)
+            self._taken.add(segment)
+            # In turn, so that all have their size soon: memory must not grow in the hundredth epoch.
+            self._next = (segment + 1) % count
+            owner = Lease(memory)
+            weakref.finalize(owner, self._taken.discard, segment).atexit = False
+            return np.asarray(owner)[:size]
+        return None
+
+    def send(self, address: int) -> int | None:
+        """The segment that begins at an address, from now on the parent's; None if there is no
+        such segment."""
+        segment = self._segment_at(address)
+        if segment is not None:
+            self._sent[segment] = (int(self._sent[segment]) + 1) & 0xFFFFFFFF
+        return segment
+
+    def has(self, address: int) -> bool:
+        """Whether a segment that begins at an address is in use."""
+        return self._segment_at(address) is not None
+
+    def _segment_at(self, address: int) -> int | None:
+        for segment, memory in enumerate(self._segments):
+            if memory is not None and segment in self._taken and memory.ctypes.data == address:
+                return segment
+        return None
+
+    def note(self, thread: int, text: str) -> None:
+        """Note what a thread is about to do, for the parent to read should it never end.
+
+        Args:
+            thread: any number that tells the threads apart.
+        """
+        line = self._threads.setdefault(thread, len(self._threads))
+        if line < _NOTES:
+            encoded = text.encode(errors="replace")[: _NOTE_SIZE - 1] + b"\0"
+            start = _NOTES_AT + line * _NOTE_SIZE
+            self._page[start : start + len(encoded)] = np.frombuffer(encoded, np.uint8)
+
+    def native_lines(self) -> UInt8Array:
+        """Where the threads of the native core note what they are at, uint8 (lines, bytes)."""
+        return _lines(self._page)[_NOTES:]
+
+    def _grown(self, segment: int, size: int) -> UInt8Array:
+        try:
+            os.posix_fallocate(self._fds[segment], 0, size)
+        except OSError as error:
+            raise MemoryError(
+                f"no {size >> 20} MiB of memory for a batch on its way to the parent process ({error}): use "
+                "smaller batches, fewer worker processes, or num_workers=0"
+            ) from error
+        return _map(self._fds[segment], size)
+
+
+def stack_signal() -> int:
+    """The signal at which a worker writes its stacks."""
+    return signal.SIGRTMIN + 9
+
+
+def _map(fd: int, size: int) -> UInt8Array:
+    return np.frombuffer(mmap.mmap(fd, size), np.uint8)
+
+
+def _counts(page: UInt8Array) -> npt.NDArray[np.uint32]:
+    """By segment, how often it was sent, and how many of these messages are done with."""
+    return page[: 8 * _MOST_SEGMENTS].view(np.uint32).reshape(2, _MOST_SEGMENTS)
+
+
+def _lines(page: UInt8Array) -> UInt8Array:
+    """The notes."""
+    return page[_NOTES_AT:].reshape(-1, _NOTE_SIZE)
+
+
+def _close_all(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())

@@ -1,0 +1,201 @@
+"""The processors, the memory and the disk that this process may use."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from pathlib import Path
+
+__all__ = [
+    "ControlGroups",
+    "available_cpus",
+    "default_threads",
+    "free_disk",
+    "free_memory",
+    "local_ranks",
+    "numbers_by_name",
+]
+
+
+# ---- The processors and the memory that this process may use ----------------------------------------
+
+
+def available_cpus() -> int:
+    """Cores that this process may use: its affinity, bounded by the quotas of the cgroups that it is in."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    quota = ControlGroups().cores()
+    return max(1, cores if quota is None else min(cores, math.ceil(quota)))
+
+
+def default_threads(workers: int = 1) -> int:
+    """Threads for one process: cores ÷ (ranks on this machine × worker processes).
+
+    Args:
+        workers: how many worker processes share the work; 1 for this process alone.
+    """
+    return max(1, available_cpus() // (local_ranks() * max(1, workers)))
+
+
+def local_ranks() -> int:
+    """Ranks on this machine, as the launcher says in ``LOCAL_WORLD_SIZE``; 1 without one."""
+    try:
+        return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    except ValueError:
+        return 1
+
+
+# Of versions 2 and 1: the files of the limit and of what is used, and of that the part that is only cached.
+_MEMORY = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+_USUAL = "/sys/fs/cgroup"
+_UNLIMITED = 1 << 60  # what version 1 says for "no limit" is just below 2**63
+
+
+class ControlGroups:
+    """This process's groups, of both versions of cgroups, from its own to the top that can be seen.
+
+    Args:
+        root: where ``proc`` and ``sys`` lie.
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._own = _own_groups(root / "proc/self/cgroup")
+        self._mounts = _mounts(root / "proc/self/mountinfo")
+
+    def folders(self, controller: str) -> list[Path]:
+        """Folders of the groups that limit something, the process's own first.
+
+        Args:
+            controller: ``"cpu"``, ``"memory"`` or ``"pids"``.
+        """
+        found = []
+        for name in ("", controller):  # version 2 has one tree for everything
+            # Where nobody says what is mounted, it is where it usually is.
+            top, mount = self._mounts.get(name, ("/", f"{_USUAL}/{name}"))
+            group = self._own.get(name, "")
+            inner = group[len(top) :] if top != "/" and group.startswith(top) else group
+            parts = [part for part in inner.split("/") if part not in ("", "..")]
+            base = self._root / mount.lstrip("/")
+            found += [base.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+        return [folder for folder in found if folder.is_dir()]
+
+    def least(self, controller: str, *names: str) -> int | None:
+        """The lowest limit of all groups; None without one.
+
+        Args:
+            controller: which limits it.
+            names: of the file that has the limit, in version 2 and in version 1.
+        """
+        values = [_number(folder / name) for folder in self.folders(controller) for name in names]
+        return min((value for value in values if value is not None), default=None)
+
+    def cores(self) -> float | None:
+        """How many processors' time the groups grant; None without a limit."""
+        found = []
+        for folder in self.folders("cpu"):
+            try:
+                quota, period = map(int, (folder / "cpu.max").read_text().split()[:2])
+            except (OSError, ValueError):  # none, or "max"
+                quota = _number(folder / "cpu.cfs_quota_us") or 0
+                period = _number(folder / "cpu.cfs_period_us") or 0
+            if quota > 0 and period > 0:
+                found.append(quota / period)
+        return min(found, default=None)
+
+    def free_memory(self) -> int | None:
+        """Bytes that the tightest of the groups leaves, pages of files too; None without a limit."""
+        least = None
+        for folder in self.folders("memory"):
+            for limit_name, used_name, cached_name in _MEMORY:
+                limit, used = _number(folder / limit_name), _number(folder / used_name)
+                if limit is not None and used is not None:
+                    left = max(0, limit - used + numbers_by_name(folder / "memory.stat").get(cached_name, 0))
+                    least = left if least is None else min(least, left)
+        return least
+
+    def table(self, controller: str, name: str) -> dict[str, int]:
+        """A file of lines "name number", of the lowest group that has it."""
+        tables = (numbers_by_name(folder / name) for folder in self.folders(controller))
+        return next(filter(None, tables), {})
+
+
+def numbers_by_name(path: Path) -> dict[str, int]:
+    """A file of lines "name number …"; empty if there is none."""
+    found = {}
+    for line in _lines(path):
+        words = line.split()
+        if len(words) >= 2 and words[1].isdigit():
+            found[words[0]] = int(words[1])
+    return found
+
+
+def _own_groups(path: Path) -> dict[str, str]:
+    """By controller; of version 2 by an empty name."""
+    found = {}
+    for line in _lines(path):
+        parts = line.split(":", 2)  # number:controllers:group
+        if len(parts) == 3:
+            found.update(dict.fromkeys(parts[1].split(","), parts[2]))
+    return found
+
+
+def _mounts(path: Path) -> dict[str, tuple[str, str]]:
+    """By controller: which group is mounted, and where."""
+    found: dict[str, tuple[str, str]] = {}
+    for line in _lines(path):
+        before, _, after = line.partition(" - ")
+        fields, kind = before.split(" "), after.split(" ")
+        if len(fields) < 5 or kind[0] not in ("cgroup", "cgroup2"):
+            continue
+        names = [""] if kind[0] == "cgroup2" else re.split(",", kind[-1])
+        for name in names:
+            found.setdefault(name, (fields[3], fields[4]))
+    return found
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(errors="surrogateescape").splitlines()
+    except OSError:  # not Linux
+        return []
+
+
+def _number(path: Path) -> int | None:
+    """A file's number; None without a file, or where it stands for no limit."""
+    try:
+        value = int(path.read_text())
+    except (OSError, ValueError):  # "max"
+        return None
+    return value if 0 <= value < _UNLIMITED else None
+
+
+# ---- How much memory and disk there is to use, also inside a container ------------------------------
+
+
+def free_memory(root: Path = Path("/")) -> int | None:
+    """Bytes of memory that could still be used: the machine's, or what the cgroups leave of them.
+
+    Pages of files that are only cached count as free, in the machine as in the cgroup.
+
+    Args:
+        root: where ``proc`` and ``sys`` lie.
+
+    Returns:
+        The bytes; None where nobody says.
+    """
+    available = numbers_by_name(root / "proc/meminfo").get("MemAvailable:")
+    known = [None if available is None else available * 1024, ControlGroups(root).free_memory()]
+    return min((value for value in known if value is not None), default=None)
+
+
+def free_disk(descriptor: int) -> int:
+    """Bytes that this user can still write to the file system of an open file or folder."""
+    status = os.fstatvfs(descriptor)
+    return status.f_bavail * status.f_frsize

@@ -1,0 +1,203 @@
+"""Folders for caches and stages: only their owner may enter, links are not followed, files appear whole.
+
+What lies in a cache is trusted when it is read again.  So nobody else may be able to put
+anything there: not in a folder that another user made first, not through a link, not by renaming
+a folder above it and making another, and not by a write that was cut off in the middle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from fastpipe.core.files import DESCRIPTORS, UNFINISHED, open_regular, write_whole
+from fastpipe.errors import CacheError, FastpipeError
+
+__all__ = ["PrivateFolder", "made_folder", "user_cache_folder"]
+
+
+_ABANDONED_S = 3600.0  # age of an unfinished file at which whoever wrote it is taken for dead
+
+
+def user_cache_folder() -> Path:
+    """fastpipe's folder in the user's cache folder (``~/.cache/fastpipe``, or as ``XDG_CACHE_HOME`` says).
+
+    It need not exist.
+    """
+    import platformdirs  # most programs never need it
+
+    return platformdirs.user_cache_path("fastpipe", appauthor=False)
+
+
+def made_folder(path: str | os.PathLike[str], mode: int = 0o700) -> Path:
+    """Return a folder that is made if it is missing, as are its parents: none that others may write to.
+
+    Args:
+        path: of the folder.
+        mode: of the folder, where it is made.
+
+    Raises:
+        OSError: it cannot be made; also where something else is there.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        for folder in (*reversed(path.parents), path):
+            if not folder.is_dir():  # a link to a folder is one
+                with contextlib.suppress(FileExistsError):  # another process was faster; a file shows later
+                    folder.mkdir(mode if folder == path else 0o755)
+    return path
+
+
+class PrivateFolder:
+    """A folder that is nobody else's, opened; all access goes through its descriptor.
+
+    Args:
+        path: the folder.  It is made if it is missing, with mode 0700, and so are its parents.
+        called: what messages call it.
+        error: the kind of error that they are.
+
+    Attributes:
+        path: as given, for messages.
+        IS_PINNED: whether ``here`` leads to this folder whatever happens to its path, as on Linux.
+
+    Raises:
+        CacheError: it is a link or no folder, belongs to somebody else, lets others in, or cannot
+            be made.
+
+    >>> with PrivateFolder(getfixture("tmp_path") / "cache") as folder:
+    ...     folder.write("x", lambda file: file.write(b"1"))
+    ...     folder.read("x")
+    b'1'
+    """
+
+    IS_PINNED = bool(DESCRIPTORS)
+    _descriptor = -1
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        called: str = "cache folder",
+        error: type[FastpipeError] = CacheError,
+    ) -> None:
+        self.path = Path(path)
+        self._called, self._error = called, error
+        try:
+            made_folder(self.path)
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._descriptor = os.open(self.path, flags)
+        except OSError as raised:
+            why = "it is a link" if self.path.is_symlink() else raised.strerror or raised
+            raise error(
+                f"the {called} {str(self.path)!r} cannot be used: {why}. "
+                "Name another one, or make it a folder of your own"
+            ) from raised
+        try:
+            self._check()
+        except BaseException:
+            self.close()
+            raise
+        self._remove_abandoned()
+
+    def here(self, name: str = "") -> str:
+        """Return a path of a file in this folder, while this is open: for this process and those it forks.
+
+        Where ``IS_PINNED`` is set, it leads to this folder wherever that is moved.
+        """
+        folder = f"{DESCRIPTORS}/{self._descriptor}" if self.IS_PINNED else str(self.path)
+        return f"{folder}/{name}" if name else folder
+
+    def read(self, name: str) -> bytes | None:
+        """A file's content; None if there is none."""
+        try:
+            descriptor = self.open(name, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        with os.fdopen(descriptor, "rb") as file:
+            return file.read()
+
+    def open(self, name: str, flags: int) -> int:
+        """A descriptor of a file in the folder, which is made with mode 0600 under ``O_CREAT``.
+
+        Raises:
+            OSError: as ``os.open`` does; also for a link, or what is no regular file.
+        """
+        return open_regular(name, flags, 0o600, dir_fd=self._descriptor)
+
+    def stat(self, name: str) -> os.stat_result:
+        """Return the state of a file in the folder, or of a link itself.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        return os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
+
+    def rename(self, name: str, to: str) -> None:
+        """Give a file another name, in the place of what has it."""
+        os.replace(name, to, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+
+    def write(self, name: str, fill: Callable[[BinaryIO], object], *, sync: bool = True) -> None:
+        """Make or replace a file: every reader finds all of the old or all of the new one.
+
+        Args:
+            name: the file's name.
+            fill: writes the content to the file that it is given.
+            sync: wait for the disk; else a crash of the machine may leave the name without content.
+
+        Raises:
+            OSError: the content cannot be written; nothing has changed then.
+        """
+        temporary = Path(f"{name}.{os.getpid()}.{secrets.token_hex(4)}{UNFINISHED}")
+        write_whole(name, fill, sync=sync, mode=0o600, unfinished=temporary, dir_fd=self._descriptor)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._descriptor)
+
+    def names(self) -> list[str]:
+        """The names of the files."""
+        return [name for name in os.listdir(self._descriptor) if not name.endswith(UNFINISHED)]
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __enter__(self) -> PrivateFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check(self) -> None:
+        status = os.fstat(self._descriptor)
+        if status.st_uid != os.geteuid():
+            raise self._error(
+                f"the {self._called} {str(self.path)!r} belongs to user {status.st_uid}, not to user "
+                f"{os.geteuid()}, who runs this: what others can write is not read. Name a folder of your own"
+            )
+        if stat.S_IMODE(status.st_mode) & 0o077:
+            raise self._error(
+                f"the {self._called} {str(self.path)!r} lets other users in (mode "
+                f"{stat.S_IMODE(status.st_mode):04o}). Close it with:  chmod 700 {str(self.path)!r}"
+            )
+
+    def _remove_abandoned(self) -> None:
+        """Remove what processes left that were killed while they wrote."""
+        for name in os.listdir(self._descriptor):
+            if not name.endswith(UNFINISHED):
+                continue
+            with contextlib.suppress(OSError):
+                if time.time() - self.stat(name).st_mtime > _ABANDONED_S:
+                    self.remove(name)

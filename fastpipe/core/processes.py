@@ -1,0 +1,234 @@
+"""This process and those it starts: which they are, their memory, and their end."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import multiprocessing
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = [
+    "end_with_parent",
+    "end_with_pipe",
+    "load_triton_apart",
+    "memory_of_processes",
+    "outliving_parent",
+    "process_tree",
+    "signal_name",
+    "why_no_processes",
+]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Processes: this one and those below it, as the kernel reports them, and such that end with their parent.
+
+if sys.platform != "win32":
+    import fcntl
+
+
+_PROC = Path("/proc")
+_PR_SET_PDEATHSIG = 1
+
+
+def process_tree(root: int, ticks: dict[int, int] | None = None) -> list[int]:
+    """A process and all below it.
+
+    Args:
+        root: its number.
+        ticks: gets for each process of the machine how long it has run, in the kernel's ticks.
+
+    >>> process_tree(os.getpid())[0] == os.getpid()
+    True
+    """
+    children: dict[int, list[int]] = {}
+    for folder in _PROC.glob("[0-9]*"):
+        try:
+            # The name, in parentheses, may have blanks and parentheses in it.
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        number = int(folder.name)
+        children.setdefault(int(fields[1]), []).append(number)
+        if ticks is not None:
+            ticks[number] = sum(map(int, fields[11:15]))
+    found, todo = [], [root]
+    while todo:
+        number = todo.pop()
+        found.append(number)
+        todo += children.get(number, ())
+    return found
+
+
+def why_no_processes() -> str:
+    """Return why ``multiprocessing`` can start no process from this one; empty if it can.
+
+    To be asked where processes are fastpipe's choice: a script that asks for them gets the error.
+
+    >>> why_no_processes()
+    ''
+    """
+    if multiprocessing.current_process().daemon:
+        return "this is a daemonic process, which may have no children"
+    if getattr(sys, "frozen", False):
+        return "this is a frozen program, which would be started once more"
+    try:
+        # Of this context, as it leaves no name and starts no other process.
+        multiprocessing.get_context("fork").Lock()
+    except ValueError:  # there is none here
+        return ""
+    except (OSError, ImportError) as error:  # no /dev/shm, or one that is not this user's
+        return f"semaphores cannot be made here ({error})"
+    return ""
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal; real-time signals have none of their own in Python.
+
+    >>> signal_name(9), signal_name(1000)
+    ('SIGKILL', 'signal 1000')
+    """
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        first, last = getattr(signal, "SIGRTMIN", 0), getattr(signal, "SIGRTMAX", -1)
+        return f"signal {number}" + (f" (SIGRTMIN+{number - first})" if first <= number <= last else "")
+
+
+def memory_of_processes(*, of_files: bool = False) -> int | None:
+    """Bytes of memory of this process and those below it, each page that they share counted once: their PSS.
+
+    Args:
+        of_files: whether pages of mapped files count, which the kernel may drop at any time; those of
+            libraries count for more as soon as another process that has the same ones ends.  Before Linux
+            5.4 they always do.
+
+    Returns:
+        Bytes; None where there is no ``/proc``.
+
+    >>> memory_of_processes() is None or memory_of_processes() > 1 << 20
+    True
+    """
+    total, is_known = 0, False
+    for number in process_tree(os.getpid()):
+        try:
+            lines = (_PROC / str(number) / "smaps_rollup").read_text().splitlines()
+        except OSError:  # it has just ended
+            continue
+        found = {name: int(value) << 10 for name, value, *_ in map(str.split, lines[1:])}
+        own = found.get("Pss_Anon:", found["Pss:"]) + found.get("Pss_Shmem:", 0)
+        total += found["Pss:"] if of_files else own
+        is_known = True
+    return total if is_known else None
+
+
+def end_with_parent(parent: int | None) -> bool:
+    """Let the kernel end this process together with its parent, also while it is stuck or stopped.
+
+    Args:
+        parent: the process that should be it.
+
+    Returns:
+        Whether that is arranged: not off Linux, nor where another process is between the two.
+    """
+    global _end
+    if sys.platform != "linux" or os.getppid() != parent:
+        return False
+
+    def arrange(is_wanted: bool) -> None:
+        _libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if is_wanted else 0, 0, 0, 0)
+
+    _end = _End(arrange, lambda: os.getppid() != parent)
+    return True
+
+
+def end_with_pipe() -> None:
+    """The same for a process of ``multiprocessing``, by the pipe whose other end its parent holds.
+
+    The kernel sends the signal when that is closed, which other children of the parent may delay.
+    """
+    global _end
+    parent = multiprocessing.parent_process()
+    if sys.platform != "linux" or parent is None:
+        return
+    pipe = parent.sentinel
+    fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+
+    def arrange(is_wanted: bool) -> None:
+        fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid() if is_wanted else 0)
+
+    _end = _End(arrange, lambda: bool(poll.poll(0)))
+
+
+@contextmanager
+def outliving_parent() -> Iterator[None]:
+    """Put off the end that comes with the parent's, for what must not be left half done.
+
+    It is for the thread that has arranged this end, and nothing that may take long belongs in it.
+    """
+    end = _end
+    if end is None or end.process != os.getpid():  # a child that this process has forked has another parent
+        yield
+        return
+    end.arrange(False)
+    try:
+        yield
+    finally:
+        end.begin()
+
+
+class _End:
+    """This process's end, together with its parent's."""
+
+    def __init__(self, arrange: Callable[[bool], None], has_parent_ended: Callable[[], bool]) -> None:
+        self.process = os.getpid()
+        self.arrange = arrange
+        self._has_parent_ended = has_parent_ended
+        self.begin()
+
+    def begin(self) -> None:
+        self.arrange(True)
+        if self._has_parent_ended():  # before the kernel was asked to tell
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+_end: _End | None = None
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
+
+
+# ---- TensorFlow and torch in one process ------------------------------------------------------------
+
+
+def load_triton_apart() -> None:
+    """Load triton, which torch imports when it needs it, so that it does not use TensorFlow's LLVM.
+
+    TensorFlow's libraries export the symbols of the LLVM inside them.  A library that is loaded later and
+    has an LLVM as well gets those, registers its options a second time, and the process is aborted: ``import
+    torchvision`` is enough.  Bound to its own symbols first, triton works.  Where it is loaded already, or
+    before TensorFlow, nothing has to be done.
+    """
+    if "triton" in sys.modules or "torch" not in sys.modules or "tensorflow" not in sys.modules:
+        return
+    if not hasattr(os, "RTLD_DEEPBIND"):  # not Linux with glibc
+        return
+    before = sys.getdlopenflags()
+    sys.setdlopenflags(before | os.RTLD_DEEPBIND)
+    try:
+        importlib.import_module("triton._C.libtriton")
+    except ImportError:
+        pass  # torch goes without it too
+    finally:
+        sys.setdlopenflags(before)

@@ -1,0 +1,660 @@
+"""What ``samples`` and ``targets`` of a dataset are: lists, stored as flat arrays.
+
+A table answers like the list it stands for, and its first change turns it into that list
+inside.  So a script may read and change ``dataset.samples`` as it always did, and a
+dataset that nobody changes costs forked and spawned workers next to nothing.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypeVar, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.errors import OptionError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = [
+    "FrozenSamples",
+    "FrozenTargets",
+    "Packed",
+    "PackedPaths",
+    "Sample",
+    "SampleTable",
+    "SampleTableBuilder",
+    "Table",
+    "TargetTable",
+    "pack_paths",
+    "packed_paths",
+    "paths_of",
+]
+
+
+# ---- The samples of a dataset as a few flat arrays --------------------------------------------------
+#
+# A list of a million ``(path, class)`` tuples is two million Python objects. A forked worker that reads
+# them writes their reference counts, and so copies the memory pages they lie in; pickling them for a
+# spawned worker takes seconds. The classes here keep the same values in two or three buffers and make the
+# Python objects when they are asked for.
+#
+# They never change; ``fastpipe.core.sample_tables`` puts a list's methods around them.
+
+Sample = tuple[str, int]
+Int64Array = npt.NDArray[np.int64]
+
+# Items made at a time while iterating: enough to pay for the slicing, small in memory.
+_CHUNK = 1024
+
+
+class Packed(NamedTuple):
+    """Several paths in one block of bytes; ``lengths`` is an int64 array (N,) of bytes in each."""
+
+    block: bytes | memoryview
+    lengths: Int64Array
+
+
+def pack_paths(prefix: str, names: Sequence[str]) -> Packed:
+    """Put ``prefix + name`` of all names into one block of bytes.
+
+    The encoding is UTF-8 with ``surrogatepass``: it can hold every Python string, also the
+    ones that ``os.fsdecode`` makes of names that are not UTF-8, and unlike ``os.fsencode``
+    it does not depend on the locale of the process that reads it.
+
+    Args:
+        prefix: what all paths begin with; may be empty.
+        names: the rest of each path.
+
+    Returns:
+        The bytes, and the length of each path in them.
+
+    >>> pack_paths("a/", ["x", "yz"])
+    Packed(block=b'a/xa/yz', lengths=array([3, 4]))
+    """
+    if not names:
+        return Packed(b"", np.zeros(0, dtype=np.int64))
+    # One join and one encode for all names of a folder is what makes the scan cheap.
+    block = (prefix + prefix.join(names)).encode("utf-8", "surrogatepass")
+    if block.isascii():
+        lengths = np.fromiter(map(len, names), dtype=np.int64, count=len(names))
+        return Packed(block, lengths + len(prefix))
+    sizes = (len((prefix + name).encode("utf-8", "surrogatepass")) for name in names)
+    return Packed(block, np.fromiter(sizes, dtype=np.int64, count=len(names)))
+
+
+class FrozenSamples(Sequence[Sample]):
+    """A sequence of ``(path, class index)`` tuples in three buffers.
+
+    Args:
+        arena: what follows the prefix in each path, encoded, one after the other (see ``pack_paths``).
+        offsets: int64 (N + 1,): path ``i`` is ``prefix + arena[offsets[i]:offsets[i + 1]]``.
+        targets: int64 (N,): the class indices.
+        prefix: what all paths begin with, kept once.
+    """
+
+    def __init__(self, arena: bytes, offsets: Int64Array, targets: Int64Array, prefix: str = "") -> None:
+        self.prefix = prefix
+        self.arena = arena
+        self.offsets = _read_only(offsets)
+        self.targets = _read_only(targets)
+
+    @classmethod
+    def from_items(cls, items: Sequence[Any]) -> FrozenSamples | None:
+        """Freeze items, or return None if one is not exactly a (str, int64) tuple."""
+        for item in items:
+            if type(item) is not tuple or len(item) != 2 or type(item[0]) is not str:
+                return None
+        targets = FrozenTargets.from_items([item[1] for item in items])
+        if targets is None:
+            return None
+        paths = pack_paths("", [item[0] for item in items])
+        return cls(bytes(paths.block), offsets_of(paths.lengths), targets.array)
+
+    def path(self, position: int) -> str:
+        """Path of a sample; ``position`` must be from 0 to N - 1."""
+        start = self.offsets.item(position)
+        stop = self.offsets.item(position + 1)
+        return self.prefix + self.arena[start:stop].decode("utf-8", "surrogatepass")
+
+    @cached_property
+    def is_of_file_system(self) -> bool:
+        """Whether the arena holds paths as ``os.fsencode`` encodes them."""
+        if self.arena.isascii():
+            return True
+        if sys.getfilesystemencoding() != "utf-8":
+            return False
+        try:
+            self.arena.decode("utf-8")  # without surrogates, which the two encode differently
+        except UnicodeDecodeError:
+            return False
+        return True
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Sample]: ...
+    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return self.path(index), self.targets.item(index)
+
+    def __iter__(self) -> Iterator[Sample]:
+        for start in range(0, len(self), _CHUNK):
+            offsets = self.offsets[start : start + _CHUNK + 1].tolist()
+            targets = self.targets[start : start + _CHUNK].tolist()
+            for i, target in enumerate(targets):
+                path = self.arena[offsets[i] : offsets[i + 1]].decode("utf-8", "surrogatepass")
+                yield self.prefix + path, target
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, FrozenSamples):
+            return NotImplemented
+        if not np.array_equal(self.targets, other.targets):
+            return False
+        if self.prefix != other.prefix:  # the same paths may be cut elsewhere
+            return all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+        return np.array_equal(self.offsets, other.offsets) and self.arena == other.arena
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FrozenSamples:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.arena, self.offsets, self.targets, self.prefix)
+
+
+class FrozenTargets(Sequence[int]):
+    """A sequence of Python ints in one int64 array (N,)."""
+
+    def __init__(self, array: Int64Array) -> None:
+        self.array = _read_only(array)
+
+    @classmethod
+    def from_items(cls, items: Sequence[Any]) -> FrozenTargets | None:
+        """Freeze items, or return None if one is not exactly an int in the range of int64."""
+        if any(type(item) is not int for item in items):
+            return None
+        try:
+            return cls(np.array(items, dtype=np.int64))
+        except OverflowError:
+            return None
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        return self.array[index].tolist() if isinstance(index, slice) else self.array.item(index)
+
+    def __iter__(self) -> Iterator[int]:
+        for start in range(0, len(self), _CHUNK):
+            yield from self.array[start : start + _CHUNK].tolist()
+
+    def __contains__(self, value: object) -> bool:
+        return self.count(value) > 0
+
+    def count(self, value: object) -> int:
+        """How many items equal ``value``."""
+        # Comparing arrays equals comparing ints only where no value is rounded on the way.
+        if type(value) is int and -(2**63) <= value < 2**63:
+            return int(np.count_nonzero(self.array == value))
+        return sum(item == value for item in self)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, FrozenTargets):
+            return NotImplemented
+        return np.array_equal(self.array, other.array)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FrozenTargets:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.array,)
+
+
+def offsets_of(lengths: Int64Array) -> Int64Array:
+    """Where each path begins, and where the last one ends: int64 (N + 1,)."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def _read_only(array: Int64Array) -> Int64Array:
+    """A view that cannot be written, so that it can be handed out and shared."""
+    view: Int64Array = array.view()
+    view.flags.writeable = False
+    return view
+
+
+class PackedPaths(NamedTuple):
+    """Path ``i`` is ``prefix + arena[starts[i]:ends[i]]``, encoded as the file system takes it."""
+
+    prefix: bytes
+    arena: bytes
+    starts: Int64Array
+    ends: Int64Array
+
+
+def paths_of(samples: Any, positions: Int64Array) -> PackedPaths:
+    """The paths of some samples, without a Python object for each where they are stored flat.
+
+    Args:
+        samples: a ``FrozenSamples``, or a sequence of (path, target).
+        positions: int64 (N,), from 0.
+    """
+    if isinstance(samples, FrozenSamples) and samples.is_of_file_system:
+        starts, ends = samples.offsets[positions], samples.offsets[positions + 1]
+        return PackedPaths(os.fsencode(samples.prefix), samples.arena, starts, ends)
+    return packed_paths([samples[position][0] for position in positions.tolist()])
+
+
+def packed_paths(paths: Sequence[Any]) -> PackedPaths:
+    """Paths that are Python objects, in one piece of memory."""
+    names = [os.fsencode(path) for path in paths]
+    lengths = np.array([len(name) for name in names], np.int64)
+    ends = np.cumsum(lengths)
+    return PackedPaths(b"", b"".join(names), ends - lengths, ends)
+
+
+# ---- What ``samples`` and ``targets`` of a dataset are: lists, stored as flat arrays ----------------
+
+T = TypeVar("T")
+
+# repr: longer tables show only so many items at either end.
+_REPR_WHOLE, _REPR_ENDS = 1000, 3
+
+
+class Table(MutableSequence[T]):
+    """A list that is stored as arrays until it is first changed.
+
+    Reading from several threads is safe.  Changing is as safe as changing a list, but for
+    the very first change, which must not meet another one.
+    """
+
+    # One attribute holds either form, so that a reader in another thread sees one or the other.
+    _data: Sequence[T]
+
+    @classmethod
+    def _holding(cls, data: Sequence[Any]) -> Self:
+        table = cls.__new__(cls)
+        table._data = data
+        return table
+
+    def _thaw(self) -> list[T]:
+        """The list that holds the items from now on."""
+        data = self._data
+        if not isinstance(data, list):
+            self._data = data = list(data)
+        return data
+
+    def _position(self, index: SupportsIndex) -> int:
+        """An index as the user gives it, from 0 to length - 1."""
+        try:
+            position = operator.index(index)
+        except TypeError:
+            kind = type(self).__name__
+            raise TypeError(
+                f"{kind} indices must be integers or slices, got {index!r} of type {type(index).__name__}"
+            ) from None
+        length = len(self._data)
+        if not -length <= position < length:
+            raise IndexError(
+                f"{type(self).__name__} index {position} is out of range: its length is {length}"
+            )
+        return position + length if position < 0 else position
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> T | list[T]:
+        if isinstance(index, slice):
+            return list(self._data[index])
+        return self._data[self._position(index)]
+
+    def __iter__(self) -> Iterator[T]:
+        data = self._data
+        return iter(data) if isinstance(data, list) else self._iterate(data)
+
+    def _iterate(self, frozen: Sequence[T]) -> Iterator[T]:
+        """Like a list's iterator: a change made on the way shows from the next item on."""
+        position = 0
+        for item in frozen:
+            if self._data is not frozen:
+                break
+            yield item
+            position += 1
+        while position < len(self._data):
+            yield self._data[position]
+            position += 1
+
+    @overload
+    def __setitem__(self, index: SupportsIndex, value: T) -> None: ...
+    @overload
+    def __setitem__(self, index: slice, value: Iterable[T]) -> None: ...
+    def __setitem__(self, index: SupportsIndex | slice, value: Any) -> None:
+        if isinstance(index, slice):
+            self._thaw()[index] = value
+        else:
+            self._thaw()[self._position(index)] = value
+
+    def __delitem__(self, index: SupportsIndex | slice) -> None:
+        if isinstance(index, slice):
+            del self._thaw()[index]
+        else:
+            del self._thaw()[self._position(index)]
+
+    def insert(self, index: SupportsIndex, value: T) -> None:
+        """Put an item before position ``index``, as ``list.insert`` does."""
+        self._thaw().insert(index, value)
+
+    def extend(self, values: Iterable[T]) -> None:
+        """Append all items of an iterable, which may be this table."""
+        self._thaw().extend(list(values))
+
+    def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
+        """Position of the first item equal to ``value``, as ``list.index`` gives it."""
+        try:
+            return self._data.index(value, start, sys.maxsize if stop is None else stop)
+        except ValueError:
+            raise ValueError(f"{value!r} is not in this {type(self).__name__}") from None
+
+    def count(self, value: Any) -> int:
+        """How many items equal ``value``."""
+        return self._data.count(value)
+
+    def __contains__(self, value: object) -> bool:
+        return value in self._data
+
+    def copy(self) -> Self:
+        """A table with the same items; changing one leaves the other as it is."""
+        data = self._data
+        return self._holding(data.copy() if isinstance(data, list) else data)
+
+    __copy__ = copy
+
+    def sort(self, *, key: Callable[[T], Any] | None = None, reverse: bool = False) -> None:
+        """Sort the items in place, as ``list.sort`` does."""
+        self._thaw().sort(key=key, reverse=reverse)
+
+    def reverse(self) -> None:
+        """Reverse the items in place."""
+        self._thaw().reverse()
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Table):
+            if not isinstance(self._data, list) and type(self._data) is type(other._data):
+                return bool(self._data == other._data)
+        elif not isinstance(other, list):
+            return NotImplemented
+        if len(self) != len(other):
+            return False
+        return all(mine is theirs or mine == theirs for mine, theirs in zip(self, other, strict=True))
+
+    def __add__(self, other: list[T] | Table[T]) -> list[T]:
+        return [*self, *other] if isinstance(other, (list, Table)) else NotImplemented
+
+    def __radd__(self, other: list[T]) -> list[T]:
+        return [*other, *self] if isinstance(other, list) else NotImplemented
+
+    def __mul__(self, times: SupportsIndex) -> list[T]:
+        return list(self) * times
+
+    __rmul__ = __mul__
+
+    def __imul__(self, times: SupportsIndex) -> Self:
+        items = self._thaw()
+        items *= times
+        return self
+
+    def __repr__(self) -> str:
+        length = len(self)
+        if length <= _REPR_WHOLE:
+            return repr(list(self))
+        first = ", ".join(map(repr, self[:_REPR_ENDS]))
+        last = ", ".join(map(repr, self[-_REPR_ENDS:]))
+        return f"[{first}, … {length - 2 * _REPR_ENDS} more …, {last}]"
+
+
+class SampleTable(Table[Sample]):
+    """The ``samples`` of a dataset: a list of ``(path, class index)``.
+
+    Stored flat it takes the bytes of each path (of a scan, those after the root) and 16 more
+    for each sample.  Items that do not fit in (paths that are no ``str``, targets that are no
+    ``int``) are kept as a list.
+
+    Args:
+        samples: the items.
+
+    >>> table = SampleTable([("cat/1.jpg", 0), ("dog/1.jpg", 1)])
+    >>> table.path(1), table.target(1)
+    ('dog/1.jpg', 1)
+    >>> table[0] = ("cat/2.jpg", 0)
+    >>> table
+    [('cat/2.jpg', 0), ('dog/1.jpg', 1)]
+    """
+
+    def __init__(self, samples: Iterable[Sample] = ()) -> None:
+        if isinstance(samples, SampleTable):
+            self._data = samples.copy()._data
+        else:
+            items = list(samples)
+            frozen = FrozenSamples.from_items(items)
+            self._data = items if frozen is None else frozen
+
+    @classmethod
+    def from_list(cls, samples: Iterable[Sample]) -> SampleTable:
+        """A table of these items; the list itself is not kept."""
+        return cls(samples)
+
+    @classmethod
+    def from_arrays(cls, arena: bytes, offsets: npt.ArrayLike, targets: npt.ArrayLike) -> SampleTable:
+        """A table of paths that are encoded already.
+
+        Args:
+            arena: all paths, one after the other, as UTF-8 with ``surrogatepass``.
+            offsets: integers (N + 1,): path ``i`` is ``arena[offsets[i]:offsets[i + 1]]``.
+            targets: integers (N,): the class indices.
+
+        Returns:
+            The table.  It keeps copies of the arrays.
+
+        Raises:
+            OptionError: the arrays do not fit together, or the arena is not UTF-8.
+
+        >>> SampleTable.from_arrays(b"a.jpgb.jpg", [0, 5, 10], [0, 1])
+        [('a.jpg', 0), ('b.jpg', 1)]
+        """
+        starts = _int64("offsets", offsets)
+        if not isinstance(arena, bytes):
+            raise TypeError(f"from_arrays(arena=…) must be bytes, got {type(arena).__name__}")
+        if len(starts) == 0 or starts[0] != 0 or starts[-1] != len(arena) or (np.diff(starts) < 0).any():
+            raise OptionError(
+                f"from_arrays(offsets=…) must rise from 0 to the arena's length {len(arena)}, got {starts}"
+            )
+        classes = _int64("targets", targets)
+        if len(classes) != len(starts) - 1:
+            raise OptionError(
+                f"from_arrays: {len(starts)} offsets ask for one target less, got {len(classes)}"
+            )
+        _check_utf8(arena, starts)
+        return cls._holding(FrozenSamples(arena, starts, classes))
+
+    @property
+    def is_flat(self) -> bool:
+        """Return whether all paths are ``str`` and all targets ``int`` within int64, stored as arrays."""
+        return isinstance(self._data, FrozenSamples)
+
+    @property
+    def frozen(self) -> FrozenSamples | None:
+        """The arrays that hold the samples; None where they are a list."""
+        data = self._data
+        return data if isinstance(data, FrozenSamples) else None
+
+    def has_items_of(self, other: SampleTable) -> bool:
+        """Whether both still hold what one of them was copied from; a look, not a comparison."""
+        return self._data is other._data
+
+    def path(self, index: SupportsIndex) -> str:
+        """Path of a sample.
+
+        Raises:
+            IndexError: there is no such sample.
+            TypeError: somebody stored something there that is no path.
+        """
+        position, data = self._position(index), self._data
+        if isinstance(data, FrozenSamples):
+            return data.path(position)
+        try:
+            return os.fsdecode(data[position][0])
+        except (TypeError, IndexError):
+            raise TypeError(
+                f"sample {position} must be a (path, class index) tuple, got {data[position]!r}"
+            ) from None
+
+    def target(self, index: SupportsIndex) -> int:
+        """Class index of a sample, or what was stored in its place."""
+        position, data = self._position(index), self._data
+        return data.targets.item(position) if isinstance(data, FrozenSamples) else data[position][1]
+
+    def targets_array(self) -> Int64Array:
+        """All class indices: a read-only int64 array (N,).
+
+        It is a picture of the moment: later changes of the table do not show in it.
+
+        Raises:
+            TypeError: a target is not an integer in the range of int64.
+        """
+        data = self._data
+        if isinstance(data, FrozenSamples):
+            return data.targets
+        array = np.empty(len(data), dtype=np.int64)
+        for position, sample in enumerate(data):
+            try:
+                array[position] = operator.index(sample[1])
+            except (TypeError, IndexError, OverflowError):
+                raise TypeError(
+                    f"sample {position} must have an int64 class index as its second item, got {sample!r}"
+                ) from None
+        array.flags.writeable = False
+        return array
+
+
+class TargetTable(Table[int]):
+    """The ``targets`` of a dataset: a list of class indices.
+
+    ``np.asarray(table)`` gives a new int64 array, as it does for a list.
+
+    Args:
+        targets: the class indices.  A read-only int64 array (as ``SampleTable.targets_array``
+            gives) is kept as it is, others are copied.
+
+    >>> table = TargetTable([0, 0, 1])
+    >>> table[0] = 7
+    >>> table, np.bincount(table).tolist()
+    ([7, 0, 1], [1, 1, 0, 0, 0, 0, 0, 1])
+    """
+
+    def __init__(self, targets: Iterable[int] | npt.NDArray[np.integer[Any]] = ()) -> None:
+        if isinstance(targets, TargetTable):
+            self._data = targets.copy()._data
+        elif isinstance(targets, np.ndarray) and np.can_cast(targets.dtype, np.int64, "safe"):
+            self._data = FrozenTargets(_int64("targets", targets, copy=targets.flags.writeable))
+        else:
+            items = list(targets)
+            frozen = FrozenTargets.from_items(items)
+            self._data = items if frozen is None else frozen
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        data = self._data
+        if copy is False:
+            if isinstance(data, FrozenTargets) and (dtype is None or np.dtype(dtype) == np.int64):
+                return data.array
+            raise ValueError("an array of these targets cannot be made without a copy; pass copy=None")
+        return np.array(data.array if isinstance(data, FrozenTargets) else data, dtype=dtype)
+
+
+class SampleTableBuilder:
+    """Collects a table folder by folder, without a Python object for every sample.
+
+    Args:
+        prefix: what all paths begin with, before what is added.
+
+    >>> builder = SampleTableBuilder("root/")
+    >>> builder.add("cat/", ["1.jpg", "2.jpg"], 0)
+    >>> builder.build()
+    [('root/cat/1.jpg', 0), ('root/cat/2.jpg', 0)]
+    """
+
+    def __init__(self, prefix: str = "") -> None:
+        self._prefix = prefix
+        self._blocks: list[bytes | memoryview] = []
+        self._lengths: list[Int64Array] = [np.zeros(0, dtype=np.int64)]
+        self._targets: list[Any] = []
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def add(self, folder: str, names: Sequence[str], target: int) -> None:
+        """Append the paths ``folder + name``, all of one class."""
+        self.add_packed(pack_paths(folder, names), target)
+
+    def add_packed(self, paths: Packed, target: int) -> None:
+        """Append paths that are packed already, all of one class."""
+        self._blocks.append(paths.block)
+        self._lengths.append(paths.lengths)
+        self._targets.append(target)
+        self._length += len(paths.lengths)
+
+    def build(self) -> SampleTable:
+        """The table of everything added so far."""
+        counts = [len(lengths) for lengths in self._lengths[1:]]
+        arena, offsets = b"".join(self._blocks), offsets_of(np.concatenate(self._lengths))
+        classes = FrozenTargets.from_items(self._targets)
+        if classes is not None:
+            targets = np.repeat(classes.array, counts)
+            return SampleTable._holding(FrozenSamples(arena, offsets, targets, self._prefix))
+        # Class indices that are no plain integers are rare, and kept as they are.
+        paths = FrozenSamples(arena, offsets, np.zeros(self._length, dtype=np.int64), self._prefix)
+        items = [target for target, count in zip(self._targets, counts, strict=True) for _ in range(count)]
+        return SampleTable([(path, target) for (path, _), target in zip(paths, items, strict=True)])
+
+
+def _int64(name: str, values: npt.ArrayLike, *, copy: bool = True) -> Int64Array:
+    """One-dimensional integers as an int64 array."""
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and not np.can_cast(array.dtype, np.int64, "safe")):
+        raise OptionError(
+            f"{name} must be a one-dimensional array of int64, got shape {array.shape}, dtype {array.dtype}"
+        )
+    return array.astype(np.int64, copy=copy)
+
+
+def _check_utf8(arena: bytes, offsets: Int64Array) -> None:
+    """Refuse an arena whose paths could not be decoded when they are asked for."""
+    if arena.isascii():
+        return
+    try:
+        arena.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise OptionError(f"from_arrays(arena=…) must be UTF-8: {error}") from error
+    starts = offsets[offsets < len(arena)]
+    # Bytes 0b10xxxxxx go on with a character that began before them.
+    if (np.frombuffer(arena, dtype=np.uint8)[starts] & 0xC0 == 0x80).any():
+        raise OptionError("from_arrays(offsets=…) must not point into the middle of a character")

@@ -1,0 +1,210 @@
+"""Memory for decoded units: of this process alone, or a file in memory that several processes share."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.core.locks import locks_are_possible
+from fastpipe.core.native import native
+from fastpipe.core.shared_memory import (
+    Announced,
+    announce,
+    announced,
+    anonymous_file,
+    descriptor_of,
+    mapped,
+    meeting_folder,
+    meeting_name,
+)
+
+__all__ = ["UnitFile", "joined_memory", "private_units", "slot_nbytes"]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Memory for decoded units: of this process alone, or a file in memory that several processes share.
+
+_LINE = 64
+
+
+def private_units(keys: int, slots: int, nbytes: int) -> Any:
+    """A ``native.UnitMemory`` of this process alone.
+
+    Args:
+        keys: how many units there are.
+        slots: how many of them it holds.
+        nbytes: of each.
+    """
+    each = slot_nbytes(nbytes)
+    memory = mmap.mmap(-1, native.UnitMemory.nbytes(keys, slots, each), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return native.UnitMemory(np.frombuffer(memory, np.uint8), -1, keys, slots, each)
+
+
+def slot_nbytes(nbytes: int) -> int:
+    """Bytes of a slot for a unit of so many."""
+    return -(-max(nbytes, 1) // _LINE) * _LINE
+
+
+class UnitFile:
+    """Memory that processes share, made by their parent.
+
+    Picklable: a copy in another process is of the same memory, or None where that is gone; in this one it
+    is this object.  The memory is the machine's once something is written there, until nobody refers to it in
+    any process.
+
+    Args:
+        keys, slots, nbytes: as of ``private_units``.
+
+    Raises:
+        OSError: there can be none.
+    """
+
+    def __init__(self, keys: int, slots: int, nbytes: int) -> None:
+        if not locks_are_possible():
+            raise OSError("this system has no locks that end with their process")
+        shape = keys, slots, slot_nbytes(nbytes)
+        try:
+            size = native.UnitMemory.nbytes(*shape)
+        except (TypeError, ValueError) as error:  # of numbers that are too large for it
+            raise OSError(f"{slots:,} slots of {nbytes:,} bytes: {error}") from None
+        self._take(anonymous_file(), *shape)
+        os.truncate(self.descriptor, size)
+
+    def _take(self, descriptor: int, keys: int, slots: int, nbytes: int) -> None:
+        self.descriptor, self._shape = descriptor, (keys, slots, nbytes)
+        self._close = weakref.finalize(self, os.close, descriptor)
+        self._close.atexit = False
+        self._here: tuple[int, weakref.ref[Any]] | None = None
+        _files[os.fstat(descriptor).st_ino] = self
+
+    @property
+    def slots(self) -> int:
+        """How many units it holds."""
+        return self._shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of it."""
+        return int(native.UnitMemory.nbytes(*self._shape))
+
+    def close(self) -> None:
+        """Give it up in this process, where nobody uses it any more."""
+        if self._close.alive:
+            _files.pop(os.fstat(self.descriptor).st_ino, None)
+        self._close()
+
+    def opened(self) -> Any:
+        """The memory in this process, a ``native.UnitMemory``: the same one for all, as locks keep only
+        processes apart.
+
+        Raises:
+            OSError: there is no room for it among the process's addresses.
+        """
+        with _opening:
+            pid, units = os.getpid(), None
+            if self._here is not None:
+                units = self._here[1]()
+                if units is not None and self._here[0] != pid:
+                    # A parent's, with a descriptor of its own: to close that would end this process's locks.
+                    _inherited.append(units)
+                    units = None
+            if units is None:
+                data = mapped(self.descriptor, self.nbytes, mmap.PROT_READ | mmap.PROT_WRITE)
+                if data is None:
+                    raise OSError("its memory cannot be mapped")
+                units = native.UnitMemory(np.asarray(_Mapping(self, data)), self.descriptor, *self._shape)
+                self._here = pid, weakref.ref(units)
+            return units
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        inode = os.fstat(self.descriptor).st_ino
+        return UnitFile.joined, (os.getpid(), self.descriptor, inode, self._shape)
+
+    @staticmethod
+    def joined(pid: int, number: int, inode: int, shape: tuple[int, int, int]) -> UnitFile | None:
+        """The memory that a process has at a descriptor, in this one; None where it has not.
+
+        Args:
+            pid: of the process.
+            number: of the descriptor there.
+            inode: of the memory.
+            shape: keys, slots and bytes of a slot.
+        """
+        # Once only in a process: to close a second descriptor would end the locks of the first.
+        known = _files.get(inode)
+        if known is not None:
+            return known if known._shape == shape else None
+        file = UnitFile.__new__(UnitFile)
+        try:
+            descriptor = descriptor_of(pid, number, inode)
+        except OSError:
+            return None
+        file._take(descriptor, *shape)
+        return file if os.fstat(descriptor).st_size == file.nbytes else None
+
+
+class _Mapping:
+    """Keeps a file open while its memory is in use."""
+
+    def __init__(self, file: UnitFile, data: npt.NDArray[np.uint8]) -> None:
+        self._kept = file, data
+        self.__array_interface__ = data.__array_interface__
+
+
+_files: weakref.WeakValueDictionary[int, UnitFile] = weakref.WeakValueDictionary()
+_inherited: list[Any] = []
+_opening = threading.Lock()
+
+
+def _forget_lock() -> None:
+    global _opening
+    _opening = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_lock)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Memory for decoded units that processes share which have no parent in common that made it.
+
+
+def joined_memory(what: str, keys: int, slots: int, nbytes: int) -> UnitFile:
+    """Memory for units that all processes of this user on this machine share which ask for the same.
+
+    Args:
+        what: says what the units are of.
+        keys, slots, nbytes: as of ``UnitFile``; where there is memory already it has its own number of
+            slots.
+
+    Raises:
+        OSError: there can be none, or processes cannot meet.
+    """
+    digest = hashlib.sha256(os.fsencode(f"units 2 {what} {keys} {slot_nbytes(nbytes)}")).hexdigest()[:32]
+    with meeting_folder() as folder:
+        name = meeting_name(digest)
+        for found in announced(folder, name):
+            memory = _announced_memory(found, keys, slot_nbytes(nbytes))
+            if memory is not None:
+                break
+            folder.remove(found.note)
+        else:
+            memory = UnitFile(keys, slots, nbytes)
+        announce(folder, name, [memory.descriptor], {"slots": memory.slots}, memory)
+        return memory
+
+
+def _announced_memory(found: Announced, keys: int, nbytes: int) -> UnitFile | None:
+    """Memory that a process has, perhaps this one; None where it is not what it was said to be."""
+    try:
+        (number,), (inode,) = found.numbers, found.inodes
+        return UnitFile.joined(found.pid, number, inode, (keys, int(found.about["slots"]), nbytes))
+    except (ValueError, KeyError, TypeError):
+        return None

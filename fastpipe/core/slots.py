@@ -1,0 +1,139 @@
+"""Batch memory that is used again once nobody can see the batch any more."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import deque
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["KEPT_SLOTS", "Lease", "SlotPool"]
+
+
+# Batches in the user's hands, on their way there and, where a loader begins them ahead, begun.
+KEPT_SLOTS = 3
+
+_LINE = 64
+_PATIENCE = 16  # smaller batches in a row until the larger slots are given up
+
+
+class Lease:
+    """Owns a slot's memory while any array or tensor over it lives.
+
+    NumPy makes this object the base of the array made from it, and every view, tensor and
+    DLPack capsule keeps that base alive.  (A finalizer on the array itself would be wrong:
+    a view of a view refers to the first owner and skips the array in between.)
+    """
+
+    __slots__ = ("__array_interface__", "__weakref__", "_memory")
+
+    def __init__(self, memory: Any, interface: dict[str, Any] | None = None) -> None:
+        self._memory = memory  # or what has it, where an interface says how it is seen
+        self.__array_interface__ = memory.__array_interface__ if interface is None else interface
+
+
+class _Slot(NamedTuple):
+    """Memory of a pool's.
+
+    Attributes:
+        memory: uint8 (N,), which begins where a cache line does: TensorFlow copies arrays that do not.
+        address: where that is.
+    """
+
+    memory: npt.NDArray[np.uint8]
+    address: int
+
+
+class _SlotLease(Lease):
+    """One of a pool's slots, which gets it back.  (``weakref.finalize`` would take as long as all the rest
+    of ``SlotPool.take``.)"""
+
+    __slots__ = ("_pool",)
+
+    def __init__(self, slot: _Slot, interface: dict[str, Any], pool: weakref.ref[SlotPool]) -> None:
+        super().__init__(slot, interface)
+        self._pool = pool  # last: with it, it is whole
+
+    def __del__(self) -> None:
+        # Ctrl-C may have come while it was made.
+        pool = self._pool() if hasattr(self, "_pool") else None
+        if pool is not None:
+            pool._put(self._memory)
+
+
+class SlotPool:
+    """Hands out arrays and takes their memory back when their last view is gone.
+
+    Never waits: with no free slot it allocates.  Keeps at most ``keep`` free slots, all of the
+    largest size asked for of late: a short last batch finds room in them, and once only smaller
+    batches have come for a while they are dropped.
+
+    Args:
+        keep: how many free slots are kept for reuse; may be changed at any time.
+    """
+
+    def __init__(self, keep: int) -> None:
+        # No lock: a finalizer may run inside any of these methods, and a fork at any time.
+        # Appending to and popping from a deque are atomic, and a slot too many does no harm.
+        self.keep = keep
+        self._free: deque[_Slot] = deque()
+        self._self = weakref.ref(self)
+        self._size = 0
+        self._smaller, self._largest = 0, 0  # smaller batches since the last large one
+
+    def take(self, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
+        """An uninitialised C-contiguous array that is nobody else's while any view of it lives.
+
+        Args:
+            shape, dtype: of the array.
+        """
+        dtype = np.dtype(dtype)
+        slot = self._pop(max(math.prod(shape) * dtype.itemsize, 1))
+        # An array of the right shape at once: views of views would take as long as all the rest.
+        interface = {"version": 3, "typestr": dtype.str, "shape": shape, "data": (slot.address, False)}
+        array: npt.NDArray[Any] = np.asarray(_SlotLease(slot, interface, self._self))
+        return array.view(dtype) if dtype.kind == "V" else array  # of whose fields an interface says nothing
+
+    def _pop(self, size: int) -> _Slot:
+        self._adapt(size)
+        while True:
+            try:
+                slot = self._free.pop()
+            except IndexError:
+                return _new_slot(size)
+            # Another thread may have put a slot back just as the size changed: drop it.
+            if slot.memory.size == self._size >= size:
+                return slot
+
+    def _adapt(self, size: int) -> None:
+        """Choose the size of the slots that are kept."""
+        if size < self._size:
+            self._smaller, self._largest = self._smaller + 1, max(self._largest, size)
+            if self._smaller < _PATIENCE:
+                return
+            size = self._largest
+        self._smaller, self._largest = 0, 0
+        if size != self._size:
+            self._free.clear()
+            self._size = size
+
+    def clear(self) -> None:
+        """Drop the free slots; those handed out are dropped when their views are gone."""
+        self._free.clear()
+
+    def _put(self, slot: _Slot) -> None:
+        if slot.memory.size == self._size and len(self._free) < self.keep:
+            self._free.append(slot)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (SlotPool, (self.keep,))
+
+
+def _new_slot(size: int) -> _Slot:
+    memory = np.empty(size + _LINE - 1, np.uint8)
+    address = memory.ctypes.data
+    start = -address % _LINE
+    return _Slot(memory[start : start + size], address + start)

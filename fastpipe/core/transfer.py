@@ -1,0 +1,182 @@
+"""A batch's tensors to a device: from pinned memory, on a stream of its own.
+
+The copy runs beside the kernels of the step before.  Whoever uses the batch first lets its
+stream wait for the copy, and the memory is not given to another tensor before that stream is
+done with it (``record_stream``).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any
+
+from fastpipe.core.clock import ranged
+from fastpipe.core.extras import require
+from fastpipe.errors import OptionError
+
+__all__ = ["Transfer", "checked_device", "map_tensors", "on_stream", "uploaded"]
+
+
+def checked_device(device: Any) -> Any:
+    """A ``torch.device`` that is there, or an error that says what to do.
+
+    Args:
+        device: as torch takes it: ``"cuda"``, ``"cuda:1"``, ``"cpu"``, a number, a ``torch.device``.
+
+    Raises:
+        OptionError: it is no device, or this machine has none such.
+    """
+    torch = require("torch", extra="torch")
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise OptionError(f"device= must be a device of torch's, got {device!r} ({error})") from None
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise OptionError(
+            f"device={str(device)!r} was asked for, and torch finds no CUDA device: leave device= "
+            "out, or use device='cuda' if torch.cuda.is_available() else 'cpu'"
+        )
+    return found
+
+
+def uploaded(tensor: Any, device: Any) -> Any:
+    """A tensor of the CPU's on a device, for work on the stream that is current; nothing waits for its copy.
+
+    Args:
+        tensor: any.
+        device: a ``torch.device``.
+    """
+    if device.type == "cuda" and not tensor.is_pinned():
+        # torch's pinned memory is used again only when the copy out of it is done.
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
+class Transfer:
+    """Moves batches to a device.
+
+    Args:
+        device: a ``torch.device``.
+    """
+
+    def __init__(self, device: Any) -> None:
+        self._torch = require("torch", extra="torch")
+        self.device = device
+        self._stream: Any = None
+        self._has_unknown = False  # a batch had memory there that cannot be told of streams
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the device is another than where batches are made as a rule."""
+        return bool(self.device.type != "cpu")
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether copies run beside the work of the device."""
+        return bool(self.device.type == "cuda")
+
+    @ranged("transfer")
+    def start(self, batch: Any, finish: Callable[[Any], Any]) -> Callable[[], Any]:
+        """Begin to move a batch.
+
+        Args:
+            batch: tensors in any structure of mappings and sequences; the rest stays as it is.
+            finish: what else is done to the moved batch, on the same stream.
+
+        Returns:
+            A function that gives the moved batch, to be called where it is used.
+        """
+        if not self.is_asynchronous:
+            moved = finish(map_tensors(batch, lambda tensor: tensor.to(self.device), self._moved))
+            return lambda: moved
+        used = self._torch.cuda.current_stream(self.device)
+        with self.on_stream():
+            if self._has_unknown:  # it may be taken for this batch as soon as the script drops the one before
+                self._stream.wait_stream(used)
+            moved = finish(map_tensors(batch, self._copy, self._moved))
+            done = self._stream.record_event()
+        return lambda: self._given(moved, done)
+
+    def on_stream(self) -> AbstractContextManager[Any]:
+        """A block whose work is done on the stream of copies, where there is one."""
+        if not self.is_asynchronous:
+            return nullcontext()
+        if self._stream is None:
+            index = self.device.index
+            self._stream = _copy_stream(self._torch.cuda.current_device() if index is None else index)
+        return on_stream(self._stream)
+
+    def _moved(self, value: Any) -> Any:
+        """What is no tensor: a batch class of the user's may know how to move itself."""
+        if not hasattr(value, "to"):
+            return value
+        self._has_unknown = True
+        return value.to(self.device)
+
+    def _copy(self, tensor: Any) -> Any:
+        if tensor.device.type == "cpu":
+            return uploaded(tensor, self.device)
+        return tensor.to(self.device, non_blocking=True)
+
+    def _given(self, moved: Any, done: Any) -> Any:
+        current = self._torch.cuda.current_stream(self.device)
+        current.wait_event(done)
+
+        def use(tensor: Any) -> Any:
+            if tensor.device.type == "cuda":
+                tensor.record_stream(current)
+            return tensor
+
+        return map_tensors(moved, use)
+
+
+@functools.cache
+def _copy_stream(index: int) -> Any:
+    """The stream of copies to a GPU: one for all, as torch keeps freed memory for each."""
+    return require("torch", extra="torch").cuda.Stream(index)
+
+
+def on_stream(stream: Any) -> AbstractContextManager[Any]:
+    """A block whose work is done on a stream.
+
+    Its device is the current one there, and not the first before and after it, on which torch would else make
+    a context in threads of which nobody has told the device.
+    """
+    cuda, stack = require("torch", extra="torch").cuda, ExitStack()
+    stack.enter_context(cuda.device(stream.device))
+    stack.enter_context(cuda.stream(stream))
+    return stack
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def map_tensors(batch: Any, function: Callable[[Any], Any], otherwise: Callable[[Any], Any] = _same) -> Any:
+    """A batch with ``function`` applied to its tensors.
+
+    Args:
+        batch: a tensor, or mappings and sequences (also named tuples) of batches.
+        function: from tensor to tensor.
+        otherwise: applied to what is neither; by default these are the same objects.
+    """
+    if isinstance(batch, require("torch", extra="torch").Tensor):
+        return function(batch)
+    if isinstance(batch, Mapping):
+        made = {key: map_tensors(value, function, otherwise) for key, value in batch.items()}
+        if type(batch) is dict:
+            return made
+        if isinstance(batch, MutableMapping) and hasattr(batch, "copy"):
+            clone = batch.copy()
+            clone.update(made)
+            return clone
+        return type(batch)(made)  # type: ignore[call-arg]
+    if isinstance(batch, require("torch.nn.utils.rnn", extra="torch").PackedSequence):
+        return otherwise(batch)  # it moves itself: some of its tensors have to stay
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(map_tensors(value, function, otherwise) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)([map_tensors(value, function, otherwise) for value in batch])
+    return otherwise(batch)

@@ -1,0 +1,248 @@
+"""Decoded images, found by the file they were decoded from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fastpipe.core.cache_store import Entry, EntryStore
+from fastpipe.core.caches import open_store
+from fastpipe.core.extras import require
+from fastpipe.core.file_identity import FileIdentity, identify, identify_object
+from fastpipe.core.types import Box, EncodedImage, Size, UInt8Array
+from fastpipe.images.pixels import Conversion, draw, fold
+from fastpipe.images.steps import described_short_side, resized_size
+from fastpipe.options import Cache
+
+__all__ = ["ImageCache", "KeptBatch", "ShortSide", "WholeImage", "open_cache"]
+
+
+# ---- Decoded images, found by the file they were decoded from ---------------------------------------
+
+_ENOUGH = 32  # entries whose mean size says how large the others will be
+
+
+class KeptBatch(NamedTuple):
+    """Where the native core looks for the images of a batch.
+
+    Attributes:
+        images: a ``native.KeptImages``.
+        most_nbytes: of images that are to be kept; 0 where none is.
+        rules: as of ``ImageCache.identify``.
+        keep: called with what is to be kept, and the rules.
+    """
+
+    images: Any
+    most_nbytes: int
+    rules: str
+    keep: Callable[[FileIdentity, UInt8Array, int, str], None]
+
+
+class ImageCache:
+    """Decoded images of files, each for one way to decode.
+
+    Args:
+        store: where they are kept; may be that of other datasets as well.
+        tag: everything about decoding that makes a difference to the pixels, and stays the same.
+        expected: images that this dataset has, for a cache that is only used if all of them
+            fit and for those that come up a second time; None for one that takes all it can.
+    """
+
+    def __init__(self, store: EntryStore, tag: str, expected: int | None = None) -> None:
+        self.store = store
+        self._tag, self._expected = tag, expected
+        self._tags: dict[str, bytes] = {}  # by rules
+        self._native: dict[str, Any] = {}  # the last, by rules
+        self._seen = self._seen_nbytes = 0
+
+    def describe(self) -> str:
+        """Where images are kept, in one line."""
+        where = "memory" if self.store.is_in_memory else "files"
+        when = "" if self._expected is None else ", from their second use on and if all fit"
+        return f"decoded images  →  kept in {where}, up to {self.store.max_bytes / 1e9:.1f} GB{when}"
+
+    def identify(self, path: str, rules: str = "") -> FileIdentity:
+        """Identify a file by its present state.
+
+        Args:
+            path: the file.
+            rules: what else makes a difference to the pixels, and may change while the program runs.
+
+        Raises:
+            OSError: there is no such file.
+        """
+        return identify(path, self._tag_of(rules))
+
+    def identify_object(self, version: bytes, path: str, rules: str = "") -> FileIdentity:
+        """Identify an object in a store by its state as it was listed."""
+        return identify_object(version, path, self._tag_of(rules))
+
+    def _tag_of(self, rules: str) -> bytes:
+        found = self._tags.get(rules)
+        if found is None:
+            found = self._tags[rules] = hashlib.sha256(f"{self._tag} {rules}".encode()).digest()
+        return found
+
+    def begin_batch(
+        self, rules: str, keep: Callable[[FileIdentity, UInt8Array, int, str], None]
+    ) -> KeptBatch | None:
+        """What the native core is told to find the images of a batch; None where none may be there, nor be
+        put there.
+
+        Args:
+            rules: as of ``identify``.
+            keep: called for each that is to be kept: the file, its pixels, how many pixels the file has, and
+                the rules.
+        """
+        if not self.is_worth_asking:
+            return None
+        images = self._native.get(rules)
+        if images is None:
+            images = self.store.images(self._tag_of(rules), marks=self._expected is not None)
+            self._native = {rules: images}
+        self.store.refreshed()
+        mean = self._seen_nbytes // self._seen if self._seen else 1
+        most = self.store.max_bytes if self._fits(mean) and self.store.has_room(mean) else 0
+        return KeptBatch(images, most // max(self._expected or 1, 1), rules, keep)
+
+    def find(self, file: FileIdentity) -> Entry | None:
+        """The image of a file in this state."""
+        return self.store.find(file.digest)
+
+    def rows(self, entry: Entry, first: int, count: int) -> UInt8Array:
+        """Rows of an image: uint8 (count, width, channels).
+
+        Raises:
+            OSError: they cannot be read any more.
+        """
+        return self.store.read(entry, first, count)
+
+    def saw(self, images: int, nbytes: int) -> None:
+        """Hear how large decoded images are."""
+        self._seen, self._seen_nbytes = self._seen + images, self._seen_nbytes + nbytes
+
+    @property
+    def is_worth_asking(self) -> bool:
+        """Whether images may be there, or may be put there."""
+        if self._expected is None or len(self.store) or self._seen < _ENOUGH:
+            return True
+        return self._expected * self._seen_nbytes / self._seen <= self.store.max_bytes
+
+    def wants(self, file: FileIdentity, nbytes: int) -> bool:
+        """Whether an image of this many bytes would be kept: only then is it worth decoding whole."""
+        if not file.is_settled or not self.store.has_room(nbytes):
+            return False
+        if self._expected is not None and not self.store.mark(file.digest):
+            return False
+        return self._fits(nbytes)
+
+    def _fits(self, nbytes: int) -> bool:
+        """Whether all images fit, if those that are not there yet are of so many bytes."""
+        if self._expected is None:
+            return True
+        count = len(self.store)
+        mean = self.store.allocated / count if count >= _ENOUGH else nbytes
+        return self._expected * mean <= self.store.max_bytes
+
+    def keep(self, file: FileIdentity, pixels: UInt8Array, flags: int = 0) -> bool:
+        """Keep an image: uint8 (H, W, C), C-contiguous.  Returns whether it is kept now."""
+        # Who opens files later looks at the notes; memory goes with those who use it.
+        note = b"" if self.store.is_in_memory else file.note()
+        return self.store.put(file.digest, pixels, flags, note)
+
+
+def open_cache(option: Cache, tag: str, count: int) -> ImageCache | None:
+    """The cache that an option asks for; None if it is off or cannot be had.
+
+    Args:
+        option: the option.
+        tag: everything about decoding that makes a difference to the pixels.
+        count: number of images of the dataset.
+
+    Raises:
+        CacheError: the folder that the option names cannot be used.
+    """
+    if option.where == "off":
+        return None
+    store = open_store(option)
+    return None if store is None else ImageCache(store, tag, count if option.where == "auto" else None)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Whole images: those whose rows are there, and those made smaller before anything else is done to them.
+
+
+class WholeImage:
+    """An opened image whose pixels come as rows, not as regions of a file.
+
+    Args:
+        size: of the image.
+        rows: from the first row and their number to uint8 (count, width, 3), C-contiguous; not
+            written to, and not kept longer than the image.
+        info: what ``info`` returns.
+    """
+
+    def __init__(
+        self, size: Size, rows: Callable[[int, int], UInt8Array], info: Callable[[], dict[Any, Any]]
+    ) -> None:
+        self.size = size
+        self.rows = rows
+        self.info = info
+
+    def region(self, box: Box) -> UInt8Array:
+        """A rectangle of the image."""
+        rows = self.rows(box.top, box.height)
+        return np.ascontiguousarray(rows[:, box.left : box.left + box.width])
+
+    def reduced(self, factor: int) -> None:
+        """Not smaller than it is: there is nothing left to save."""
+
+    def encoded(self) -> None:
+        """There is nothing left to decode, or all of it is to be kept."""
+
+    def give(self, box: Box, pixels: UInt8Array) -> None:
+        """Not asked for anything, it is given nothing."""
+        raise AssertionError("the pixels of a whole image come as rows")
+
+    def pil(self) -> Any:
+        """The image for user code, as Pillow would give it."""
+        image = require("PIL.Image", extra="image").fromarray(self.rows(0, self.size.height))
+        image.info = self.info()
+        return image
+
+
+_BYTES = Conversion("bytes", 3, interleaved=True)
+
+
+class ShortSide:
+    """Shrinks images whose shorter side is longer than a limit, as ``torchvision.transforms.Resize`` does.
+
+    Args:
+        side: the limit, in pixels.
+
+    >>> ShortSide(256).size(Size(375, 500))
+    Size(height=256, width=341)
+    """
+
+    def __init__(self, side: int) -> None:
+        self.side = side
+        self._step = described_short_side(side)
+        self._resize = require("torchvision.transforms", extra="torch").Resize(side)
+
+    def size(self, image: Size) -> Size:
+        """The size that an image will have."""
+        return image if min(image) <= self.side else resized_size(self._resize, image)
+
+    def pixels(self, image: EncodedImage) -> UInt8Array:
+        """A whole image, shrunk: uint8 (H, W, 3)."""
+        to = self.size(image.size)
+        steps = [] if to == image.size else [self._step]
+        region = None if None in steps else fold(steps, image.size)
+        if region is None:
+            return np.asarray(self._resize(image.pil()))
+        made = np.empty(to.height * to.width * 3, np.uint8)
+        draw(image, region, _BYTES, made)
+        return made.reshape(*to, 3)

@@ -1,0 +1,192 @@
+"""Find out how the installed Pillow and torchvision decode, resize and turn images grey, by trying them.
+
+Versions of Pillow and relatives (Pillow-SIMD) differ in ways that show in the last bit:
+
+* The weights have 22 bits; Pillow-SIMD's have as many as fit into 16, as torch's.
+* Each of the two passes rounds.  The rows come first, but Pillow 13 begins with the columns
+  where that leaves less to do, and some versions before it where the image is more than a
+  hundred times as tall as wide.
+* Pillow-SIMD rounds some grey values down that are rounded up elsewhere.
+
+torchvision resizes tensors of bytes as floats, and rounds, where torch has no fast code for bytes on
+this processor or torchvision does not know that it has; that differs in the last bit too.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import logging
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fastpipe.core.extras import require
+from fastpipe.core.native import native
+from fastpipe.core.types import UInt8Array
+from fastpipe.images import kernels
+from fastpipe.images.kernels import noise, resized
+
+__all__ = ["FILTERS", "decodes_as_pillow", "grey_is_known", "pillow_filter", "torch_filter"]
+
+
+_log = logging.getLogger("fastpipe.read")
+
+# By the names of Pillow's ``Resampling``, in lower case: as torchvision's ``InterpolationMode`` has them.
+FILTERS = {
+    "nearest": kernels.NEAREST, "box": kernels.BOX, "bilinear": kernels.BILINEAR,
+    "hamming": kernels.HAMMING, "bicubic": kernels.BICUBIC, "lanczos": kernels.LANCZOS,
+}  # fmt: skip
+
+
+class _Rules(NamedTuple):
+    flag: int | None  # what is added to a filter's constant; None for arithmetic not known here
+    by_size: bool
+    by_shape: bool
+    grey: bool
+
+
+_lock = threading.Lock()
+_found: _Rules | None = None
+
+
+def pillow_filter(mode: int) -> tuple[int, int] | None:
+    """The filter that equals what the installed Pillow does, and the order of its passes, a ``PassOrder`` of
+    fastpipe/native/geometry.h.
+
+    Args:
+        mode: a filter of Pillow's, a constant of ``kernels``.
+
+    Returns:
+        None where no kernel does the same.
+    """
+    rules = _rules()
+    if mode == kernels.NEAREST:
+        return mode, 0
+    if rules.flag is None:
+        return None
+    return mode | rules.flag, 1 if rules.by_size else 2 if rules.by_shape else 0
+
+
+def grey_is_known() -> bool:
+    """Whether ``kernels.grey`` equals what the installed Pillow does."""
+    return _rules().grey
+
+
+def _rules() -> _Rules:
+    global _found
+    if _found is None:
+        with _lock:
+            if _found is None:
+                # A tall image for the first rule, an extremely tall one for the second.
+                by_size, by_shape = (
+                    _resizes_columns_first((192, 24), (36, 30)),
+                    _resizes_columns_first((404, 4), (5, 3)),
+                )
+                _found = _Rules(_flag(), by_size, by_shape, _grey_is_equal())
+    return _found
+
+
+def _resizes_columns_first(size: tuple[int, int], to: tuple[int, int]) -> bool:
+    """Whether Pillow resizes an image of this size as if its columns and then its rows were."""
+    image, mode = noise(size), kernels.BILINEAR
+    at_once = _by_pillow(image, to, mode)
+    return np.array_equal(at_once, _by_pillow(_by_pillow(image, (to[0], size[1]), mode), to, mode))
+
+
+def _flag() -> int | None:
+    """How to get the weights of all filters."""
+    weighted = [mode for mode in FILTERS.values() if mode != kernels.NEAREST]
+    image, to = noise((48, 52)), (37, 31)
+    expected = [_by_pillow(image, to, mode) for mode in weighted]
+    for flag in (0, kernels.NARROW):
+        made = [resized(image, to, mode | flag) for mode in weighted]
+        if all(map(np.array_equal, made, expected)):
+            return flag
+    return None
+
+
+def _grey_is_equal() -> bool:
+    image = noise((256, 256))
+    made = np.empty(256 * 256, np.uint8)
+    whole = kernels.axis(kernels.NEAREST_FLOOR, 256, 256)
+    how = native.conversion(0, 1, True, 1, True, [], [], b"")
+    kernels.resample(image, kernels.NEAREST_FLOOR, whole, whole, False, 1, how, made)
+    expected = np.asarray(require("PIL.Image", extra="image").fromarray(image).convert("L"))
+    return np.array_equal(made, expected.reshape(-1))
+
+
+def _by_pillow(image: UInt8Array, to: tuple[int, int], mode: int) -> UInt8Array:
+    pillow = require("PIL.Image", extra="image")
+    name = next(name for name, constant in FILTERS.items() if constant == mode)
+    return np.asarray(pillow.fromarray(image).resize((to[1], to[0]), pillow.Resampling[name.upper()]))
+
+
+_KINDS: tuple[dict[str, Any], ...] = (  # of the files that are trusted
+    {"subsampling": 0}, {"subsampling": 1}, {"subsampling": 2}, {"subsampling": 2, "progressive": True}, {},
+)  # fmt: skip
+
+
+@functools.cache
+def decodes_as_pillow() -> bool:
+    """Whether the native core decodes small JPEGs, of each kind that it is trusted with, as Pillow does."""
+    pillow = require("PIL.Image", extra="image")
+    # With its class for JPEGs, and a name instead of a format: else it would load plugins of other formats.
+    jpegs = require("PIL.JpegImagePlugin", extra="image")
+    pixels = noise((37, 45))
+    for kind in _KINDS:
+        image = pillow.fromarray(pixels if kind else pixels[:, :, 0])
+        file = io.BytesIO()
+        file.name = "x.jpg"
+        image.save(file, quality=90, **kind)
+        file.seek(0)
+        expected = np.asarray(jpegs.JpegImageFile(file).convert("RGB"))
+        for top, left, height, width in ((0, 0, 37, 45), (9, 14, 19, 23)):
+            found = native.decode(file.getvalue(), top, left, height, width)
+            if found is None or not np.array_equal(found, expected[top : top + height, left : left + width]):
+                _log.warning(
+                    "Pillow %s decodes JPEGs otherwise than libjpeg-turbo %s, with which fastpipe was "
+                    "compiled; so Pillow decodes all images, which is slower",
+                    pillow.__version__, native.jpeg_version(),
+                )  # fmt: skip
+                return False
+    return True
+
+
+# By name and whether it is with antialiasing.
+_TORCH_MODES = {
+    ("bilinear", True): kernels.TORCH_BILINEAR, ("bicubic", True): kernels.TORCH_BICUBIC,
+    ("bilinear", False): kernels.SHARP_BILINEAR, ("bicubic", False): kernels.SHARP_BICUBIC,
+}  # fmt: skip
+
+
+def torch_filter(interpolation: Any, antialias: bool) -> int | None:
+    """The filter that equals what ``torchvision.transforms.v2`` does with a uint8 tensor.
+
+    Args:
+        interpolation: the value of an ``InterpolationMode``.
+        antialias: as the transform's.
+
+    Returns:
+        None where no kernel does the same.
+    """
+    if (interpolation, antialias) not in _TORCH_MODES or not _torch_is_equal(interpolation, antialias):
+        return None
+    return _TORCH_MODES[interpolation, antialias]
+
+
+@functools.cache
+def _torch_is_equal(interpolation: str, antialias: bool) -> bool:
+    """Return whether a kernel gives the same pixels as torchvision, for a smaller and for a larger output."""
+    torch = require("torch", extra="torch")
+    resize = require("torchvision.transforms.v2.functional", extra="torch").resize
+    mode = require("torchvision.transforms", extra="torch").InterpolationMode(interpolation)
+    for size in ((48, 52), (23, 19)):
+        image, to = noise(size), (37, 31)
+        found = resize(torch.from_numpy(image).permute(2, 0, 1), list(to), mode, antialias=antialias)
+        if not np.array_equal(
+            resized(image, to, _TORCH_MODES[interpolation, antialias]), found.permute(1, 2, 0)
+        ):
+            return False
+    return True

@@ -1,1 +1,0 @@
-"""Which samples exist, and in which order an epoch visits them."""
