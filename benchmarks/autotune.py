@@ -33,11 +33,11 @@ from torchvision.transforms import Compose, Normalize, RandomHorizontalFlip, Ran
 import fastpipe
 from fastpipe import FastHDF5Dataset, FastImageFolder, FastLoader, FastPatchDataset
 from fastpipe.bench import machine
+from fastpipe.bench.synthetic import mel_rows, photo_tree
 from fastpipe.core.machine import available_cpus
 from fastpipe.profiling.tuning.settings import Base, Settings
 from fastpipe.profiling.tuning.trials import measure
 from fastpipe.sampling import Uniform
-from fastpipe.testing import mel_rows, photo_tree
 
 _EACH_S, _RUNS, _IMAGES = 0.7, 3, 3200
 _CROP = Compose([

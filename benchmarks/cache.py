@@ -21,7 +21,7 @@ from typing import Any
 
 from fastpipe import Cache, Decode, FastImageFolder, FastLoader
 from fastpipe.bench.loaders import train_transform
-from fastpipe.testing import photo_tree
+from fastpipe.bench.synthetic import photo_tree
 
 BATCH = 64
 TRANSFORM = train_transform("float32")

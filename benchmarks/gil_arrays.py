@@ -19,13 +19,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import paths  # noqa: F401
 from gil import print_simulated, probed, python_seconds
 from rounds import figures, save_facts
 
+from benchmarks.cases.hdf5 import made_cells
 from fastpipe import Cache, FastHDF5Dataset, FastLoader, FastPatchDataset, Shuffle
 from fastpipe.bench import machine
-from fastpipe.bench.hdf5.data import Sizes, Table, made_cells, made_tables
-from fastpipe.bench.volume.data import FULL, made_scroll
+from fastpipe.bench.hdf5 import LAYOUTS, ROWS, Table, made_tables
+from fastpipe.bench.volume import FULL, made_scroll
 from fastpipe.core.native import native
 
 _WAIT_NS = 1_000_000
@@ -83,8 +85,8 @@ class Epochs:
 
 def cases(folder: Path | None) -> tuple[list[Case], Table]:
     """Return the cases, and the table whose filters are replaced by waiting."""
-    (gzip,) = made_tables(Sizes(), folder, print, layouts=["gzip"])
-    cells = made_cells(Sizes().files, (10, 20, 16, 16), "cells", folder, print)
+    (gzip,) = made_tables(ROWS, folder, print, {"gzip": LAYOUTS["gzip"]})
+    cells = made_cells(704, (10, 20, 16, 16), "cells", folder, print)
     scroll = made_scroll(FULL, folder, print)
 
     def windows(batch: int) -> Callable[[int], Any]:

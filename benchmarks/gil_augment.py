@@ -29,8 +29,16 @@ from gil import probed
 from rounds import figures, save_facts
 
 from fastpipe.bench import machine
-from fastpipe.bench.augment.data import MOTION, SEQUENCES, SIZE, VOLUMES, made_motion, made_volumes
-from fastpipe.bench.augment.recipes import RECIPES, chain_of
+from fastpipe.bench.augment import (
+    MOTION,
+    RECIPES,
+    SEQUENCES,
+    SIZE,
+    VOLUMES,
+    chain_of,
+    made_motion,
+    made_volumes,
+)
 
 _IMAGES = (64, 3, 224, 224)
 

@@ -44,7 +44,7 @@ from torchvision.transforms import (
 
 from fastpipe import FastHDF5Dataset, FastImageFolder, FastLoader, accelerate
 from fastpipe.bench import machine
-from fastpipe.testing import photo_tree
+from fastpipe.bench.synthetic import photo_tree
 
 _EACH_S = 1.0
 _BATCH = 32

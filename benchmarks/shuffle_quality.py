@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastpipe import FastHDF5Dataset, FastLoader, Shuffle
-from fastpipe.testing import mel_rows, write_table
+from fastpipe.bench.synthetic import mel_rows, write_table
 
 _WINDOWS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 _SHAPE = (16, 64)

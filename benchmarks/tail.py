@@ -27,7 +27,7 @@ from torchvision.datasets import ImageFolder
 
 from fastpipe import FastImageFolder, FastLoader
 from fastpipe.bench.loaders import train_transform
-from fastpipe.testing import photo_tree, photograph
+from fastpipe.bench.synthetic import photo_tree, photograph
 
 SIZE, BATCH, EVERY = (6144, 8192), 64, 10
 TRANSFORM = train_transform("float32")

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastpipe import Cache, FastLoader, FastPatchDataset, Shuffle
+from fastpipe.bench.synthetic import scroll_slabs, write_zarr
 from fastpipe.sampling import Uniform
-from fastpipe.testing import scroll_slabs, write_zarr
 
 _WINDOWS = (1, 2, 4, 8, 16, 32, 64)
 _SHAPE, _CHUNK, _PATCH = (384, 768, 768), (64, 128, 128), (72, 136, 136)

@@ -60,8 +60,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from fastpipe import FastImageFolder, FastLoader, Stage, augment
-from fastpipe.bench import machine
-from fastpipe.bench.augment import motion_scripts, scripts, volume_scripts
+from fastpipe.bench import machine, scripts
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 ENTROPY = 20_261_126
@@ -328,7 +327,7 @@ def _of_scripts(kit: Any, task: Callable[[], Task], make: Make) -> Callable[[Pat
 
 def _of_motion(make: Make) -> Callable[[Path], Run]:
     """Sequences are as long as there are frames; afterwards those that have become shorter end in zeros."""
-    ours, theirs = augment.Compose([make(augment)], lengths=1), make(motion_scripts)
+    ours, theirs = augment.Compose([make(augment)], lengths=1), make(scripts)
 
     def before(samples: Tensor, labels: Tensor) -> Any:
         return torch.stack([theirs(one, torch.tensor(one.shape[0]))[0] for one in samples]), labels
@@ -352,7 +351,7 @@ def _elastic(folder: Path) -> Run:
     return of_task(volume_task(), bent, lambda samples, labels: (ours(samples), labels))
 
 
-class _Affine3D(volume_scripts.RandomAffine3D):
+class _Affine3D(scripts.RandomAffine3D):
     """As nnU-Net resamples: what is beyond the outermost voxels is between them and the fill."""
 
     def __call__(self, volume: Tensor) -> Tensor:
@@ -376,7 +375,7 @@ def _affine(folder: Path) -> Run:
 
 def _nnunet(folder: Path) -> Run:
     """nnU-Net's list, each operation by NumPy and SciPy."""
-    kit = volume_scripts
+    kit = scripts
     ops = [
         _Affine3D(30, (0.7, 1.4), p_rotation=0.2, p_scale=0.2),
         kit.RandomApply(kit.GaussianNoise3D((0.0, 0.1)), 0.1),
@@ -810,7 +809,7 @@ def cases() -> list[Case]:
         run = _of_scripts(scripts, spectrogram_task, make_op)
         made.append(Case("spectrograms", name, "torchaudio's formulas", ours, run))
     for name, make_op in _VOLUMES.items():
-        run = _of_scripts(volume_scripts, volume_task, make_op)
+        run = _of_scripts(scripts, volume_task, make_op)
         made.append(Case("volumes", name, numpy, ours, run))
     made.append(Case("volumes", "RandomAffine3D", numpy, ours, _affine))
     made.append(Case("volumes", "RandomElastic3D", numpy, ours, _elastic))

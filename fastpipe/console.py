@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
@@ -17,7 +18,19 @@ from rich.text import Text
 
 from fastpipe.core.text import in_bytes, printable
 
-__all__ = ["Pace", "PlainTable", "Progress", "in_any_encoding", "in_time", "plain", "print_line", "table"]
+__all__ = [
+    "Pace",
+    "PlainTable",
+    "Progress",
+    "in_any_encoding",
+    "in_time",
+    "plain",
+    "positive",
+    "print_line",
+    "table",
+]
+
+Number = TypeVar("Number", int, float)
 
 
 def plain(text: str, style: str = "") -> Text:
@@ -158,3 +171,26 @@ def table(title: str, left: Sequence[str], right: Sequence[str]) -> PlainTable:
     for name in right:
         made.add_column(name, justify="right", overflow="fold")
     return made
+
+
+def positive(kind: Callable[[str], Number]) -> Callable[[str], Number]:
+    """Return an argparse type: a number above zero.
+
+    Args:
+        kind: ``int`` or ``float``.
+
+    >>> positive(int)("12"), positive(float)("0.5")
+    (12, 0.5)
+    """
+    what = "whole number from 1" if kind is int else "number above 0"
+
+    def parse(text: str) -> Number:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = kind("0")
+        if value <= 0:
+            raise argparse.ArgumentTypeError(f"must be a {what}, got {text!r}")
+        return value
+
+    return parse

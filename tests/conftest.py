@@ -27,11 +27,10 @@ from typing import Any
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import HealthCheck, settings
+from s3_server import S3, S3Missing, S3Server
 
+from fastpipe.bench.synthetic import photo_tree as make_photo_tree
 from fastpipe.core.file_identity import identify
-from fastpipe.testing import photo_tree as make_photo_tree
-from fastpipe.testing.s3 import S3, S3Missing
-from fastpipe.testing.s3_server import S3Server
 
 pytest_plugins = ["pytester"]
 
@@ -421,7 +420,7 @@ class _S3(S3):
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[Any]:
-    """A real S3 server, see ``fastpipe.testing.s3.S3``."""
+    """A real S3 server, see ``s3_server.S3``."""
     try:
         with _S3() as server:
             _SERVERS.append(server)  # of all tests: none of them leaves it behind

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fastpipe.testing import photo_tree as make_photo_tree
+from fastpipe.bench.synthetic import photo_tree as make_photo_tree
 
 _ROOT = Path(__file__).resolve().parents[1]
 _PAGES = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"]

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from mounts import missing_for_mounts
 
 from fastpipe import Stage, Subset
-from fastpipe.testing.mounts import missing_for_mounts
 
 _FOLDER = Path(__file__).resolve().parents[1] / "examples" / "s3_imagenet"
 _CLASSES = 3

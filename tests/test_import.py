@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fastpipe.testing import write_zarr
+from fastpipe.bench.synthetic import write_zarr
 
 
 def _python(code: str) -> str:

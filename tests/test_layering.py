@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import fastpipe
-from fastpipe import generation, testing
+from fastpipe import generation
 
 _PACKAGE = Path(fastpipe.__file__).parent
 _MODULES = sorted(_PACKAGE.rglob("*.py"))
@@ -82,7 +82,6 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "tf": _BASE
     | _MIDDLE
     | {"_beside", "augment", "core", "images", "sampling", "arrays", "hdf5", "volumes", "tf"},
-    "testing": _BASE | {"testing"},
     "bench": {
         "_private_folder",
         "console",
@@ -90,7 +89,6 @@ _MAY_IMPORT: dict[str, set[str]] = {
         "_printable",
         "_extras",
         "_processes",
-        "testing",
         "augment",
         "generation",
         "bench",
@@ -140,7 +138,6 @@ _MAY_IMPORT: dict[str, set[str]] = {
         "index",
         "stage",
         "cache",
-        "testing",
         "bench",
         "profiling",
         "",
@@ -278,8 +275,7 @@ def _run_by_importing(tree: ast.Module) -> Iterator[ast.AST]:
 )
 def test_bench_and_verify_use_public_names(path: Path) -> None:
     public = {
-        "fastpipe": {*fastpipe.__all__, "__version__", "augment", "bench", "testing"},
-        "fastpipe.testing": {*testing.__all__},
+        "fastpipe": {*fastpipe.__all__, "__version__", "augment", "bench"},
         "fastpipe.generation": {*generation.__all__},
     }
     for node in ast.walk(ast.parse(path.read_text())):

@@ -4,8 +4,8 @@
 
 FOLDER/train.h5 and FOLDER/test.h5 each get ``segments`` (files, long, short, bands, frames) and ``labels``
 (files, long, short).  The sounds are made up, or with --wav-folder read from WAV files that are named
-word_speaker_number.wav; every fifth goes to the test.  ``fastpipe.testing.log_mels`` says which formulas
-the spectrograms follow.
+word_speaker_number.wav; every fifth goes to the test.  ``sounds.py`` has the formulas of the
+spectrograms.
 """
 
 import argparse
@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from sounds import log_mels, mel_segments, read_wav, spoken
 
-from fastpipe.testing import log_mels, mel_segments, read_wav, spoken, write_table
+from fastpipe.bench.synthetic import write_table
 
 LONG, SHORT, BANDS, FRAMES = 4, 8, 32, 16
 

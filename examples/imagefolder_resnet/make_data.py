@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fastpipe.testing import photograph
+from fastpipe.bench.synthetic import photograph
 
 SIZE = 160
 PATTERNS = {

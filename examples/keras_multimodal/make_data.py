@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image, ImageFilter, ImageOps
 
-from fastpipe.testing import photograph
+from fastpipe.bench.synthetic import photograph
 
 CAMERAS = {"depth": (1280, 720), "thermal": (640, 480)}
 EDGES = ("left", "top", "right", "bottom")

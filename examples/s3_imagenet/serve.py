@@ -16,10 +16,14 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from fastpipe.testing import photo_tree
-from fastpipe.testing.delay_proxy import Faults
-from fastpipe.testing.mounts import missing_for_mounts, s3fs_mount
-from fastpipe.testing.s3 import S3, S3Missing
+from fastpipe.bench.synthetic import photo_tree
+
+# The server of fastpipe's tests.
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "support"))
+
+from delay_proxy import Faults
+from mounts import missing_for_mounts, s3fs_mount
+from s3_server import S3, S3Missing
 
 
 def fill(s3: S3, bucket: str, classes: int, per_class: int) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 import nibabel
 import numpy as np
 
-from fastpipe.testing import scroll_slabs, write_zarr
+from fastpipe.bench.synthetic import scroll_slabs, write_zarr
 
 SHAPE = (96, 192, 192)
 CHUNK = (32, 64, 64)

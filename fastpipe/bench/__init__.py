@@ -1,32 +1,27 @@
 """``python -m fastpipe.bench``: how much faster, on this machine and on your data.
 
-========================  ==========================================================
-``cli``                   ``fastpipe bench``: its cases and their options
-``runner``                interleaved rounds and their statistics; knows nothing of images
-``driver``                what every case does in the same way
-``data`` ``machine``      which photos are read; what the machine and the packages are
-``overview``              the case ``all``: five pipelines before and after, the default
-``images``                the case: its rows, its check, its result
-``scaling*`` ``curves``   the case ``scaling``: images, rows or patches by number of threads, and its picture
-``loaders`` ``floor``     the rows of these cases: loaders in this process, decoding alone
-``peers`` ``peer_child``  the rows of the case: other libraries, each in its own process
-``hdf5`` ``volume``       other cases, each in a folder: also ``s3``, ``augment``, ``tf``, ``generate``,
-                          ``gpu``
-``windows`` ``places``    orders and places that peers of these cases have too
-``samples`` ``memory``    what these cases compare, and how they measure memory
-``stall``                 what a training step waits for its batches
-``targets``               what was asked for, and whether it is met
-``startup``               time to the first batch, in fresh processes
-``check``                 are the pixels, labels and order those of the replaced loader?
-``results``               the JSON file
-``compare``               what is faster or slower than in an older file
-``report`` ``plot``       table, sentence, Markdown, picture; ``lines``: figures that some cases have
-``page`` ``pages``        the page of a result; what pages of fastpipe's have in common
-``writing``               files that are there whole, or as they were
-========================  ==========================================================
+=============================  ================================================================
+``cli``                        ``fastpipe bench``: its cases and their options
+``runner``                     interleaved rounds, their statistics, and what steps wait for
+``driver``                     what every case does in the same way
+``overview``                   the case ``all``: five pipelines before and after, the default
+``images`` ``loaders``         the case ``images``, and loaders of image folders
+``hdf5`` ``volume``            cases of arrays
+``tf`` ``tf_datasets``         the case ``tf``, and its datasets
+``augment`` ``scripts``        the case ``augment``, and what scripts do
+``generate`` ``functions``     the case ``generate``, and its functions
+``scaling``                    the case ``scaling``: by number of threads
+``data`` ``synthetic``         which photos are read, and made-up data
+``orders``                     orders and places that peers have too
+``check``                      are outputs those of the replaced loader?
+``machine``                    what the machine and the packages are
+``results``                    the JSON file
+``report`` ``page`` ``plot``   tables and sentences, changes since an older run; a page; a picture
+=============================  ================================================================
 
-The method is written down in ``benchmarks/README.md``.  Everything here uses the public
-names of fastpipe only, so the benchmark measures what a user gets.
+The method is written down in ``benchmarks/README.md``.  Everything here uses public names of fastpipe only,
+so the benchmark measures what a user gets.  ``benchmarks/run.py`` adds what concerns the project alone: other
+libraries, memory, first batches, a GPU, and figures that were asked for.
 """
 
 from __future__ import annotations

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +16,19 @@ from fastpipe.bench.data import Photos
 from fastpipe.bench.loaders import LoaderSpec, build, check_transform, make_dataset
 from fastpipe.core.extras import require
 
-__all__ = ["INDEX", "Check", "Differing", "compare", "index_problems", "run_check"]
+__all__ = [
+    "INDEX",
+    "Check",
+    "Differing",
+    "RowCheck",
+    "compare",
+    "digests_of_samples",
+    "index_problems",
+    "run_check",
+]
+
+
+# ---- Images ----------------------------------------------------------------------------------------
 
 # The attributes of an ImageFolder that say which samples there are, in which order.
 INDEX = ("classes", "class_to_idx", "samples", "targets")
@@ -83,12 +97,7 @@ class Check:
         return not self.problems
 
     def add(self, pairs: Iterable[Arrays], index: int, path: str) -> None:
-        """Take one sample into account.
-
-        Args:
-            pairs: the arrays it consists of, expected and got, of equal shape and type.
-            index, path: which sample it is.
-        """
+        """Take one sample into account."""
         largest: float = 0
         self.photos += 1
         for expected, got in pairs:
@@ -157,10 +166,6 @@ def _gap(expected: npt.NDArray[Any], got: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def index_problems(expected: Any, got: Any) -> dict[str, str]:
     """What of a ``FastImageFolder``'s index is not that of an ``ImageFolder``.
 
-    Args:
-        expected: the ``ImageFolder``.
-        got: the ``FastImageFolder``.
-
     Returns:
         Name of the attribute → a sentence with the first difference.
     """
@@ -185,14 +190,7 @@ def compare(
     on_batch: Callable[[int], None] = lambda images: None,
     photos: Sequence[tuple[int, str]] = (),
 ) -> Check:
-    """Compare two loaders' batches of ``(uint8 tensor (N, C, H, W), int64 labels (N,))``.
-
-    Args:
-        expected: the replaced loader.
-        got: the one to check.
-        on_batch: called with the number of photos of each batch.
-        photos: index and path of each, in order, to name the worst.
-    """
+    """Compare two loaders' batches of ``(uint8 tensor (N, C, H, W), int64 labels (N,))``."""
     check = Check()
     wrong: list[str] = []
     for number, (left, right) in enumerate(zip(expected, got, strict=True)):
@@ -214,13 +212,7 @@ def compare(
 
 
 def run_check(photos: Photos, workers: int, on_batch: Callable[[int], None]) -> Check:
-    """Compare ``FastImageFolder`` + ``FastLoader`` with torchvision's and torch's.
-
-    Args:
-        photos: the photos to go through, in order.
-        workers: worker processes for the replaced loader.
-        on_batch: called with the number of photos of each batch.
-    """
+    """Compare ``FastImageFolder`` + ``FastLoader`` with torchvision's and torch's."""
     loaders = []
     datasets = []
     for group, count in (("replaced", workers), ("fastpipe", 0)):
@@ -234,3 +226,74 @@ def run_check(photos: Photos, workers: int, on_batch: Callable[[int], None]) -> 
     torch = require("torch", extra="torch")
     with torch.no_grad():
         return compare(loaders[0], loaders[1], on_batch, list(zip(photos.indices, photos.files, strict=True)))
+
+
+# ---- Samples of any kind ---------------------------------------------------------------------------
+
+
+@dataclass
+class RowCheck:
+    """What was compared.
+
+    Attributes:
+        whose: by whom what is expected was read, in the genitive.
+        epochs: how many epochs of loaders.
+        samples: how many samples in them.
+        problems: what is wrong; empty when all is well.
+    """
+
+    whose: str = "h5py's"
+    epochs: int = 0
+    samples: int = 0
+    problems: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    def sentence(self) -> str:
+        """The outcome in words."""
+        if not self.ok:
+            return f"outputs differ from {self.whose}: {'; '.join(self.problems)}"
+        return (
+            f"{self.samples:,} samples in {self.epochs} epochs equal {self.whose} bit for bit, labels too,"
+            " and each sample comes once in an epoch"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """The outcome for the JSON file."""
+        told = {"epochs": self.epochs, "samples": self.samples}
+        return {**told, "problems": list(self.problems), "ok": self.ok, "text": self.sentence()}
+
+    def add(self, what: str, expected: Counter[bytes], batches: Iterable[Any]) -> None:
+        """Compare an epoch."""
+        found: Counter[bytes] = Counter()
+        for batch in batches:
+            values, labels = batch if isinstance(batch, (list, tuple)) else (batch, None)
+            found.update(digests_of_samples(values.numpy(), None if labels is None else labels.numpy()))
+        self.add_epoch(what, expected, found)
+
+    def add_epoch(
+        self, what: str, expected: Counter[bytes], found: Counter[bytes], strange: str = "are not in the file"
+    ) -> None:
+        """Compare the samples of an epoch, whatever their order."""
+        self.epochs, self.samples = self.epochs + 1, self.samples + found.total()
+        more, missing = (found - expected).total(), (expected - found).total()
+        if more or missing:
+            self._say(f"{what}: {more} samples {strange} or come too often, {missing} do not come")
+
+    def _say(self, problem: str) -> None:
+        """Note a problem."""
+        self.problems += (problem,)
+
+
+def digests_of_samples(values: Any, labels: Any) -> Iterator[bytes]:
+    """Digests of a batch's samples, one after the other."""
+    for number, value in enumerate(np.ascontiguousarray(values)):
+        digest = hashlib.blake2b(value, digest_size=16)
+        if labels is not None and labels.ndim > 1:
+            digest.update(np.ascontiguousarray(labels[number]).data)
+        elif labels is not None:
+            digest.update(int(labels[number]).to_bytes(8, "little", signed=True))
+        yield digest.digest()

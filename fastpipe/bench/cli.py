@@ -4,96 +4,93 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
-from fastpipe.bench import images, scaling
-from fastpipe.bench.augment import case as augment
-from fastpipe.bench.command import Command
+from fastpipe.bench import augment, generate, hdf5, images, overview, scaling, tf, volume
 from fastpipe.bench.driver import check_files
-from fastpipe.bench.generate import case as generate
-from fastpipe.bench.gpu import case as gpu
-from fastpipe.bench.hdf5 import case as hdf5
-from fastpipe.bench.overview import case as overview
 from fastpipe.bench.report import markdown, short_markdown
 from fastpipe.bench.results import load
-from fastpipe.bench.s3 import case as s3
-from fastpipe.bench.tf import case as tf
-from fastpipe.bench.volume import case as volume
 from fastpipe.console import Progress
+from fastpipe.errors import OptionError
 
-__all__ = ["CASES", "add_arguments", "prepare", "run"]
-
+__all__ = ["CASES", "Case", "add_arguments", "prepare", "run", "run_case"]
 
 DEFAULT_CASE = "all"
+# Cases that need test servers, or measure for the project alone.
+ELSEWHERE = ("gpu", "s3")
+_CHECKOUT = "in a clone of fastpipe's repository: python benchmarks/run.py"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A case.
+
+    Attributes:
+        about: one line of help.
+        add_arguments: adds its options to a parser.
+        run: does it; returns the exit code.
+    """
+
+    about: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace, Console, Progress], int]
 
 
 CASES = {
-    "all": Command(
+    "all": Case(
         "five training pipelines before and after: tf.data, HDF5, generation, volumes, images",
-        overview.add_arguments,
-        overview.run,
+        overview.add_arguments, overview.run,
     ),
-    "images": Command(
+    "images": Case(
         "ImageFolder + DataLoader against FastImageFolder + FastLoader", images.add_arguments, images.run
     ),
-    "scaling": Command(
+    "scaling": Case(
         "images, rows or patches by number of threads, 1 to all cores, against as many workers",
-        scaling.add_arguments,
-        scaling.run,
+        scaling.add_arguments, scaling.run,
     ),
-    "hdf5": Command(
+    "hdf5": Case(
         "rows of HDF5 files: h5py + DataLoader against FastHDF5Dataset + FastLoader",
-        hdf5.add_arguments,
-        hdf5.run,
+        hdf5.add_arguments, hdf5.run,
     ),
-    "volume": Command(
+    "volume": Case(
         "patches of a Zarr volume: zarr-python + DataLoader against FastPatchDataset + FastLoader",
-        volume.add_arguments,
-        volume.run,
+        volume.add_arguments, volume.run,
     ),
-    "s3": Command(
-        "images of a bucket: ImageFolder over a mount + DataLoader against FastImageFolder + FastLoader",
-        s3.add_arguments,
-        s3.run,
+    "augment": Case(
+        "augmentation of batches: torchvision sample by sample, and others, against fastpipe.augment",
+        augment.add_arguments, augment.run,
     ),
-    "augment": Command(
-        "augmentation of batches: torchvision sample by sample, and kornia, against fastpipe.augment",
-        augment.add_arguments,
-        augment.run,
-    ),
-    "tf": Command(
+    "tf": Case(
         "TensorFlow: tf.py_function + Pillow, tf.io, and Keras's loader and layers against fastpipe.tf",
-        tf.add_arguments,
-        tf.run,
+        tf.add_arguments, tf.run,
     ),
-    "generate": Command(
-        "rows that a function makes, stored: a script's loop, joblib and others against fastpipe.generate",
-        generate.add_arguments,
-        generate.run,
+    "generate": Case(
+        "rows that a function makes, stored: a script's loop against fastpipe.generate",
+        generate.add_arguments, generate.run,
     ),
-    "gpu": Command(
-        "on a CUDA device: decoders, ResNet-50 steps by loader, augmentation and steps on 3D patches",
-        gpu.add_arguments,
-        gpu.run,
-    ),
-}
+}  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``bench CASE …`` and ``bench table FILE``."""
-    parser.epilog = f"Without a case: {DEFAULT_CASE}."
+    """Add ``bench CASE …`` and ``bench table FILE``."""
+    more = f"More cases, and comparisons with other libraries, {_CHECKOUT}"
+    parser.epilog = f"Without a case: {DEFAULT_CASE}.  {more}."
     cases = parser.add_subparsers(dest="what", required=True, metavar="CASE")
     for name, case in CASES.items():
         case.add_arguments(cases.add_parser(name, help=case.about, description=case.about))
+    for name in ELSEWHERE:  # whatever options are given, `run` says where it is
+        cases.add_parser(name, add_help=False, prefix_chars="\0").add_argument("rest", nargs="*")
     table = cases.add_parser("table", help="print a result file as a Markdown table")
     table.add_argument("--short", action="store_true", help="only fastpipe's rows beside what they replace")
     table.add_argument("file", type=Path, metavar="RESULT.json", help="written by --json")
 
 
 def prepare(arguments: list[str]) -> list[str]:
-    """The command's arguments with the case that they leave out.
+    """Return the command's arguments with the case that they leave out.
 
     >>> prepare(["--quick"])
     ['all', '--quick']
@@ -109,10 +106,24 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     Returns:
         0, or 1 when outputs differ from the replaced loader's, or figures are worse than
         those to compare with.
+
+    Raises:
+        OptionError: a case or peers are asked for that are not in the package.
     """
     if args.what == "table":
         make = short_markdown if args.short else markdown
         sys.stdout.write(make(load(args.file)))
         return 0
+    if args.what in ELSEWHERE:
+        raise OptionError(f"the case {args.what!r} is measured {_CHECKOUT} {args.what}")
+    if args.peers:
+        raise OptionError(
+            f"--peers compares with other libraries {_CHECKOUT} {args.what} --peers (after make peers)"
+        )
+    return run_case(CASES[args.what], args, console, progress)
+
+
+def run_case(case: Case, args: argparse.Namespace, console: Console, progress: Progress) -> int:
+    """Run a case whose files can be written; return its exit code."""
     check_files(args, progress.done)
-    return CASES[args.what].run(args, console, progress)
+    return case.run(args, console, progress)

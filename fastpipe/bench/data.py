@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fastpipe.bench.synthetic import photo_tree
 from fastpipe.core.extras import require
 from fastpipe.core.private_folder import made_folder
 from fastpipe.errors import OptionError
-from fastpipe.testing import photo_tree
 
 __all__ = ["Photos", "existing_folder", "folder_to_use", "generated_folder", "listed", "made_once", "scan"]
 
@@ -66,11 +66,6 @@ def folder_to_use(
 ) -> tuple[Path, str, bool]:
     """The folder named by the user, by ``$FASTPIPE_PHOTOS``, or one of made-up photos.
 
-    Args:
-        given: the value of ``--data``.
-        say: told what takes long.
-        large: made-up photos of 12 megapixels, whatever the environment names.
-
     Returns:
         The folder, its name for the report, and whether the photos are made up.
 
@@ -89,10 +84,6 @@ def folder_to_use(
 def existing_folder(named: str, source: str = "") -> Path:
     """The folder of that name.
 
-    Args:
-        named: what the user gave.
-        source: put before the message, to say where it was given.
-
     Raises:
         OptionError: there is none.
     """
@@ -110,15 +101,7 @@ def generated_folder(
     large: bool = False,
     per_class: int | None = None,
 ) -> Path:
-    """Photograph-like JPEGs, made once into the user's cache folder.
-
-    Args:
-        cache: where the folder goes, if not into the user's cache folder.
-        make: makes them.
-        say: told what takes long.
-        large: of 12 megapixels.
-        per_class: how many, if not as many as the case ``images`` reads.
-    """
+    """Photograph-like JPEGs, made once into the user's cache folder."""
     classes, usual = (LARGE_CLASSES, LARGE_PER_CLASS) if large else (CLASSES, PER_CLASS)
     per_class = per_class or usual
     sizes: Any = LARGE_SIZE if large else "imagenet"
@@ -141,13 +124,6 @@ def made_once(
 
     It is made in a folder beside the final one and moved there when complete, so an
     interrupted run leaves nothing half made and two runs at once do not disturb each other.
-
-    Args:
-        name: the folder's.
-        fill: puts the data into the folder it is given, which it may have to make.
-        what: the data in words.
-        cache: where the folder goes, if not into the user's cache folder.
-        say: told what takes long.
     """
     parent = cache or _user_cache() / "fastpipe" / "bench"
     final = parent / name

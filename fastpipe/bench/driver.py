@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -15,15 +15,12 @@ from typing import Any, ClassVar
 from rich.console import Console
 
 from fastpipe.bench import machine
-from fastpipe.bench.command import positive
-from fastpipe.bench.compare import old_result, print_changes
 from fastpipe.bench.page import page
 from fastpipe.bench.plot import draw
-from fastpipe.bench.report import print_result
-from fastpipe.bench.results import SCHEMA, UNIT, RowInfo, save
+from fastpipe.bench.report import old_result, print_changes, print_result
+from fastpipe.bench.results import SCHEMA, UNIT, RowInfo, check_target, save, whole
 from fastpipe.bench.runner import Contender, ContenderError, Plan, Sample, Session, calibrate, interleave
-from fastpipe.bench.writing import check_target, whole
-from fastpipe.console import Progress
+from fastpipe.console import Progress, positive
 from fastpipe.core.extras import require
 from fastpipe.errors import MissingDependencyError
 
@@ -36,19 +33,13 @@ _ROUNDS = 7
 QUICK_WARNING = "--quick checks that the benchmark runs; its figures are not measurements"
 
 
-def add_run_arguments(parser: argparse.ArgumentParser, peers: str | None, rounds: int = _ROUNDS) -> None:
-    """The options of every case.
-
-    Args:
-        parser: where they go.
-        peers: whom ``--peers`` measures, in words; None for a case without peers.
-        rounds: that are measured where nothing else is asked for.
-    """
+def add_run_arguments(parser: argparse.ArgumentParser, rounds: int = _ROUNDS) -> None:
+    """Add the options of every case; so many rounds are measured where nothing else is given."""
     add = parser.add_argument
     add_file_arguments(parser)
-    parser.set_defaults(peers=False)
-    if peers is not None:
-        add("--peers", action="store_true", help=f"also measure {peers} where they are installed")
+    add("--peers", action="store_true",
+        help="also measure other libraries where they are installed; in a clone of fastpipe's repository, by "
+        "python benchmarks/run.py")  # fmt: skip
     length = parser.add_mutually_exclusive_group()
     length.add_argument(
         "--rounds", type=positive(int), metavar="R", help=f"rounds to measure (default: {rounds})"
@@ -64,12 +55,7 @@ def add_file_arguments(
     picture: str | None = None,
     figures: str | None = None,
 ) -> None:
-    """The options that name files.
-
-    Args:
-        parser: where they go.
-        page, picture, figures: files that are written where no others are named; None for none.
-    """
+    """The options that name files."""
     usual = {name: file for name, file in (("html", page), ("plot", picture), ("json", figures)) if file}
     parser.set_defaults(usual=usual)
     add = parser.add_argument
@@ -86,10 +72,6 @@ def add_file_arguments(
 
 def check_files(args: argparse.Namespace, say: Callable[[str], None]) -> None:
     """Refuse at the beginning what would fail at the end.
-
-    Args:
-        args: of a case; without the picture that nobody asked for, where it cannot be drawn.
-        say: told that.
 
     Raises:
         MissingDependencyError: a picture is asked for, and matplotlib is not installed.
@@ -128,9 +110,11 @@ class Driver(ABC):
         quick_s: seconds of a measurement with ``--quick``.
         usual_rounds: that are measured where nothing else is asked for.
         case: the case's name.
+        program: what its command begins with.
     """
 
     case: ClassVar[str]
+    program: ClassVar[str] = "python -m fastpipe.bench"
     quick_s: ClassVar[float] = 0.2
     usual_rounds: ClassVar[int] = _ROUNDS
 
@@ -172,6 +156,22 @@ class Driver(ABC):
             draw(result, args.plot)
             say(f"drew {args.plot.absolute()}")
 
+    def others(self, stack: ExitStack) -> list[Contender]:
+        """Build rows that a subclass adds to those of the case; the stack closes them."""
+        return []
+
+    def all_others(self, stack: ExitStack) -> list[Contender]:
+        """Build these rows, and keep a section's rows together in tables."""
+        found = self.others(stack)
+        sections = list(dict.fromkeys(info.section for info in self.infos.values()))
+        ordered = sorted(self.infos.items(), key=lambda pair: sections.index(pair[1].section))
+        self.infos = dict(ordered)
+        return found
+
+    def studies(self, session: Session) -> dict[str, Any]:
+        """Return fields of the result that a subclass adds, of what is measured beside rates."""
+        return {}
+
     def begin(self) -> float | None:
         """Note what makes figures doubtful; the load at the start."""
         busy = machine.load()
@@ -182,13 +182,7 @@ class Driver(ABC):
         return busy
 
     def open(self, stack: ExitStack, info: RowInfo, make: Callable[[], Contender]) -> Contender | None:
-        """Build a row; one that cannot be built is noted.
-
-        Args:
-            stack: closes it.
-            info: what it is.
-            make: builds it.
-        """
+        """Build a row; one that cannot be built is noted."""
         try:
             contender = make()
         except ContenderError as error:
@@ -202,12 +196,7 @@ class Driver(ABC):
     def measure(
         self, contenders: Sequence[Contender], when_warm: Callable[[], None] = lambda: None
     ) -> Session:
-        """Warm up, and measure all rounds.
-
-        Args:
-            contenders: the rows.
-            when_warm: called before the first round.
-        """
+        """Warm up, and measure all rounds."""
         counts: dict[str, int] = {}
         alive = []
         # Forking first and starting threads later is what every loader copes with.
@@ -262,6 +251,13 @@ class Driver(ABC):
             return Plan(rounds=None, budget_s=self.args.seconds)
         return Plan(rounds=self.args.rounds or self.usual_rounds)
 
+    def stages(
+        self, before: Mapping[str, float], after: Mapping[str, float], samples: Sequence[Sample]
+    ) -> dict[str, Any]:
+        """Return where a loader's time went in a run, of which these are its samples."""
+        seconds = {stage: round(after[stage] - before.get(stage, 0.0), 6) for stage in after}
+        return {"seconds": seconds, "images": sum(sample.count for sample in samples)}
+
     def method(self, rounds: int) -> dict[str, Any]:
         """How it was measured."""
         plan = self.plan()
@@ -274,12 +270,7 @@ class Driver(ABC):
         }
 
     def facts(self, words: Sequence[str], busy: float | None) -> dict[str, Any]:
-        """What was run, when, on what.
-
-        Args:
-            words: its own options, with names in place of paths.
-            busy: the load at the start.
-        """
+        """What was run, when, on what."""
         return {
             "schema": SCHEMA,
             "case": self.case,
@@ -298,7 +289,7 @@ class Driver(ABC):
     def _command(self, words: Sequence[str]) -> str:
         """The command line, with names in place of paths."""
         args = self.args
-        line = [f"python -m fastpipe.bench {self.case}", *words]
+        line = [f"{self.program} {self.case}", *words]
         line += ["--peers"] if args.peers else []
         line += [f"--rounds {args.rounds}"] if args.rounds else []
         line += [f"--seconds {args.seconds:g}"] if args.seconds else []

@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from rich.console import Console
 
 from fastpipe.bench import machine
 from fastpipe.bench.check import Check, run_check
-from fastpipe.bench.command import positive
 from fastpipe.bench.data import Photos, folder_to_use, scan
 from fastpipe.bench.driver import Driver, add_run_arguments
-from fastpipe.bench.floor import DecodeRow
-from fastpipe.bench.loaders import LoaderRow, LoaderSpec, why_not_installed
-from fastpipe.bench.peers import PEERS, PeerRow, interpreter
-from fastpipe.bench.results import (
-    MAIN_ROW,
-    RowInfo,
-    best_of,
-    entries,
-    floor_share,
-    row,
-    verdict,
+from fastpipe.bench.loaders import (
+    LoaderRow,
+    LoaderSpec,
+    why_not_installed,
 )
-from fastpipe.bench.runner import Contender, ContenderError
-from fastpipe.bench.startup import first_batch_seconds
-from fastpipe.console import Progress
+from fastpipe.bench.results import MAIN_ROW, RowInfo, best_of, entries, verdict
+from fastpipe.bench.runner import Contender
+from fastpipe.console import Progress, positive
 
-__all__ = ["add_arguments", "loader_specs", "run", "worker_counts"]
+__all__ = [
+    "add_arguments",
+    "loader_specs",
+    "run",
+    "worker_counts",
+]
+
 
 SHORT_SIDE = 256
 _SMALL: tuple[tuple[Literal["ram", "disk"], Literal["float32", "uint8"]], ...] = (
@@ -48,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "else photograph-like JPEGs made once into the user's cache folder)")  # fmt: skip
     add("--large", action="store_true", help="without --data: made-up photos of 12 megapixels")
     add("--batch-size", type=positive(int), default=64, metavar="N", help="images in a batch (default: 64)")
-    add_run_arguments(parser, "DALI, tf.data, FFCV, SPDL, LitData and Pillow-SIMD")
+    add_run_arguments(parser)
 
 
 def worker_counts(cores: int, quick: bool = False) -> tuple[int, ...]:
@@ -65,13 +63,7 @@ def worker_counts(cores: int, quick: bool = False) -> tuple[int, ...]:
 
 
 def loader_specs(cores: int, quick: bool = False, is_large: bool = False) -> list[LoaderSpec]:
-    """The rows that are loaders: replaced, stock loader with the fast dataset, fastpipe.
-
-    Args:
-        cores: how many there are.
-        quick: take fewer of them.
-        is_large: whether the photos are so large that they can be decoded at a part of their size.
-    """
+    """The rows that are loaders: replaced, stock loader with the fast dataset, fastpipe."""
     specs = []
     groups: list[tuple[Literal["replaced", "stock"], str]] = [
         ("replaced", "ImageFolder"),
@@ -117,7 +109,9 @@ def cached_specs(label: str) -> list[LoaderSpec]:
     return specs
 
 
-def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
+def run(
+    args: argparse.Namespace, console: Console, progress: Progress, kind: type[Bench] | None = None
+) -> int:
     """Measure, report, and write what was asked for.
 
     Returns:
@@ -128,7 +122,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     """
     folder, name, generated = folder_to_use(args.data, progress.done, large=args.large)
     photos = scan(folder, name)
-    bench = _Bench(args, machine.cores_allowed(), progress, photos=photos)
+    bench = (kind or Bench)(args, machine.cores_allowed(), progress, photos=photos)
     if generated:
         bench.warnings.append("the photos are made up; give your own with --data or $FASTPIPE_PHOTOS")
         progress.done(f"photos: made up, kept in {folder}")
@@ -136,7 +130,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
 
 
 @dataclass
-class _Bench(Driver):
+class Bench(Driver):
     """One run of the case."""
 
     case: ClassVar[str] = "images"
@@ -155,7 +149,7 @@ class _Bench(Driver):
             plan_text = str(main.dataset.plan)
             before: dict[str, float] = {}
             session = self.measure(contenders, lambda: before.update(main.stage_seconds()))
-            after = main.stage_seconds()
+            stages = self.stages(before, main.stage_seconds(), session.samples[MAIN_ROW])
         rows = entries(list(self.infos.values()), session)
         best = {group: best_of(rows, group) for group in ("replaced", "stock")}
         result = self._facts(busy) | {
@@ -164,15 +158,12 @@ class _Bench(Driver):
             "rows": rows,
             "best": best,
             "missing": self.missing,
-            "stages": {
-                "seconds": {stage: round(after[stage] - before.get(stage, 0.0), 6) for stage in after},
-                "images": sum(sample.count for sample in session.samples[MAIN_ROW]),
-            },
-            "floor_share": floor_share(session.samples),
+            "stages": stages,
+            "floor_share": None,
             "plan": plan_text.replace(str(self.photos.folder), self.photos.name),
         }
+        result |= self.studies(session)
         result["verdict"] = verdict(result)
-        self._start_up(result)
         return result
 
     def _check(self) -> Check:
@@ -189,57 +180,21 @@ class _Bench(Driver):
         return check
 
     def _open(self, stack: ExitStack) -> list[Contender]:
-        """Build every row; a peer that is not there is noted."""
+        """Build every row."""
         size, photos = self.args.batch_size, self.photos
-        contenders: list[Contender] = []
-
-        def add(info: RowInfo, make: Callable[[], Contender]) -> None:
-            contender = self.open(stack, info, make)
-            if contender is None:
-                return
-            contenders.append(contender)
-            # What decodes is known only once it is built.
-            if isinstance(contender, DecodeRow):
-                self.infos[info.key] = replace(info, note=contender.note)
-            elif isinstance(contender, PeerRow):
-                self.infos[info.key] = contender.info()
-
-        for spec in self._specs():
+        contenders: list[Contender | None] = []
+        for spec in self.specs():
             if why := why_not_installed(spec):
                 self.miss(spec.key, spec.label, why)
                 continue
             info = RowInfo(spec.key, spec.label, spec.group, spec.num_workers, spec.output, spec.note)
-            add(info, lambda spec=spec: LoaderRow(spec, photos.folder, photos.indices, size))  # type: ignore[misc]
-        floor = RowInfo("floor", "decode only, the floor", "floor", None, "crops", "from memory")
-        add(floor, lambda: DecodeRow(photos.files, self.cores, size))
-        for peer in PEERS if self.args.peers else ():
-            python = interpreter(peer)
-            if python is None:
-                self.miss(peer.key, peer.label, f"not installed; {peer.install}")
-                continue
-            self.progress.now(f"starting {peer.label}")
-            info = RowInfo(peer.key, peer.label, "peer", None, peer.output, peer.note)
-            add(info, lambda peer=peer, python=python: PeerRow(peer, python, photos, size, self.cores))  # type: ignore[misc]
-        return contenders
+            make = partial(LoaderRow, spec, photos.folder, photos.indices, size)
+            contenders.append(self.open(stack, info, make))
+        contenders += self.all_others(stack)
+        return [one for one in contenders if one is not None]
 
-    def _start_up(self, result: dict[str, Any]) -> None:
-        """Fill in the time to the first batch of the rows that matter."""
-        if self.args.quick:
-            return
-        keys = (*result["best"].values(), MAIN_ROW, "fastloader-uint8")
-        for spec in self._specs():
-            if spec.key not in keys:
-                continue
-            self.progress.step(f"time to the first batch: {spec.label}")
-            try:
-                row(result, spec.key)["first_batch_s"] = first_batch_seconds(
-                    spec, self.photos.folder, self.args.batch_size
-                )
-            except ContenderError as error:
-                # The rates, which took far longer to measure, stay valid.
-                self.warnings.append(f"no time to the first batch of {spec.label}: {error}")
-
-    def _specs(self) -> list[LoaderSpec]:
+    def specs(self) -> list[LoaderSpec]:
+        """Return the loaders that are measured."""
         return loader_specs(self.cores, self.args.quick, self.photos.pixels >= LARGE)
 
     def _facts(self, busy: float | None) -> dict[str, Any]:

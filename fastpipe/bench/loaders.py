@@ -1,4 +1,4 @@
-"""The rows of the images case that are loaders in this process."""
+"""The rows of image folders: loaders in this process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ __all__ = [
     "train_transform",
     "why_not_installed",
 ]
-
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIDE = 224
 
@@ -132,14 +131,7 @@ def check_transform() -> Any:
 
 
 def make_dataset(spec: LoaderSpec, folder: Path, transform: Any, kept: Path | None = None) -> Any:
-    """torchvision's dataset for the group ``"replaced"``, fastpipe's for the others.
-
-    Args:
-        spec: the row.
-        folder: the image folder.
-        transform: what is done to the images.
-        kept: folder for a cache on disk.
-    """
+    """torchvision's dataset for the group ``"replaced"``, fastpipe's for the others."""
     if spec.group == "replaced" or spec.is_accelerated:
         return require("torchvision", extra="torch").datasets.ImageFolder(str(folder), transform)
     return fastpipe.FastImageFolder(
@@ -175,10 +167,6 @@ def build(spec: LoaderSpec, dataset: Any, batch_size: int, sampler: Any) -> Any:
 def touch(batch: Any, *, any_number: bool = False) -> int:
     """Look at the first and the last number of a batch, as the cheapest consumer would.
 
-    Args:
-        batch: a tensor, or a sequence that begins with one.
-        any_number: let it be what is no number.
-
     Returns:
         How many samples the batch has.
     """
@@ -194,13 +182,6 @@ class LoaderRow:
 
     The clock runs from asking for an iterator to the end of the iteration: nothing is
     prefetched before it starts and nothing is left when it stops.
-
-    Args:
-        spec: which loader.
-        folder: the image folder.
-        indices: the samples that take part.
-        batch_size: images in a batch.
-        transform: what is done to images; default: the job.
     """
 
     def __init__(

@@ -1,18 +1,77 @@
-"""A result as a page: bars, what steps waited for, all figures, and what they were measured on."""
+"""A result as a page, and what all pages of reports share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import html
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fastpipe.bench.lines import more_lines
-from fastpipe.bench.pages import document, escape, rect, table
-from fastpipe.bench.report import data_line, machine_line, target_lines
+from fastpipe.bench.report import data_line, machine_line, more_lines, target_lines
 from fastpipe.bench.results import UNIT, rate_of, reference_of, replaced_thing, shown, times_digits
+from fastpipe.core.text import printable
 
-__all__ = ["page"]
+__all__ = ["document", "escape", "page", "rect", "table"]
+
+
+# ---- What all pages of reports share ---------------------------------------------------------------
 
 _STYLE = """
+:root { color-scheme: light dark; --ink: #1c1f23; --quiet: #5c6470; --line: #b9bec6; --page: #ffffff }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e8eb; --quiet: #9aa3ae; --line: #4a515b; --page: #16181b }
+}
+* { box-sizing: border-box }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page) }
+body { max-width: 56rem; margin: 2rem auto; padding: 0 1rem; overflow-wrap: anywhere }
+h1 { font-size: 1.4rem; margin-bottom: .2rem } h2 { font-size: 1.05rem; margin-top: 2rem }
+.wide { overflow-x: auto; overflow-wrap: normal }
+table { border-collapse: collapse } td, th { padding: .15rem .9rem .15rem 0; text-align: right }
+td:first-child, th:first-child { text-align: left }
+th { font-weight: 600; border-bottom: 1px solid var(--line) }
+svg { width: 100%; height: auto; display: block } svg text { fill: currentColor }
+.quiet { color: var(--quiet) } li { margin-bottom: .7rem }
+.key { display: inline-block; width: .8rem; height: .8rem; margin: 0 .3rem 0 1rem; vertical-align: -.05rem }
+"""
+
+
+def escape(text: str) -> str:
+    """Return text as HTML, printable, for a page or for an attribute within quotes."""
+    return html.escape(printable(text))
+
+
+def document(title: str, parts: Iterable[str], style: str = "") -> str:
+    """A whole page, for light and dark screens, wide and narrow."""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        # Nothing is loaded, not even an icon.
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+        "img-src data:; style-src 'unsafe-inline'\">"
+        f'<link rel="icon" href="data:,"><title>{escape(title)}</title>\n'
+        f"<style>{_STYLE}{style}</style></head><body>\n" + "\n".join(parts) + "\n</body></html>\n"
+    )
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table that scrolls by itself where it is wider than the page.
+
+    >>> table(["a<b"], [["1"]])
+    '<div class="wide"><table><tr><th>a&lt;b</th></tr><tr><td>1</td></tr></table></div>'
+    """
+    cells = "".join(f"<th>{escape(one)}</th>" for one in head)
+    body = "".join("<tr>" + "".join(f"<td>{escape(one)}</td>" for one in row) + "</tr>" for row in rows)
+    return f'<div class="wide"><table><tr>{cells}</tr>{body}</table></div>'
+
+
+def rect(x: float, y: float, width: float, height: float, colour: str, unit: str = "") -> str:
+    """A rectangle of an SVG."""
+    size = f'width="{max(0.0, width):.2f}{unit}" height="{height:g}"'
+    return f'<rect x="{x:.2f}{unit}" y="{y:g}" {size} fill="{escape(colour)}"/>'
+
+
+# ---- The page of a result --------------------------------------------------------------------------
+
+_RESULT_STYLE = """
 :root { --replaced: #8b929b; --stock: #63b3a0; --fastpipe: #0b8a6f; --peer: #b9a8cc; --floor: #b9a8cc }
 :root { --wait: #d2403a; --busy: #0b8a6f; --track: #eef0f2 }
 @media (prefers-color-scheme: dark) {
@@ -39,11 +98,7 @@ _TALL, _LOW = 24, 10  # pixels of what is waited and what is done, which so are 
 
 
 def page(result: Mapping[str, Any]) -> str:
-    """A page of a result, for any case.
-
-    Args:
-        result: the content of a result file.
-    """
+    """A page of a result, for any case."""
     method = result["method"]
     rounds = f"{method['rounds']} interleaved rounds, {result['date'][:10]}"
     about = (f"{result['job']['text']}: {data_line(result)}", machine_line(result), rounds)
@@ -54,7 +109,7 @@ def page(result: Mapping[str, Any]) -> str:
         *(part for key in result.get("sections") or [None] for part in _section(result, key)),
         *_figures(result), *_lines(result), *_environment(result),
     ]  # fmt: skip
-    return document(f"fastpipe bench {result['case']}", parts, _STYLE)
+    return document(f"fastpipe bench {result['case']}", parts, _RESULT_STYLE)
 
 
 def _section(result: Mapping[str, Any], key: str | None) -> Iterator[str]:

@@ -1,27 +1,208 @@
-"""What people read: the table in the terminal, its sentences, and Markdown for documents."""
+"""What people read: the table in the terminal, its sentences, changes since an older run, and Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 from rich.console import Console
 
-from fastpipe.bench.lines import more_lines
-from fastpipe.bench.results import UNIT, rate_of, reference_of, replaced_thing, shown, times_digits
-from fastpipe.console import PlainTable, plain
+from fastpipe.bench.results import UNIT, load, rate_of, reference_of, replaced_thing, shown, times_digits
+from fastpipe.console import PlainTable, plain, print_line
 from fastpipe.core.text import printable, printable_lines
 from fastpipe.errors import OptionError
 
 __all__ = [
+    "Change",
+    "amplification_lines",
+    "bucket_lines",
+    "changes",
     "data_line",
+    "differences",
+    "first_batch_lines",
     "machine_line",
     "markdown",
+    "memory_lines",
+    "more_lines",
+    "old_result",
+    "peak_lines",
+    "predicted_lines",
+    "print_changes",
     "print_result",
+    "scaling_lines",
     "short_markdown",
+    "single_lines",
     "stage_line",
     "target_lines",
+    "timeline_lines",
+    "training_lines",
 ]
+
+
+# ---- Figures that only some cases have -------------------------------------------------------------
+
+
+def more_lines(result: Mapping[str, Any]) -> list[str]:
+    """All that a case has."""
+    return [
+        *first_batch_lines(result),
+        *memory_lines(result),
+        *amplification_lines(result),
+        *bucket_lines(result),
+        *single_lines(result),
+        *predicted_lines(result),
+        *peak_lines(result),
+        *timeline_lines(result),
+        *training_lines(result),
+        *scaling_lines(result),
+    ]
+
+
+def scaling_lines(result: Mapping[str, Any]) -> list[str]:
+    """How FastLoader's rate grows with the number of threads."""
+    lines = []
+    for one in result.get("scaling", {}).get("rows", ()):
+        times, linear, floor = one["times_best"], one.get("linear"), one.get("floor_share")
+        line = (
+            f"{one['threads']} thread{'s' if one['threads'] > 1 else ''}: {times['median']:.2f}×"
+            f" ({times['low']:.2f} to {times['high']:.2f}) the best replaced loader of any number of workers"
+        )
+        line += "" if linear is None else f", {linear['median']:.0%} of linear"
+        if floor is not None:
+            line += f", {floor['median']:.0%} of reading and decoding alone"
+            own = one.get("floor_linear")
+            line += "" if own is None else f", which is {own['median']:.0%} of linear"
+        lines.append(line)
+    return lines
+
+
+def first_batch_lines(result: Mapping[str, Any]) -> list[str]:
+    """Time to the first batch of a file with many chunks, or of a volume."""
+    first = dict(result.get("first_batch") or {})
+    chunks = first.pop("chunks", None)
+    what = "first batch" if chunks is None else f"first batch of {chunks:,} chunks"
+    return [
+        f"{what}: {one['label']}: {one['median_s']:.3f} s"
+        f" ({min(one['raw_s']):.3f} to {max(one['raw_s']):.3f})"
+        + (f"; importing fastpipe {one['import_s']:.1f} s before" if name != "replaced" else "")
+        for name, one in first.items()
+    ]
+
+
+def memory_lines(result: Mapping[str, Any]) -> list[str]:
+    """Memory of the process tree, above that of a loader over nothing."""
+    return [
+        f"memory with {_topology(one)}, cache of {one['budget_mb']:,.0f} MB:"
+        f" {one['above_mb']:,.0f} MB above FastLoader over nothing ({one['mb']:,.0f} and"
+        f" {one['nothing_mb']:,.0f}; torch's loader over nothing {one['stock_mb']:,.0f})"
+        for one in (result.get("memory") or {"rows": ()})["rows"]
+    ]
+
+
+def amplification_lines(result: Mapping[str, Any]) -> list[str]:
+    """What is decoded for each byte of a patch, by the order of patches."""
+    found = result.get("amplification")
+    if not found:
+        return []
+    words = ", ".join(
+        f"{name} {found[name]['median']:.2f} ({min(found[name]['raw']):.2f} to {max(found[name]['raw']):.2f})"
+        for name in ("tour", "uniform")
+    )
+    return [f"bytes decoded for each that is used, cache of {found['budget_mb']:,.0f} MB: {words}"]
+
+
+def bucket_lines(result: Mapping[str, Any]) -> list[str]:
+    """What a step waits in the first epoch, what a small stage downloads again, and processor time."""
+    lines, labels = [], {entry["key"]: entry["label"] for entry in result["rows"]}
+    if stall := result.get("stall"):
+        lines += [
+            f"a step that takes {stall['rate']:g} images/s waits {one['median']:.1%} of the first epoch"
+            f" ({min(one['raw']):.1%} to {max(one['raw']):.1%}): {one['label']}"
+            for one in stall["rows"]
+        ]
+    if again := result.get("refetch"):
+        span = f"{min(again['raw']):.1%} to {max(again['raw']):.1%}"
+        lines.append(
+            f"a stage of {again['part']:.0%} of the size downloads {again['median']:.1%} of the objects again"
+            f" ({span}); one that removes what was used longest ago would {again['lru']:.1%}"
+        )
+    for key, used in result.get("cpu", {}).items():
+        words = ", ".join(f"{part} {seconds:.2f}" for part, seconds in used.items() if seconds)
+        lines.append(f"processor seconds for 1,000 images: {labels[key]}: {words}")
+    return lines
+
+
+def single_lines(result: Mapping[str, Any]) -> list[str]:
+    """What single operations take, and how many times as fast as others that is."""
+    found = result.get("single") or {"rows": ()}
+    return [
+        f"{one['label']}: {one.get('batch_size', found.get('batch_size'))} {one['unit']} in"
+        f" {one['ms']['median']:.2f} ms; "
+        + ", ".join(
+            f"{other['ratio']['median']:.2f}× ({other['ratio']['low']:.2f} to {other['ratio']['high']:.2f})"
+            f" {other['label']}"
+            for other in one["against"]
+        )
+        for one in found["rows"]
+    ]
+
+
+def predicted_lines(result: Mapping[str, Any]) -> list[str]:
+    """How long it was said that rows will take, and how long it took."""
+    return [
+        f"predicted, {one['label']}: {statistics.median(one['predicted_s']):.2f} s for {one['rows']:,} rows"
+        f" that took {statistics.median(one['seconds']):.2f} s; {statistics.median(one['error']):+.1f}%"
+        f" ({min(one['error']):+.1f}% to {max(one['error']):+.1f}%)"
+        for one in (result.get("predicted") or {"rows": ()})["rows"]
+    ]
+
+
+def peak_lines(result: Mapping[str, Any]) -> list[str]:
+    """The most memory of a process, by the rows that it had made."""
+    rows = (result.get("peak") or {"rows": ()})["rows"]
+    words = ", ".join(f"{statistics.median(one['mb']):,.1f} MB for {one['rows']:,} rows" for one in rows)
+    return [f"most memory of the process that calls, rows of 8 bytes: {words}"] if rows else []
+
+
+def timeline_lines(result: Mapping[str, Any]) -> list[str]:
+    """What steps wait for, before and after."""
+    lines = []
+    for section, told in result.get("timelines", {}).items():
+        before, after = told["rows"]
+        lines.append(
+            f"{section}: {len(before['wait_s'])} steps that are busy for {1000 * told['busy_s']:g} ms each"
+            f" wait {before['share']:.0%} of {before['total_s']:.1f} s before, {after['share']:.0%} of"
+            f" {after['total_s']:.1f} s after"
+        )
+    return lines
+
+
+def training_lines(result: Mapping[str, Any]) -> list[str]:
+    """How busy steps keep a GPU, and what of them is lost for want of data."""
+    labels = {entry["key"]: entry["label"] for entry in result["rows"]}
+    return [
+        f"{section}: {labels[one['key']]}: "
+        + ", ".join(
+            f"{words} {figures['median']:.1%} ({figures['low']:.1%} to {figures['high']:.1%})"
+            for words, figures in (("lost for want of data", one["stall"]), ("GPU busy", one["busy"]))
+            if figures is not None
+        )
+        for section, rows in result.get("training", {}).items()
+        for one in rows
+        if one["stall"] is not None or one["busy"] is not None
+    ]
+
+
+def _topology(entry: Mapping[str, Any]) -> str:
+    """Threads, where the case tells them, and workers."""
+    workers = f"{entry['workers']} workers"
+    return f"{entry['threads']} threads and {workers}" if "threads" in entry else workers
+
+
+# ---- Tables ----------------------------------------------------------------------------------------
 
 STYLES = {"replaced": "dim", "stock": "green", "fastpipe": "bold green", "peer": "", "floor": "italic cyan"}
 
@@ -97,9 +278,10 @@ def print_result(result: Mapping[str, Any], console: Console) -> None:
     table = PlainTable(result["job"]["text"], title_style="bold")
     table.add_column(replaced_thing(result), min_width=28)
     rate = "per second" if sections else "images/s"
-    for name in (rate, "range", "ratio", "range", "first batch, s"):
-        if name != "first batch, s" or not sections:
-            table.add_column(name, justify="right", no_wrap=name != "first batch, s")
+    for name in (rate, "range", "ratio", "range"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if has_first := _has_first(result):
+        table.add_column("first batch, s", justify="right")
     notes = console.width >= WIDTH_FOR_NOTES
     if notes:
         table.add_column("note")
@@ -110,7 +292,7 @@ def print_result(result: Mapping[str, Any], console: Console) -> None:
             table.add_section()
             label = f"{sections[section]['label']}: {entry['unit']}/s"
             table.add_row(plain(label, "bold"))
-        cells = _cells(result, entry)
+        cells = _cells(result, entry, has_first)
         table.add_row(*(cells if notes else cells[:-1]), style=STYLES[entry["group"]])
     for miss in result["missing"]:
         if miss["key"] in sections:
@@ -155,26 +337,23 @@ def target_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """The result as a Markdown table with its conditions below.
-
-    Args:
-        result: the content of a result file.
-    """
+    """The result as a Markdown table with its conditions below."""
     sections = result.get("sections", {})
-    lines = [] if sections else list(_head("loader", UNIT, "loader", ", s"))
+    has_first = _has_first(result)
+    lines = [] if sections else list(_head("loader", UNIT, "loader", ", s" if has_first else ""))
     section, replaced = None, replaced_thing(result)
     for entry in shown(result):
         if sections and entry["section"] != section:
             section = entry["section"]
             lines += [*([""] if lines else []), *_head(sections[section]["label"], entry["unit"], replaced)]
-        lines.append(_markdown_row(entry, with_first=not sections))
+        lines.append(_markdown_row(entry, with_first=has_first))
     if result.get("targets"):
         lines += ["", *_markdown_targets(result)]
     method = result["method"]
     peers = _peers_sentence(result)
     names = _PACKAGES.get(result["case"], _PACKAGES["images"])
     versions = ", ".join(f"{name} {result['versions'][name]}" for name in names if name in result["versions"])
-    first = "" if sections else " First batch: with compiled code cached, in brackets the very first time."
+    first = " First batch: with compiled code cached, in brackets the very first time." if has_first else ""
     said = (_floor_sentence(result), _sentence(result["check"]["text"]))
     more = more_lines(result)
     lines += [
@@ -194,9 +373,6 @@ def markdown(result: Mapping[str, Any]) -> str:
 def short_markdown(result: Mapping[str, Any]) -> str:
     """Each row of fastpipe's beside the best replaced loader, as a Markdown table: for a result of many
     sections.
-
-    Args:
-        result: the content of a result file.
 
     Raises:
         OptionError: it has no sections.
@@ -281,7 +457,7 @@ def _figure(value: float, unit: str) -> str:
     return f"{value:,.0f} {unit}" if value >= 10 else f"{value:.3g} {unit}"
 
 
-def _cells(result: Mapping[str, Any], entry: Mapping[str, Any]) -> list[str]:
+def _cells(result: Mapping[str, Any], entry: Mapping[str, Any], has_first: bool) -> list[str]:
     """A row of the terminal's table."""
     rate, ratio = rate_of(entry), entry["ratio"]
     note = entry["note"]
@@ -293,7 +469,7 @@ def _cells(result: Mapping[str, Any], entry: Mapping[str, Any]) -> list[str]:
         f"{rate['low']:,.0f}–{rate['high']:,.0f}",
         f"{ratio['median']:.2f}×",
         f"{ratio['low']:.2f}–{ratio['high']:.2f}",
-        *([] if "section" in entry else [_first(entry)]),
+        *([_first(entry)] if has_first else []),
         note,
     ]
 
@@ -310,6 +486,11 @@ def _peers_sentence(result: Mapping[str, Any]) -> str:
         if text not in told:
             told.append(text)
     return f"Peers: {', '.join(told)}." if told else ""
+
+
+def _has_first(result: Mapping[str, Any]) -> bool:
+    """Whether the time to the first batch was measured."""
+    return any(entry["first_batch_s"] for entry in result["rows"])
 
 
 def _first(entry: Mapping[str, Any]) -> str:
@@ -332,3 +513,166 @@ def _floor_sentence(result: Mapping[str, Any]) -> str:
 def _sentence(text: str) -> str:
     """A clause as a sentence."""
     return f"{text[:1].upper()}{text[1:]}."
+
+
+# ---- Changes since an older run --------------------------------------------------------------------
+
+# Less is noise, whatever the rounds say.
+LEAST = 0.05
+
+_STYLES = {"improved": "bold green", "same": "", "regressed": "bold red"}
+_COMPARED = ("stock", "fastpipe")
+
+
+@dataclass(frozen=True)
+class Change:
+    """How a row of fastpipe's has changed.
+
+    Attributes:
+        label: the row.
+        old, new: its rate over that of the best replaced loader, of each round.
+    """
+
+    label: str
+    old: tuple[float, ...]
+    new: tuple[float, ...]
+
+    @property
+    def ratio(self) -> float:
+        """The new median over the old one."""
+        return statistics.median(self.new) / statistics.median(self.old)
+
+    @property
+    def noise(self) -> float:
+        """The part by which medians may differ without a reason, and never less than a twentieth.
+
+        Of each run it is twice the median distance of a round from the median, or half of what its rounds
+        span, as of three rounds two may be near each other by chance.
+        """
+        return max(LEAST, *(_spread(figures) for figures in (self.old, self.new)))
+
+    @property
+    def outcome(self) -> Literal["improved", "same", "regressed"]:
+        """The change in a word; one that is real is larger than the noise, and the rounds' ranges are apart.
+
+        >>> Change("a", (2.0, 2.1, 1.9), (3.0, 3.1, 2.9)).outcome
+        'improved'
+        >>> Change("a", (2.0, 2.1, 1.9), (1.8, 2.0, 1.7)).outcome
+        'same'
+        """
+        if self.ratio > 1 + self.noise and min(self.new) > max(self.old):
+            return "improved"
+        if self.ratio < 1 / (1 + self.noise) and max(self.new) < min(self.old):
+            return "regressed"
+        return "same"
+
+
+def old_result(path: Path, case: str) -> dict[str, Any]:
+    """Read what is compared with.
+
+    Raises:
+        OptionError: it cannot be read, or is another case's.
+    """
+    old = load(path)
+    if old["case"] != case:
+        raise OptionError(f"--compare: {str(path)!r} is of the case {old['case']!r}, and this is {case!r}")
+    return old
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
+    """What has become of fastpipe's rows that are in both results.
+
+    Ratios are compared, not rates: that of a round has the replaced loader on the same machine in the same
+    minute as its measure.
+    """
+    rows = {entry["key"]: entry for entry in old["rows"]}
+    found = [
+        Change(_name(entry), _ratios(old, rows[entry["key"]]), _ratios(new, entry))
+        for entry in new["rows"]
+        if entry["group"] in _COMPARED
+        and entry["key"] in rows
+        and entry.get("unit") == rows[entry["key"]].get("unit")  # else one is of images, the other of patches
+    ]
+    return [one for one in found if one.old and one.new]
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What a reader must know about two results beside their figures, a line each."""
+    lines = []
+    for name in ("cpu", "cores", "memory_gib", "os", "python"):
+        was, now = old["machine"].get(name), new["machine"].get(name)
+        if was != now:
+            lines.append(f"another machine: {name} {was}, now {now}")
+    versions = sorted({*old["versions"], *new["versions"]})
+    moved = [
+        f"{name} {old['versions'].get(name, 'none')} to {new['versions'].get(name, 'none')}"
+        for name in versions
+        if old["versions"].get(name) != new["versions"].get(name)
+    ]
+    if moved:
+        lines.append(f"other versions: {', '.join(moved)}")
+    lines += [
+        f"other {what}: {was}, now {now}"
+        for what, was, now in (
+            ("work", old["job"]["text"], new["job"]["text"]),
+            ("data", old["data"]["name"], new["data"]["name"]),
+        )
+        if was != now
+    ]
+    lines += [f"the {when} figures are of --quick, which are no measurements"
+              for when, result in (("old", old), ("new", new)) if result["method"]["quick"]]  # fmt: skip
+    keys = {entry["key"] for entry in new["rows"]}
+    gone = [_name(entry) for entry in old["rows"] if entry["group"] in _COMPARED and entry["key"] not in keys]
+    return lines + [f"not measured now: {name}" for name in gone]
+
+
+def print_changes(old: Mapping[str, Any], new: Mapping[str, Any], name: str, console: Console) -> bool:
+    """Say what has changed.
+
+    Returns:
+        Whether something is slower than it was.
+    """
+    found = changes(old, new)
+    table = PlainTable(f"compared with {name} of {old['date'][:10]}", title_style="bold")
+    table.add_column("row", min_width=28)
+    for head in ("old", "new", "change", "noise", ""):
+        table.add_column(head, justify="right" if head else "left", no_wrap=True)
+    for one in found:
+        old_median, new_median = (statistics.median(figures) for figures in (one.old, one.new))
+        table.add_row(
+            one.label, f"{old_median:.2f}×", f"{new_median:.2f}×", f"{one.ratio - 1:+.1%}",
+            f"±{one.noise:.1%}", one.outcome, style=_STYLES[one.outcome],
+        )  # fmt: skip
+    console.print(table)
+    counts = {kind: sum(one.outcome == kind for one in found) for kind in _STYLES}
+    words = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    print_line(console, f"{words if found else 'no row is in both'}", style="bold")
+    for line in differences(old, new):
+        print_line(console, line)
+    return counts["regressed"] > 0
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+    return str(entry["label"]) if entry.get("section") is None else f"{entry['section']}: {entry['label']}"
+
+
+def _ratios(result: Mapping[str, Any], entry: Mapping[str, Any]) -> tuple[float, ...]:
+    """A row's rate over the best replaced one's, of each round."""
+    replaced: dict[int, float] = {}
+    for other in result["rows"]:
+        if other["group"] == "replaced" and other.get("section") == entry.get("section"):
+            for number, rate in _rates(other).items():
+                replaced[number] = max(rate, replaced.get(number, 0.0))
+    return tuple(rate / replaced[number] for number, rate in _rates(entry).items() if number in replaced)
+
+
+def _rates(entry: Mapping[str, Any]) -> dict[int, float]:
+    unit = entry.get("unit", UNIT)
+    return {one["round"]: one[unit] / one["seconds"] for one in entry["samples"]}
+
+
+def _spread(figures: Sequence[float]) -> float:
+    """By how much figures differ, as a part of their median."""
+    median = statistics.median(figures)
+    distance = statistics.median(abs(one - median) for one in figures)
+    return max(2 * distance, (max(figures) - min(figures)) / 2) / median

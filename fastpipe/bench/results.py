@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fastpipe.bench.runner import Sample, Session, Summary, ratios, summarise
-from fastpipe.bench.writing import whole
 from fastpipe.errors import OptionError
 
 __all__ = [
     "SCHEMA",
     "RowInfo",
+    "best_by_section",
     "best_of",
+    "check_target",
     "entries",
     "floor_share",
     "load",
@@ -30,8 +34,39 @@ __all__ = [
     "times_digits",
     "validate",
     "verdict",
+    "whole",
     "write_json",
 ]
+
+
+# ---- Files -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A file beside that of the name, which takes its place when all is written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # In a folder of its own, in which nobody else can put a link.
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+        unfinished = Path(folder, path.name)
+        yield unfinished
+        os.replace(unfinished, path)
+
+
+def check_target(path: Path, option: str) -> None:
+    """Refuse at the beginning what could not be written at the end.
+
+    Raises:
+        OptionError: it is a folder, or there is no folder for it that may be written to.
+    """
+    if path.is_dir():
+        raise OptionError(f"{option}: {str(path)!r} is a folder; give a file's name")
+    folder = next(one for one in path.absolute().parents if one.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise OptionError(f"{option}: {str(path)!r} cannot be written: {str(folder)!r} is no folder of yours")
+
+
+# ---- The content -----------------------------------------------------------------------------------
 
 SCHEMA = 1
 GROUPS = ("replaced", "stock", "fastpipe", "peer", "floor")
@@ -132,12 +167,7 @@ class RowInfo:
 
 
 def entries(infos: Sequence[RowInfo], session: Session) -> list[dict[str, Any]]:
-    """The rows of the file: every sample, and what they come to.
-
-    Args:
-        infos: the rows; those without samples in the session are left out.
-        session: a finished run with at least one row of the group ``"replaced"`` in each section.
-    """
+    """The rows of the file: every sample, and what they come to."""
     measured = [info for info in infos if session.samples.get(info.key)]
     rows = []
     for info in measured:
@@ -163,6 +193,13 @@ def best_of(rows: Sequence[Mapping[str, Any]], group: str) -> str:
     """Key of the row of a group with the highest median."""
     candidates = [row for row in rows if row["group"] == group]
     return str(max(candidates, key=lambda row: rate_of(row)["median"])["key"])
+
+
+def best_by_section(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the key of the fastest replaced row of each section."""
+    replaced = [row for row in rows if row["group"] == "replaced"]
+    ordered = sorted(replaced, key=lambda row: rate_of(row)["median"])
+    return {row["section"]: row["key"] for row in ordered}
 
 
 def floor_share(samples: Mapping[str, Sequence[Sample]]) -> dict[str, float] | None:

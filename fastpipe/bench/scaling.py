@@ -3,28 +3,242 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from rich.console import Console
 
 from fastpipe.bench import machine
-from fastpipe.bench.command import positive
-from fastpipe.bench.data import folder_to_use, scan
+from fastpipe.bench.check import Check, RowCheck, run_check
+from fastpipe.bench.data import Photos, folder_to_use, scan
 from fastpipe.bench.driver import Driver, add_run_arguments
-from fastpipe.bench.hdf5.data import Sizes, made_tables
-from fastpipe.bench.results import entries, floor_share, verdict
-from fastpipe.bench.runner import Sample, rates_by_round, ratios, summarise
-from fastpipe.bench.scaling_jobs import ImageJob, PatchJob, RowJob, ScalingJob, threads_label
-from fastpipe.bench.volume.data import FULL, QUICK, made_scroll
-from fastpipe.console import Progress
+from fastpipe.bench.hdf5 import (
+    LAYOUTS,
+    QUICK_ROWS,
+    ROWS,
+    WINDOW,
+    Table,
+    TableRow,
+    TableSpec,
+    check_rows,
+    made_tables,
+)
+from fastpipe.bench.hdf5 import (
+    described as described_table,
+)
+from fastpipe.bench.loaders import LoaderRow, LoaderSpec
+from fastpipe.bench.results import RowInfo, entries, floor_share, verdict
+from fastpipe.bench.runner import Contender, Sample, rates_by_round, ratios, summarise
+from fastpipe.bench.volume import (
+    COLD,
+    FULL,
+    QUICK,
+    PatchSpec,
+    Scroll,
+    SlicedRow,
+    WholeEpochs,
+    check_patches,
+    made_scroll,
+    sliced_loader,
+)
+from fastpipe.bench.volume import (
+    described as described_scroll,
+)
+from fastpipe.console import Progress, positive
 from fastpipe.core.extras import require
 from fastpipe.errors import OptionError
 
-__all__ = ["add_arguments", "run", "scaling_of", "thread_counts"]
+__all__ = [
+    "ImageJob",
+    "PatchJob",
+    "RowJob",
+    "ScalingJob",
+    "add_arguments",
+    "run",
+    "scaling_of",
+    "thread_counts",
+    "threads_label",
+]
+
+
+# ---- What is read ----------------------------------------------------------------------------------
+
+Row = tuple[RowInfo, Callable[[], Contender]]
+
+
+class ScalingJob(Protocol):
+    """What is read, and by which loaders.
+
+    The rows of n threads have the keys ``replaced-n``, ``threads-n`` and, with a floor, ``floor-n``.
+    """
+
+    def warm(self) -> None:
+        """Read everything once, so that the page cache has it."""
+
+    def rows(self, n: int) -> list[Row]:
+        """Return the rows of n threads, or n worker processes, and what builds each."""
+
+    def check(self, rows: Sequence[Contender], workers: int, say: Callable[[str], None]) -> Check | RowCheck:
+        """Compare the outputs of fastpipe's loaders with those of the source."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return ``data`` and ``job`` of the result file."""
+
+
+@dataclass
+class ImageJob:
+    """Random crops of the photos of a folder."""
+
+    photos: Photos
+    batch_size: int
+
+    def warm(self) -> None:
+        """Read every photo once."""
+        self.photos.warm()
+
+    def rows(self, n: int) -> list[Row]:
+        """Return ``ImageFolder``'s row, ``FastImageFolder``'s."""
+        photos, size = self.photos, self.batch_size
+        specs = (
+            LoaderSpec(f"replaced-{n}", f"ImageFolder + DataLoader(num_workers={n})", "replaced", n),
+            LoaderSpec(f"threads-{n}", f"FastImageFolder(threads={n}) + FastLoader", "fastpipe", threads=n),
+        )
+
+        def made(spec: LoaderSpec) -> Callable[[], Contender]:
+            return lambda: LoaderRow(spec, photos.folder, photos.indices, size)
+
+        rows: list[Row] = []
+        for spec in specs:
+            workers = spec.num_workers or None
+            info = RowInfo(
+                spec.key, spec.label, spec.group, workers, spec.output, "", section=str(n), unit="images"
+            )
+            rows.append((info, made(spec)))
+        return rows
+
+    def check(self, rows: Sequence[Contender], workers: int, say: Callable[[str], None]) -> Check:
+        """Compare all photos with torchvision's."""
+        return run_check(self.photos, workers, lambda images: None)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the photos and what is made of them."""
+        photos, size = self.photos, self.batch_size
+        return {
+            "data": {
+                "name": photos.name, "classes": photos.classes, "total": photos.total,
+                "photos": len(photos.files), "bytes": photos.bytes,
+            },
+            "job": {
+                "text": "RandomResizedCrop(224), RandomHorizontalFlip, ToTensor, Normalize;"
+                f" batches of {size}, shuffled",
+                "short": f"RandomResizedCrop(224) + flip + normalise, batch {size}",
+                "batch_size": size,
+            },
+        }  # fmt: skip
+
+
+@dataclass
+class RowJob:
+    """Rows of an HDF5 file, gzip and shuffle, in windows of chunks."""
+
+    table: Table
+    batch_size: int
+
+    def warm(self) -> None:
+        """Read the file once."""
+        self.table.warm()
+
+    def rows(self, n: int) -> list[Row]:
+        """Return the row of h5py in each worker, and ``FastHDF5Dataset``'s."""
+        replaced = f"row by row + DataLoader(num_workers={n})"
+        ours = f"FastHDF5Dataset(threads={n}) + FastLoader, windows"
+        specs = (
+            TableSpec(f"replaced-{n}", replaced, "replaced", "rows", self.batch_size, n),
+            TableSpec(f"threads-{n}", ours, "fastpipe", "window", self.batch_size, threads=n),
+        )
+
+        def made(spec: TableSpec) -> Callable[[], Contender]:
+            return lambda: TableRow(spec, self.table)
+
+        return [(replace(spec.info(self.table), section=str(n)), made(spec)) for spec in specs]
+
+    def check(self, rows: Sequence[Contender], workers: int, say: Callable[[str], None]) -> RowCheck:
+        """Compare an epoch of each of fastpipe's loaders with what h5py reads."""
+        specs = [row.spec for row in rows if isinstance(row, TableRow)]
+        return check_rows([(self.table, spec) for spec in specs if spec.group == "fastpipe"], say)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the file and what is read of it."""
+        table, size = self.table, self.batch_size
+        shape = "×".join(map(str, table.shape[1:]))
+        return {
+            "data": {"name": "made-up log-mels", **described_table(table)},
+            "job": {
+                "text": f"HDF5: rows of {shape} {table.dtype}, {table.label}, in windows of {WINDOW} chunks,"
+                f" batches of {size}",
+                "short": f"HDF5 rows of {shape}, {table.label}, batch {size}",
+                "batch_size": size,
+            },
+        }
+
+
+@dataclass
+class PatchJob:
+    """Patches of a volume and its labels, in first epochs."""
+
+    scroll: Scroll
+    batch_size: int
+
+    def warm(self) -> None:
+        """Read every chunk once."""
+        self.scroll.warm()
+
+    def rows(self, n: int) -> list[Row]:
+        """Return the row of zarr-python in each worker, and ``FastPatchDataset``'s."""
+        replaced = f"zarr-python + DataLoader(num_workers={n})"
+        ours = f'FastPatchDataset(threads={n}) + FastLoader, Shuffle(unit="group")'
+        before = PatchSpec(COLD, "zarr", replaced, "replaced", n, "spawned", name=f"replaced-{n}")
+        after = PatchSpec(COLD, "tour", ours, "fastpipe", threads=n, name=f"threads-{n}")
+        return [
+            (
+                replace(before.info, section=str(n)),
+                lambda: SlicedRow(before, sliced_loader(before, self.scroll, self.batch_size)),
+            ),
+            (
+                replace(after.info, section=str(n)),
+                lambda: WholeEpochs(after, self.scroll, self.batch_size),
+            ),
+        ]
+
+    def check(self, rows: Sequence[Contender], workers: int, say: Callable[[str], None]) -> RowCheck:
+        """Compare the patches of each loader with slices of the volume in memory."""
+        return check_patches(
+            self.scroll, [row for row in rows if isinstance(row, (WholeEpochs, SlicedRow))], say
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """Return the volume and what is read of it."""
+        patch, size = "×".join(map(str, self.scroll.sizes.patch)), self.batch_size
+        return {
+            "data": described_scroll(self.scroll),
+            "job": {
+                "text": f"Volume: patches of {patch} uint16 with labels, anywhere, first epochs,"
+                f" batches of {size}",
+                "short": f"patches of {patch}, batch {size}",
+                "batch_size": size,
+            },
+        }
+
+
+def threads_label(count: int) -> str:
+    """Return a number of threads in words."""
+    return "1 thread" if count == 1 else f"{count} threads"
+
+
+# ---- The case --------------------------------------------------------------------------------------
 
 _ROUNDS = 3  # there are up to three rows for each number of threads
 _BATCH_SIZES = {"images": 64, "hdf5": 64, "volume": 2}
@@ -41,7 +255,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where the made-up file or volume is kept (default: the user's cache folder)")  # fmt: skip
     add("--threads", type=_counts, metavar="N,N,…", help="numbers of threads (default: 1, 2, 4 … all cores)")
     add("--batch-size", type=positive(int), metavar="N", help="samples in a batch (default: 64, patches: 2)")
-    add_run_arguments(parser, None, rounds=_ROUNDS)
+    add_run_arguments(parser, rounds=_ROUNDS)
 
 
 def thread_counts(cores: int) -> tuple[int, ...]:
@@ -53,21 +267,27 @@ def thread_counts(cores: int) -> tuple[int, ...]:
     return tuple(sorted({cores, *(2**power for power in range(cores.bit_length()) if 2**power <= cores)}))
 
 
-def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Measure, report, and write what was asked for.
-
-    Returns:
-        0, or 1 when the outputs do not agree with the replaced loader's.
+def run(
+    args: argparse.Namespace,
+    console: Console,
+    progress: Progress,
+    kind: type[Bench] | None = None,
+    image_job: type[ImageJob] = ImageJob,
+) -> int:
+    """Measure, report, and write what was asked for; return 1 when outputs are not the replaced loader's.
 
     Raises:
         OptionError: there is nothing to measure.
     """
     warnings: list[str] = []
-    job = _job(args, progress, warnings)
-    return _Bench(args, machine.cores_allowed(), progress, warnings=warnings, job=job).run(console)
+    job = _job(args, progress, warnings, image_job)
+    bench = (kind or Bench)(args, machine.cores_allowed(), progress, warnings=warnings, job=job)
+    return bench.run(console)
 
 
-def _job(args: argparse.Namespace, progress: Progress, warnings: list[str]) -> ScalingJob:
+def _job(
+    args: argparse.Namespace, progress: Progress, warnings: list[str], image_job: type[ImageJob]
+) -> ScalingJob:
     """Return what is measured; make made-up data, and warn of made-up photos."""
     size, quick = args.batch_size or _BATCH_SIZES[args.job], args.quick
     if args.job == "images":
@@ -77,12 +297,12 @@ def _job(args: argparse.Namespace, progress: Progress, warnings: list[str]) -> S
         if generated:
             warnings.append("the photos are made up; give your own with --data or $FASTPIPE_PHOTOS")
             progress.done(f"photos: made up, kept in {folder}")
-        return ImageJob(scan(folder, name), size)
+        return image_job(scan(folder, name), size)
     if args.data is not None:
         raise OptionError(f"--data is a folder of images: leave it out with {args.job!r}")
     if args.job == "hdf5":
-        sizes = Sizes(rows=256) if quick else Sizes()
-        (table,) = made_tables(sizes, args.folder, progress.done, layouts=["gzip"])
+        layouts = {"gzip": LAYOUTS["gzip"]}
+        (table,) = made_tables(QUICK_ROWS if quick else ROWS, args.folder, progress.done, layouts)
         return RowJob(table, min(size, table.samples))
     require("zarr", extra="bench")
     return PatchJob(made_scroll(QUICK if quick else FULL, args.folder, progress.done), size)
@@ -90,10 +310,6 @@ def _job(args: argparse.Namespace, progress: Progress, warnings: list[str]) -> S
 
 def scaling_of(counts: Sequence[int], samples: Mapping[str, Sequence[Sample]]) -> dict[str, Any]:
     """How rates grow with the number of threads.
-
-    Args:
-        counts: the numbers of threads, the smallest first.
-        samples: of a finished run, by row.
 
     Returns:
         ``rows``, one for each number that was measured.  Each has ``threads`` and, as ``median``, ``low`` and
@@ -139,7 +355,7 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 @dataclass
-class _Bench(Driver):
+class Bench(Driver):
     """One run of the case."""
 
     case: ClassVar[str] = "scaling"

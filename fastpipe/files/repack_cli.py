@@ -7,8 +7,7 @@ import argparse
 from rich.console import Console
 
 from fastpipe import files
-from fastpipe.bench.command import positive
-from fastpipe.console import Progress
+from fastpipe.console import Progress, positive
 from fastpipe.errors import OptionError
 from fastpipe.files.arguments import is_volume, sides, size
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fastpipe import files
-from fastpipe.bench.command import positive
-from fastpipe.console import Progress
+from fastpipe.console import Progress, positive
 from fastpipe.errors import OptionError
 
 __all__ = ["add_arguments", "run"]

@@ -11,8 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fastpipe.bench.command import positive
-from fastpipe.console import Progress, print_line
+from fastpipe.console import Progress, positive, print_line
 from fastpipe.errors import OptionError
 from fastpipe.files.arguments import size
 from fastpipe.generation.public import generate, probe

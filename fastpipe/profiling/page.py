@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fastpipe.bench.pages import document, escape, rect, table
+from fastpipe.bench.page import document, escape, rect, table
 from fastpipe.core.text import in_duration
 from fastpipe.profiling.findings import Advice, Findings
 from fastpipe.profiling.loops import Phase

@@ -15,8 +15,7 @@ from typing import NoReturn
 from rich.console import Console
 
 import fastpipe
-from fastpipe.bench.command import positive
-from fastpipe.console import Progress, in_any_encoding
+from fastpipe.console import Progress, in_any_encoding, positive
 from fastpipe.core.files import write_output
 from fastpipe.errors import OptionError
 from fastpipe.profiling.report import Report

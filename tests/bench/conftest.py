@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from fastpipe.bench import startup
+from benchmarks.studies import first as startup
 from fastpipe.bench.results import SCHEMA, RowInfo, best_of, entries, floor_share, verdict
 from fastpipe.bench.runner import Sample, Session
-from fastpipe.testing import photo_tree
+from fastpipe.bench.synthetic import photo_tree
 
 
 @pytest.fixture(scope="module")

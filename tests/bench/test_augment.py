@@ -18,25 +18,52 @@ import pytest
 import torch
 from rich.console import Console
 
+from benchmarks.cases import augment as full
+from benchmarks.cases.augment import (
+    ASKED,
+    AUGMENT_PEERS,
+    LOADED,
+    SINGLE,
+    AugmentChild,
+    AugmentPeer,
+    TaskRow,
+    single_of,
+    targets,
+    waits_within,
+    wanted_of,
+)
+from benchmarks.peers import rows as bench_peers
+from benchmarks.peers.children import serve
+from benchmarks.peers.children.protocol import AugmentJob, PeerError, augment_problem, job_of
+from benchmarks.run import main as measure
 from fastpipe import augment
-from fastpipe.bench import peers as bench_peers
-from fastpipe.bench.augment import case, check, data, rows, scripts
-from fastpipe.bench.augment.check import ChainCheck, check_chains, waits_within
-from fastpipe.bench.augment.data import BANDS, FRAMES, Batches, made_batches, made_motion, made_volumes
-from fastpipe.bench.augment.loading import LOADED
-from fastpipe.bench.augment.peers import AUGMENT_PEERS, AugmentChild, AugmentPeer, TaskRow, wanted_of
-from fastpipe.bench.augment.recipes import RECIPES, SINGLE, chain_of, sampled
-from fastpipe.bench.augment.rows import AugmentRow, Place, own_rows, ways_of
-from fastpipe.bench.augment.single import single_of
-from fastpipe.bench.augment.targets import ASKED, targets
-from fastpipe.bench.lines import single_lines
-from fastpipe.bench.peer_children import serve
-from fastpipe.bench.peer_children.protocol import AugmentJob, PeerError, augment_problem, job_of
-from fastpipe.bench.report import markdown, print_result
+from fastpipe.bench import augment as case
+from fastpipe.bench import augment as check
+from fastpipe.bench import augment as data
+from fastpipe.bench import augment as rows
+from fastpipe.bench import scripts
+from fastpipe.bench.augment import (
+    BANDS,
+    FRAMES,
+    RECIPES,
+    AugmentRow,
+    Batches,
+    ChainCheck,
+    Place,
+    chain_of,
+    check_chains,
+    made_batches,
+    made_motion,
+    made_volumes,
+    own_rows,
+    sampled,
+    ways_of,
+)
+from fastpipe.bench.report import markdown, print_result, single_lines
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import ContenderError, Sample
+from fastpipe.bench.synthetic import mel_rows
 from fastpipe.cli import main
-from fastpipe.testing import mel_rows
 from fastpipe.torch.likeness import Like
 from fastpipe.torch.source import SplitError
 from fastpipe.torch.split import split_of
@@ -321,7 +348,7 @@ def test_a_job_survives_the_pipe_and_its_batches_are_looked_at() -> None:
 
 
 def test_one_process_does_whichever_task_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fastpipe.bench.peer_children.chosen import stream_of
+    from benchmarks.peers.children.chosen import stream_of
 
     done: list[str] = []
     waits: list[int] = []
@@ -473,24 +500,24 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer recipes and operations, measured for an instant."""
     kept = [one for one in SINGLE if one.label in ("ToDtype", "TimeShift")]
     monkeypatch.setattr(case, "RECIPES", (RECIPES[0], RECIPES[2]))
-    monkeypatch.setattr(case, "SINGLE", kept)
-    monkeypatch.setattr(case, "LOADED", LOADED[4:5])
-    monkeypatch.setattr(case._Bench, "quick_s", 0.001)
-    monkeypatch.setattr(case, "SINGLE_S", 0.001)
+    monkeypatch.setattr(full, "SINGLE", kept)
+    monkeypatch.setattr(full, "LOADED", LOADED[4:5])
+    monkeypatch.setattr(case.Bench, "quick_s", 0.001)
+    monkeypatch.setattr(full, "SINGLE_S", 0.001)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
 def command(tree: Path, *more: str) -> list[str]:
-    return ["bench", "augment", "--quick", "--rounds", "1", "--batch-size", "2", "--data", str(tree), *more]
+    return ["augment", "--quick", "--rounds", "1", "--batch-size", "2", "--data", str(tree), *more]
 
 
 @pytest.mark.leaks("matplotlib keeps its fonts open")
 def test_a_quick_run_gives_table_json_and_picture(
     tree: Path, tmp_path: Path, few: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(case, "interpreter", lambda peer: None)
+    monkeypatch.setattr(full, "interpreter", lambda peer: None)
     files = ["--json", str(tmp_path / "r.json"), "--plot", str(tmp_path / "r.png"), "--peers"]
-    assert main(command(tree, *files)) == 0
+    assert measure(command(tree, *files)) == 0
     captured = capsys.readouterr()
     printed = " ".join(captured.out.split())
     assert "agree with torchvision's functions" in captured.err
@@ -529,7 +556,7 @@ def test_operations_may_be_left_out(
     tree: Path, tmp_path: Path, few: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(case, "RECIPES", RECIPES[:1])
-    assert main(command(tree, "--no-single", "--json", str(tmp_path / "r.json"))) == 0
+    assert measure(command(tree, "--no-single", "--json", str(tmp_path / "r.json"))) == 0
     result = load(tmp_path / "r.json")
     assert result["single"]["rows"] == [] and "--batch-size 2 --no-single" in result["command"]
 
@@ -538,11 +565,11 @@ def test_a_recipe_alone(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(case._Bench, "quick_s", 0.001)
+    monkeypatch.setattr(case.Bench, "quick_s", 0.001)
     monkeypatch.setattr(data, "SIZE", (12, 16, 16))
-    monkeypatch.setattr(case, "SINGLE_S", 0.001)
+    monkeypatch.setattr(full, "SINGLE_S", 0.001)
     asked = ["--recipe", "volume", "--recipe", "motion", "--json", str(tmp_path / "r.json")]
-    assert main(command(tree, *asked)) == 0
+    assert measure(command(tree, *asked)) == 0
     result = load(tmp_path / "r.json")
     assert set(result["sections"]) == {"volume-float32", "motion-float32"}
     assert [row["key"] for row in result["rows"]] == [
@@ -559,7 +586,7 @@ def test_a_recipe_alone(
         and "nnU-Net's default" in capsys.readouterr().out
     )
     with pytest.raises(SystemExit):
-        main(command(tree, "--recipe", "strange"))
+        measure(command(tree, "--recipe", "strange"))
     assert "invalid choice: 'strange'" in capsys.readouterr().err
 
 
@@ -568,7 +595,7 @@ def test_a_wrong_batch_ends_the_command_with_1(
 ) -> None:
     apply = augment.Compose.apply
     monkeypatch.setattr(augment.Compose, "apply", lambda self, *given: apply(self, *given) + 1)
-    assert main(command(tree, "--json", str(tmp_path / "never.json"))) == 1
+    assert measure(command(tree, "--json", str(tmp_path / "never.json"))) == 1
     captured = capsys.readouterr()
     assert "SimCLR, float32: augment.Compose: 100.00% of the values differ" in captured.err
     assert captured.out == "" and not (tmp_path / "never.json").exists()
@@ -591,9 +618,11 @@ def test_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_help_loads_no_framework() -> None:
     code = (
         "import sys, contextlib\n"
-        "from fastpipe.cli import main\n"
+        f"sys.path.insert(0, {str(Path(full.__file__).parents[1])!r})\n"
+        "import paths\n"
+        "from benchmarks.run import main\n"
         "with contextlib.suppress(SystemExit):\n"
-        "    main(['bench', 'augment', '--help'])\n"
+        "    main(['augment', '--help'])\n"
         "heavy = {'torch', 'torchvision', 'kornia', 'albumentations', 'torchaudio'}\n"
         "assert not heavy & set(sys.modules), 'loaded too much'\n"
     )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fastpipe.bench.compare import Change, changes, differences, print_changes
+from fastpipe.bench.report import Change, changes, differences, print_changes
 from fastpipe.bench.results import row
 
 KEY = "fastloader-float32"

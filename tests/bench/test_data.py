@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fastpipe.bench.data import folder_to_use, generated_folder, scan
+from fastpipe.bench.synthetic import photo_tree
 from fastpipe.errors import OptionError
-from fastpipe.testing import photo_tree
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ from typing import Literal
 import psutil
 import pytest
 
+from benchmarks.studies.first import first_batch_seconds
 from fastpipe.bench.loaders import LoaderSpec
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import ContenderError
-from fastpipe.bench.startup import first_batch_seconds
-from fastpipe.testing import photo_tree
+from fastpipe.bench.synthetic import photo_tree
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_a_quick_run_gives_table_json_and_picture(tree: Path, tmp_path: Path) ->
     result = load(json_file)
     assert result["verdict"] in " ".join(done.stdout.split())
     assert {len(row["samples"]) for row in result["rows"]} == {2}
-    assert {row["group"] for row in result["rows"]} == {"replaced", "stock", "fastpipe", "floor"}
+    assert {row["group"] for row in result["rows"]} == {"replaced", "stock", "fastpipe"}
     assert result["check"]["ok"] and result["check"]["photos"] == 16
     assert set(result["stages"]["seconds"]) >= {"read", "decode", "transform", "wait"}
     text = json_file.read_text()

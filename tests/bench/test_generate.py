@@ -19,14 +19,28 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fastpipe.bench.generate import case, functions, memory, peers, predicted
-from fastpipe.bench.generate.check import StoredCheck, check_stored, difference
-from fastpipe.bench.generate.functions import (
+from benchmarks.cases import generate as peers
+from benchmarks.cases.generate import (
+    PEERS,
+    BareRow,
+    DatasetsRow,
+    JoblibRow,
+    Peer,
+    PoolRow,
+    asked,
+    targets,
+    write_rows,
+)
+from benchmarks.run import main as measure
+from benchmarks.studies import generate_memory as memory
+from benchmarks.studies import generate_predicted as predicted
+from benchmarks.studies.made_rows import Generators, made_of
+from fastpipe.bench import functions
+from fastpipe.bench import generate as case
+from fastpipe.bench.functions import (
     SEED,
-    Generators,
     counted,
     made,
-    made_of,
     motion,
     quick,
     rows_of,
@@ -35,24 +49,24 @@ from fastpipe.bench.generate.functions import (
     waves_alone,
     wide,
 )
-from fastpipe.bench.generate.peers import PEERS, DatasetsRow, JoblibRow, Peer, PoolRow
-from fastpipe.bench.generate.rows import (
+from fastpipe.bench.generate import (
     SECTIONS,
-    BareRow,
     FastRow,
     LoopRow,
     MadeRow,
     Section,
     Spec,
+    StoredCheck,
+    check_stored,
+    difference,
     specs,
-    write_rows,
 )
-from fastpipe.bench.generate.targets import asked, targets
 from fastpipe.bench.report import markdown, print_result, short_markdown
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import ContenderError, Sample
 from fastpipe.cli import main
 
+RUN = Path(__file__).resolve().parents[2] / "benchmarks" / "run.py"
 _SECTION = {one.key: one for one in SECTIONS}
 
 
@@ -67,6 +81,8 @@ def folder_of_joblib(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 def row_of(key: str, folder: Path, cores: int = 2) -> MadeRow:
     """A row without peers, by its key."""
     section = _SECTION[key.split("-")[0]]
+    if key == "batch-bare":
+        return BareRow(Spec(section, "bare", "fn.batch alone", "peer"), folder)
     return next(make(spec, folder) for spec, make in specs(section, cores) if spec.key == key)
 
 
@@ -126,8 +142,8 @@ def test_shards_come_one_after_the_other() -> None:
 
 def test_every_row_has_its_own_key_and_is_asked_for_by_it() -> None:
     keys = [spec.key for section in SECTIONS for spec, _ in specs(section, 2)]
-    keys += [peer.spec(one, 2).key for peer in PEERS for one in SECTIONS if one.has_peers]
-    assert len(set(keys)) == len(keys) == 30
+    keys += [peer.spec(one, 2).key for peer in PEERS for one in SECTIONS if one.key != "batch"]
+    assert len(set(keys)) == len(keys) == 29
     for section in SECTIONS:
         spec, make = specs(section, 2)[0]
         assert spec.key == f"{section.key}-replaced" and make is LoopRow and spec.info.unit == "rows"
@@ -247,7 +263,7 @@ def test_the_check_compares_every_row_in_its_place(tmp_path: Path) -> None:
     said: list[str] = []
     rows = [row_of(key, tmp_path) for key in ("quick-replaced", "quick-alone", "batch-alone", "batch-bare")]
     check = check_stored(rows, said.append)
-    assert check.ok and (check.files, check.rows) == (4, 300 + 300 + 600 + 600) and not check.peers
+    assert check.ok and (check.files, check.rows) == (4, 300 + 300 + 600 + 600)
     assert "1,800 rows that were made in 4 ways" in check.sentence() and len(said) == 4
     assert check.as_json()["ok"] and check.as_json()["text"] == check.sentence()
 
@@ -280,21 +296,6 @@ def test_the_check_finds_a_wrong_row(spoil: str, tmp_path: Path, monkeypatch: py
         "order": "x differs in 2 of 300 rows, row 4 is the first", "type": "x is float64", "name": "columns are",
     }  # fmt: skip
     assert "quick: for loop, np.stack, h5py: " + told[spoil] in check.sentence()
-
-
-def test_a_peer_that_stores_other_rows_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = peer_row("pool", _SECTION["quick"], tmp_path)
-    monkeypatch.setattr(row, "stored", lambda count: rows_of(waves, count))
-    assert check_stored([row]).peers == {
-        "quick-pool": "rows differ from what the function returns: columns are ['wave'], expected ['x', 'y']"
-    }
-
-    def fails(count: int) -> Any:
-        raise ContenderError("it broke")
-
-    monkeypatch.setattr(row, "stored", fails)
-    check = check_stored([row])
-    assert check.ok and check.peers == {"quick-pool": "it broke"}
 
 
 # ---- figures -----------------------------------------------------------------------------------
@@ -377,7 +378,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a quick run in a process of its own wrote, and what it printed."""
     folder = tmp_path_factory.mktemp("generated")
     path = folder / "out" / "result.json"
-    command = [sys.executable, "-m", "fastpipe.bench", "generate", "--quick", "--rounds", "1", "--peers"]
+    command = [sys.executable, str(RUN), "generate", "--quick", "--rounds", "1", "--peers"]
     command += ["--section", "slow", "--folder", str(folder), "--json", str(path)]
     command += ["--plot", str(path.with_suffix(".png"))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -399,7 +400,9 @@ def test_a_quick_run_gives_table_and_json(result: dict[str, Any]) -> None:
     keys += [f"slow-{peer.kind}" for peer in installed]
     assert [row["key"] for row in result["rows"]] == keys
     assert all(row["rows_per_s"]["median"] > 0 and len(row["samples"]) == 1 for row in result["rows"])
-    assert result["check"]["files"] == len(keys) and len(result["missing"]) == len(PEERS) - len(installed)
+    assert result["check"]["files"] == len(keys) - len(installed) and len(result["missing"]) == len(
+        PEERS
+    ) - len(installed)
     assert [one["section"] for one in result["predicted"]["rows"]] == ["slow"] and result["peak"] == {}
     assert "predicted, 5 ms a row" in printed and "rows will take" in result["plan"]
     assert result["folder"] not in result["text"] and str(Path.home()) not in result["text"]
@@ -430,8 +433,8 @@ def test_a_result_is_printed_and_written(result: dict[str, Any]) -> None:
 @pytest.fixture
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command without what takes seconds: workers, predictions."""
-    monkeypatch.setattr(case._Bench, "quick_s", 0.02)
-    monkeypatch.setattr(case, "PREDICTED", ())
+    monkeypatch.setattr(case.Bench, "quick_s", 0.02)
+    monkeypatch.setattr(peers, "PREDICTED", ())
     monkeypatch.setattr(case, "specs", lambda section, cores: specs(section, 0))
 
 
@@ -458,17 +461,24 @@ def test_peers_that_are_not_there_or_wrong_are_told(
 ) -> None:
     monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(PoolRow, "stored", lambda self, count: {})
-    assert main(["bench", "generate", "--quick", "--peers", "--rounds", "1", "--section", "quick"]) == 0
+    assert measure(["generate", "--quick", "--peers", "--rounds", "1", "--section", "quick"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "not measured: quick: datasets.Dataset.from_generator(num_proc=" in out
     assert "not installed: pip install datasets" in out and "not installed: pip install joblib" in out
     assert "rows differ from what the function returns: columns are []" in out
 
+    def fails(self: PoolRow, count: int) -> Any:
+        raise ContenderError("it broke")
+
+    monkeypatch.setattr(PoolRow, "stored", fails)
+    assert measure(["generate", "--quick", "--peers", "--rounds", "1", "--section", "quick"]) == 0
+    assert "it broke" in capsys.readouterr().out
+
 
 def test_several_functions_in_one_run(tmp_path: Path, briefly: None) -> None:
     path = tmp_path / "result.json"
     arguments = ["--quick", "--rounds", "1", "--section", "quick", "--section", "batch", "--json", str(path)]
-    assert main(["bench", "generate", *arguments]) == 0
+    assert measure(["generate", *arguments]) == 0
     result = load(path)
     assert list(result["sections"]) == ["quick", "batch"] and result["main"] == "quick-workers"
     assert "--section quick --section batch" in result["command"] and result["plan"] == ""
@@ -494,7 +504,7 @@ def test_without_h5py_the_command_says_how_to_get_it(
 def test_help_and_workers_load_no_framework() -> None:
     code = (
         "import sys, contextlib\n"
-        "import fastpipe.bench.generate.functions\n"
+        "import fastpipe.bench.functions\n"
         "assert not {'rich', 'h5py', 'fastpipe.generation'} & set(sys.modules), 'workers load too much'\n"
         "from fastpipe.cli import main\n"
         "with contextlib.suppress(SystemExit):\n"

@@ -19,19 +19,47 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from fastpipe.bench.hdf5 import case, first, memory, rows
-from fastpipe.bench.hdf5.check import RowCheck, check_rows, digests_of
-from fastpipe.bench.hdf5.data import CELLS, Sizes, Table, look, made_cells, made_chunks, made_tables, wav_rows
-from fastpipe.bench.hdf5.evaluate import FileByFile, Grouped
-from fastpipe.bench.hdf5.first import first_batches
-from fastpipe.bench.hdf5.memory import memory_of_trees
-from fastpipe.bench.hdf5.peers import TABLE_PEERS, TablePeerRow, peers_of
-from fastpipe.bench.hdf5.rows import TableRow, TableSpec, best_workers, specs_of
-from fastpipe.bench.hdf5.sources import InOrder, RowByRow, WindowBatches
-from fastpipe.bench.hdf5.targets import ASKED, first_batch_targets, memory_target, rate_targets
-from fastpipe.bench.peer_children import serve
-from fastpipe.bench.peer_children.protocol import Job, TableJob, job_of, table_problem
-from fastpipe.bench.peer_children.pyfive import batches
+from benchmarks.cases import hdf5 as full
+from benchmarks.cases.hdf5 import (
+    ASKED,
+    CELLS,
+    TABLE_PEERS,
+    InOrder,
+    TablePeerRow,
+    WindowBatches,
+    first_batch_targets,
+    made_cells,
+    made_chunks,
+    make_loader,
+    memory_target,
+    more_specs,
+    peers_of,
+    rate_targets,
+)
+from benchmarks.peers.children import serve
+from benchmarks.peers.children.protocol import Job, TableJob, job_of, table_problem
+from benchmarks.peers.children.pyfive import batches
+from benchmarks.run import main as measure
+from benchmarks.studies import hdf5_first as first
+from benchmarks.studies import hdf5_memory as memory
+from benchmarks.studies.hdf5_evaluate import FileByFile, Grouped
+from benchmarks.studies.hdf5_first import first_batches
+from benchmarks.studies.hdf5_memory import memory_of_trees
+from fastpipe.bench import hdf5 as case
+from fastpipe.bench import hdf5 as rows
+from fastpipe.bench.hdf5 import (
+    RowByRow,
+    RowCheck,
+    Table,
+    TableRow,
+    TableSpec,
+    best_workers,
+    check_rows,
+    digests_of,
+    look,
+    made_tables,
+    specs_of,
+)
 from fastpipe.bench.plot import draw
 from fastpipe.bench.report import markdown, print_result, short_markdown
 from fastpipe.bench.results import load
@@ -39,7 +67,13 @@ from fastpipe.bench.runner import ContenderError, Sample
 from fastpipe.cli import main
 from fastpipe.errors import OptionError
 
-_SIZES = Sizes(rows=70, files=3, few=8, chunks=20)
+ROWS, _SIZES = 70, (3, 8, 20)
+
+
+def specs_on(table: Table, batch_size: int) -> list[TableSpec]:
+    """The loaders that are measured on a table with everything."""
+    first, *own = specs_of(table, batch_size)
+    return [first, own[-1]] if table.key == "cells" else [first, *more_specs(table, batch_size), *own]
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +84,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tables(folder: Path) -> list[Table]:
-    cells = made_cells(_SIZES.files, CELLS, "cells", folder)
-    return [*made_tables(_SIZES, folder), made_chunks(_SIZES, folder), cells]
+    cells = made_cells(_SIZES[0], CELLS, "cells", folder)
+    return [*made_tables(ROWS, folder), made_chunks(_SIZES[2], folder), cells]
 
 
 def table_of(tables: list[Table], key: str) -> Table:
@@ -66,7 +100,7 @@ def test_the_four_layouts_hold_the_same_rows(tables: list[Table], folder: Path) 
     assert all(np.array_equal(values[0], other) for other in values[1:])
     assert [table.chunk for table in tables[:4]] == [(16, 64, 128)] * 3 + [None]
     assert [table.is_packed for table in tables] == [True, True, False, False, True, True]
-    assert made_tables(_SIZES, folder) == tables[:4]  # made once
+    assert made_tables(ROWS, folder) == tables[:4]  # made once
 
 
 def test_cells_are_of_a_kilobyte_and_have_labels(tables: list[Table]) -> None:
@@ -101,44 +135,29 @@ def test_rows_may_hold_what_is_no_number(tmp_path: Path) -> None:
     row.close()
 
 
-def test_rows_are_cut_from_wav_files(tmp_path: Path) -> None:
-    import wave
-
-    for number in range(2):
-        with wave.open(str(tmp_path / f"{number}.wav"), "wb") as file:
-            file.setnchannels(1)
-            file.setsampwidth(2)
-            file.setframerate(8000)
-            file.writeframes((np.sin(np.arange(16000) * 0.1) * 9000).astype("<i2").tobytes())
-    cut = wav_rows(tmp_path)(np.random.default_rng(0), 5)
-    assert cut.shape == (5, 64, 128) and cut.dtype == np.float32
-    with pytest.raises(OptionError, match="WAV files of some seconds, got 0"):
-        wav_rows(tmp_path / "none")
-
-
 @pytest.mark.slow
 def test_every_row_has_its_own_key_and_goes_through_all_rows(tables: list[Table]) -> None:
     keys = []
     for table in tables:
-        for spec in specs_of(table, 8):
+        for spec in specs_on(table, 8):
             keys.append(spec.key)
-            row = TableRow(spec, table)
+            row = TableRow(spec, table, make_loader)
             assert row.measure(row.chunk) > 0
             assert row.measure(2 * row.chunk) > 0
             row.close()
         order = InOrder(table, "order")
         assert order.measure(5 * table.shape[0] // 2) > 0
     assert len(keys) == len(set(keys)) == 2 * 7 + 4 + 3 + 3 + 2
-    assert {asked.row for asked in ASKED if not asked.row.startswith("files-")} <= set(keys)
+    assert {one.row for one in ASKED if not one.row.startswith(("files-", "bitshuffle-"))} <= set(keys)
 
 
 def test_nobody_else_has_the_file_open_while_a_row_is_measured(tables: list[Table]) -> None:
     # The library would give it the other's cache of chunks.
-    specs = [spec for table in tables for spec in specs_of(table, 8) if spec.group in ("replaced", "peer")]
+    specs = [spec for table in tables for spec in specs_on(table, 8) if spec.group in ("replaced", "peer")]
     assert {spec.kind for spec in specs} == {"rows", "named", "ordered"}
     for spec in specs:
         table = next(table for table in tables if spec.key.startswith(f"{table.key}-"))
-        row = TableRow(spec, table)
+        row = TableRow(spec, table, make_loader)
         row.measure(row.chunk)
         assert row.loader.dataset._values is None
         row.close()
@@ -162,7 +181,7 @@ def test_the_number_of_workers_is_chosen_and_told(tables: list[Table]) -> None:
 
 
 def test_the_check_sees_every_row_of_ours(tables: list[Table]) -> None:
-    ours = [(table, spec) for table in tables for spec in specs_of(table, 8) if spec.group != "peer"]
+    ours = [(table, spec) for table in tables for spec in specs_on(table, 8) if spec.group != "peer"]
     fast = [(table, spec) for table, spec in ours if spec.group != "replaced"]
     check = check_rows(fast)
     assert check.ok, check.problems
@@ -172,7 +191,7 @@ def test_the_check_sees_every_row_of_ours(tables: list[Table]) -> None:
 
 def test_the_check_fails_for_a_wrong_value_a_wrong_label_and_a_row_too_many(tables: list[Table]) -> None:
     cells = table_of(tables, "cells")
-    loader = rows.loader_of(specs_of(cells, 100)[1], cells)
+    loader = rows.loader_of(specs_on(cells, 100)[1], cells)
     good = list(loader)
     for spoil in ("value", "label", "double", "short"):
         batches = copy.deepcopy(good)
@@ -207,7 +226,7 @@ def test_start_up_and_memory_are_measured(
     folder: Path, tables: list[Table], in_this_process: Callable[..., None]
 ) -> None:
     in_this_process(first, memory)
-    told = first_batches(made_chunks(_SIZES, folder), 4, runs=2)
+    told = first_batches(made_chunks(_SIZES[2], folder), 4, runs=2)
     assert [len(told[name]["raw_s"]) for name in ("replaced", "cold", "kept")] == [2, 2, 2]
     used = memory_of_trees(tables[0], 8, 1 << 20, workers=(0,))
     assert [(row["workers"], row["budget_mb"]) for row in used["rows"]] == [(0, 0.0), (0, 1.0)]
@@ -215,7 +234,7 @@ def test_start_up_and_memory_are_measured(
 
 @pytest.mark.slow  # six processes that import torch
 def test_start_up_is_measured_in_new_processes(folder: Path) -> None:
-    told = first_batches(made_chunks(_SIZES, folder), 4, runs=1)
+    told = first_batches(made_chunks(_SIZES[2], folder), 4, runs=1)
     assert told["chunks"] == 20
     assert all(told[name]["median_s"] > 0 for name in ("replaced", "cold", "kept"))
     assert told["cold"]["import_s"] > told["replaced"]["import_s"]
@@ -309,13 +328,13 @@ def test_a_peer_that_cannot_read_a_file_says_so(tmp_path: Path, tables: list[Tab
 def result(folder: Path) -> Iterator[dict[str, Any]]:
     """What a quick run wrote and printed, with as many workers as come first."""
     path = folder / "result.json"
-    command = ["bench", "hdf5", "--quick", "--rounds", "1", "--samples", "70"]
+    command = ["hdf5", "--quick", "--rounds", "1", "--samples", "70"]
     command += ["--batch-size", "16", "--folder", str(folder), "--json", str(path)]
     out, said = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(said):
-        patch.setattr(case, "_QUICK", _SIZES)
+        patch.setattr(full, "QUICK", _SIZES)
         patch.setattr(case, "best_workers", lambda spec, *others: spec)
-        assert main(command) == 0, said.getvalue()
+        assert measure(command) == 0, said.getvalue()
     assert "check: " in said.getvalue() and "equal h5py's bit for bit" in said.getvalue()
     yield {**load(path), "printed": out.getvalue(), "text": path.read_text()}
 
@@ -386,11 +405,11 @@ def test_a_wrong_value_ends_the_command_with_1(
             return loader
         return ((batch + (torch.arange(len(batch)) == 0)[:, None, None] * 1e-3) for batch in loader)
 
-    monkeypatch.setattr("fastpipe.bench.hdf5.check.loader_of", spoilt)
-    monkeypatch.setattr(case, "_QUICK", _SIZES)
+    monkeypatch.setattr("fastpipe.bench.hdf5.loader_of", spoilt)
+    monkeypatch.setattr(full, "QUICK", _SIZES)
     monkeypatch.setattr(case, "best_workers", lambda spec, *others: spec)
     json_file = folder / "never.json"
-    arguments = ["--quick", "--folder", str(folder), "--json", str(json_file)]
+    arguments = ["--quick", "--samples", "70", "--folder", str(folder), "--json", str(json_file)]
     assert main(["bench", "hdf5", *arguments]) == 1
     assert "samples are not in the file" in capsys.readouterr().err
     assert not json_file.exists()
@@ -406,9 +425,9 @@ def test_an_own_file_has_one_section(tmp_path: Path, monkeypatch: pytest.MonkeyP
     arguments = ["--data", str(tmp_path / "own.h5"), "--key", "deep/x", "--quick", "--rounds", "1"]
     assert main(["bench", "hdf5", *arguments, "--batch-size", "8", "--json", str(json_file)]) == 0
     result = load(json_file)
-    assert list(result["sections"]) == ["file"] and result["targets"] == []
+    assert list(result["sections"]) == ["file"] and "targets" not in result
     assert result["data"]["name"] == "own.h5" and result["main"] == "file-window"
-    assert {row["group"] for row in result["rows"]} == {"replaced", "peer", "stock", "fastpipe"}
+    assert {row["group"] for row in result["rows"]} == {"replaced", "stock", "fastpipe"}
 
 
 @pytest.mark.parametrize(
@@ -430,10 +449,11 @@ def test_bad_input_is_one_line(
 def test_peers_that_are_not_there_are_told(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tables: list[Table]
 ) -> None:
-    monkeypatch.setattr(case, "interpreter", lambda peer: None)
-    monkeypatch.setattr(case, "_QUICK", _SIZES)
-    monkeypatch.setattr(case, "made_tables", lambda *others: tables[3:4])
+    monkeypatch.setattr(full, "interpreter", lambda peer: None)
+    monkeypatch.setattr(full, "QUICK", _SIZES)
+    monkeypatch.setattr(full, "tables_of", lambda *others: tables[3:4])
+    monkeypatch.setattr(full, "made_tables", lambda *others: [])
     monkeypatch.setattr(case, "best_workers", lambda spec, *others: spec)
     arguments = ["--quick", "--peers", "--rounds", "1", "--batch-size", "8", "--folder", str(folder)]
-    assert main(["bench", "hdf5", *arguments]) == 0
+    assert measure(["hdf5", *arguments]) == 0
     assert "not installed: pip install pyfive" in capsys.readouterr().out

@@ -20,9 +20,10 @@ import psutil
 import pytest
 from rich.console import Console
 
-from fastpipe.bench.overview import apart, case, child
-from fastpipe.bench.overview.apart import outcome_apart
-from fastpipe.bench.overview.cases import CASES
+from fastpipe.bench import overview as apart
+from fastpipe.bench import overview as case
+from fastpipe.bench import overview as child
+from fastpipe.bench.overview import CASES, outcome_apart
 from fastpipe.bench.results import load, main_of, save, validate
 from fastpipe.cli import main
 from fastpipe.console import Progress

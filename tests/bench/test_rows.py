@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import fastpipe
-from fastpipe.bench.boxes import crop_box
+from benchmarks.floor import DecodeRow
+from benchmarks.peers.children.spdl import crop_box
 from fastpipe.bench.data import scan
-from fastpipe.bench.floor import DecodeRow
 from fastpipe.bench.images import loader_specs, worker_counts
 from fastpipe.bench.loaders import Draws, LoaderRow, LoaderSpec, check_transform
 from fastpipe.bench.machine import cores_allowed, describe, memory_bytes

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fastpipe.bench.compare import changes
-from fastpipe.bench.lines import scaling_lines
-from fastpipe.bench.report import markdown
+from fastpipe.bench.report import changes, markdown, scaling_lines
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import Sample
 from fastpipe.bench.scaling import scaling_of
@@ -51,7 +49,7 @@ def test_a_quick_run_gives_table_json_page_and_picture(tree: Path, tmp_path: Pat
     result = load(json_file)
     assert result["main"] == "threads-2" and result["best"] == {"1": "replaced-1", "2": "replaced-2"}
     assert [row["threads"] for row in result["scaling"]["rows"]] == [1, 2]
-    assert {row["group"] for row in result["rows"]} == {"replaced", "fastpipe", "floor"}
+    assert {row["group"] for row in result["rows"]} == {"replaced", "fastpipe"}
     assert "--threads 1,2" in markdown(result)
     assert str(tree) not in json_file.read_text()
 

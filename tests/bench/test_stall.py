@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from clock import ManualClock
 
-from fastpipe.bench import stall
-from fastpipe.bench.stall import Timeline, timeline_of
-from fastpipe.testing.clock import ManualClock
+from fastpipe.bench import runner as stall
+from fastpipe.bench.runner import Timeline, timeline_of
 
 
 @pytest.fixture

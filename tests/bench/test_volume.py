@@ -17,26 +17,47 @@ import pytest
 import torch
 from rich.console import Console
 
-from fastpipe.bench import peers as bench_peers
-from fastpipe.bench.lines import first_batch_lines
-from fastpipe.bench.peer_children import serve
-from fastpipe.bench.peer_children.protocol import Stream, VolumeJob, job_of, volume_problem
-from fastpipe.bench.places import ZarrPatches, box_at, start_of
-from fastpipe.bench.report import markdown, print_result, short_markdown
+from benchmarks.cases import volume as full
+from benchmarks.cases.volume import (
+    ASKED,
+    COLD_PEERS,
+    VOLUME_PEERS,
+    WARM_PEERS,
+    VolumePeerRow,
+    differing,
+    row_info,
+    targets,
+)
+from benchmarks.peers import rows as bench_peers
+from benchmarks.peers.children import serve
+from benchmarks.peers.children.protocol import Stream, VolumeJob, job_of, volume_problem
+from benchmarks.run import main as measure
+from benchmarks.studies import volume_first as first
+from benchmarks.studies import volume_memory as memory
+from benchmarks.studies.volume_amplification import amplifications
+from benchmarks.studies.volume_first import first_batches
+from benchmarks.studies.volume_memory import Topology, memory_of_topologies
+from fastpipe.bench import volume as case
+from fastpipe.bench import volume as rows
+from fastpipe.bench.orders import ZarrPatches, box_at, start_of
+from fastpipe.bench.report import first_batch_lines, markdown, print_result, short_markdown
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import ContenderError, Sample
-from fastpipe.bench.volume import case, first, memory, rows
-from fastpipe.bench.volume.amplification import amplifications
-from fastpipe.bench.volume.check import check_patches, differing
-from fastpipe.bench.volume.data import Scroll, Sizes, described, made_scroll
-from fastpipe.bench.volume.first import first_batches
-from fastpipe.bench.volume.memory import Topology, memory_of_topologies
-from fastpipe.bench.volume.peers import COLD_PEERS, VOLUME_PEERS, WARM_PEERS, VolumePeerRow, row_info
-from fastpipe.bench.volume.rows import PatchSpec, SlicedRow, WholeEpochs, sliced_loader, specs
-from fastpipe.bench.volume.targets import ASKED, targets
+from fastpipe.bench.synthetic import scroll_slabs
+from fastpipe.bench.volume import (
+    PatchSpec,
+    Scroll,
+    Sizes,
+    SlicedRow,
+    WholeEpochs,
+    check_patches,
+    described,
+    made_scroll,
+    sliced_loader,
+    specs,
+)
 from fastpipe.cli import main
 from fastpipe.errors import OptionError
-from fastpipe.testing import scroll_slabs
 
 pytest.importorskip("tensorstore", reason="needs tensorstore: pip install 'fastpipe[volume]'")
 
@@ -409,7 +430,8 @@ def result(folder: Path) -> dict[str, Any]:
     if bench_peers.interpreter(COLD_PEERS[0]) is None:
         pytest.skip("needs zarr-python: pip install zarr")
     path = folder / "result.json"
-    command = [sys.executable, "-m", "fastpipe.bench", "volume", "--quick", "--rounds", "1"]
+    run = Path(__file__).resolve().parents[2] / "benchmarks" / "run.py"
+    command = [sys.executable, str(run), "volume", "--quick", "--rounds", "1"]
     command += ["--folder", str(folder), "--json", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -457,7 +479,8 @@ def small_and_here(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = spec_of("warm-slices")
     make = rows.sliced_loader
     monkeypatch.setattr(case, "QUICK", _SIZES)
-    monkeypatch.setattr(case, "require", lambda name, extra: None)
+    real = case.require
+    monkeypatch.setattr(case, "require", lambda name, extra: name == "zarr" or real(name, extra=extra))
     monkeypatch.setattr(case, "sliced_loader", lambda spec, scroll, size: make(kind, scroll, size))
 
 
@@ -484,9 +507,9 @@ def test_a_wrong_voxel_ends_the_command_with_1(
 def test_peers_that_are_not_there_are_told(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], small_and_here: None
 ) -> None:
-    monkeypatch.setattr(case, "interpreter", lambda peer: None)
+    monkeypatch.setattr(full, "interpreter", lambda peer: None)
     arguments = ["--quick", "--peers", "--rounds", "1", "--batch-size", "4", "--folder", str(folder)]
-    assert main(["bench", "volume", *arguments]) == 0
+    assert measure(["volume", *arguments]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "not measured: cold: TensorStore, cache_pool of the same size: not installed: pip install" in out
     assert out.count("not installed: ") == len(VOLUME_PEERS) == 6

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fastpipe.bench.writing import check_target, whole
+from fastpipe.bench.results import check_target, whole
 from fastpipe.errors import OptionError
 
 

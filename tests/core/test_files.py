@@ -5,10 +5,10 @@ import os
 from pathlib import Path
 
 import pytest
+from odd_images import write_fifo
 
 from fastpipe.core import files
 from fastpipe.core.files import open_file, read_file, regular_status
-from fastpipe.testing import write_fifo
 
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 1_000_003])

@@ -19,7 +19,7 @@ from rich.console import Console
 
 import fastpipe
 from fastpipe import FastHDF5Dataset, FastImageFolder, FastLoader, FastPatchDataset, errors
-from fastpipe.bench import pages
+from fastpipe.bench import page as pages
 from fastpipe.cli import main
 from fastpipe.console import PlainTable, Progress, in_any_encoding, print_line
 from fastpipe.core.class_folders import find_classes

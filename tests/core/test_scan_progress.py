@@ -8,9 +8,9 @@ import threading
 from pathlib import Path
 
 import pytest
+from clock import ManualClock
 
 from fastpipe.core.class_folders import ScanProgress
-from fastpipe.testing.clock import ManualClock
 
 ROOT = "/data/train"
 

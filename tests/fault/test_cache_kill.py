@@ -22,12 +22,12 @@ import torch
 from torchvision import transforms as v1
 
 from fastpipe import Cache, FastImageFolder, FastLoader
+from fastpipe.bench.synthetic import photo_tree
 from fastpipe.core import cache_store as store_module
 from fastpipe.core import locks
 from fastpipe.core.caches import open_store
 from fastpipe.images.batch import MADE, ImageBatch
 from fastpipe.images.reader import ImageReader
-from fastpipe.testing import photo_tree
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "pidfd_open"), reason="run it on Linux, which has SIGKILL and fork"

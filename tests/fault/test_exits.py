@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 import fastpipe
-from fastpipe.testing import photo_tree
+from fastpipe.bench.synthetic import photo_tree
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "pidfd_open"),

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, Subset
 from torchvision import transforms as v1
 
 from fastpipe import FastImageFolder, FastLoader
+from fastpipe.bench.synthetic import photo_tree
 from fastpipe.core.processes import memory_of_processes
-from fastpipe.testing import photo_tree
 
 CROP = v1.Compose([v1.RandomResizedCrop(16), v1.RandomHorizontalFlip(), v1.ToTensor()])
 

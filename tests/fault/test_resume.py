@@ -20,7 +20,7 @@ from torch.utils.data import WeightedRandomSampler
 from torchvision import transforms as v1
 
 from fastpipe import FastImageFolder, FastLoader, Shard
-from fastpipe.testing import photo_tree
+from fastpipe.bench.synthetic import photo_tree
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "fork"), reason="run it on Linux or macOS, where processes fork"

@@ -17,8 +17,8 @@ import torch
 from torch.utils.data import default_collate
 
 import fastpipe
+from fastpipe.bench.synthetic import photo_tree
 from fastpipe.errors import SharedMemoryError
-from fastpipe.testing import photo_tree
 from fastpipe.torch import workers
 from fastpipe.torch.workers import WorkerCollate
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 import torch
+from delay_proxy import Faults
 from torchvision import transforms as v1
 
 from fastpipe import FastImageFolder, FastLoader, Stage
 from fastpipe.errors import BadSampleError, StoreAccessError
 from fastpipe.stage.folder import StageFolder
-from fastpipe.testing.delay_proxy import Faults
 
 SMALL = v1.Compose([v1.Resize(20), v1.CenterCrop(16), v1.ToTensor()])
 _PROMPT = Faults(delay_ms=0, jitter_ms=0)

@@ -29,9 +29,9 @@ from torchvision import transforms as v1
 
 import fastpipe
 from fastpipe import FastImageFolder, FastLoader
+from fastpipe.bench.synthetic import photo_tree
 from fastpipe.core.native import native
 from fastpipe.errors import BadSampleError, WorkerError
-from fastpipe.testing import photo_tree
 from fastpipe.torch import workers as workers_module
 
 pytestmark = pytest.mark.skipif(

@@ -13,11 +13,11 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from dying import dying_at
 
 from fastpipe.cli import main
 from fastpipe.hdf5 import planning, repacking
 from fastpipe.hdf5.checkpoints import CheckpointedFile
-from fastpipe.testing.dying import dying_at
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="run it on Linux, which has SIGKILL and fork")
 

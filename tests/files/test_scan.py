@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from odd_images import odd_images, write_fifo
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
@@ -24,7 +25,6 @@ from fastpipe.errors import BadSampleError
 from fastpipe.files.scanning import judging
 from fastpipe.files.scanning.folder import in_threads, scan_images
 from fastpipe.files.scanning.judging import Judge
-from fastpipe.testing import odd_images, write_fifo
 
 Scan = Callable[..., tuple[int, str, str]]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dying import dying_at
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
@@ -21,7 +22,6 @@ from fastpipe.core import files as _files
 from fastpipe.core.locks import try_to_lock
 from fastpipe.files.scanning import moving, remedies
 from fastpipe.files.scanning.quarantine import LIST
-from fastpipe.testing.dying import dying_at
 
 CALLS = ("write", "fsync", "link", "symlink", "rename", "replace", "unlink", "rmdir", "makedirs")
 BAD = {"a/bad.jpg", "a/inner/cut.jpg", "b/empty.png", "b/link.jpg"}

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dying import dying_at
 
 from fastpipe.cli import main
-from fastpipe.testing.dying import dying_at
 from fastpipe.volumes import repacking
 from fastpipe.volumes.bricks import Bricks
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
+from odd_images import write_fifo
 from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 from torchvision import transforms as v1
@@ -23,12 +24,12 @@ from torchvision.transforms import v2
 from transform_chains import chains
 
 from fastpipe import BadSamples, Decode, FastImageFolder, FastLoader
+from fastpipe.bench.synthetic import photograph
 from fastpipe.core.native import native
 from fastpipe.core.sample_tables import paths_of
 from fastpipe.core.types import Key
 from fastpipe.errors import BadSampleError
 from fastpipe.images import batch as images_batch
-from fastpipe.testing import photograph, write_fifo
 from fastpipe.torch.kept import ImageSource
 from fastpipe.torch.keys import keyed
 

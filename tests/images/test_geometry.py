@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from array_image import ArrayImage
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 from operations import Crop, Flip, Grey, Operation, Resize, fold, pillow_resize
@@ -19,7 +20,6 @@ from fastpipe.images import pixels as geometry
 from fastpipe.images.pillow import FILTERS
 from fastpipe.images.pixels import render
 from fastpipe.images.steps import BOX, FLIP, described_step
-from fastpipe.testing import ArrayImage
 
 MODES = {constant: Image.Resampling[name.upper()] for name, constant in FILTERS.items()}
 

@@ -12,10 +12,11 @@ import PIL
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jpeg_walk import walked_header
 from PIL import Image, ImageOps
 
+from fastpipe.bench.synthetic import photograph
 from fastpipe.images.reader import read_jpeg_header
-from fastpipe.testing import photograph, walked_header
 
 PHOTO = photograph(np.random.default_rng(3), (70, 93))
 

@@ -13,9 +13,11 @@ import pytest
 if sys.platform == "win32":
     pytest.skip("files are read one by one on Windows", allow_module_level=True)
 
+from odd_images import damaged_at_random, write_fifo
+
+from fastpipe.bench.synthetic import photo_tree
 from fastpipe.core.files import read_file
 from fastpipe.images.reader import read_jpeg_header, read_many
-from fastpipe.testing import damaged_at_random, photo_tree, write_fifo
 
 
 def test_photos_whole_and_damaged(tmp_path: Path) -> None:

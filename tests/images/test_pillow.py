@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from array_image import ArrayImage
 from operations import fold, pillow_resize
 from PIL import Image
 from torchvision import transforms as v1
@@ -14,7 +15,6 @@ from torchvision import transforms as v1
 from fastpipe.core.types import Size, UInt8Array
 from fastpipe.images import kernels, pillow
 from fastpipe.images.plan import Plan, compile_plan
-from fastpipe.testing import ArrayImage
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (70, 90, 3), np.uint8)
 CHAIN = [v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.Grayscale(3), v1.ToTensor()]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from array_image import ArrayImage
 from PIL import Image
 from torch import nn
 from torchvision import transforms as v1
@@ -21,7 +22,6 @@ from fastpipe.core.types import Key
 from fastpipe.images.pillow import grey_is_known
 from fastpipe.images.plan import Plan, TensorSpec, compile_plan, plan_state
 from fastpipe.images.pointwise import rows_of
-from fastpipe.testing import ArrayImage
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (50, 60, 3), np.uint8)
 NORMALIZE = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])

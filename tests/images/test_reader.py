@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import PIL
 import pytest
+from odd_images import OddImage, odd_images
 from PIL import Image, ImageOps
 
+from fastpipe.bench.synthetic import photograph
 from fastpipe.core.types import Box, EncodedImage, Size
 from fastpipe.errors import OptionError
 from fastpipe.images.reader import ImageReader
 from fastpipe.options import Decode
-from fastpipe.testing import OddImage, odd_images, photograph
 
 BACKENDS = ["auto", "nvimgcodec", "simplejpeg", "pillow"]
 PHOTO = photograph(np.random.default_rng(3), (70, 93))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from array_image import ArrayImage
 from hypothesis import given
 from hypothesis import strategies as st
 from operations import Crop, Flip, Grey, Operation, Resize, fold
@@ -20,7 +21,6 @@ from fastpipe.core.types import Box, Size
 from fastpipe.images import kernels
 from fastpipe.images.gpu_resampling import resample_by_torch, tables_of
 from fastpipe.images.pixels import Resampling, render, resampling_of
-from fastpipe.testing import ArrayImage
 
 MODES = [
     kernels.BOX, kernels.BILINEAR, kernels.HAMMING, kernels.BICUBIC, kernels.LANCZOS, kernels.TORCH_BILINEAR,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from array_image import ArrayImage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -28,7 +29,6 @@ from fastpipe.images.steps import (
     resized_size,
     state_of,
 )
-from fastpipe.testing import ArrayImage
 
 BOTH = pytest.mark.parametrize("tv", [v1, v2], ids=["v1", "v2"])
 

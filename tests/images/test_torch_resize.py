@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from array_image import ArrayImage
 from PIL import Image
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
@@ -15,7 +16,6 @@ from torchvision.transforms.v2 import functional
 from fastpipe.images import pillow as module
 from fastpipe.images.pillow import torch_filter
 from fastpipe.images.plan import Plan, compile_plan
-from fastpipe.testing import ArrayImage
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (70, 90, 3), np.uint8)
 CHAIN = [v2.ToImage(), v2.RandomResizedCrop(24, antialias=True), v2.RandomHorizontalFlip()]

@@ -24,10 +24,10 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from fastpipe import Decode, FastImageFolder, FastLoader
+from fastpipe.bench.synthetic import photo_tree as make_photo_tree
 from fastpipe.core import pool as jobs
 from fastpipe.core.native import native
 from fastpipe.errors import ClosedError
-from fastpipe.testing import photo_tree as make_photo_tree
 
 TRAINING = v1.Compose([v1.RandomResizedCrop(48), v1.RandomHorizontalFlip(), v1.ToTensor(),
                        v1.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])])  # fmt: skip

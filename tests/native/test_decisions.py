@@ -23,9 +23,9 @@ from torchvision import transforms as v1
 from torchvision.datasets.folder import default_loader
 
 from fastpipe import FastImageFolder
+from fastpipe.bench.synthetic import photo_tree
 from fastpipe.core.native import native
 from fastpipe.errors import BadSampleError
-from fastpipe.testing import photo_tree
 
 CORPUS = Path(native.__file__).with_name("fuzz") / "corpus" / "jpeg"
 PICTURE = v1.PILToTensor()

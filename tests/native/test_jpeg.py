@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from fastpipe.bench.synthetic import photograph
 from fastpipe.core.native import native
 from fastpipe.core.types import Box
 from fastpipe.errors import MissingDependencyError
 from fastpipe.images.reader import ImageReader, read_jpeg_header
 from fastpipe.options import Decode
-from fastpipe.testing import photograph
 
 KINDS: dict[str, dict[str, Any]] = {
     f"{sampling}{kind}": {"subsampling": sampling, "progressive": bool(kind)}

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from fastpipe.bench.synthetic import photo_tree
 from fastpipe.core.native import native
-from fastpipe.testing import photo_tree
 
 # How each decodes a JPEG: with its own libjpeg, in the same process.
 OTHERS = {

@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from odd_images import damaged_at_random
 from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 from torchvision import transforms as v1
 
 from fastpipe import Decode, FastImageFolder, FastLoader
+from fastpipe.bench.synthetic import photo_tree
 from fastpipe.core.types import Box, Key
 from fastpipe.errors import BadSampleError
 from fastpipe.images.dali import DaliDecoder
-from fastpipe.testing import damaged_at_random, photo_tree
 from fastpipe.torch.keys import keyed
 
 TRAINING = v1.Compose([

@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from odd_images import OddImage, damaged_at_random, odd_images, write_fifo
 from PIL import Image, ImageOps
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import default_loader
 
 from fastpipe import Decode, FastImageFolder
+from fastpipe.bench.synthetic import photo_tree
 from fastpipe.errors import BadSampleError
-from fastpipe.testing import OddImage, damaged_at_random, odd_images, photo_tree, write_fifo
 from fastpipe.torch.keys import take_key
 
 BACKENDS = ["auto", "nvimgcodec", "simplejpeg", "pillow", "dali"]

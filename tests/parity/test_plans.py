@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from array_image import ArrayImage
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -20,7 +21,6 @@ from transform_chains import chains
 from fastpipe.core.types import Key
 from fastpipe.images.plan import Plan, compile_plan
 from fastpipe.images.pointwise import rows_of
-from fastpipe.testing import ArrayImage
 
 # ---- images ----------------------------------------------------------------------------------
 

@@ -13,11 +13,11 @@ from PIL import Image
 from torchvision import transforms
 
 from fastpipe import Decode, FastImageFolder
+from fastpipe.bench.synthetic import photograph
 from fastpipe.core.types import Box, EncodedImage, Size
 from fastpipe.images.pillow import FILTERS
 from fastpipe.images.pixels import reduction, render
 from fastpipe.images.reader import ImageReader
-from fastpipe.testing import photograph
 
 SIZE = Size(777, 1001)
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from clock import ManualClock
 from rich.console import Console
 from torch.utils.data import DataLoader
 
@@ -25,7 +26,6 @@ import fastpipe
 from fastpipe import FastLoader
 from fastpipe.errors import OptionError
 from fastpipe.profiling import WatchedLoader, bars, epochs
-from fastpipe.testing.clock import ManualClock
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from torchvision.datasets import ImageFolder
 
 import fastpipe
 from fastpipe import FastImageFolder, FastLoader
+from fastpipe.bench.synthetic import photo_tree as make_tree
 from fastpipe.errors import OptionError
 from fastpipe.profiling import Report, diagnosis
 from fastpipe.profiling.candidates import candidates
@@ -29,7 +30,6 @@ from fastpipe.profiling.loops import Loop
 from fastpipe.profiling.stacks import Line
 from fastpipe.profiling.times import Spent
 from fastpipe.profiling.watching import Watched
-from fastpipe.testing import photo_tree as make_tree
 
 SECONDS = 0.6
 

@@ -21,19 +21,33 @@ import tensorflow as tf
 from PIL import Image
 from rich.console import Console
 
-from fastpipe.bench.overview.apart import outcome_apart
+from benchmarks.cases import tf as full
+from benchmarks.cases.tf import ASKED, targets
+from benchmarks.run import main as measure
+from fastpipe.bench import (
+    tf as apart,
+)
+from fastpipe.bench import (
+    tf as case,
+)
+from fastpipe.bench import (
+    tf_datasets as augmenting,
+)
+from fastpipe.bench import (
+    tf_datasets as own,
+)
+from fastpipe.bench import (
+    tf_datasets as scripts,
+)
+from fastpipe.bench.overview import outcome_apart
 from fastpipe.bench.report import markdown, print_result, short_markdown
 from fastpipe.bench.results import load, validate
 from fastpipe.bench.runner import ContenderError, Sample, Session
-from fastpipe.bench.tf import apart, augmenting, case, own, scripts
-from fastpipe.bench.tf.check import SampleCheck, check_rows
-from fastpipe.bench.tf.data import MODALITIES, NUMBERS, Lengths, Photos, Setting
-from fastpipe.bench.tf.framework import tensorflow
-from fastpipe.bench.tf.rows import SECTIONS, EpochRow, Spec, specs
-from fastpipe.bench.tf.targets import ASKED, targets
+from fastpipe.bench.synthetic import photo_tree
+from fastpipe.bench.tf import SECTIONS, EpochRow, SampleCheck, Spec, check_rows
+from fastpipe.bench.tf_datasets import MODALITIES, NUMBERS, Lengths, Photos, Setting, tensorflow
 from fastpipe.cli import main
 from fastpipe.errors import CacheError, FastpipeError, OptionError
-from fastpipe.testing import photo_tree
 
 _LENGTHS = Lengths(8, 6, 5, 2, 9, 5)
 
@@ -55,7 +69,7 @@ def setting(photos: Photos, tmp_path: Path) -> Setting:
 
 
 def spec_of(key: str) -> Spec:
-    return next(spec for spec in specs() if spec.key == key)
+    return next(spec for spec in full.specs() if spec.key == key)
 
 
 @pytest.fixture
@@ -131,18 +145,18 @@ def test_a_copied_folder_has_so_many_files_in_the_same_classes(photos: Photos, t
 
 
 def test_every_row_has_its_own_key_and_is_asked_for_by_it() -> None:
-    keys = [spec.key for spec in specs()]
+    keys = [spec.key for spec in full.specs()]
     assert len(set(keys)) == len(keys) == 25
-    assert list(dict.fromkeys(spec.section for spec in specs())) == list(SECTIONS)
+    assert list(dict.fromkeys(spec.section for spec in full.specs())) == list(SECTIONS)
     for section in SECTIONS:
-        of_it = [spec for spec in specs() if spec.section == section]
+        of_it = [spec for spec in full.specs() if spec.section == section]
         assert of_it[0].key == f"{section}-replaced" and of_it[0].group == "replaced"
         assert {spec.group for spec in of_it} >= {"replaced", "fastpipe"}
     named = {name for one in ASKED for name in (one.row, one.against)}
-    assert named <= {spec.key for spec in specs() if spec.group != "peer" or spec.is_always}
+    assert named <= {spec.key for spec in full.specs()}
     assert all(
         spec.most_apart is not None
-        for spec in specs()
+        for spec in full.specs()
         if spec.group == "fastpipe" and spec.section != "augment"
     )
 
@@ -155,7 +169,7 @@ def test_scripts_give_boxes_at_one_size_each_once_in_an_epoch(setting: Setting) 
         wanted = opened.convert("RGB").crop(box).resize((128, 128), Image.Resampling.BILINEAR)
     assert np.array_equal(images[3], np.asarray(wanted, np.float32))
     assert labels.numpy().tolist() == table.labels.tolist() and labels.dtype == tf.int32
-    for make, most in ((scripts.by_hand, 12.0), (scripts.by_hand_antialiased, 4.0)):
+    for make, most in ((scripts.by_hand, 12.0), (full.by_hand_antialiased, 4.0)):
         ((other, same),) = make(table, 8, is_shuffled=False)
         assert other.shape == images.shape and same.numpy().tolist() == labels.numpy().tolist()
         assert 0 < np.abs(other - images).mean() < most
@@ -168,7 +182,7 @@ def test_scripts_give_boxes_at_one_size_each_once_in_an_epoch(setting: Setting) 
     assert len({tuple(one) for one in (*epochs, [one.numpy().tobytes() for one in images])}) > 1
 
 
-@pytest.mark.parametrize("key", [spec.key for spec in specs() if spec.section != "augment"])
+@pytest.mark.parametrize("key", [spec.key for spec in full.specs() if spec.section != "augment"])
 def test_a_row_goes_through_whole_epochs(key: str, rows: Any) -> None:
     (row,) = rows(key)
     lengths = {"crop": 8, "folder": 6, "modalities": 5, "hdf5": 9, "patches": 5}
@@ -217,11 +231,11 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     class Here(threading.Thread):
         def __init__(self, target: Any, args: Any, daemon: bool) -> None:
             own = Connection(os.dup(args[0].fileno()))  # as another process has
-            super().__init__(target=self._run_and_close, args=(target, own, args[1]), daemon=daemon)
+            super().__init__(target=self._run_and_close, args=(target, own, *args[1:]), daemon=daemon)
 
-        def _run_and_close(self, target: Any, own: Connection, setting: Setting) -> None:
+        def _run_and_close(self, target: Any, own: Connection, *others: Any) -> None:
             with own:
-                target(own, setting)
+                target(own, *others)
 
     context = SimpleNamespace(Pipe=multiprocessing.Pipe, Process=Here)
     monkeypatch.setattr(apart.multiprocessing, "get_context", lambda kind: context)
@@ -251,7 +265,9 @@ def test_rows_apart_answer_until_their_process_ends(setting: Setting, in_this_pr
 
 
 def test_the_check_sees_all_samples_of_fastpipes_rows(rows: Any, setting: Setting) -> None:
-    made = rows(*(spec.key for spec in specs() if spec.group == "fastpipe" and spec.section != "augment"))
+    made = rows(
+        *(spec.key for spec in full.specs() if spec.group == "fastpipe" and spec.section != "augment")
+    )
     said: list[str] = []
     check = check_rows(setting, made, said.append)
     assert check.ok, check.problems
@@ -334,7 +350,14 @@ def test_what_was_asked_is_judged_by_the_median() -> None:
 
 def few(monkeypatch: pytest.MonkeyPatch, *keys: str) -> None:
     """Only these rows, and few samples."""
-    monkeypatch.setattr(case, "specs", lambda: [spec_of(key) for key in keys])
+
+    kept = [spec_of(key) for key in keys]
+
+    def chosen() -> list[Spec]:
+        return kept
+
+    monkeypatch.setattr(case, "specs", chosen)
+    monkeypatch.setattr(case.Bench, "specs", staticmethod(chosen))
     monkeypatch.setattr(case, "QUICK", _LENGTHS)
 
 
@@ -344,12 +367,14 @@ def result(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
     folder = tmp_path_factory.mktemp("run")
     code = (
         "import sys\n"
-        "from fastpipe.cli import main\n"
+        f"sys.path.insert(0, {str(Path(full.__file__).parents[1])!r})\n"
+        "import paths\n"
+        "from benchmarks.run import main\n"
         "code = main(sys.argv[1:])\n"
         "assert 'torch' not in sys.modules, 'the case goes without'\n"
         "sys.exit(code)\n"
     )
-    command = ["bench", "tf", "--quick", "--rounds", "1", "--batch-size", "4", "--data", str(tree), "--peers"]
+    command = ["tf", "--quick", "--rounds", "1", "--batch-size", "4", "--data", str(tree), "--peers"]
     command += ["--json", str(folder / "r.json"), "--plot", str(folder / "r.png")]
     done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -368,7 +393,7 @@ def test_a_quick_run_gives_table_json_and_picture(result: dict[str, Any]) -> Non
     assert "best replaced dataset" in result["verdict"] and "num_workers" not in result["verdict"]
     assert printed.count("asked: ") == len(result["targets"]) == len(ASKED)
     assert list(result["sections"]) == list(SECTIONS) and result["missing"] == []
-    assert [row["key"] for row in result["rows"]] == [spec.key for spec in specs()]
+    assert [row["key"] for row in result["rows"]] == [spec.key for spec in full.specs()]
     assert all(
         row[f"{row['unit']}_per_s"]["median"] > 0 and len(row["samples"]) == 1 for row in result["rows"]
     )
@@ -403,9 +428,9 @@ def test_peers_are_measured_where_they_are_asked_for(
     capsys: pytest.CaptureFixture[str],
     in_this_process: None,
 ) -> None:
-    few(monkeypatch, "crop-replaced", "crop-threads", "crop-hand", "crop-tf-ram")
+    few(monkeypatch, "crop-replaced", "crop-threads", "crop-hand")
     arguments = ["--quick", "--rounds", "1", "--data", str(tree), "--json", str(tmp_path / "r.json")]
-    assert main(["bench", "tf", *arguments]) == 0
+    assert measure(["tf", *arguments]) == 0
     rows = load(tmp_path / "r.json")["rows"]
     assert [row["key"] for row in rows] == ["crop-replaced", "crop-threads", "crop-hand"]
     assert "asked: folder, × image_dataset_from_directory" in capsys.readouterr().out
@@ -462,7 +487,7 @@ def test_help_loads_no_framework() -> None:
 
 
 def test_without_what_is_replaced_there_are_no_figures() -> None:
-    samples = {spec.key: [Sample(0, 10, 1.0)] for spec in specs()}
+    samples = {spec.key: [Sample(0, 10, 1.0)] for spec in full.specs()}
     case._check_measured(Session(samples, rounds=1))
     gone = {key: some for key, some in samples.items() if key != "folder-replaced"}
     with pytest.raises(FastpipeError, match="its process ended"):

@@ -14,12 +14,12 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from odd_images import damaged_at_random, odd_images
 from PIL import Image
 
 from fastpipe import BadSamples, Cache, Decode, Shard
 from fastpipe.errors import OptionError
 from fastpipe.images.dali import DaliDecoder
-from fastpipe.testing import damaged_at_random, odd_images
 from fastpipe.tf import image_dataset, making
 
 # Pillow warns of palettes with transparency and of truncated metadata, whoever asks it.

@@ -12,8 +12,8 @@ import tensorflow as tf
 from PIL import Image
 
 import fastpipe
+from fastpipe.bench.synthetic import photo_tree as make_tree
 from fastpipe.profiling.script import profile_script
-from fastpipe.testing import photo_tree as make_tree
 
 SCRIPT = """
 import keras

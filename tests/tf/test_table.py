@@ -10,10 +10,10 @@ import pandas as pd
 import polars as pl
 import pytest
 import tensorflow as tf
+from odd_images import odd_images
 from PIL import Image
 
 from fastpipe.errors import OptionError
-from fastpipe.testing import odd_images
 from fastpipe.tf import Modality, image_dataset
 
 

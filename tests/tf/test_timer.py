@@ -13,11 +13,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from clock import ManualClock
 
 import fastpipe.tf
 from fastpipe import profiling
 from fastpipe.errors import OptionError
-from fastpipe.testing.clock import ManualClock
 from fastpipe.tf import EpochTimer, EpochTimes
 
 

@@ -12,9 +12,9 @@ import torch
 from torch.utils.data import default_collate
 
 from fastpipe import FastLoader
+from fastpipe.bench.synthetic import photo_tree
 from fastpipe.core import caches as places
 from fastpipe.core.transfer import Transfer
-from fastpipe.testing import photo_tree
 from fastpipe.torch.delivery import Delivery
 from fastpipe.torch.folder_source import FolderSource
 

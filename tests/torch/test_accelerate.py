@@ -30,8 +30,8 @@ from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import pil_loader
 
 from fastpipe import Cache, FastImageFolder, FastLoader, Shard, accelerate
+from fastpipe.bench.synthetic import photo_tree
 from fastpipe.errors import BadSampleError, OptionError
-from fastpipe.testing import photo_tree
 
 STEADY = v1.Compose([v1.Resize(40), v1.CenterCrop(32), v1.ToTensor(), v1.Normalize([0.5] * 3, [0.2] * 3)])
 RANDOM = v1.Compose([v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor()])

@@ -19,8 +19,8 @@ from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 
 from fastpipe import BadSamples, FastImageFolder, FastLoader
+from fastpipe.bench.synthetic import photo_tree
 from fastpipe.errors import BadSampleError, TooManyBadSamplesError
-from fastpipe.testing import photo_tree
 
 BY_PROCESSES = functools.partial(FastLoader, workers="processes")
 

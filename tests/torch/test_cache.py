@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from odd_images import OddImage, odd_images
 from PIL import Image, ImageFile, ImageOps
 from torch.utils.data import DataLoader, Subset
 from torchvision import transforms as v1
@@ -20,13 +21,13 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from fastpipe import Cache, Decode, FastImageFolder, FastLoader, accelerate
+from fastpipe.bench.synthetic import photo_tree
 from fastpipe.core import caches as places
 from fastpipe.core import file_identity as identity
 from fastpipe.core.caches import open_store
 from fastpipe.errors import BadSampleError, CacheError, OptionError
 from fastpipe.images.batch import MADE, ImageBatch
 from fastpipe.images.reader import ImageReader
-from fastpipe.testing import OddImage, odd_images, photo_tree
 
 # Pillow warns of palettes with transparency and of truncated metadata, as it does in ImageFolder.
 pytestmark = [

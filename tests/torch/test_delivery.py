@@ -13,9 +13,9 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from fastpipe import FastImageFolder, FastLoader, Shard
+from fastpipe.bench.synthetic import photo_tree
 from fastpipe.core.types import Key
 from fastpipe.errors import BadSampleError, OptionError
-from fastpipe.testing import photo_tree
 from fastpipe.torch.samples import BatchSample
 
 pytestmark = pytest.mark.usefixtures("same_generators")

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 import torch
+from clock import ManualClock
 from torch.utils.data import DataLoader, IterableDataset
 
 from fastpipe.errors import OptionError
-from fastpipe.testing.clock import ManualClock
 from fastpipe.torch import EpochTimer, epoch_timer
 
 _WHY = "needs the trainer: pip install lightning (make venv installs it)"

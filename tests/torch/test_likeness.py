@@ -15,7 +15,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from fastpipe import FastImageFolder, FastLoader
-from fastpipe.testing import photo_tree
+from fastpipe.bench.synthetic import photo_tree
 from fastpipe.torch.likeness import Like, Likeness, fits
 
 PLAIN = torch.zeros(3, 4, 5)

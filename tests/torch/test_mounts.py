@@ -13,16 +13,16 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import mounts
 import numpy as np
 import pytest
 import torch
+from mounts import Mount, missing_for_mounts, rclone_mount, s3fs_mount
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 
 from fastpipe import FastHDF5Dataset, FastImageFolder, FastLoader, Stage
 from fastpipe.errors import BadSampleError, StoreError
-from fastpipe.testing import mounts
-from fastpipe.testing.mounts import Mount, missing_for_mounts, rclone_mount, s3fs_mount
 
 pytestmark = pytest.mark.usefixtures("same_generators", "own_cache_folder")
 
@@ -217,10 +217,11 @@ def test_a_program_that_mounts_nothing_is_ended(tmp_path: Path, monkeypatch: pyt
         s3fs_mount("http://127.0.0.1:9", "x", "key", "secret", tmp_path / "mount").__enter__()
 
 
-_OWN = """
+_OWN = f"""
 import sys
 from pathlib import Path
-from fastpipe.testing.mounts import s3fs_mount
+sys.path.insert(0, {str(Path(mounts.__file__).parent)!r})
+from mounts import s3fs_mount
 with s3fs_mount(*sys.argv[1:5], Path(sys.argv[5])) as mount:
     print(mount.pid, flush=True)
     sys.stdin.readline()

@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from odd_images import damaged_at_random
 from PIL import Image
 from torch.utils.data import ConcatDataset, Subset
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from fastpipe import Decode, FastImageFolder, FastLoader
+from fastpipe.bench.synthetic import photo_tree
 from fastpipe.core.native import native
 from fastpipe.core.transfer import Transfer
 from fastpipe.core.types import Box
@@ -26,7 +28,6 @@ from fastpipe.images import gpu_batches as decoders
 from fastpipe.images import gpu_share as sharing
 from fastpipe.images.gpu_batches import device_decoder
 from fastpipe.images.gpu_share import GivenShare, MeasuredShare
-from fastpipe.testing import damaged_at_random, photo_tree
 from fastpipe.torch.splitting import Splitting
 
 NORMALIZE = v1.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

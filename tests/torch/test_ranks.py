@@ -13,7 +13,7 @@ import pytest
 from torchvision import transforms
 
 from fastpipe import FastImageFolder, FastLoader
-from fastpipe.testing import photo_tree
+from fastpipe.bench.synthetic import photo_tree
 
 _ROOT = Path(__file__).resolve().parents[2]
 _SCRIPT = Path(__file__).with_name("rank_script.py")

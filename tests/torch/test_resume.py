@@ -33,8 +33,8 @@ from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 
 from fastpipe import BadSamples, FastImageFolder, FastLoader, Shard
+from fastpipe.bench.synthetic import photo_tree
 from fastpipe.errors import OptionError
-from fastpipe.testing import photo_tree
 
 pytestmark = pytest.mark.usefixtures("same_generators")
 

@@ -31,8 +31,8 @@ from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 
 from fastpipe import FastImageFolder, FastLoader
+from fastpipe.bench.synthetic import photo_tree
 from fastpipe.errors import OptionError
-from fastpipe.testing import photo_tree
 from fastpipe.torch import accelerate as accelerated
 
 pytestmark = pytest.mark.usefixtures("same_generators")

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, RandomSampler, Sampler
 from torchvision import transforms as v1
 
 from fastpipe import BadSamples, FastImageFolder, FastLoader, Shuffle
+from fastpipe.bench.synthetic import photo_tree
 from fastpipe.errors import OptionError
-from fastpipe.testing import photo_tree
 from fastpipe.torch import prepare
 
 _WHY = "needs the trainers: pip install lightning accelerate (make venv installs both)"

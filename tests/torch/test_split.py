@@ -15,9 +15,9 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from fastpipe import FastImageFolder, FastLoader, Shard, accelerate, augment
+from fastpipe.bench.synthetic import photo_tree
 from fastpipe.core.types import Key
 from fastpipe.errors import OptionError
-from fastpipe.testing import photo_tree
 from fastpipe.torch import splitting
 from fastpipe.torch.source import SplitError
 from fastpipe.torch.split import split_of

@@ -22,9 +22,9 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 from torchvision import transforms as v1
 
 from fastpipe import FastImageFolder, FastLoader, Shard
+from fastpipe.bench.synthetic import photo_tree
 from fastpipe.core.order import BlockShard, RankBatch, ShardedBatches
 from fastpipe.errors import OptionError
-from fastpipe.testing import photo_tree
 from fastpipe.torch import prepare
 
 _WHY = "needs the trainers: pip install lightning accelerate (make venv installs both)"

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fastpipe.bench.synthetic import photo_tree
 from fastpipe.images.batch import ImageBatch
 from fastpipe.images.reader import ImageReader
-from fastpipe.testing import photo_tree
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from odd_images import odd_images
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 import fastpipe
 from fastpipe.errors import OptionError
-from fastpipe.testing import odd_images
 from fastpipe.torch.image_folder import FastImageFolder
 from fastpipe.torch.substitutes import Items
 from fastpipe.verify.chains import NAMED, Chain, chain_of

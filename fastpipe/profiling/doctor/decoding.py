@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from fastpipe.bench.synthetic import photograph
 from fastpipe.core.extras import require
 from fastpipe.core.files import read_file
 from fastpipe.core.types import Box
 from fastpipe.images.reader import ImageReader, read_jpeg_header
 from fastpipe.options import Decode
-from fastpipe.testing import photograph
 
 __all__ = ["measure"]
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from delay_proxy import Faults
+from odd_images import write_fifo
 
 from fastpipe.profiling.doctor import DoctorReport, caching, examining, reading, storage, stores
 from fastpipe.profiling.doctor.asking import Answer
 from fastpipe.profiling.doctor.findings import Examined
 from fastpipe.profiling.doctor.reading import Rate, read_many, sample
 from fastpipe.profiling.mounts import FileSystem, file_system
-from fastpipe.testing import write_fifo
-from fastpipe.testing.delay_proxy import Faults
 
 EVERYTHING = {"seconds": 60.0, "nbytes": 1 << 40}
 

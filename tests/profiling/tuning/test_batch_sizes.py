@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from clock import ManualClock
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +21,6 @@ from fastpipe.profiling.device_memory import memory_for
 from fastpipe.profiling.resizing import resized, size_of
 from fastpipe.profiling.tuning import batch_sizes
 from fastpipe.profiling.tuning.batch_sizes import BatchSizes, SizeTrial
-from fastpipe.testing.clock import ManualClock
 
 BATCH = [torch.zeros(4, 3)]
 

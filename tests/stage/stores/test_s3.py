@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from delay_proxy import Faults
 
 from fastpipe.errors import OptionError, StoreAccessError, StoreBusyError
 from fastpipe.stage.stores import Location, RetryingStore, StorageOptions, open_store
 from fastpipe.stage.stores.objects import ObjectStore
 from fastpipe.stage.stores.s3_options import S3Settings
 from fastpipe.stage.stores.s3fs_objects import S3fsStore
-from fastpipe.testing.delay_proxy import Faults
 
 _SECRET = "hunter2-secret-value"
 _CLIENTS = ("obstore", "s3fs")

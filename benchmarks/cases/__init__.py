@@ -1,0 +1,1 @@
+"""The cases of ``fastpipe bench`` with peers, studies and acceptance figures."""

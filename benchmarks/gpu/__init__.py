@@ -1,0 +1,1 @@
+"""The case ``gpu``: decoders, training steps and augmentation on a CUDA device, in a few minutes."""

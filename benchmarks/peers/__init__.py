@@ -1,0 +1,1 @@
+"""Other libraries doing the same job, each in a process of its own."""

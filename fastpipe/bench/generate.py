@@ -1,0 +1,419 @@
+"""The case ``generate``: rows of a function, stored: a script's loop against ``fastpipe.generate``."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+
+import fastpipe
+from fastpipe.bench import machine
+from fastpipe.bench.driver import Driver, add_run_arguments
+from fastpipe.bench.functions import (
+    BATCH_ROWS,
+    SEED,
+    Function,
+    made,
+    motion,
+    quick,
+    rows_of,
+    slow,
+    waves,
+    waves_alone,
+    wide,
+)
+from fastpipe.bench.results import RowInfo, entries, verdict
+from fastpipe.bench.runner import Plan
+from fastpipe.console import Progress
+from fastpipe.core.extras import require
+from fastpipe.errors import OptionError
+
+__all__ = [
+    "SECTIONS",
+    "Columns",
+    "FastRow",
+    "LoopRow",
+    "MadeRow",
+    "Section",
+    "Spec",
+    "StoredCheck",
+    "StoringRow",
+    "add_arguments",
+    "check_stored",
+    "difference",
+    "run",
+    "specs",
+]
+
+
+# ---- Rows: a loop, and fastpipe.generate -----------------------------------------------------------
+
+Columns = dict[str, npt.NDArray[Any]]
+
+_AT_ONCE = 1 << 20  # bytes that are written at a time
+_FAST = "fastpipe.generate"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A function whose rows are made.
+
+    Attributes:
+        key: its name in the JSON file.
+        label: its name in tables.
+        function: makes a row.
+        row_s: about how long a row takes.
+        chunk: rows are made in multiples of this.
+        checked: so many are compared before anything is timed.
+        has_threads: whether threads make rows at a time, as the function lets go of the interpreter's lock.
+    """
+
+    key: str
+    label: str
+    function: Function
+    row_s: float
+    chunk: int
+    checked: int
+    has_threads: bool = False
+
+
+SECTIONS = (
+    Section("slow", "5 ms a row, rows of 4 kB", slow, 5e-3, 20, 24),
+    Section("quick", "100 µs a row, rows of 4 kB", quick, 1e-4, 200, 300),
+    Section("wide", "100 µs a row, rows of 16 kB", wide, 1e-4, 200, 300),
+    Section("batch", "sums of sines, rows of 1 kB", waves, 4e-5, 4 * BATCH_ROWS, 600),
+    Section("motion", "about 1 ms a row, rows of 75 kB", motion, 1e-3, 20, 60, has_threads=True),
+)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One way to make rows.
+
+    Attributes:
+        section: whose rows.
+        kind: the end of the row's key.
+        label: its name in tables.
+        group: as of `RowInfo`.
+        workers: how many rows are made at a time; 0: they are made in this thread.
+        executor: as of `fastpipe.generate`.
+        note: what a reader should know about the row.
+        function: makes the rows, where it is not the section's.
+    """
+
+    section: Section
+    kind: str
+    label: str
+    group: Literal["replaced", "fastpipe", "peer"]
+    workers: int = 0
+    executor: Literal["processes", "threads"] = "processes"
+    note: str = ""
+    function: Function | None = None
+
+    @property
+    def key(self) -> str:
+        """Its name in the JSON file."""
+        return f"{self.section.key}-{self.kind}"
+
+    @property
+    def info(self) -> RowInfo:
+        """What the report calls it."""
+        return RowInfo(
+            self.key,
+            self.label,
+            self.group,
+            None,
+            "float32",
+            self.note,
+            section=self.section.key,
+            unit="rows",
+        )
+
+
+class MadeRow(ABC):
+    """A `Contender` that makes rows."""
+
+    def __init__(self, spec: Spec, folder: Path) -> None:
+        self.spec, self.key, self.chunk = spec, spec.key, spec.section.chunk
+        self.workers = spec.workers if spec.executor == "processes" else 0
+        self._function, self._folder = spec.function or spec.section.function, folder
+
+    @abstractmethod
+    def measure(self, count: int) -> float:
+        """Make so many rows; return the seconds it took."""
+
+    @abstractmethod
+    def stored(self, count: int) -> Columns:
+        """So many rows, as they are read from the file."""
+
+    def close(self) -> None:  # noqa: B027
+        """Nothing: all ends with each measurement."""
+
+
+class StoringRow(MadeRow):
+    """One that stores them.
+
+    A measurement lasts from the call to the file being closed.  The start of threads and processes is a part
+    of it; their end only where they end before the file is closed, and the removal of the file never.
+    """
+
+    @abstractmethod
+    def make(self, count: int, out: Path, later: ExitStack) -> None:
+        """Make and store rows.
+
+        Raises:
+            ContenderError: it cannot.
+        """
+
+    def read(self, out: Path) -> Columns:
+        """What a file holds."""
+        with require("h5py", extra="generation").File(out, "r") as file:
+            return {name: dataset[...] for name, dataset in file.items()}
+
+    def measure(self, count: int) -> float:
+        """Make and store so many rows in a new file; return the seconds it took."""
+        with ExitStack() as later:
+            out = self._out(later)
+            start = time.perf_counter()
+            self.make(count, out, later)
+            return time.perf_counter() - start
+
+    def stored(self, count: int) -> Columns:
+        """So many rows, as they are read from a new file."""
+        with ExitStack() as later:
+            out = self._out(later)
+            self.make(count, out, later)
+            return self.read(out)
+
+    def _out(self, later: ExitStack) -> Path:
+        folder = later.enter_context(tempfile.TemporaryDirectory(dir=self._folder))
+        return Path(folder, "rows.h5")
+
+
+class LoopRow(StoringRow):
+    """A script's loop: lists, ``np.stack``, and a file at the end."""
+
+    def make(self, count: int, out: Path, later: ExitStack) -> None:
+        """Make and store rows."""
+        lists: dict[str, list[Any]] = {}
+        for index in range(count):
+            for name, value in made(self._function, index).items():
+                lists.setdefault(name, []).append(value)
+        with require("h5py", extra="generation").File(out, "w") as file:
+            for name, values in lists.items():
+                file.create_dataset(name, data=np.stack(values))
+
+
+class FastRow(StoringRow):
+    """`fastpipe.generate`."""
+
+    def make(self, count: int, out: Path, later: ExitStack) -> None:
+        """Make and store rows."""
+        fastpipe.generate(
+            self._function, count, out, seed=SEED, workers=self.spec.workers, executor=self.spec.executor,
+            progress=False,
+        )  # fmt: skip
+
+
+def specs(section: Section, cores: int) -> list[tuple[Spec, type[MadeRow]]]:
+    """A section's rows without peers; the loop that is replaced comes first."""
+    is_batch = section.function is waves
+    through = "through fn.batch" if is_batch else ""
+    all_cores = f"{_FAST}(workers={cores}"
+    found: list[tuple[Spec, type[MadeRow]]] = [
+        (Spec(section, "replaced", "for loop, np.stack, h5py", "replaced"), LoopRow)
+    ]
+    if is_batch:
+        label, without = f"{_FAST}(workers=0), row by row", "without fn.batch"
+        found.append(
+            (Spec(section, "single", label, "fastpipe", note=without, function=waves_alone), FastRow)
+        )
+    found += [
+        (Spec(section, "alone", f"{_FAST}(workers=0)", "fastpipe", note=through), FastRow),
+        (Spec(section, "workers", f"{all_cores})", "fastpipe", cores, note=through), FastRow),
+    ]
+    if section.has_threads:
+        label = f'{all_cores}, executor="threads")'
+        found.append((Spec(section, "threads", label, "fastpipe", cores, "threads"), FastRow))
+    return found
+
+
+# ---- Does each store what the function returns? ----------------------------------------------------
+
+
+@dataclass
+class StoredCheck:
+    """What was compared.
+
+    Attributes:
+        files: that were made and read.
+        rows: in them.
+        problems: what is wrong; empty when all is well.
+    """
+
+    files: int = 0
+    rows: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    def sentence(self) -> str:
+        """Return the outcome in words."""
+        if not self.ok:
+            return f"rows differ from what the function returns: {'; '.join(self.problems)}"
+        return (
+            f"{self.rows:,} rows that were made in {self.files} ways, and read from their files, equal"
+            " fn(i, np.random.default_rng([seed, i])) bit for bit, each in its place"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the outcome for the JSON file."""
+        told = {"files": self.files, "rows": self.rows, "problems": self.problems}
+        return {**told, "ok": self.ok, "text": self.sentence()}
+
+
+def check_stored(rows: Sequence[MadeRow], say: Callable[[str], None] = lambda text: None) -> StoredCheck:
+    """Make some rows in each way, read them, and compare them with what the function returns here."""
+    check = StoredCheck()
+    for row in rows:
+        what = f"{row.spec.section.key}: {row.spec.label}"
+        say(f"comparing: {what}")
+        problem = problem_of(row)
+        if problem is None:
+            check.files, check.rows = check.files + 1, check.rows + row.spec.section.checked
+        else:
+            check.problems.append(f"{what}: {problem}")
+    return check
+
+
+def problem_of(row: MadeRow) -> str | None:
+    """Return how rows that are made and stored differ from what the function returns, or None."""
+    section = row.spec.section
+    return difference(rows_of(section.function, section.checked), row.stored(section.checked))
+
+
+def difference(expected: Columns, found: Columns) -> str | None:
+    """How columns differ, or None."""
+    if sorted(expected) != sorted(found):
+        return f"columns are {sorted(found)}, expected {sorted(expected)}"
+    for name, values in expected.items():
+        others = found[name]
+        if (others.dtype, others.shape) != (values.dtype, values.shape):
+            return f"{name} is {others.dtype} {others.shape}, expected {values.dtype} {values.shape}"
+        wrong = np.flatnonzero((others != values).reshape(len(values), -1).any(1))
+        if len(wrong):
+            return f"{name} differs in {len(wrong)} of {len(values)} rows, row {wrong[0]} is the first"
+    return None
+
+
+# ---- The case --------------------------------------------------------------------------------------
+
+# Long, so that the start of processes is a small part: with two cores 9 s of work.
+MEASURED_S = 4.5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the case."""
+    add = parser.add_argument
+    add("--folder", metavar="FOLDER", type=Path,
+        help="where files are written, and removed (default: the folder for temporary ones)")  # fmt: skip
+    add("--section", action="append", choices=[one.key for one in SECTIONS], metavar="NAME",
+        help="only this: " + ", ".join(one.key for one in SECTIONS)
+        + "; may be given again (default: all)")  # fmt: skip
+    add_run_arguments(parser)
+
+
+def run(
+    args: argparse.Namespace, console: Console, progress: Progress, kind: type[Bench] | None = None
+) -> int:
+    """Measure, report, and write what was asked for; return 1 when rows are not those of the function.
+
+    Raises:
+        MissingDependencyError: h5py, which the script that is replaced needs, is not installed.
+        OptionError: the folder is none.
+    """
+    require("h5py", extra="generation")
+    if args.folder is not None and not args.folder.is_dir():
+        raise OptionError(f"--folder: {str(args.folder)!r} is not a folder")
+    with tempfile.TemporaryDirectory(prefix="fastpipe-bench-", dir=args.folder) as scratch:
+        bench = (kind or Bench)(args, machine.cores_allowed(), progress, scratch=Path(scratch))
+        return bench.run(console)
+
+
+@dataclass
+class Bench(Driver):
+    """One run of the case."""
+
+    case: ClassVar[str] = "generate"
+    scratch: Path = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        asked = self.args.section
+        self.sections = [one for one in SECTIONS if not asked or one.key in asked]
+
+    def plan(self) -> Plan:
+        """How long to measure, from the options."""
+        plan = super().plan()
+        return plan if self.args.quick else replace(plan, seconds=MEASURED_S)
+
+    def result(self) -> dict[str, Any] | None:
+        """Check, measure, and put the file's content together; ``None`` if the check fails."""
+        busy = self.begin()
+        with ExitStack() as stack:
+            made = [self._made(*pair) for section in self.sections for pair in specs(section, self.cores)]
+            check = check_stored(made, self.progress.now)
+            self.progress.done(f"check: {check.sentence()}")
+            if not check.ok:
+                return None
+            session = self.measure([*made, *self.all_others(stack)])
+            studies = self.studies(session)
+        rows = entries(list(self.infos.values()), session)
+        keys = [one.key for one in self.sections]
+        result = self._facts(busy) | {
+            "method": self.method(session.rounds),
+            "check": check.as_json(),
+            "main": f"{keys[0]}-workers",
+            "rows": rows,
+            "best": {key: f"{key}-replaced" for key in keys},
+            "missing": self.missing,
+            "stages": {"seconds": {}, "images": 0},
+            "floor_share": None,
+            "plan": "",
+            **studies,
+        }
+        result["verdict"] = verdict(result)
+        return result
+
+    def _made(self, spec: Spec, make: type[MadeRow]) -> MadeRow:
+        self.infos[spec.key] = spec.info
+        return make(spec, self.scratch)
+
+    def _facts(self, busy: float | None) -> dict[str, Any]:
+        """What was run, when, on what."""
+        args = self.args
+        words = [f"--folder {args.folder.resolve().name}"] if args.folder else []
+        words += [f"--section {one}" for one in args.section or ()]
+        about = f"row i is fn(i, np.random.default_rng([{SEED}, i]))"
+        return self.facts(words, busy) | {
+            "data": {"text": about, "name": "functions of the benchmark", "samples": 0, "sample_bytes": 0},
+            "sections": {one.key: {"label": one.label} for one in self.sections},
+            "job": {
+                "text": "Generation: rows of a function made and stored, from the call to the closed file",
+                "short": f"rows of a function made and stored, {self.cores} workers",
+                "batch_size": 1,
+                "replaces": "script",
+            },
+        }

@@ -1,0 +1,625 @@
+"""The case ``hdf5``: rows of HDF5 files, read one by one by many scripts, against ``FastHDF5Dataset``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib.util
+import math
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+
+import fastpipe
+from fastpipe.bench import machine
+from fastpipe.bench.check import RowCheck, digests_of_samples
+from fastpipe.bench.data import made_once
+from fastpipe.bench.driver import Driver, add_run_arguments
+from fastpipe.bench.loaders import Draws, touch
+from fastpipe.bench.results import RowInfo, entries, verdict
+from fastpipe.bench.runner import calibrate
+from fastpipe.bench.synthetic import mel_rows, write_table
+from fastpipe.console import Progress, positive
+from fastpipe.core.extras import require
+from fastpipe.errors import OptionError
+
+__all__ = [
+    "LAYOUTS",
+    "ROWS",
+    "WINDOW",
+    "WORKER_COUNTS",
+    "Bench",
+    "MakeLoader",
+    "RowByRow",
+    "RowCheck",
+    "Table",
+    "TableRow",
+    "TableSpec",
+    "add_arguments",
+    "best_workers",
+    "check_rows",
+    "described",
+    "digests_of",
+    "loader_of",
+    "look",
+    "made_tables",
+    "quiet",
+    "run",
+    "specs_of",
+    "table_dataset",
+]
+
+
+# ---- Files -----------------------------------------------------------------------------------------
+
+SHAPE = (64, 128)
+ROWS, QUICK_ROWS = 16_384, 256
+ROWS_IN_CHUNK = 16
+_AT_ONCE = 1024
+
+# Section → its name, how its chunks are compressed (None: not), whether there are chunks.
+LAYOUTS: dict[str, tuple[str, str | None, bool]] = {
+    "gzip": ("gzip(4) + shuffle", "gzip", True),
+    "lzf": ("LZF + shuffle", "lzf", True),
+    "plain": ("chunks, uncompressed", None, True),
+    "contiguous": ("contiguous", None, False),
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A dataset of a file.
+
+    Attributes:
+        key: the section of the result.
+        label: what the report calls it.
+        path: the file.
+        dataset: the dataset's path in it.
+        shape, dtype: the dataset's.
+        chunk: of its chunks; None where it is contiguous.
+        is_packed: whether chunks have to be decoded.
+        sample_dims: how many dimensions count samples.
+        labels: another dataset, of a number for each sample.
+        bytes: what the file's dataset takes.
+    """
+
+    key: str
+    label: str
+    path: Path
+    dataset: str
+    shape: tuple[int, ...]
+    dtype: str
+    chunk: tuple[int, ...] | None
+    is_packed: bool
+    sample_dims: int = 1
+    labels: str | None = None
+    bytes: int = 0
+
+    @property
+    def samples(self) -> int:
+        """How many there are."""
+        return math.prod(self.shape[: self.sample_dims])
+
+    @property
+    def group(self) -> int:
+        """Samples of a chunk along the first dimension, or as many as a chunk would have."""
+        return self.chunk[0] if self.chunk else ROWS_IN_CHUNK
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of a sample."""
+        return math.prod(self.shape[self.sample_dims :]) * np.dtype(self.dtype).itemsize
+
+    def opened(self, **options: Any) -> Any:
+        """The file, opened by h5py with these options, and with the filters that it needs."""
+        if importlib.util.find_spec("hdf5plugin"):
+            importlib.import_module("hdf5plugin")
+        return require("h5py", extra="hdf5").File(self.path, "r", **options)
+
+    def warm(self) -> None:
+        """Read the file once, so that the page cache has it."""
+        with open(self.path, "rb") as file:
+            while file.read(1 << 24):
+                pass
+
+
+def look(
+    path: Path, dataset: str, key: str, label: str = "", *, sample_dims: int = 1, labels: str | None = None
+) -> Table:
+    """A dataset of an existing file.
+
+    Raises:
+        OptionError: it is not there, or has nothing to read.
+    """
+    h5py = require("h5py", extra="hdf5")
+    try:
+        with h5py.File(path, "r") as file:
+            found = file.get(dataset)
+            if not isinstance(found, h5py.Dataset):
+                known = ", ".join(name for name, value in file.items() if isinstance(value, h5py.Dataset))
+                raise OptionError(f"{path.name!r} has no dataset {dataset!r}; it has: {known or 'none'}")
+            is_plain = found.dtype.kind in "iuf" and found.dtype.isnative
+            if not is_plain or found.ndim < 2 or found.size == 0:
+                raise OptionError(
+                    f"dataset {dataset!r} must have rows of numbers as torch has them, got {found.dtype}"
+                    f" of shape {found.shape}"
+                )
+            filters = [name for name in (found.compression, found.shuffle and "shuffle") if name]
+            words = " + ".join(filters) or ("chunks, uncompressed" if found.chunks else "contiguous")
+            is_packed = found.id.get_create_plist().get_nfilters() > 0
+            return Table(
+                key, label or words, path, dataset, found.shape, str(found.dtype), found.chunks, is_packed,
+                sample_dims, labels, found.id.get_storage_size(),
+            )  # fmt: skip
+    except OSError as error:
+        raise OptionError(f"{str(path)!r} cannot be read as HDF5: {error}") from None
+
+
+def made_tables(
+    rows: int = ROWS,
+    cache: Path | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    layouts: Mapping[str, tuple[str, str | None, bool]] = LAYOUTS,
+) -> list[Table]:
+    """Make tables of so many log-mel rows, one in each layout, once: in a folder of the user's cache, or in
+    the folder given."""
+    shape = (rows, *SHAPE)
+
+    def parts() -> Iterator[npt.NDArray[np.float32]]:
+        rng = np.random.default_rng(0)
+        for first in range(0, rows, _AT_ONCE):
+            yield mel_rows(rng, min(_AT_ONCE, rows - first))
+
+    def fill(folder: Path) -> None:
+        folder.mkdir()
+        for key, (_, compression, is_chunked) in layouts.items():
+            chunk = (ROWS_IN_CHUNK, *SHAPE) if is_chunked else None
+            write_table(folder / f"{key}.h5", "mels", parts(), shape, chunk=chunk, compression=compression)
+
+    is_all = list(layouts) == list(LAYOUTS)
+    name = f"mels-1-{rows}" + ("" if is_all else f"-{'-'.join(layouts)}")
+    what = "four layouts" if is_all else ", ".join(layouts)
+    folder = made_once(name, fill, f"{rows:,} log-mels in {what}", cache, say)
+    return [look(folder / f"{key}.h5", "mels", key, label) for key, (label, *_) in layouts.items()]
+
+
+def described(table: Table) -> dict[str, Any]:
+    """A table for the JSON file."""
+    return {
+        "label": table.label,
+        "shape": list(table.shape),
+        "dtype": table.dtype,
+        "chunk": None if table.chunk is None else list(table.chunk),
+        "samples": table.samples,
+        "sample_bytes": table.sample_bytes,
+        "bytes": table.bytes,
+    }
+
+
+# ---- What scripts read them with -------------------------------------------------------------------
+
+
+class RowByRow:
+    """What the case replaces: each worker opens the file at its first read, and reads rows by number."""
+
+    def __init__(self, table: Table, **options: Any) -> None:
+        self._table, self._options = table, options
+        self._file: Any = None
+        self._values: Any = None
+        self._labels: Any = None
+
+    def __len__(self) -> int:
+        return self._table.samples
+
+    def __getitem__(self, index: int) -> Any:
+        if self._values is None:
+            self._open()
+        place = np.unravel_index(index, self._table.shape[: self._table.sample_dims])
+        where = tuple(map(int, place))
+        value = require("torch", extra="torch").from_numpy(self.values(where))
+        return value if self._labels is None else (value, int(self._labels[where]))
+
+    def values(self, where: tuple[int, ...]) -> Any:
+        """Return a row's values."""
+        return self._values[where]
+
+    def _open(self) -> None:
+        file = self._table.opened(**self._options)
+        self._labels = None if self._table.labels is None else file[self._table.labels]
+        self._file, self._values = file, file[self._table.dataset]
+
+    def close(self) -> None:
+        """Close the file, if it is open."""
+        if self._file is not None:
+            self._file.close()
+        self._file = self._values = self._labels = None
+
+
+# ---- Rows ------------------------------------------------------------------------------------------
+
+# Chunks whose rows are mixed, in all rows that mix some at a time.
+WINDOW = 64
+
+Kind = Literal["rows", "named", "ordered", "stock", "window", "uniform", "ram"]
+MakeLoader = Callable[["TableSpec", Table, "Draws | None"], Any]
+_FAST = "FastHDF5Dataset + FastLoader"
+_WORKERS = 4  # processes
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """One loader to measure.
+
+    Attributes:
+        key: its name in the JSON file.
+        label: its name in tables.
+        group: as of `RowInfo`.
+        kind: ``"rows"`` reads row by row, ``"named"`` too and looks up the dataset for each, ``"ordered"``
+            chunk after chunk; the others are fastpipe's: ``"stock"`` in torch's loader and ``"window"`` mix
+            the rows of some chunks at a time, ``"uniform"`` and ``"ram"`` mix all rows, the latter with all
+            chunks kept in memory.
+        batch_size: samples in a batch.
+        num_workers: as for ``DataLoader``.
+        note: what a reader should know about the row.
+        threads: of ``fastpipe.FastHDF5Dataset``.
+    """
+
+    key: str
+    label: str
+    group: Literal["replaced", "stock", "fastpipe", "peer"]
+    kind: Kind
+    batch_size: int
+    num_workers: int = 0
+    note: str = ""
+    threads: int | Literal["auto"] = "auto"
+
+    def info(self, table: Table) -> RowInfo:
+        """What the report calls it."""
+        return RowInfo(
+            self.key, self.label, self.group, self.num_workers, table.dtype, self.note,
+            section=table.key, unit="samples",
+        )  # fmt: skip
+
+
+def specs_of(table: Table, batch_size: int) -> list[TableSpec]:
+    """The loaders that are measured on a table; those of scripts without fastpipe come first."""
+    key = table.key
+    cold = 'cache="off"'
+    specs = [
+        TableSpec(f"{key}-replaced", "row by row + DataLoader", "replaced", "rows", batch_size),
+    ]
+    has_windows = table.is_packed and table.group > 1
+    if has_windows:
+        note = f"{WINDOW} chunks mixed at a time"
+        specs += [
+            TableSpec(
+                f"{key}-stock", "FastHDF5Dataset + DataLoader", "stock", "stock", batch_size, note=note
+            ),
+            TableSpec(
+                f"{key}-workers",
+                f"FastHDF5Dataset + DataLoader(num_workers={_WORKERS})",
+                "stock",
+                "stock",
+                batch_size,
+                _WORKERS,
+                f"{note}; decoded by one process for all",
+            ),
+            TableSpec(
+                f"{key}-window", f"{_FAST}, windows", "fastpipe", "window", batch_size, note=f"{note}; {cold}"
+            ),
+        ]
+    note = f"each order as likely as any other; {cold}"
+    note += "; a chunk is decoded for each of its rows" if has_windows else ""
+    specs.append(
+        TableSpec(f"{key}-uniform", f"{_FAST}, all rows", "fastpipe", "uniform", batch_size, note=note)
+    )
+    if table.is_packed:
+        name, note = f'{_FAST}, cache="ram"', "all rows, from the second epoch on"
+        specs.append(TableSpec(f"{key}-ram", name, "fastpipe", "ram", batch_size, note=note))
+    return specs
+
+
+def table_dataset(table: Table, cache: Any, threads: int | Literal["auto"] = "auto") -> Any:
+    """A table as a `FastHDF5Dataset`."""
+    keys = table.dataset if table.labels is None else [table.dataset, table.labels]
+    return fastpipe.FastHDF5Dataset(
+        str(table.path), keys, sample_dims=table.sample_dims, cache=cache, seed=0, threads=threads
+    )
+
+
+def loader_of(spec: TableSpec, table: Table, draws: Draws | None = None) -> Any:
+    """The loader of a row."""
+    data = require("torch.utils.data", extra="torch")
+    workers: dict[str, Any] = {"num_workers": spec.num_workers, "persistent_workers": spec.num_workers > 0}
+    window = fastpipe.Shuffle(WINDOW, "group")
+    if spec.kind == "rows":
+        return data.DataLoader(RowByRow(table), spec.batch_size, sampler=draws, **workers)
+    everything = 5 * table.samples * (table.sample_bytes + 64)  # all five layouts share one store
+    cache = fastpipe.Cache("ram", max_bytes=everything) if spec.kind == "ram" else "off"
+    dataset = table_dataset(table, cache, spec.threads)
+    if spec.kind == "stock":
+        batches = dataset.batch_sampler(spec.batch_size, shuffle=window)
+        return data.DataLoader(dataset, batch_sampler=batches, **workers)
+    shuffle = window if spec.kind == "window" else True
+    return fastpipe.FastLoader(dataset, spec.batch_size, shuffle, workers="processes", **workers)
+
+
+class TableRow:
+    """A `Contender` that goes through a table.
+
+    What reads row by row draws as many rows as a measurement needs; all else goes through whole epochs.
+    """
+
+    def __init__(self, spec: TableSpec, table: Table, make: MakeLoader = loader_of) -> None:
+        self.spec, self.key, self.workers = spec, spec.key, spec.num_workers
+        burst = spec.batch_size * max(1, spec.num_workers)
+        self._draws = Draws(range(table.samples), burst) if spec.kind in ("rows", "named") else None
+        self.chunk = burst if self._draws is not None else table.samples
+        with quiet():
+            self.loader = make(spec, table, self._draws)
+
+    def measure(self, count: int) -> float:
+        """Consume so many samples; return the seconds it took."""
+        batches, seen = self.batches(count), 0
+        with quiet():
+            start = time.perf_counter()
+            while seen < count:
+                for batch in batches:
+                    seen += touch(batch, any_number=True)
+            seconds = time.perf_counter() - start
+        self._let_go()
+        if seen != count:
+            raise RuntimeError(f"{self.spec.label} gave {seen} samples of {count}")
+        return seconds
+
+    def batches(self, count: int) -> Any:
+        """An epoch: of so many samples, where they are drawn; else of all there are."""
+        if self._draws is not None:
+            self._draws.length = count
+        return self.loader
+
+    def stage_seconds(self) -> dict[str, float]:
+        """Seconds by stage that the loader's clock has counted so far."""
+        return dict(self.loader.clock.totals())
+
+    def close(self) -> None:
+        """Let go of the loader, which ends its workers and threads."""
+        self.loader = None
+        gc.collect()
+
+    def _let_go(self) -> None:
+        """Close the file, where it is open in this process.
+
+        Within a process the HDF5 library has one cache of chunks for a file, of the size that who opened it
+        first asked for: rows that want caches of their own must not have it open at the same time.
+        """
+        if isinstance(self.loader.dataset, RowByRow):
+            self.loader.dataset.close()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without warnings of what some rows are there to show."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*samples are compressed together")
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        yield
+
+
+def best_workers(
+    spec: TableSpec,
+    table: Table,
+    counts: Sequence[int],
+    seconds: float,
+    say: Callable[[str], None] = lambda text: None,
+    make: MakeLoader = loader_of,
+) -> TableSpec:
+    """The row with the number of workers that a short measurement found fastest."""
+    rates = {}
+    for count in counts:
+        row = TableRow(replace(spec, num_workers=count), table, make)
+        try:
+            samples = calibrate(row, seconds)
+            rates[count] = samples / row.measure(samples)
+        finally:
+            row.close()
+    best = max(rates, key=lambda count: rates[count])
+    found = ", ".join(f"{count}: {rate:,.0f}" for count, rate in rates.items())
+    say(f"{table.label}: {spec.label}: samples/s by num_workers: {found}; taken: {best}")
+    note = f"num_workers={best}, the best of {', '.join(map(str, counts))}"
+    return replace(
+        spec, num_workers=best, label=f"{spec.label}(num_workers={best})",
+        note=f"{note}; {spec.note}" if spec.note else note,
+    )  # fmt: skip
+
+
+# ---- Are the batches the rows of the file? ---------------------------------------------------------
+
+_CHECKED_AT_ONCE = 256
+
+
+def check_rows(
+    pairs: Iterable[tuple[Table, TableSpec]], say: Callable[[str], None] = lambda text: None
+) -> RowCheck:
+    """Compare an epoch of each row, two where chunks are kept, with what h5py reads."""
+    check = RowCheck()
+    expected: tuple[str, Counter[bytes]] = "", Counter()
+    for table, spec in pairs:
+        if expected[0] != table.key:
+            expected = table.key, digests_of(table)
+        say(f"comparing: {table.label}: {spec.label}")
+        with quiet():
+            loader = loader_of(spec, table)
+            for epoch in range(2 if spec.kind == "ram" else 1):
+                check.add(f"{table.label}: {spec.label}, epoch {epoch}", expected[1], loader)
+    return check
+
+
+def digests_of(table: Table) -> Counter[bytes]:
+    """Digests of the samples as h5py reads them, and how often each comes."""
+    found: Counter[bytes] = Counter()
+    dims = table.sample_dims
+    with table.opened() as file:
+        dataset = file[table.dataset]
+        for first in range(0, table.shape[0], _CHECKED_AT_ONCE):
+            part = dataset[first : first + _CHECKED_AT_ONCE]
+            values = part.reshape(-1, *table.shape[dims:])
+            labels = (
+                None
+                if table.labels is None
+                else file[table.labels][first : first + _CHECKED_AT_ONCE].reshape(-1)
+            )
+            found.update(digests_of_samples(values, labels))
+    return found
+
+
+# ---- The case: its options, its rows, its result ----------------------------------------------------
+
+WORKER_COUNTS = (0, 1, 2, 4)
+_CHOICE_S = 1.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the case."""
+    add = parser.add_argument
+    add("--data", metavar="FILE.h5", type=Path, help="your own file, instead of made-up log-mels; with --key")
+    add("--key", metavar="PATH", help="the dataset in it; samples are its rows")
+    add("--folder", metavar="FOLDER", type=Path,
+        help="where made data is kept, 2 GB (default: the user's cache folder)")  # fmt: skip
+    add("--samples", type=positive(int), metavar="N", help=f"rows to make (default: {ROWS:,})")
+    add("--batch-size", type=positive(int), default=64, metavar="N", help="samples in a batch (default: 64)")
+    add_run_arguments(parser)
+
+
+def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
+    """Measure, report, and write what was asked for; return 1 when batches are not what h5py reads.
+
+    Raises:
+        OptionError: there is nothing to measure.
+    """
+    tables = tables_of(args, progress)
+    return Bench(args, machine.cores_allowed(), progress, tables=tables).run(console)
+
+
+def tables_of(args: argparse.Namespace, progress: Progress) -> list[Table]:
+    """Return the dataset that the options name, or made-up ones.
+
+    Raises:
+        OptionError: there is no such dataset.
+    """
+    if (args.data is None) != (args.key is None):
+        raise OptionError("--data and --key go together: a file and the dataset in it")
+    if args.data is not None:
+        return [look(args.data, args.key, "file")]
+    return made_tables(rows_of(args), args.folder, progress.done)
+
+
+def rows_of(args: argparse.Namespace) -> int:
+    """Return how many rows are made."""
+    return args.samples or (QUICK_ROWS if args.quick else ROWS)
+
+
+@dataclass
+class Bench(Driver):
+    """One run of the case."""
+
+    case: ClassVar[str] = "hdf5"
+    quick_s: ClassVar[float] = 0.05
+    tables: list[Table] = field(kw_only=True)
+
+    def result(self) -> dict[str, Any] | None:
+        """Check, measure, and put the file's content together; ``None`` if the check fails."""
+        busy = self.begin()
+        for table in self.tables:
+            table.warm()
+        specs = [(table, self._chosen(table, spec)) for table, spec in self.specs()]
+        check = self.compared(specs)
+        self.progress.done(f"check: {check.sentence()}")
+        if not check.ok:
+            return None
+        with ExitStack() as stack:
+            rows = [
+                self.open(stack, spec.info(table), partial(TableRow, spec, table, self.make_loader))
+                for table, spec in specs
+            ]
+            contenders = [one for one in rows if one is not None] + self.all_others(stack)
+            main = next(one for one in contenders if one.key == self._main)
+            assert isinstance(main, TableRow)
+            before: dict[str, float] = {}
+            session = self.measure(contenders, lambda: before.update(main.stage_seconds()))
+            stages = self.stages(before, main.stage_seconds(), session.samples[self._main])
+        entered = entries(list(self.infos.values()), session)
+        result = self._facts(busy) | {
+            "method": self.method(session.rounds),
+            "check": check.as_json(),
+            "main": self._main,
+            "rows": entered,
+            "best": {entry["section"]: entry["key"] for entry in entered if entry["group"] == "replaced"},
+            "missing": self.missing,
+            "stages": stages,
+            "floor_share": None,
+            "plan": str(table_dataset(self.tables[0], "off").plan),
+            **self.studies(session),
+        }
+        result["verdict"] = verdict(result)
+        return result
+
+    def make_loader(self, spec: TableSpec, table: Table, draws: Draws | None) -> Any:
+        """Build the loader of a row."""
+        return loader_of(spec, table, draws)
+
+    def specs(self) -> Iterator[tuple[Table, TableSpec]]:
+        """Give tables and the loaders measured on them."""
+        for table in self.tables:
+            for spec in specs_of(table, min(self.args.batch_size, table.samples)):
+                yield table, spec
+
+    def compared(self, specs: Sequence[tuple[Table, TableSpec]]) -> RowCheck:
+        """Compare all rows of fastpipe's with what h5py reads."""
+        ours = [(table, spec) for table, spec in specs if spec.group in ("stock", "fastpipe")]
+        return check_rows(ours, self.progress.now)
+
+    def sections(self) -> dict[str, Any]:
+        """Return the sections of the result."""
+        return {table.key: described(table) for table in self.tables}
+
+    @property
+    def _main(self) -> str:
+        """The row that the verdict is about."""
+        table = self.tables[0]
+        return f"{table.key}-{'window' if table.is_packed else 'uniform'}"
+
+    def _chosen(self, table: Table, spec: TableSpec) -> TableSpec:
+        """A script's own loader with the number of workers that suits it best."""
+        if spec.group not in ("replaced", "peer"):
+            return spec
+        counts, seconds = ((0, 1), 0.05) if self.args.quick else (WORKER_COUNTS, _CHOICE_S)
+        return best_workers(spec, table, counts, seconds, self.progress.done, self.make_loader)
+
+    def _facts(self, busy: float | None) -> dict[str, Any]:
+        """What was run, when, on what."""
+        args, first = self.args, self.tables[0]
+        words = [f"--data {args.data.name} --key {args.key}"] if args.data else []
+        words += [f"--samples {args.samples}"] if args.samples else []
+        words += [f"--batch-size {args.batch_size}"] if args.batch_size != 64 else []
+        shape = "×".join(map(str, first.shape[1:])) or "1"
+        return self.facts(words, busy) | {
+            "data": {"name": args.data.name if args.data else "made-up log-mels", **described(first)},
+            "sections": self.sections(),
+            "job": {
+                "text": f"HDF5: rows of {shape} {first.dtype}, shuffled, batches of {args.batch_size}",
+                "short": f"HDF5 rows of {shape}, batch {args.batch_size}",
+                "batch_size": args.batch_size,
+            },
+        }

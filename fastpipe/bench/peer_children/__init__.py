@@ -1,5 +1,0 @@
-"""What runs in the process of a peer: one file for each library, and the protocol.
-
-These files import each other and the modules `boxes`, `windows` and `places` of `fastpipe.bench`, nothing
-else of fastpipe: they also run in environments that lack what fastpipe needs.
-"""

@@ -1,0 +1,391 @@
+"""Made-up data that is as hard to compress and to decode as real data: photographs, log-mels and volumes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.core.extras import require
+from fastpipe.errors import OptionError
+
+__all__ = [
+    "imagenet_size",
+    "mel_rows",
+    "photo_tree",
+    "photograph",
+    "scroll_slabs",
+    "write_table",
+    "write_zarr",
+]
+
+
+# ---- Photographs -----------------------------------------------------------------------------------
+#
+# A photograph's spectrum falls off roughly as 1/frequency, it has edges between regions, and its fine
+# texture is strong in some regions and absent in others. JPEG files of plain noise or of gradients are
+# several times larger or smaller than photographs of the same size, which moves the balance between
+# reading, decoding and resizing that benchmarks look at.
+
+FloatImage = npt.NDArray[np.float32]
+
+# Heights and widths seen most often in photo collections shrunk to 500 pixels.
+_COMMON_SIZES = ((375, 500), (333, 500), (500, 375), (500, 333), (500, 500), (334, 500), (400, 300))
+_COMMON_SHARE = (0.42, 0.24, 0.14, 0.08, 0.05, 0.05, 0.02)
+
+
+def photograph(rng: np.random.Generator, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
+    """One photograph-like image.
+
+    Args:
+        rng: where the image comes from; the same state and size give the same image.
+        size: height and width in pixels, each at least 1.
+
+    Returns:
+        uint8 array (H, W, 3), RGB.  As a JPEG of quality 90 with 4:2:0 chroma, images of a
+        few hundred pixels a side take about 2 bits a pixel (mean over many images).
+
+    Raises:
+        OptionError: a side is smaller than 1.
+
+    >>> photograph(np.random.default_rng(0), (30, 40)).shape
+    (30, 40, 3)
+    """
+    height, width = size
+    if height < 1 or width < 1:
+        raise OptionError(f"photograph(size=…) must be (height, width), both ≥ 1; got {size!r}")
+    luma = 128 + 52 * _clouds(rng, size, finest=3.0)
+    blue = 128 + 22 * _clouds(rng, size, finest=24.0)
+    red = 128 + 22 * _clouds(rng, size, finest=24.0)
+    for _ in range(int(rng.integers(5, 14))):
+        mask = _region(rng, size)
+        shift = rng.uniform(-1, 1, 3)
+        luma += mask * np.float32(70 * shift[0])
+        blue += mask * np.float32(30 * shift[1])
+        red += mask * np.float32(30 * shift[2])
+    luma += _texture(rng, size)
+    pil = _pil()
+    planes = [pil.fromarray(np.clip(plane, 0, 255).astype(np.uint8)) for plane in (luma, blue, red)]
+    return np.array(pil.merge("YCbCr", planes).convert("RGB"), dtype=np.uint8)
+
+
+def imagenet_size(rng: np.random.Generator) -> tuple[int, int]:
+    """Height and width drawn like those of ImageNet's files: mean about 390 by 470 pixels.
+
+    Four in five have one of a few common sizes (500 pixels on the longer side), the others
+    any size from thumbnails to 1000 pixels, aspects between 1:2 and 2:1.
+
+    >>> height, width = imagenet_size(np.random.default_rng(0))
+    """
+    if rng.random() < 0.8:
+        return _COMMON_SIZES[int(rng.choice(len(_COMMON_SIZES), p=_COMMON_SHARE))]
+    side = min(max(np.exp(rng.normal(np.log(380), 0.45)), 80.0), 1000.0)
+    aspect = min(max(np.exp(rng.normal(0.2, 0.3)), 0.5), 2.0)
+    return round(side / np.sqrt(aspect)), round(side * np.sqrt(aspect))
+
+
+def photo_tree(
+    root: Path,
+    *,
+    classes: int = 4,
+    per_class: int = 6,
+    seed: int = 0,
+    sizes: Literal["imagenet"] | tuple[int, int] = "imagenet",
+    quality: int = 90,
+) -> Path:
+    """Write class folders of JPEG files, as ``ImageFolder`` reads them.
+
+    The files are ``root/class_000/0000.jpg`` and so on, with 4:2:0 chroma.  Each file
+    depends on ``seed``, its class and its number only, so a larger tree contains the
+    smaller one.
+
+    Args:
+        root: the folder; made when it does not exist.
+        classes: number of class folders.
+        per_class: number of files in each.
+        seed: any integer ≥ 0.
+        sizes: ``"imagenet"`` draws sizes with :func:`imagenet_size`; a pair is the height
+            and width of every file, in pixels.
+        quality: JPEG quality.  90 gives about 2 bits a pixel, 97 about twice that.
+
+    Returns:
+        ``root``.
+
+    Raises:
+        OptionError: ``sizes`` is neither of the two, or a count is negative.
+
+    >>> import tempfile
+    >>> root = photo_tree(Path(tempfile.mkdtemp()), classes=2, per_class=1, sizes=(32, 48))
+    >>> sorted(path.relative_to(root).as_posix() for path in root.rglob("*.jpg"))
+    ['class_000/0000.jpg', 'class_001/0000.jpg']
+    """
+    if classes < 0 or per_class < 0:
+        raise OptionError(f"photo_tree needs counts ≥ 0, got classes={classes}, per_class={per_class}")
+    if isinstance(sizes, str) and sizes != "imagenet":
+        raise OptionError(f"photo_tree(sizes=…) must be 'imagenet' or (height, width), got {sizes!r}")
+    pil = _pil()
+    for label in range(classes):
+        folder = root / f"class_{label:03d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in range(per_class):
+            rng = np.random.default_rng([seed, label, number])
+            size = imagenet_size(rng) if isinstance(sizes, str) else sizes
+            image = pil.fromarray(photograph(rng, size))
+            image.save(folder / f"{number:04d}.jpg", quality=quality, subsampling="4:2:0")
+    return root
+
+
+def _clouds(rng: np.random.Generator, size: tuple[int, int], *, finest: float) -> FloatImage:
+    """Smooth noise with a 1/frequency spectrum and a deviation near 1, down to ``finest`` pixels."""
+    height, width = size
+    cell = max(height, width) / 2
+    total, power = _noise(rng, height, width, cell), 1.0
+    weight = 1.0
+    while cell / 2 >= finest:
+        # Twice as fine at each step: enlarging what is there is cheap until the last step.
+        cell, weight = cell / 2, weight * 0.55
+        detail = _noise(rng, height, width, cell)
+        total = _enlarged(total, (detail.shape[0], detail.shape[1])) + np.float32(weight) * detail
+        power += weight**2
+    return _enlarged(total, size) / np.float32(power**0.5)
+
+
+def _region(rng: np.random.Generator, size: tuple[int, int]) -> FloatImage:
+    """The mask of one object, 0 to 1: an ellipse or a polygon with shading and a crisp edge."""
+    height, width = size
+    pil = _pil()
+    canvas = pil.new("L", (width // 2 + 1, height // 2 + 1))
+    draw = require("PIL.ImageDraw", extra="image").Draw(canvas)
+    centre = rng.random(2) * canvas.size
+    radius = (0.05 + 0.3 * rng.random(2)) * max(canvas.size)
+    if rng.random() < 0.5:
+        low, high = centre - radius, centre + radius
+        draw.ellipse([*map(float, low), *map(float, high)], fill=255)
+    else:
+        angles = np.sort(rng.random(int(rng.integers(3, 8)))) * 2 * np.pi
+        corners = centre + radius * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+        draw.polygon([(float(x), float(y)) for x, y in corners], fill=255)
+    # Drawn at half the size, so that enlarging it makes the edge two pixels soft.
+    soft = canvas.resize((width, height), pil.Resampling.BILINEAR)
+    slope = np.linspace(rng.uniform(0.4, 1), rng.uniform(0.4, 1), width, dtype=np.float32)
+    return np.asarray(soft, dtype=np.float32) * (slope / np.float32(255))
+
+
+def _texture(rng: np.random.Generator, size: tuple[int, int]) -> FloatImage:
+    """Fine grain whose strength varies over the image and from image to image."""
+    height, width = size
+    grain = rng.random(size, dtype=np.float32) - np.float32(0.5)
+    coarse = _enlarged(_noise(rng, height, width, 2.0), size)
+    patches = _enlarged(_noise(rng, height, width, max(height, width) / 5), size)
+    strength = np.clip(patches, 0, None) * np.float32(rng.uniform(6, 22))
+    return strength * (coarse + 2 * grain) + grain * np.float32(rng.uniform(3, 10))
+
+
+def _noise(rng: np.random.Generator, height: int, width: int, cell: float) -> FloatImage:
+    """Independent values, deviation 1, on a grid with one node for each ``cell`` pixels."""
+    shape = (max(2, round(height / cell) + 1), max(2, round(width / cell) + 1))
+    return (rng.random(shape, dtype=np.float32) - np.float32(0.5)) * np.float32(12**0.5)
+
+
+def _enlarged(grid: FloatImage, size: tuple[int, int]) -> FloatImage:
+    pil = _pil()
+    enlarged = pil.fromarray(grid).resize((size[1], size[0]), pil.Resampling.BICUBIC)
+    return np.asarray(enlarged, dtype=np.float32)
+
+
+def _pil() -> Any:
+    return require("PIL.Image", extra="image")
+
+
+# ---- Log-mels --------------------------------------------------------------------------------------
+
+FloatArray = npt.NDArray[np.float32]
+
+# Power below this is silence.
+_FLOOR = 1e-6
+# With this step, gzip and shuffle make 1.3 of float32 rows, and LZF 1.2: what they make of real speech.
+_STEP = np.float32(2.0**-20)
+_MADE_AT_ONCE = 256
+
+
+def mel_rows(rng: np.random.Generator, count: int, shape: tuple[int, int] = (64, 128)) -> FloatArray:
+    """Arrays like log-mel spectrograms: smooth along frequency and time, with noise above it.
+
+    Args:
+        rng: where they come from; the same state, count and shape give the same arrays.
+        count: how many.
+        shape: mel bands and frames of each, at least 2.
+
+    Returns:
+        float32 (count, bands, frames).
+
+    >>> mel_rows(np.random.default_rng(0), 3, (8, 10)).shape
+    (3, 8, 10)
+    """
+    bands, frames = shape
+    if bands < 2 or frames < 2:
+        raise OptionError(f"mel_rows(shape=…) must be (bands, frames), both ≥ 2; got {shape!r}")
+    made = np.empty((count, bands, frames), np.float32)
+    for first in range(0, count, _MADE_AT_ONCE):
+        part = made[first : first + _MADE_AT_ONCE]
+        part[:] = rng.standard_normal(part.shape, np.float32)
+        part *= np.float32(0.6)
+        part -= np.float32(5)
+        for nodes, weight in (((5, 9), 3.0), ((17, 33), 1.8)):
+            coarse = rng.standard_normal((len(part), *nodes), np.float32) * np.float32(weight)
+            part += _between(bands, nodes[0]) @ coarse @ _between(frames, nodes[1]).T
+        np.round(part / _STEP, out=part)
+        part *= _STEP
+        np.maximum(part, np.float32(np.log(_FLOOR)), out=part)
+    return made
+
+
+def write_table(
+    path: Path,
+    key: str,
+    parts: Sequence[FloatArray] | Any,
+    shape: Sequence[int],
+    *,
+    chunk: Sequence[int] | None = None,
+    compression: str | None = None,
+    labels: npt.NDArray[Any] | None = None,
+) -> Path:
+    """Write an HDF5 file with a dataset of float32, and perhaps one named ``labels``.
+
+    Args:
+        path: the file.
+        key: the dataset's name.
+        parts: arrays that follow each other along the first dimension; an iterator will do.
+        shape: of the whole.
+        chunk: of a chunk; None for a contiguous dataset.
+        compression: ``"gzip"`` (level 4) or ``"lzf"``, after shuffling bytes; ``"bitshuffle"``, with LZ4;
+            None for none.
+        labels: integers of the leading dimensions of ``shape``.
+
+    Returns:
+        ``path``.
+    """
+    h5py = require("h5py", extra="hdf5")
+    options: dict[str, Any] = {} if chunk is None else {"chunks": tuple(chunk)}
+    if compression == "bitshuffle":
+        options |= require("hdf5plugin", extra="hdf5").Bitshuffle(cname="lz4")
+    elif compression is not None:
+        options |= {"compression": compression, "shuffle": True}
+        options |= {"compression_opts": 4} if compression == "gzip" else {}
+    with h5py.File(path, "w") as file:
+        dataset = file.create_dataset(key, shape=tuple(shape), dtype=np.float32, **options)
+        first = 0
+        for part in parts:
+            dataset[first : first + len(part)] = part
+            first += len(part)
+        if labels is not None:
+            file["labels"] = labels
+    return path
+
+
+def _between(count: int, nodes: int) -> FloatArray:
+    """A matrix (count, nodes) that interpolates smoothly between values at equally spaced nodes."""
+    place = np.linspace(0, nodes - 1, count)
+    left = np.minimum(place.astype(int), nodes - 2)
+    share = place - left
+    share = share * share * (3 - 2 * share)
+    matrix = np.zeros((count, nodes), np.float32)
+    matrix[np.arange(count), left] = 1 - share
+    matrix[np.arange(count), left + 1] += share
+    return matrix
+
+
+# ---- Volumes ---------------------------------------------------------------------------------------
+
+UInt16Array = npt.NDArray[np.uint16]
+UInt8Array = npt.NDArray[np.uint8]
+
+_PITCH = 18.0  # voxels from a sheet to the next
+_LEVEL_STEP = 32  # what such detectors tell apart, in levels of 16 bits
+_NOISE = 900.0
+# Where the sine across a sheet is above it, there is ink or papyrus to be found.
+_SHEET = 0.6
+
+
+def scroll_slabs(
+    shape: Sequence[int], thickness: int = 64, seed: int = 0
+) -> Iterator[tuple[UInt16Array, UInt8Array]]:
+    """A rolled scroll, a slab at a time: sheets of a spiral whose axis bends, smooth changes of density, and
+    the noise of a sensor in levels of 32.
+
+    Args:
+        shape: (depth, height, width), the axis along the first.
+        thickness: planes in a slab; the last may have fewer.
+        seed: the same seed, shape and thickness give the same volume.
+
+    Yields:
+        uint16 (planes, height, width) of densities, and uint8 of the same shape: 1 within sheets, 0 between.
+
+    Raises:
+        OptionError: the shape is not of three dimensions.
+
+    >>> [(values.shape, int(labels.max())) for values, labels in scroll_slabs((5, 30, 40), 3)]
+    [((3, 30, 40), 1), ((2, 30, 40), 1)]
+    """
+    if len(shape) != 3 or min(shape) < 1:
+        raise OptionError(f"scroll_slabs(shape=…) must be (depth, height, width), got {tuple(shape)!r}")
+    rng = np.random.default_rng(seed)
+    depth, height, width = shape
+    y = np.arange(height, dtype=np.float32)[:, None]
+    x = np.arange(width, dtype=np.float32)
+    for first in range(0, depth, thickness):
+        z = np.arange(first, min(first + thickness, depth), dtype=np.float32)[:, None, None]
+        from_axis_y = y - height * np.float32(0.52) + height * np.float32(0.04) * np.sin(z / 90)
+        from_axis_x = x - width * np.float32(0.49) + width * np.float32(0.03) * np.cos(z / 70)
+        turns = np.arctan2(from_axis_y, from_axis_x) / np.float32(2 * np.pi)
+        turns += np.hypot(from_axis_y, from_axis_x) / np.float32(_PITCH)
+        across = np.sin(np.float32(2 * np.pi) * turns)
+        values = 20_000 + 14_000 * across + 3000 * np.sin(z / 13) * np.cos(y / 17)
+        values += np.float32(_NOISE) * rng.standard_normal(values.shape, np.float32)
+        levels = np.clip(values, 0, 65_535).astype(np.uint16) // _LEVEL_STEP * _LEVEL_STEP
+        yield levels, (across > _SHEET).astype(np.uint8)
+
+
+def write_zarr(
+    path: Path,
+    parts: Iterable[npt.NDArray[np.generic]],
+    shape: Sequence[int],
+    chunk: Sequence[int],
+    *,
+    compressed: bool = True,
+) -> Path:
+    """Write a Zarr array of version 3, compressed by zstd (level 5) in blosc after shuffling bytes.
+
+    Args:
+        path: its folder, which is made.
+        parts: arrays that follow each other along the first dimension, at least one; an iterator will do.
+        shape: of the whole.
+        chunk: of a chunk.
+        compressed: False leaves the chunks as they are.
+
+    Returns:
+        ``path``.
+    """
+    tensorstore = require("tensorstore", extra="volume")
+    array, first = None, 0
+    for part in parts:
+        if array is None:
+            compression = {"cname": "zstd", "clevel": 5, "shuffle": "shuffle", "typesize": part.itemsize}
+            metadata = {
+                "shape": list(shape),
+                "data_type": str(part.dtype),
+                "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(chunk)}},
+                "codecs": [
+                    {"name": "bytes", "configuration": {"endian": "little"}},
+                    *([{"name": "blosc", "configuration": compression}] if compressed else []),
+                ],
+            }
+            store = {"driver": "file", "path": str(path)}
+            spec = {"driver": "zarr3", "kvstore": store, "metadata": metadata}
+            array = tensorstore.open(spec, create=True).result()
+        array[first : first + len(part)].write(part).result()
+        first += len(part)
+    return path
