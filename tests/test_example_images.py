@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from fastpipe.torch import splitting
+from fastpipe.torch import split as splitting
 
 
 @pytest.fixture(scope="module")

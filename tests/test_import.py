@@ -71,7 +71,13 @@ print(json.dumps([name for name in sys.modules if name.startswith("fastpipe.")])
     assert len(ours) <= 80
     parts = {".".join(name.split(".")[1:3]) for name in ours}
     assert not {name.split(".")[0] for name in parts} & {"stage", "device", "augment", "read", "tf", "bench"}
-    assert not parts & {"torch.rows", "torch.hdf5", "torch.patches", "volumes"}
+    assert not parts & {
+        "torch.array_dataset",
+        "torch.hdf5_dataset",
+        "torch.patch_dataset",
+        "torch.staging",
+        "volumes",
+    }
     code = """
 import sys
 from fastpipe.cli import main

@@ -152,13 +152,10 @@ _LAZY = {
     "images/batch.py": {"cache"},
     "torch/batches.py": {"device"},
     "torch/describe.py": {"torch", "volumes"},
-    "torch/folder_samples.py": {"index"},
     "torch/folder_source.py": {"device", "torch"},
     "torch/image_folder.py": {"cache", "index", "torch"},
     "torch/loader.py": {"cache", "device", "torch"},
-    "torch/ordering.py": {"torch"},
     "torch/runtime.py": {"arrays", "cache", "device", "images"},
-    "torch/sources.py": {"torch"},
     "torch/split.py": {"augment"},
 }
 # What commands show of files; only they load these.

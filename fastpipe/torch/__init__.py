@@ -12,15 +12,13 @@ require("torch", extra="torch")
 load_triton_apart()
 
 if TYPE_CHECKING:
-    from fastpipe.torch.accelerating import accelerate
-    from fastpipe.torch.epoch_timer import EpochTimer
-    from fastpipe.torch.hdf5.dataset import FastHDF5Dataset
+    from fastpipe.torch.hdf5_dataset import FastHDF5Dataset
     from fastpipe.torch.image_folder import FastImageFolder
-    from fastpipe.torch.loader import FastLoader
-    from fastpipe.torch.patches.dataset import FastPatchDataset
-    from fastpipe.torch.patches.stitching import stitch
+    from fastpipe.torch.loader import FastLoader, accelerate
+    from fastpipe.torch.patch_dataset import FastPatchDataset
     from fastpipe.torch.segments import group_batches, segment_reduce
-    from fastpipe.torch.trainers import prepare
+    from fastpipe.torch.stitching import stitch
+    from fastpipe.torch.trainers import EpochTimer, prepare
 
 __all__ = [
     "EpochTimer", "FastHDF5Dataset", "FastImageFolder", "FastLoader", "FastPatchDataset", "accelerate",
@@ -30,16 +28,16 @@ __all__ = [
 
 # Loaded by who uses them.
 _LAZY = {
-    "EpochTimer": "fastpipe.torch.epoch_timer",
-    "FastHDF5Dataset": "fastpipe.torch.hdf5.dataset",
+    "EpochTimer": "fastpipe.torch.trainers",
+    "FastHDF5Dataset": "fastpipe.torch.hdf5_dataset",
     "FastImageFolder": "fastpipe.torch.image_folder",
     "FastLoader": "fastpipe.torch.loader",
-    "FastPatchDataset": "fastpipe.torch.patches.dataset",
-    "accelerate": "fastpipe.torch.accelerating",
+    "FastPatchDataset": "fastpipe.torch.patch_dataset",
+    "accelerate": "fastpipe.torch.loader",
     "group_batches": "fastpipe.torch.segments",
     "prepare": "fastpipe.torch.trainers",
     "segment_reduce": "fastpipe.torch.segments",
-    "stitch": "fastpipe.torch.patches.stitching",
+    "stitch": "fastpipe.torch.stitching",
 }
 
 

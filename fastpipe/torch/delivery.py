@@ -11,14 +11,14 @@ import torch
 
 from fastpipe.core.clock import ranged
 from fastpipe.core.keys import sample_seed
-from fastpipe.torch.generators import KeyedGenerator, preserved_generators, seed_generators
+from fastpipe.torch.randomness import KeyedGenerator, preserved_generators, seed_generators
 from fastpipe.torch.samples import Unfinished
 
 if TYPE_CHECKING:
     from fastpipe.augment.images import ImageChain
     from fastpipe.core.transfer import Transfer
 
-__all__ = ["Delivery", "DueError"]
+__all__ = ["DeferredError", "Delivery"]
 
 _AUGMENT = 1 << 41  # where the draws of batch augmentation are, behind those of samples and collate
 
@@ -32,18 +32,14 @@ class Delivery:
 
     Args:
         transfer: to the device; None leaves batches where they are.
-        finishes: whether batches come as ``Unfinished``, to be finished on the device.
-        rest: the augmentations that finish them there, where the transform was split.
+        finishes: batches come as ``Unfinished``, to be finished on the device, by ``rest`` where a transform
+            was split.
+        augment: the user's, of batches; under a ``seed`` its draws are a function of epoch and batch.
+        rank: this rank and the number of ranks.
         on_epoch: called at the end of an epoch with the seconds from batch to batch, and those of them that
             were waited.
-        augment: the user's augmentation of batches, or None.
-        seed: makes its draws a function of epoch and batch.
-        rank: this rank and the number of ranks.
-        is_made_there: whether batches may be made on the device, and are to be collated there.
+        is_made_there: batches may be made on the device, and are to be collated there.
         dtype: of the first part of each batch where that is float32; None leaves it.
-
-    Attributes:
-        is_made_there: the same.
     """
 
     def __init__(
@@ -67,11 +63,10 @@ class Delivery:
 
     @property
     def pins(self) -> bool:
-        """Whether batches go from pinned memory to a device."""
+        """Whether batches are copied from pinned memory to a device."""
         return self._transfer is not None and self._transfer.is_asynchronous
 
     def reset(self) -> None:
-        """Forget the batch that is on its way: another epoch begins."""
         self._ahead, self._pulled, self._pace = None, 0, _Pace()
 
     def next(self, iterator: Any) -> Any:
@@ -99,7 +94,7 @@ class Delivery:
         try:
             batch = iterator._next_data()
         except Exception as error:  # also StopIteration; an interrupt is due at once
-            return _Moving(DueError(error), iterator.how_far)
+            return _Moving(DeferredError(error), iterator.how_far)
         point = iterator._sampler_iter.progress.point
         number = point.batches + self._pulled
         self._pulled += 1
@@ -111,8 +106,7 @@ class Delivery:
         return _Moving(given, iterator.how_far, point.epoch, number)
 
     def on_stream(self) -> AbstractContextManager[Any]:
-        """A block in which what is on the device is collated, on the stream that finishes it; the script's
-        own sampler, which counts on its own stream, is not to run there."""
+        """Return a block in which batches on the device are collated, on the stream that finishes them."""
         if self._transfer is None or not self.is_made_there:
             return nullcontext()
         return self._transfer.on_stream()
@@ -150,7 +144,7 @@ class Delivery:
 
 
 def _in_dtype(batch: Any, dtype: torch.dtype) -> Any:
-    """A batch whose first part, or that itself, is of another type where it is a float32 tensor."""
+    """Return a batch with its first part, or itself, in another dtype if it is a float32 tensor."""
     if isinstance(batch, torch.Tensor):
         return batch.to(dtype) if batch.dtype == torch.float32 else batch
     if type(batch) in (list, tuple) and batch:
@@ -165,7 +159,7 @@ class _Pace:
         self._count, self._first, self._last, self._waited = 0, 0.0, 0.0, 0.0
 
     def given(self, asked: float) -> None:
-        """A batch that was asked for then is given now; the first one's way shows nothing of the others'."""
+        """Count a batch that was asked for at that time; the first one says nothing about the others."""
         self._last = perf_counter()
         if self._count == 0:
             self._first = self._last
@@ -183,25 +177,24 @@ class _Moving:
     """A batch on its way, or the error that came instead."""
 
     def __init__(
-        self, found: Callable[[], Any] | DueError, how_far: Any, epoch: int = 0, number: int = 0
+        self, found: Callable[[], Any] | DeferredError, how_far: Any, epoch: int = 0, number: int = 0
     ) -> None:
         self._found, self.how_far, self.epoch, self.number = found, how_far, epoch, number
 
     def given(self) -> Any:
-        if isinstance(self._found, DueError):
+        if isinstance(self._found, DeferredError):
             raise self._found.take()
         return self._found()
 
 
-class DueError:
+class DeferredError:
     """Keeps an error until the batch is asked for in whose place it comes."""
 
     def __init__(self, error: BaseException) -> None:
         self._error: BaseException | None = error
 
     def take(self) -> BaseException:
-        """The error, to be raised.  It is not kept any longer, and no frame of its traceback has it:
-        that refers to much."""
+        """Return the error to raise.  It is not kept: its traceback refers to much."""
         assert self._error is not None
         error, self._error = self._error, None
         return error

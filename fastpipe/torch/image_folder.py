@@ -12,32 +12,23 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from torchvision.datasets import ImageFolder, VisionDataset
-from torchvision.datasets.folder import IMG_EXTENSIONS, default_loader
+import torchvision
+from torchvision.datasets import DatasetFolder, ImageFolder, VisionDataset, folder
+from torchvision.datasets.folder import IMG_EXTENSIONS, default_loader, pil_loader
 
-from fastpipe.core.bad_samples import Item, why_nothing_is_left
-from fastpipe.core.batches import say_where
 from fastpipe.core.clock import StageClock
+from fastpipe.core.files import is_url
+from fastpipe.core.sample_tables import SampleTable, TargetTable
 from fastpipe.core.slots import KEPT_SLOTS
 from fastpipe.core.text import printable_lines
 from fastpipe.core.types import Key
-from fastpipe.errors import BadSampleError, OptionError
-from fastpipe.images.batch import RowsOf
+from fastpipe.errors import OptionError
 from fastpipe.images.plan import Plan, compile_plan, plan_state
 from fastpipe.options import BadSamples, Cache, Decode, Stage, Subset
-from fastpipe.torch.batches import LAYOUTS, Batch, Making, augmented_place, stock_place, written_place
-from fastpipe.torch.folder_samples import (
-    ListedSamples,
-    check_loader,
-    samples_found,
-    targets_of,
-    why_not_by_pillow,
-)
-from fastpipe.torch.keys import take_key
+from fastpipe.torch.batches import LAYOUTS, Batch, BatchRequest, Items, place_of, substitute_of
+from fastpipe.torch.randomness import take_key
 from fastpipe.torch.runtime import Options, Runtime
-from fastpipe.torch.samples import samples_of
-from fastpipe.torch.stock import is_thread_safe, stock_note
-from fastpipe.torch.substitutes import Items, substitute_of
+from fastpipe.torch.threads import is_thread_safe, stock_note
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -45,7 +36,71 @@ if TYPE_CHECKING:
     from fastpipe.core.class_folders import IndexCache
     from fastpipe.torch.staging import RemoteImages
 
-__all__ = ["FastImageFolder"]
+__all__ = [
+    "AdaptedImageFolder",
+    "FastImageFolder",
+    "why_not_adapted",
+]
+
+
+def _targets_of(samples: Any) -> Any:
+    if isinstance(samples, SampleTable):
+        return TargetTable(samples.targets_array() if samples.is_flat else (item[1] for item in samples))
+    return [sample[1] for sample in samples]
+
+
+_OF_FOLDERS = ("is_valid_file", "allow_empty", "stage", "storage_options", "refresh")
+
+
+def _listed_samples(
+    samples: Iterable[tuple[str | os.PathLike[str], Any]],
+    root: str | os.PathLike[str],
+    classes: Sequence[str],
+    options: Mapping[str, Any],
+) -> tuple[list[str], Any]:
+    """Return the checked classes and samples of ``FastImageFolder.from_samples``."""
+    for name in _OF_FOLDERS:
+        if name in options:
+            raise OptionError(
+                f"{name}= is for images that are looked for in a folder, and from_samples() is told which "
+                f"there are, got {name}={options[name]!r}. Leave it out, or use FastImageFolder(root, …)"
+            )
+    if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
+        raise OptionError(f"classes must be names of classes, got {classes!r}")
+    items = [_item(number, sample, root) for number, sample in enumerate(samples)]
+    if not items:
+        raise OptionError("from_samples(samples=…) has no samples: is the table empty, or filtered away?")
+    is_flat = all(type(target) is int for _, target in items)
+    return list(classes), SampleTable(items) if is_flat else items
+
+
+def _item(number: int, sample: Any, root: str | os.PathLike[str]) -> tuple[str, Any]:
+    try:
+        path, target = sample
+        text = os.fsdecode(path)
+    except (TypeError, ValueError):
+        raise OptionError(
+            f"from_samples(samples=…)[{number}] must be (path, target), such as ('cat/1.jpg', 0), "
+            f"got {sample!r}"
+        ) from None
+    if is_url(text) or is_url(os.fspath(root)):
+        raise OptionError(
+            f"from_samples(samples=…)[{number}] must be a file of this machine, got {text!r} in {root!r}. "
+            'For a bucket use FastImageFolder("s3://bucket/folder", …), which fetches images ahead'
+        )
+    return os.path.join(root, text), target
+
+
+def _why_not_by_pillow(loader: Any) -> str:
+    """Return why torchvision's loader does not open images by Pillow; empty if it does."""
+    if folder.pil_loader is not pil_loader:
+        return "torchvision.datasets.folder.pil_loader has been replaced"
+    if loader is default_loader and torchvision.get_image_backend() != "PIL":
+        return f"torchvision's image backend is {torchvision.get_image_backend()!r}"
+    return ""
+
+
+_USUAL, _HERE = BatchRequest(), BatchRequest(threaded=False)
 
 
 class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships no types
@@ -89,7 +144,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         OptionError: an option's value cannot work.
     """
 
-    _listed: ListedSamples | None = None  # while it is made of them
+    _listed: tuple[list[str], Any] | None = None  # classes and samples, while it is made of them
 
     def __init__(
         self,
@@ -130,10 +185,10 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         if callable(classes):  # which may have no pickle
             self._only_classes = list(self.classes)
         self.extensions = IMG_EXTENSIONS if is_valid_file is None else None
-        self.imgs = self.samples = samples_found(self, self.extensions, is_valid_file, allow_empty)
-        self.targets: Any = targets_of(self.samples)
+        self.imgs = self.samples = self._find_samples(is_valid_file, allow_empty)
+        self.targets: Any = _targets_of(self.samples)
         self.loader = loader
-        check_loader(self)
+        self._check_loader()
         if self._loads_fast():
             self._prepare_cache()
         self._runtime: Runtime | None = None
@@ -172,7 +227,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         0.5
         """
         dataset = cls.__new__(cls)
-        dataset._listed = ListedSamples(samples, root, classes, options)
+        dataset._listed = _listed_samples(samples, root, classes, options)
         cls.__init__(dataset, os.fspath(root), transform, target_transform, **options)
         dataset._listed = None  # now they are its samples
         return dataset
@@ -180,7 +235,8 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
     def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
         """Class names and their indices; as in ``ImageFolder``, restricted by ``classes``."""
         if self._listed is not None:
-            return self._listed.find_classes()
+            classes = self._listed[0]
+            return classes, {name: index for index, name in enumerate(classes)}
         if self._remote is not None and os.fspath(directory) == os.fspath(self.root):
             return self._remote.find_classes(self._only_classes, self._index_cache())
         from fastpipe.core import class_folders as folder
@@ -226,10 +282,10 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         if not self._loads_fast():
             stock: tuple[Any, Any] = super().__getitem__(index)
             return stock
-        batch = self._start_batch([index], threaded=False)
-        samples = self._finish_batch(batch)
+        batch = self._start_batch([index], request=_HERE)
+        samples = batch.finish()
         if not samples:  # not an IndexError, which would silently end a loop over the dataset
-            raise self._why_empty(batch) or AssertionError("one sample was asked for")
+            raise batch.why_empty() or AssertionError("one sample was asked for")
         image, target = samples[0]  # the only one of its batch, whose memory is its own
         return image, target
 
@@ -241,8 +297,8 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         if not self._answers_for_batches():
             return [self[index] for index in indices]
         batch = self._start_batch(indices)
-        samples = self._finish_batch(batch)
-        if not samples and (error := self._why_empty(batch)) is not None:  # nothing can be collated from none
+        samples = batch.finish()
+        if not samples and (error := batch.why_empty()) is not None:  # nothing can be collated from none
             raise error
         return self._running().hand_out(samples)
 
@@ -276,16 +332,16 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
             OptionError: the dataset has no ``stage``.
             StageError, StoreError: there is no room for all of them; the store does not answer.
         """
-        from fastpipe.torch.staging import staged_images
+        from fastpipe.torch.staging import stage_reader
 
-        return staged_images(self).stage_all(on_progress or (lambda objects, nbytes: None))
+        return stage_reader(self).stage_all(on_progress or (lambda objects, nbytes: None))
 
     def verify_stage(self, on_progress: Callable[[int], None] | None = None) -> list[str]:
         """Compare staged images with the checksums that were listed, and download anew those that differ;
         their paths.  Arguments and errors as of ``stage_all``."""
-        from fastpipe.torch.staging import staged_images
+        from fastpipe.torch.staging import stage_reader
 
-        return staged_images(self).verify(on_progress or (lambda objects: None))
+        return stage_reader(self).verify(on_progress or (lambda objects: None))
 
     def close(self) -> None:
         """End the threads of this process, and let go of stage and store, as a dataset that is dropped does
@@ -300,83 +356,46 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         # Threads and decoders stay here; the copy starts its own when it needs them.
         return {**self.__dict__, "_runtime": None, "_compiled": None}
 
-    # ---- how a batch is made; FastLoader calls the first two --------------------------------
+    # ---- how a batch is made -----------------------------------------------------------------------
 
     def _start_batch(
         self,
         indices: Sequence[int] | npt.NDArray[np.int64],
         key: Key | None = None,
-        *,
-        threaded: bool = True,
-        rows: RowsOf | None = None,
-        making: Making | None = None,
+        request: BatchRequest = _USUAL,
     ) -> Batch:
-        """Begin a batch without waiting for it; in these rows of a larger one, if they are given."""
-        sends_bytes, split, device, dtype, is_pinned = making or Making()
-        samples = self.samples
+        samples, runtime, remote = self.samples, self._running(), self._remote
         items = Items(samples, self._positions(indices))
-        plan, runtime = self.plan if split is None else split.head, self._running()
-        if split is None:
-            plan = plan.as_bytes() if sends_bytes else plan.of_dtype(dtype)
-        is_keyed = key is not None
+        count, is_keyed = len(items), key is not None
         if key is None:
-            key, is_keyed = take_key(len(items))
-        count, stock_here = len(items), bool(plan.stock)
-        memory = runtime.pinned_memory if is_pinned else runtime.memory
-        if split is not None and not sends_bytes:
-            place = augmented_place(split, key, count, memory, rows)
-        elif plan.output is None and self._stock_threads(plan):
-            like, stock_here = runtime.likeness.of(plan) if threaded else None, False
-            place = stock_place(plan, key, like, count, memory)
-        else:
-            place = written_place(plan, count, memory, threaded, rows)
+            key, is_keyed = take_key(count)
+        plan = request.plan_of(self.plan)
+        in_threads = self._stock_threads(plan)
+        memory = runtime.pinned_memory if request.is_pinned else runtime.memory
+        like = runtime.spec.of(plan) if request.threaded else None
+        place = place_of(request, plan, key, count, memory, like, in_threads)
         substitute = None
         if self.bad_samples.policy == "replace":
             substitute = partial(substitute_of, samples, items, key)
-        parameters = plan.draw(key)
-        objects = items.positions[:0] if self._remote is None else self._rows(items.positions)
-        if self._remote is not None and threaded:  # last, as many threads are awake then
-            self._remote.reader().need(objects)
-        turn = runtime.turn_on(device) if device and sends_bytes and plan.writes_bytes else None
+        parameters, objects = plan.draw(key), items.positions[:0]
+        if remote is not None:
+            objects = self._rows(items.positions)
+            if request.threaded:  # last, as many threads are awake then
+                remote.reader().need(objects)
+        turn = None
+        if request.device and request.sends_bytes and plan.writes_bytes:
+            turn = runtime.turn_on(request.device)
         pending = runtime.begin(
             items, plan, parameters, place, substitute, turn if turn is not None and turn.is_there else None,
-            threaded, objects,
+            request.threaded, objects,
         )  # fmt: skip
-        there = split is not None and sends_bytes
-        return Batch(pending, runtime, plan, key, is_keyed, place, stock_here, there, turn)
+        return Batch(
+            self, runtime, pending, plan, key, is_keyed, place,
+            stock_here=bool(plan.stock) and place.finish is None, augments_there=request.augments_there,
+            turn=turn,
+        )  # fmt: skip
 
-    def _finish_batch(self, batch: Batch) -> Sequence[Any]:
-        """Wait for a batch; run what must run in this thread, in order; return its samples."""
-        kept = batch.kept = batch.pending.wait()
-        items = batch.pending.items
-        assert isinstance(items, Items)
-        if self.target_transform is None:
-            targets = items.targets(kept)
-        else:
-            targets = [self._target_of(items[n]) for n in kept]
-        whole = batch.whole(kept)
-        if whole is not None:
-            return samples_of(*whole, targets, batch.plan.end, batch.key_of_rest(kept))
-        values = batch.values(kept)
-        if values and not batch.stock_here:
-            self._running().likeness.learn(batch.plan, values)
-        listed = targets.tolist() if isinstance(targets, np.ndarray) else targets
-        return list(zip(values, listed, strict=True))
-
-    def _target_of(self, item: Item) -> Any:
-        assert self.target_transform is not None
-        try:
-            return self.target_transform(item.target)
-        except Exception as error:
-            say_where(error, item)
-            raise
-
-    def _why_empty(self, batch: Batch) -> BadSampleError | None:
-        """Why a finished batch has no sample; None if none was asked for."""
-        return why_nothing_is_left(batch.pending.left_out, len(batch.pending.items))
-
-    def _expect_ahead(self, batches: int) -> None:
-        """Keep memory for so many batches that a loader begins ahead of the one that is due."""
+    def _expect_batches(self, batches: int) -> None:
         slots = self._running().memory.slots
         slots.keep = max(slots.keep, KEPT_SLOTS + batches)
 
@@ -385,11 +404,11 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         return pool.threads if pool else 1
 
     def _answers_for_batches(self) -> bool:
-        """Whether no subclass or option says that samples are made one by one."""
+        """Whether no subclass or option makes samples one by one."""
         return type(self).__getitem__ is FastImageFolder.__getitem__ and self._loads_fast()
 
     def _loads_fast(self) -> bool:
-        return self.loader is default_loader and not why_not_by_pillow(default_loader)
+        return self.loader is default_loader and not _why_not_by_pillow(default_loader)
 
     def _stock_threads(self, plan: Plan) -> bool:
         return self.thread_safe or is_thread_safe(plan.stock)
@@ -407,19 +426,54 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         return np.where(positions < 0, positions + length, positions)
 
     def _rows(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Which objects of the store samples are."""
         assert self._remote is not None
         return self._remote.rows(self.samples, positions)
 
+    def _find_samples(self, is_valid_file: Callable[[str], bool] | None, allow_empty: bool) -> Any:
+        """Return ``samples``, a table or a list; errors as of ``ImageFolder.make_dataset``."""
+        if self._listed is not None:
+            return self._listed[1]
+        options: dict[str, Any] = {
+            "extensions": self.extensions, "is_valid_file": is_valid_file, "allow_empty": allow_empty
+        }  # fmt: skip
+        if (
+            type(self).make_dataset is not ImageFolder.make_dataset
+        ):  # a subclass finds its files in its own way
+            return self.make_dataset(self.root, class_to_idx=self.class_to_idx, **options)
+        from fastpipe.core import class_folders as folder
+        from fastpipe.core.class_folders import ScanProgress
+
+        with ScanProgress(self.root) as on_progress:
+            options |= {"cache": self._index_cache(), "on_progress": on_progress}
+            if self._remote is not None:
+                return self._remote.scan(self.class_to_idx, **options)
+            return folder.scan_folder(self.root, self.class_to_idx, **options)
+
+    def _check_loader(self) -> None:
+        """Refuse a loader of the script's own if fastpipe would have to read files."""
+        if self.loader is default_loader:
+            return
+        if self._remote is not None:
+            raise OptionError(
+                f"a loader of your own, which got {self.loader!r}, opens files, and {self.root!r} has "
+                "none. Leave it out, or copy the images to a folder of your own"
+            )
+        keeps = self.cache.where in ("ram", "disk")
+        if self.bad_samples != BadSamples() or self.decode != Decode() or keeps:
+            raise OptionError(
+                "cache=, bad_samples= and decode= say how fastpipe reads files; with a loader of your own, "
+                f"which got {self.loader!r}, they would have no effect. Leave one or the other out."
+            )
+
     def _prepare_cache(self) -> None:
-        """Have the cache in this process, so that forked workers share it."""
+        """Open the cache in this process, so that forked workers share it."""
         if self.cache.where != "off":
             from fastpipe.core.caches import open_store
 
             open_store(self.cache)
 
     def _index_cache(self) -> IndexCache | None:
-        """Where the scan is kept; None to scan each time."""
+        """Return where the scan is kept; None to scan each time."""
         if self.cache.where == "off":
             return None
         from fastpipe.core.class_folders import default_index_cache
@@ -438,9 +492,50 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
 def _remote_images(
     root: str | Path, storage_options: Mapping[str, Any] | None, stage: Stage | None, refresh: bool
 ) -> RemoteImages | None:
-    """What brings images here, as of ``remote_images``; of a local folder nothing of stores is imported."""
+    """Return what fetches images from a store; None, without importing anything of stores, for a local
+    folder."""
     if stage is None and storage_options is None and not refresh and ":" not in os.fspath(root):
         return None
     from fastpipe.torch.staging import remote_images
 
     return remote_images(root, storage_options, stage, refresh)
+
+
+class AdaptedImageFolder(FastImageFolder):
+    """Makes batches of a torchvision ``ImageFolder``, which stays what the user sees and changes."""
+
+    def __init__(self, original: ImageFolder, cache: Cache) -> None:
+        # No constructor above is called: nothing is scanned again, and no attribute copied.
+        self.original = original
+        self.seed = None
+        self.cache = cache
+        self.bad_samples, self.decode = BadSamples(), Decode()
+        self.threads, self.thread_safe = "auto", False
+        self.memory_format = torch.contiguous_format
+        self.stage = self._remote = None
+        self._prepare_cache()
+        self._runtime = None
+        self._compiled = None
+
+    samples = property(lambda self: self.original.samples)
+    targets = property(lambda self: self.original.targets)
+    transform = property(lambda self: self.original.transform)
+    target_transform = property(lambda self: self.original.target_transform)
+    root = property(lambda self: self.original.root)
+
+
+def why_not_adapted(dataset: ImageFolder) -> str:
+    """Return why fastpipe may not make the samples of a folder; empty if it may."""
+    kind = type(dataset)
+    method = DatasetFolder.__getitem__
+    if method.__module__ != DatasetFolder.__module__:
+        return "ImageFolder.__getitem__ has been replaced"
+    for name in ("__getitem__", "__getattribute__"):
+        if getattr(kind, name) is not getattr(DatasetFolder, name):
+            return f"{kind.__name__} has its own {name}"
+    for name in ("__getitems__", "__getattr__"):
+        if hasattr(kind, name):
+            return f"{kind.__name__} has its own {name}"
+    if dataset.loader not in (default_loader, pil_loader):
+        return f"it loads images with {getattr(dataset.loader, '__name__', dataset.loader)!r}"
+    return _why_not_by_pillow(dataset.loader)

@@ -1,4 +1,4 @@
-"""``FastLoader``: torch's ``DataLoader``, with the next batches made in threads."""
+"""``FastLoader``: torch's ``DataLoader``, with the next batches made in threads; ``accelerate`` makes one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data._utils.collate import default_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -17,7 +17,19 @@ from fastpipe.core.clock import StageClock
 from fastpipe.core.machine import default_threads
 from fastpipe.errors import OptionError
 from fastpipe.options import Cache, Shard, Shuffle
-from fastpipe.torch._torch_loader import (
+from fastpipe.torch.delivery import Delivery
+from fastpipe.torch.describe import (
+    LoaderPlan,
+    Waits,
+    advice_for,
+    order_note,
+    stock_loader,
+    why_no_source,
+    work_note,
+)
+from fastpipe.torch.fetching import KeyedDataset, SourceDataset, UsersDataset
+from fastpipe.torch.indices import IndexBatches
+from fastpipe.torch.iterators import (
     LoaderView,
     ThreadedIterator,
     forget_iterator,
@@ -25,15 +37,18 @@ from fastpipe.torch._torch_loader import (
     stock_iterator,
     stream_iterator,
 )
-from fastpipe.torch.advice import Waits, advice_for
-from fastpipe.torch.delivery import Delivery
-from fastpipe.torch.fetching import IndexBatches, KeyedDataset, SourceDataset, UsersDataset
-from fastpipe.torch.grouping import GroupSampler
-from fastpipe.torch.order import EpochOrder, ShardSampler, ShuffleSampler, is_default, mark_default
-from fastpipe.torch.ordering import SeedOf, arranged, shard_sampler
-from fastpipe.torch.source import Source
-from fastpipe.torch.sources import source_of, why_no_source
-from fastpipe.torch.splitting import Splitting
+from fastpipe.torch.order import WORKER_OPTIONS, EpochOrder, batching_of, is_default, mark_default, options_of
+from fastpipe.torch.samplers import (
+    EffectiveSeed,
+    GroupSampler,
+    RankCheck,
+    ShardSampler,
+    ShuffleSampler,
+    arrangement_for,
+    shard_sampler,
+)
+from fastpipe.torch.source import Source, ends_of, is_folder, is_rows
+from fastpipe.torch.split import SplitChoice
 from fastpipe.torch.state import (
     check_stateful,
     is_unsaved,
@@ -42,17 +57,16 @@ from fastpipe.torch.state import (
     state_of,
     unsaved_state,
 )
-from fastpipe.torch.workers import WorkerInit, lanes_for
+from fastpipe.torch.workers import WorkerInit, choose_workers, lanes_for
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from fastpipe.torch.describe import LoaderPlan
     from fastpipe.torch.image_folder import FastImageFolder
-    from fastpipe.torch.ranks import RankCheck
     from fastpipe.torch.split import Split
 
-__all__ = ["FastLoader"]
+__all__ = ["FastLoader", "accelerate"]
+
 
 # Where Python runs for each sample, its lock ends what the threads of one process can do at about what so
 # many of torch's workers do: it is held for 0.25 ms of an image, and for most of torchvision's transforms.
@@ -160,14 +174,12 @@ class FastLoader(DataLoader[_T_co]):
         self.device, self.dtype = device, dtype
         self._device = None if device is None else _checked_device(device)
         self.augment = augment
-        self._splitting = Splitting(augment, self._device)
+        self._splitting = SplitChoice(augment, self._device)
         self.cache, self._cache = cache, Cache.of(cache)
         self.prefetch_batches = prefetch_batches
-        self._twins: dict[int, FastImageFolder] = {}
+        self._adapted: dict[int, FastImageFolder] = {}
         self.workers, self._why_workers = workers, ""
         if num_workers == "auto":
-            from fastpipe.torch.auto_workers import choose_workers
-
             source = self._source_of(dataset)
             if source is not None and collate_fn is None and batch_size is not None:
                 self._splitting.use(source, batch_size, True)
@@ -176,25 +188,21 @@ class FastLoader(DataLoader[_T_co]):
             )
             if num_workers == 0:  # what is only about workers is for the case that there are some
                 prefetch_factor, persistent_workers, timeout, multiprocessing_context = None, False, 0, None
-        self._ranks: RankCheck | None = None
-        if shard is not None:
-            from fastpipe.torch.ranks import RankCheck
-
-            self._ranks = RankCheck()
+        self._ranks = None if shard is None else RankCheck()
         arrangement = None
         if isinstance(shuffle, Shuffle):
-            arrangement, shuffle = arranged(dataset, shuffle, sampler, batch_sampler), True
+            arrangement, shuffle = arrangement_for(dataset, shuffle, sampler, batch_sampler), True
         if shard is not None and not isinstance(getattr(batch_sampler, "sampler", None), ShardSampler):
             sampler = shard_sampler(
                 dataset, shard, shuffle, sampler, batch_sampler, batch_size, arrangement,
-                SeedOf(self.seed, dataset)(), self._source_of(dataset),
+                EffectiveSeed(self.seed, dataset)(), self._source_of(dataset),
             )  # fmt: skip
             shuffle = False
         elif arrangement is not None:
             sampler, shuffle = GroupSampler(dataset, arrangement, generator), False
             mark_default(sampler)
         elif shuffle and self._seeds_order(dataset, sampler, batch_sampler):
-            sampler, shuffle = ShuffleSampler(dataset, generator, SeedOf(self.seed, dataset)), False
+            sampler, shuffle = ShuffleSampler(dataset, generator, EffectiveSeed(self.seed, dataset)), False
             mark_default(sampler)
         super().__init__(
             dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory,
@@ -207,8 +215,8 @@ class FastLoader(DataLoader[_T_co]):
         self._check_cache()
         if augment == "split":  # which is possible, or an error now
             self._split(self._source())
-        self._order = EpochOrder(self, shard, SeedOf(self.seed, dataset))
-        self._kept_batches: IndexBatches | None = None
+        self._order = EpochOrder(self, shard, EffectiveSeed(self.seed, dataset))
+        self._persistent_batches: IndexBatches | None = None
         self._waits = Waits()
         if workers == "threads":
             self._check_threads()
@@ -233,17 +241,15 @@ class FastLoader(DataLoader[_T_co]):
     @property
     def plan(self) -> LoaderPlan:
         """What is done where, and why; ``print`` it."""
-        from fastpipe.torch import describe
-
         source = self._source()
         self._order.look_at(self)
         delivery = self._delivery(source, None)  # which decides what is done where
         depth = 0 if source is None else self._depth(source, delivery)
-        work = describe.work_note(self, source, depth, self._why_processes(source))
+        work = work_note(self, source, depth, self._why_processes(source))
         if self._why_workers:
             work += f" (num_workers='auto': {self._why_workers})"
-        order = describe.order_note(self._order, self._effective_seed(), self.shard)
-        return describe.LoaderPlan(self, source, order, work, *self._splitting.note())
+        order = order_note(self._order, self._effective_seed(), self.shard)
+        return LoaderPlan(self, source, order, work, *self._splitting.note())
 
     def reference(self) -> DataLoader[Any]:
         """The stock equivalent: torch's ``DataLoader`` over torchvision's dataset, or over rows read by
@@ -251,13 +257,11 @@ class FastLoader(DataLoader[_T_co]):
 
         Random augmentation has the same distribution, but other draws.
         """
-        from fastpipe.torch.describe import stock_loader
-
         self._order.look_at(self)
         return stock_loader(self, self._order)
 
     def _why_processes(self, source: Source | None) -> str:
-        """Return why worker processes make the batches, if there are any; empty where threads here do."""
+        """Return why worker processes make the batches; empty if threads here do."""
         if not self._auto_collation or source is None:
             return "samples are made by the dataset's own code" if source is None else "batch_size=None"
         if not self.num_workers or self.workers == "threads":
@@ -335,7 +339,7 @@ class FastLoader(DataLoader[_T_co]):
         """
         try:
             self._check_stateful("state_dict")
-            kept = self._kept_batches
+            kept = self._persistent_batches
             if self.persistent_workers and self._iterator is not None:
                 kept = self._iterator._index_sampler
             return state_of(self._order, self._samples(), self._effective_seed(), kept)
@@ -360,7 +364,7 @@ class FastLoader(DataLoader[_T_co]):
         point = point_of(state, self._order, self._samples(), self._effective_seed())
         set_sampler_state(self._order, state.get("sampler"))
         self._order.resume_at(point)
-        self._kept_batches = None
+        self._persistent_batches = None
         forget_iterator(self)
 
     def check_worker_number_rationality(self) -> None:
@@ -372,7 +376,7 @@ class FastLoader(DataLoader[_T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         # Workers stay here, and what belongs to the dataset's objects; a copy has its own when it needs them.
-        return {**self.__dict__, "_iterator": None, "_kept_batches": None, "_twins": {}}
+        return {**self.__dict__, "_iterator": None, "_persistent_batches": None, "_adapted": {}}
 
     def __copy__(self) -> Self:
         # It counts epochs for itself, in samplers of its own where they are this class's.
@@ -394,7 +398,7 @@ class FastLoader(DataLoader[_T_co]):
         in_threads = source is not None and not why_processes
         number = 0 if in_threads else self.num_workers
         batches = self._index_batches(seed, is_keyed, in_threads)
-        batches.lookout = None if source is None else source.lookout(is_here=number == 0)
+        batches.prefetcher = None if source is None else source.prefetcher(is_here=number == 0)
         if source is not None:
             dataset: UsersDataset = SourceDataset(self.dataset, source)
         else:
@@ -410,7 +414,7 @@ class FastLoader(DataLoader[_T_co]):
         if source is None or not in_threads:
             return stock_iterator(view)
         depth = self._depth(source, view.delivery)
-        source.expect_ahead(depth)
+        source.expect_batches(depth)
         source.follow_order(self._order.ours())
         is_bounded = self.prefetch_batches != "auto" or (view.delivery and view.delivery.is_made_there)
 
@@ -423,7 +427,7 @@ class FastLoader(DataLoader[_T_co]):
         return ThreadedIterator(view, source, depth, spare, refill, self._early(), self.num_workers > 0)
 
     def _early(self) -> int:
-        """Return how many index batches are asked for early of a sampler of the script's."""
+        """Return how many index batches a sampler of the script's is asked for early."""
         if self.num_workers:
             return self.num_workers * (self.prefetch_factor or 2)
         if self.prefetch_batches != "auto":
@@ -432,7 +436,7 @@ class FastLoader(DataLoader[_T_co]):
 
     @property
     def _size_of_batches(self) -> int | None:
-        """Samples in a batch; None where a batch sampler of the script's does not say."""
+        """Samples in a batch; None if a batch sampler of the script's does not say."""
         size: Any = getattr(self.batch_sampler, "batch_size", self.batch_size)
         return size if isinstance(size, int) else None
 
@@ -445,21 +449,18 @@ class FastLoader(DataLoader[_T_co]):
         return iterator
 
     def _index_batches(self, seed: int | None, is_keyed: bool, in_threads: bool) -> IndexBatches:
-        """Return the next epoch's index batches.
-
-        Where threads stand for persistent workers, these are the same for all epochs: such workers' base
-        seed is drawn but once.
-        """
-        kept = self._kept_batches
+        """Return the next epoch's index batches: the same for all epochs if threads stand for persistent
+        workers, whose base seed is drawn only once."""
+        kept = self._persistent_batches
         if kept is not None and (kept.seed, kept.is_keyed) == (seed, is_keyed) and not self._order.pending:
             return kept
         batches = IndexBatches(self._order, seed, is_keyed)
         if in_threads and self.persistent_workers:
-            self._kept_batches = batches
+            self._persistent_batches = batches
         return batches
 
     def _delivery(self, source: Source | None, seed: int | None) -> Delivery | None:
-        """What is done to batches on their way to the user; None for nothing."""
+        """Return what is done to batches on their way to the user; None for nothing."""
         split, is_there = self._split(source)
         augment = None if isinstance(self.augment, str) else self.augment
         if self._device is None and augment is None and self.dtype is None and not is_there:
@@ -495,7 +496,7 @@ class FastLoader(DataLoader[_T_co]):
         return self._source_of(self.dataset)
 
     def _source_of(self, dataset: Any) -> Source | None:
-        return source_of(dataset, self._twins, self._cache)
+        return source_of(dataset, self._adapted, self._cache)
 
     def _samples(self) -> int | None:
         try:
@@ -504,11 +505,11 @@ class FastLoader(DataLoader[_T_co]):
             return None
 
     def _effective_seed(self) -> int | None:
-        return SeedOf(self.seed, self.dataset)()
+        return EffectiveSeed(self.seed, self.dataset)()
 
     def _seeds_order(self, dataset: Any, sampler: Any, batch_sampler: Any) -> bool:
         is_plain = sampler is None and batch_sampler is None and not isinstance(dataset, IterableDataset)
-        return is_plain and SeedOf(self.seed, dataset)() is not None
+        return is_plain and EffectiveSeed(self.seed, dataset)() is not None
 
     def _depth(self, source: Source, delivery: Delivery | None) -> int:
         if self.prefetch_batches != "auto":
@@ -518,7 +519,7 @@ class FastLoader(DataLoader[_T_co]):
         return 1 + max(least, math.ceil(2 * source.threads / size))
 
     def _check_cache(self) -> None:
-        if self._cache != Cache() and not (self._source() is not None and self._twins):
+        if self._cache != Cache() and not (self._source() is not None and self._adapted):
             raise OptionError(
                 "cache= is where fastpipe keeps the images of a torchvision ImageFolder; it has no effect on "
                 f"this {type(self.dataset).__name__}. A FastImageFolder takes a cache= of its own"
@@ -555,3 +556,134 @@ def _checked_device(device: Any) -> Any:
     from fastpipe.core.transfer import checked_device
 
     return checked_device(device)
+
+
+def source_of(dataset: Any, adapted: dict[int, FastImageFolder], cache: Cache) -> Source | None:
+    """Return the source behind a dataset, if every object on the way is one whose code is known."""
+    ends = ends_of(dataset)
+    if all(map(is_rows, ends)):
+        from fastpipe.torch.array_dataset import RowsSource, is_fast_rows
+
+        return RowsSource(dataset, ends) if all(map(is_fast_rows, ends)) else None
+    if all(map(is_folder, ends)):
+        from fastpipe.torch.folder_source import folder_source_of
+
+        return folder_source_of(dataset, ends, adapted, cache)
+    return None
+
+
+# ---- accelerate --------------------------------------------------------------------------------------
+
+_ONLY_WORKERS = {*WORKER_OPTIONS} - {"worker_init_fn"}
+_OWN = ("prefetch_batches", "seed", "shard", "device", "dtype", "augment", "cache", "workers")
+
+
+def accelerate(
+    loader: DataLoader[Any],
+    *,
+    seed: int | None = None,
+    shard: Shard | None = None,
+    device: Any = None,
+    dtype: Any = None,
+    augment: Callable[..., Any] | None = None,
+    cache: Cache | Literal["auto", "ram", "disk", "off"] | None = None,
+    num_workers: int | None = None,
+    workers: Literal["auto", "threads", "processes"] | None = None,
+    prefetch_factor: int | None = None,
+    prefetch_batches: int | Literal["auto"] | None = None,
+) -> FastLoader[Any]:
+    """Make a :class:`fastpipe.FastLoader` of a ``DataLoader``, with the same batches.
+
+    Dataset, sampler, ``collate_fn``, generator and everything else are the loader's own objects.
+    Where fastpipe makes the batches and no code of the script's runs on the way, threads in this process do
+    the work of its worker processes, as ``FastLoader`` says.  ``print(result.plan)`` says what
+    was done, ``result.reference()`` undoes it.
+
+    Args:
+        loader: a ``DataLoader``.  It is not changed, and may be used on.
+        seed, shard, device, dtype, augment, cache: as in ``FastLoader``.  With one of the first two, a plain
+            ``shuffle=True`` shuffles by the seed; any other sampler stays.
+        num_workers, workers: as in ``FastLoader``; default: as the loader has them.
+        prefetch_factor, prefetch_batches: batches made ahead, by each of them or without any; as in
+            ``FastLoader``.
+
+    Raises:
+        OptionError: it is no ``DataLoader``, one of a subclass that works in its own way, or an option cannot
+            work.
+
+    >>> from torch.utils.data import DataLoader
+    >>> loader = accelerate(DataLoader(range(6), batch_size=3))
+    >>> list(loader)
+    [tensor([0, 1, 2]), tensor([3, 4, 5])]
+    """
+    _check(loader)
+    options = options_of(loader) | {name: getattr(loader, name) for name in _OWN if hasattr(loader, name)}
+    given = {
+        "seed": seed, "shard": shard, "device": device, "dtype": dtype, "augment": augment,
+        "cache": cache, "workers": workers, "prefetch_batches": prefetch_batches,
+    }  # fmt: skip
+    options |= {name: value for name, value in given.items() if value is not None}
+    options |= _batching(loader, options)
+    if num_workers is not None:
+        if not num_workers:  # what is only about workers is for the case that there are some
+            options = {name: value for name, value in options.items() if name not in _ONLY_WORKERS}
+        options["num_workers"] = num_workers
+    if prefetch_factor is not None:
+        options["prefetch_factor"] = prefetch_factor
+    return FastLoader(**options)
+
+
+def _check(loader: Any) -> None:
+    if not isinstance(loader, DataLoader):
+        raise OptionError(
+            f"accelerate() takes a torch.utils.data.DataLoader, got a {type(loader).__name__}: for a "
+            "dataset, use FastLoader(dataset, …)"
+        )
+    known = FastLoader if isinstance(loader, FastLoader) else DataLoader
+    kinds = type(loader).__mro__[: type(loader).__mro__.index(known)]
+    own = sorted({name for kind in kinds for name in vars(kind)} - _HARMLESS)
+    if own:
+        raise OptionError(
+            f"{type(loader).__name__} has its own {', '.join(own)}, which a FastLoader in its place would "
+            "not have: derive it from fastpipe.FastLoader, and make one of those instead"
+        )
+
+
+# What a class has anyway; its constructor has done its work.
+_HARMLESS = {
+    "__init__", "__module__", "__doc__", "__qualname__", "__annotations__", "__annotate__",
+    "__annotate_func__", "__annotations_cache__", "__parameters__", "__orig_bases__",
+    "__dict__", "__weakref__", "__firstlineno__", "__static_attributes__", "__abstractmethods__", "_abc_impl",
+}  # fmt: skip
+
+
+def _batching(loader: DataLoader[Any], options: dict[str, Any]) -> dict[str, Any]:
+    batching = batching_of(loader)
+    if "sampler" not in batching:
+        return batching
+    is_keyed = options.get("seed") is not None or options.get("shard") is not None
+    sampler = batching["sampler"]
+    if _is_plain(loader, SequentialSampler):
+        del batching["sampler"]
+    elif type(sampler) is GroupSampler and sampler.data_source is loader.dataset:
+        del batching["sampler"]
+        batching["shuffle"] = sampler.arrangement.option
+    elif is_keyed and _is_plain(loader, RandomSampler):
+        del batching["sampler"]
+        batching["shuffle"] = True
+    return batching
+
+
+def _is_plain(loader: DataLoader[Any], kind: type[Any]) -> bool:
+    """Whether the sampler is the one that ``DataLoader`` itself makes."""
+    sampler: Any = loader.sampler
+    is_torchs = type(sampler) is kind or (kind is RandomSampler and type(sampler) is ShuffleSampler)
+    if not is_torchs or sampler.data_source is not loader.dataset:
+        return False
+    if kind is SequentialSampler:
+        return True
+    return (
+        not sampler.replacement
+        and sampler.num_samples == len(loader.dataset)
+        and sampler.generator is loader.generator
+    )

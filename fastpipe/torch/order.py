@@ -1,12 +1,13 @@
-"""The index batches of each epoch, and how far the user has come in one."""
+"""The order of a loader's epochs, and how far the user has come in one."""
 
 from __future__ import annotations
 
+import threading
 import warnings
 import weakref
-from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.utils.data import (
@@ -22,19 +23,160 @@ from torch.utils.data import (
 
 from fastpipe.errors import OptionError
 from fastpipe.options import Shard
-from fastpipe.torch.grouping import GroupSampler
-from fastpipe.torch.order_samplers import EpochBatches, OrderRef, ShardSampler, ShuffleSampler
-from fastpipe.torch.progress import Asked, Progress, ResumePoint
+from fastpipe.torch.samplers import EpochBatches, GroupSampler, OrderRef, ShardSampler, ShuffleSampler
 
 if TYPE_CHECKING:
-    from fastpipe.torch.fetching import IndexBatches
+    from fastpipe.torch.indices import IndexBatches
 
 __all__ = [
-    "EpochBatches", "EpochOrder", "ShardSampler", "ShuffleSampler", "batching_of", "is_default",
-    "mark_default",
+    "CountingSampler", "EpochOrder", "Progress", "RequestCount", "ResumePoint", "batching_of",
+    "is_default", "mark_default", "options_of",
 ]  # fmt: skip
 
+
+# ---- progress in an epoch ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """Where the next epoch goes on.
+
+    Attributes:
+        epoch: its number.
+        begun: number of the epoch under the same base seed.
+        batches: batches that the user has received.
+        taken: index batches of the sampler that they took.
+        offset: samples of the index batch behind those that they took as well.
+        position: where the next batch begins, if the order is a function of the epoch.
+        base_seed: seed of the keys, if no other is given.
+        generator: state of the sampler's generator when the epoch began.
+        asked: how often the sampler was asked in the epoch, also ahead of the user and for its end; None
+            if that is not known.
+        now: state of the sampler's generator behind these draws, and those of others.
+        seeds: state of the generator from which base seeds alone are drawn.
+    """
+
+    epoch: int
+    begun: int = 0
+    batches: int = 0
+    taken: int = 0
+    offset: int = 0
+    position: int = 0
+    base_seed: int | None = None
+    generator: torch.Tensor | None = None
+    asked: int | None = None
+    now: torch.Tensor | None = None
+    seeds: torch.Tensor | None = None
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the epoch has begun there, so that nothing is drawn for it any more."""
+        is_begun = self.base_seed is not None or self.generator is not None
+        return is_begun or bool(self.batches or self.taken or self.offset or self.position)
+
+
+class RequestCount(Protocol):
+    """An iterator over a sampler that knows how often it was asked."""
+
+    def look(self, generator: torch.Generator | None) -> tuple[int, torch.Tensor | None]:
+        """Return that, and the state that its generator has by that."""
+
+
+class CountingSampler:
+    """An iterator over a sampler that counts how often it was asked.  From any threads."""
+
+    def __init__(self, sampler: Iterator[Any], generator: torch.Generator | None) -> None:
+        self._sampler, self._generator = sampler, generator
+        self._asked = 0
+        self._left: torch.Tensor | None = None  # the generator's state behind the last draw
+        self._is_shared = False
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> CountingSampler:
+        return self
+
+    def __next__(self) -> Any:
+        with self._lock:
+            self._asked += 1
+            if self._generator is None:
+                return next(self._sampler)
+            found = self._generator.get_state()
+            try:
+                return next(self._sampler)
+            finally:
+                left, self._left = self._left, self._generator.get_state()
+                if left is not None and not torch.equal(found, self._left):  # it has drawn again
+                    self._is_shared = self._is_shared or not torch.equal(left, found)
+
+    def look(self, generator: torch.Generator | None) -> tuple[int, torch.Tensor | None]:
+        """Return how often it was asked, and its generator's state after that."""
+        with self._lock:
+            if self._is_shared:
+                raise OptionError(
+                    "the sampler draws more and more of its epoch from a generator that something else has "
+                    "drawn from in this epoch, so that its draws cannot be made again: give the sampler a "
+                    "generator of its own"
+                )
+            return self._asked, None if generator is None else generator.get_state()
+
+
+@dataclass(frozen=True)
+class _Copied:
+    """How often an iterator was asked that is elsewhere."""
+
+    asked: int
+
+    def look(self, generator: torch.Generator | None) -> tuple[int, torch.Tensor | None]:
+        return self.asked, None if generator is None else generator.get_state()
+
+
+class Progress:
+    """How far the user has come in an epoch.
+
+    Attributes:
+        point: where the iterator began.
+        received: batches that it has given.
+        taken: index batches that these took, if not one each.
+        offset: samples of the next index batch that these took.
+        is_over: whether it has said that there are no more.
+        is_stale: whether another epoch is wanted instead, before the first batch of this one.
+        held: what the user has of it (received, taken, offset), where who gives batches on is ahead.
+        base_seed: the iterator's.
+        generator: state of the sampler's generator when the epoch began.
+        sampler: state of the user's sampler when the epoch began.
+        asked: the sampler's iterator; None where no sampler decides.
+    """
+
+    def __init__(
+        self, point: ResumePoint, generator: torch.Tensor | None, sampler: Any, asked: RequestCount | None
+    ) -> None:
+        self.point, self.generator, self.sampler, self.asked = point, generator, sampler, asked
+        self.received = 0
+        self.taken: int | None = None
+        self.offset = 0
+        self.is_over = False
+        self.is_stale = False
+        self.held: tuple[int, int | None, int] | None = None
+        self.base_seed: int | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy does not go on with the iterator, but knows where it was.
+        asked = None if self.asked is None else _Copied(self.asked.look(None)[0])
+        return {**self.__dict__, "asked": asked}
+
+    def hold(self) -> None:
+        """Count what is received from now on as not yet the user's."""
+        self.held = (self.received, self.taken, self.offset)
+
+
+# ---- epochs ------------------------------------------------------------------------------------------
+
 _WHOLE = Shard(0, 1)
+
+WORKER_OPTIONS = (
+    "num_workers", "timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor",
+    "persistent_workers",
+)  # fmt: skip
 
 
 class EpochOrder:
@@ -47,11 +189,6 @@ class EpochOrder:
         next_epoch: number of the next epoch.
         progress: how far the user is in the one that began last; None before the first.
         waiting: refers to the index batches of an iterator that was not asked yet.
-
-    Args:
-        loader: whose samplers are used; not kept.
-        shard: the rank's part, where the loader deals out the samples.
-        seed: gives the seed of the order, or None.
     """
 
     def __init__(self, loader: DataLoader[Any], shard: Shard | None, seed: Callable[[], int | None]) -> None:
@@ -68,14 +205,14 @@ class EpochOrder:
         self._attach()
 
     def look_at(self, loader: DataLoader[Any]) -> None:
-        """Take the samplers that the loader has now: some scripts replace them."""
+        """Take the loader's present samplers: some scripts replace them."""
         self.sampler, self.index_sampler = loader.sampler, loader._index_sampler
         self._generator = loader.generator
         self.is_batched = bool(loader._auto_collation)
 
     @property
     def _is_default(self) -> bool:
-        """Whether the index batches are those that torch makes of the sampler."""
+        """Whether torch makes the index batches of the sampler."""
         return not self.is_batched or _are_torchs(self.index_sampler, self.sampler)
 
     def __len__(self) -> int:
@@ -83,7 +220,7 @@ class EpochOrder:
         return len(self.index_sampler) if ours is None else len(ours)
 
     def _attach(self) -> None:
-        """Let the sampler's ``set_epoch`` reach here: trainers set that, not the loader's."""
+        """Let the sampler's ``set_epoch``, which trainers call instead of the loader's, reach this order."""
         sampler: Any = self.sampler
         if isinstance(sampler, ShardSampler):
             if self._is_default:  # else it is inside a trainer's own batch sampler
@@ -124,7 +261,7 @@ class EpochOrder:
 
     @property
     def pending(self) -> ResumePoint | None:
-        """Where the next epoch goes on, until a batch of it was received; None if it starts anew.
+        """Where the next epoch goes on, until one of its batches was received; None if it starts anew.
 
         Trainers ask for several iterators before they take the first batch.
         """
@@ -138,22 +275,21 @@ class EpochOrder:
         return self._resume
 
     def pass_epoch(self) -> int:
-        """Number of the next epoch, which somebody else goes through."""
+        """Return the number of the next epoch, which somebody else goes through."""
         epoch = self.next_epoch
         self.progress, self._resume = None, None
         self.next_epoch, self._is_new = epoch + 1, False
         return epoch
 
     def resume_at(self, point: ResumePoint) -> None:
-        """Let the next epoch go on there, and put the generators where they were."""
+        """Let the next epoch go on there, with the generators where they were."""
         self.next_epoch, self.progress, self._resume = point.epoch, None, point
         self._told, self._is_asked, self._is_new = self._told_epoch(), True, False
         self.draw_again()
         self._is_asked = False
 
     def draw_again(self) -> None:
-        """Before an iterator that goes on draws: put the generators back to where another one, that
-        nothing was taken of, found them."""
+        """Before an iterator draws, put the generators back to where an unused one found them."""
         point = self.pending
         if point is None:
             return
@@ -177,15 +313,7 @@ class EpochOrder:
         return generator if self._seed() is None else None
 
     def skip(self, batches: int, is_refilled: bool) -> None:
-        """Let the next epoch, or the one to be resumed, go on behind so many of its batches.
-
-        Args:
-            batches: how many, from the epoch's begin.
-            is_refilled: whether batches take the samples of later ones, where some are left out.
-
-        Raises:
-            OptionError: it is not known which samples these are.
-        """
+        """Let the next epoch, or the one to be resumed, go on after so many of its batches."""
         point, ours = self.pending, self.ours()
         if batches < 0:
             raise OptionError(f"a number of batches to skip must be from 0, got {batches}")
@@ -237,18 +365,13 @@ class EpochOrder:
         )  # fmt: skip
 
     def between(self, base_seed: int | None, begun: int) -> ResumePoint:
-        """Where the next epoch begins.
-
-        Args:
-            base_seed: seed under which it is begun already, or that persists; None if it is to be drawn.
-            begun: number of the epoch under that.
-        """
+        """Where the next epoch begins."""
         generator = None if self.ours() is not None else self.generator
         now = None if generator is None else generator.get_state()
         return ResumePoint(self.next_epoch, begun, base_seed=base_seed, now=now)
 
-    def begin(self, begun: int, sampler_state: Any, asked: Asked | None) -> Progress:
-        """An epoch begins: with the first index that is asked for."""
+    def begin(self, begun: int, sampler_state: Any, asked: RequestCount | None) -> Progress:
+        """Begin an epoch, when the first index is asked for."""
         point, self.waiting = self.pending, None
         told = self._told_epoch()
         if told != self._told:  # the script has chosen this epoch, whatever was to come next
@@ -264,7 +387,7 @@ class EpochOrder:
         return self.progress
 
     def _told_epoch(self) -> int:
-        """The epoch that a ``DistributedSampler`` of the script's, or of a trainer's, was told."""
+        """Return the epoch that a ``DistributedSampler`` of the script's, or a trainer's, was set to."""
         batches = getattr(self.index_sampler, "sampler", None)
         for sampler in (self.sampler, batches):
             if isinstance(sampler, DistributedSampler) and not isinstance(sampler, ShardSampler):
@@ -272,7 +395,7 @@ class EpochOrder:
         return 0
 
     def shard(self) -> tuple[int, int]:
-        """What a ``DistributedSampler``, or one like it, says of its rank."""
+        """Return rank and number of ranks by a ``DistributedSampler``, or a similar one."""
         batches = getattr(self.index_sampler, "sampler", None)
         for sampler in (self.sampler, self.index_sampler, batches):
             rank, ranks = getattr(sampler, "rank", None), getattr(sampler, "num_replicas", None)
@@ -281,7 +404,7 @@ class EpochOrder:
         return 0, 1
 
     def ours(self) -> EpochBatches | None:
-        """The epochs' batches, if they are a function of the epoch; None if samplers decide."""
+        """Return the epochs' batches if they are a function of the epoch; None if samplers decide."""
         sampler, seed = self.sampler, self._seed()
         arrangement = getattr(sampler, "arrangement", None)
         if not self._is_default:
@@ -302,9 +425,9 @@ class EpochOrder:
 
 
 def batching_of(loader: DataLoader[Any]) -> dict[str, Any]:
-    """The arguments of ``DataLoader`` that say which samples make which batch, as the loader is now.
+    """Return the arguments of ``DataLoader`` that say which samples make which batch.
 
-    Its samplers count, not the arguments it was made with: some scripts replace or change them.
+    They follow the loader's present samplers, which some scripts replace or change.
     """
     if isinstance(loader.dataset, IterableDataset):
         return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
@@ -316,6 +439,20 @@ def batching_of(loader: DataLoader[Any]) -> dict[str, Any]:
     # As these types, which torch asks for: a script may have set others, which also work.
     size, drop_last = int(batches.batch_size), bool(batches.drop_last)
     return {"batch_size": size, "drop_last": drop_last, "sampler": loader.sampler}
+
+
+def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return the other arguments of ``DataLoader``, as the loader is now."""
+    names = (
+        *WORKER_OPTIONS,
+        "dataset",
+        "collate_fn",
+        "pin_memory",
+        "pin_memory_device",
+        "generator",
+        "in_order",
+    )
+    return {name: getattr(loader, name) for name in names if hasattr(loader, name)}
 
 
 def _are_torchs(batches: Any, sampler: Any) -> bool:

@@ -1,12 +1,14 @@
-"""What an image folder needs to work in one process and must not take to another."""
+"""What an image folder has in one process, and must not take to another: threads, decoders, cache."""
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,26 +20,173 @@ from fastpipe.core.clock import StageClock
 from fastpipe.core.files import read_file
 from fastpipe.core.native import native
 from fastpipe.core.pool import ProcessRuntime
+from fastpipe.core.types import Box, EncodedImage, Size, UInt8Array
 from fastpipe.images.batch import Described, ImageBatch
-from fastpipe.images.cache import ShortSide
+from fastpipe.images.cache import ShortSide, WholeImage
 from fastpipe.images.plan import Plan
-from fastpipe.images.reader import ImageReader
+from fastpipe.images.reader import ImageReader, JpegHeader, PillowImage, read_many
 from fastpipe.options import BadSamples, Cache, Decode
-from fastpipe.torch.batches import BatchMemory, Place
-from fastpipe.torch.kept import Found, ImageSource
-from fastpipe.torch.likeness import Likeness
-from fastpipe.torch.samples import BatchSamples, Whole
-from fastpipe.torch.substitutes import Items
+from fastpipe.torch.batches import BatchMemory, Items, Place, SpecGuess
+from fastpipe.torch.samples import BatchSamples, BatchTensor
 from fastpipe.torch.threads import native_lines, new_pool, note
 
 if TYPE_CHECKING:
-    from fastpipe.images.cache import ImageCache
+    from fastpipe.core.cache_store import Entry
+    from fastpipe.core.file_identity import FileIdentity
+    from fastpipe.images.cache import ImageCache, KeptBatch
     from fastpipe.images.gpu_batches import DeviceMaker, Turn
     from fastpipe.torch.staging import RemoteImages
 
-__all__ = ["Options", "Runtime"]
+__all__ = ["ImageSource", "Options", "Runtime"]
+
+
+# ---- cache or files ----------------------------------------------------------------------------------
 
 _log = logging.getLogger("fastpipe.torch")
+_cache_log = logging.getLogger("fastpipe.cache")
+
+# Flags of a kept image.  The first: Pillow's ``info`` of it is empty; otherwise it takes the file to have
+# it: a JPEG's header, but a whole decode of others.  The others: the pixels of its file, at most so many.
+_NO_INFO = 1
+_MOST_PIXELS = (1 << 31) - 1
+
+
+class Found(NamedTuple):
+    """A file's content, or a cached image; or what leads to one.
+
+    Attributes:
+        blob: the file's content.
+        file, entry: of the cache.
+        header: of a JPEG; None for other files, False if nobody has looked.
+        rules: of Pillow, under which the cache was asked.
+    """
+
+    blob: bytes | None
+    file: FileIdentity | None
+    entry: Entry | None
+    header: JpegHeader | Literal[False] | None = False
+    rules: str = ""
+
+
+class ImageSource:
+    """Reads and opens images; keeps decoded ones if there is a cache."""
+
+    def __init__(
+        self,
+        read: Callable[[str], bytes],
+        reader: ImageReader,
+        short_side: ShortSide | None,
+        cache: ImageCache | None,
+        version: Callable[[str], bytes] | None = None,
+    ) -> None:
+        self._read, self._reader, self._version = read, reader, version
+        self._short_side, self._cache = short_side, cache
+
+    def read(self, path: str, file: bytes | None = None) -> Found:
+        """Return the cached image of this file as it is now, else the file's content, which may be given."""
+        if self._cache is None:
+            return Found(self._read(path) if file is None else file, None, None)
+        version, rules, cache = self._version, self._reader.rules(), self._cache
+        which = cache.identify_object(version(path), path, rules) if version else cache.identify(path, rules)
+        entry = cache.find(which)
+        if entry is not None and self._reader.objects_to(entry.flags >> 1):
+            entry = None  # to decode it may be an error now
+        if entry is None and file is None:
+            file = self._read(path)
+        return Found(None if entry else file, which, entry, False, rules)
+
+    def begin_batch(self) -> KeptBatch | None:
+        """Return where the native core looks for a batch's decoded images; None if there is no cache."""
+        if self._cache is None:
+            return None
+        return self._cache.begin_batch(self._reader.rules(), self._keep_pixels)
+
+    def info_in(self, blob: bytes, path: str) -> dict[Any, Any]:
+        """Return Pillow's ``info`` of an encoded file."""
+        return dict(self._reader.open_pillow(blob, path).info)
+
+    def read_past(self, path: str) -> Found:
+        """Return the content of a file whose image is not to be cached."""
+        return Found(self._read(path), None, None)
+
+    @staticmethod
+    def read_many_past(paths: Sequence[str]) -> list[Found | None]:
+        """As ``read_past``, for many local files at once; None for those that must be read one by one."""
+        return [one and Found(one[0], None, None, one[1]) for one in read_many(paths)]
+
+    def open(self, found: Found, path: str) -> EncodedImage:
+        """Open what ``read`` gave."""
+        if found.entry is not None:
+            return self._kept(found.entry, path)
+        assert found.blob is not None
+        image = self._reader.open(found.blob, path, found.header)
+        to = image.size if self._short_side is None else self._short_side.size(image.size)
+        cache, file = self._cache, found.file
+        keeps = (
+            cache is not None and file is not None and image.may_be_kept
+            and cache.wants(file, to.height * to.width * 3)
+        )  # fmt: skip
+        if to == image.size and not keeps:
+            return image
+        keep = partial(self._keep, file, found.rules) if keeps and file is not None else None
+        short_side = None if to == image.size else self._short_side
+        return WholeImage(to, _decoded_once(image, short_side, keep), image.info)
+
+    def _keep(self, file: FileIdentity, rules: str, image: EncodedImage, pixels: UInt8Array) -> None:
+        """Keep an image that was opened."""
+        has_none = isinstance(image, PillowImage) and not image.info()
+        height, width = image.size
+        self._keep_pixels(file, pixels, height * width, rules, has_info=not has_none)
+
+    def _keep_pixels(
+        self, file: FileIdentity, pixels: UInt8Array, count: int, rules: str, has_info: bool = True
+    ) -> None:
+        """Cache an image whose file has ``count`` pixels, unless the rules have changed since it was read."""
+        if self._cache is not None and self._reader.rules() == rules:
+            flags = min(count, _MOST_PIXELS) << 1 | (0 if has_info else _NO_INFO)
+            self._cache.keep(file, pixels, flags)
+
+    def _kept(self, entry: Entry, path: str) -> WholeImage:
+        height, width, _ = entry.shape
+        info: Callable[[], dict[Any, Any]] = dict if entry.flags & _NO_INFO else partial(self._info, path)
+        return WholeImage(Size(height, width), partial(self._rows, entry, path), info)
+
+    def _rows(self, entry: Entry, path: str, first: int, count: int) -> UInt8Array:
+        assert self._cache is not None
+        try:
+            return self._cache.rows(entry, first, count)
+        except OSError as error:
+            _cache_log.warning(
+                "a kept image cannot be read any more, the file is decoded instead: %s", str(error)
+            )
+            image = self._reader.open(self._read(path), path)
+            to = image.size if self._short_side is None else self._short_side.size(image.size)
+            if to != entry.shape[:2]:
+                raise OSError(errno.ESTALE, "the file was replaced while it was read", path) from error
+            return _decoded_once(image, None if to == image.size else self._short_side)(first, count)
+
+    def _info(self, path: str) -> dict[Any, Any]:
+        return self._reader.open(self._read(path), path).info()
+
+
+def _decoded_once(
+    image: EncodedImage,
+    short_side: ShortSide | None,
+    keep: Callable[[EncodedImage, UInt8Array], None] | None = None,
+) -> Callable[[int, int], UInt8Array]:
+    """Return a function that gives rows of an image, which is decoded whole, and kept, at its first call."""
+
+    @cache
+    def pixels() -> UInt8Array:
+        made = image.region(Box(0, 0, *image.size)) if short_side is None else short_side.pixels(image)
+        if keep is not None:
+            keep(image, made)
+        return made
+
+    return lambda first, count: pixels()[first : first + count]
+
+
+# ---- runtime -----------------------------------------------------------------------------------------
 
 
 class Options(NamedTuple):
@@ -50,19 +199,13 @@ class Options(NamedTuple):
 
 
 class Runtime(ProcessRuntime[Options]):
-    """Threads, memory, decoders and the cache of one dataset in one process.
-
-    Args:
-        options: the dataset's.
-        count: number of its samples.
-        remote: where its images are, if not in local files.
-    """
+    """Threads, memory, decoders and the cache of one dataset in one process."""
 
     def __init__(self, options: Options, count: int, remote: RemoteImages | None = None) -> None:
         super().__init__(options, new_pool(options.threads, "fastpipe-decode"))
         self.memory, self.pinned_memory = BatchMemory(), BatchMemory(is_pinned=True)
         self.clock = StageClock()
-        self.likeness = Likeness()
+        self.spec = SpecGuess()
         decode = options.decode
         reader = ImageReader(decode)
         short_side = None if decode.short_side is None else ShortSide(decode.short_side)
@@ -78,7 +221,7 @@ class Runtime(ProcessRuntime[Options]):
             native.note_in(noted_in)
         self._makers_on: dict[Any, DeviceMaker | None] = {}
         self._lock = threading.Lock()
-        self._handed_out: Callable[[], Whole | None] = _no_batch
+        self._handed_out: Callable[[], BatchTensor | None] = _no_batch
         decoder = None
         if decode.backend == "dali":
             from fastpipe.images.dali import make_batch_decoder
@@ -103,7 +246,7 @@ class Runtime(ProcessRuntime[Options]):
         self._source, self._reader = source, reader
         self._remote, self._is_native = remote, decoder is None
         self.maker = BatchMaker(
-            _Noted(source) if get_worker_info() else source.read,
+            _noted(source.read) if get_worker_info() else source.read,
             source.open,
             options.bad_samples.policy,
             BadSampleLog(options.bad_samples),
@@ -115,7 +258,7 @@ class Runtime(ProcessRuntime[Options]):
 
     @property
     def is_native(self) -> bool:
-        """Whether the native engine makes the batches, but for what it declines."""
+        """Whether the native engine makes the batches, except for what it declines."""
         return self._is_native and self._reader.is_native
 
     def begin(
@@ -123,18 +266,7 @@ class Runtime(ProcessRuntime[Options]):
         substitute: Callable[[int, int], Item | None] | None, turn: Turn | None, threaded: bool,
         rows: npt.NDArray[np.int64],
     ) -> PendingBatch:  # fmt: skip
-        """Begin a batch.
-
-        Args:
-            items: the samples.
-            plan: what is done to each.
-            parameters: float64 (N, …), a row for each sample.
-            place: where they go.
-            substitute: as of ``BatchMaker.start``.
-            turn: of a device on which it is made, as far as it can be.
-            threaded: whether threads may make it; else the calling one does, before returning.
-            rows: which objects of their store they are; none of files.
-        """
+        """Begin a batch; ``rows`` are the samples' objects in their store, none for files."""
         pool, maker, decode = self.pool if threaded else None, self.maker, self.options.decode
         described = None
         if turn is None and self.is_native:
@@ -165,9 +297,9 @@ class Runtime(ProcessRuntime[Options]):
         return batch
 
     def hand_out(self, samples: Sequence[Any]) -> list[Any]:
-        """Return samples as a list for a loader of torch's, which collates them later.
+        """Return samples as a list for torch's own loader, which collates them later.
 
-        Those of the list before that somebody has kept without a look get memory of their own now.
+        Samples of the list before that the script has kept without looking at them get memory of their own.
         """
         before = self._handed_out()
         if before is not None:
@@ -176,14 +308,14 @@ class Runtime(ProcessRuntime[Options]):
         return list(samples)
 
     def maker_on(self, device: Any) -> DeviceMaker | None:
-        """What makes batches of bytes on a device; None where the options say that none does."""
+        """Return what makes batches of bytes on a device; None if nothing does."""
         with self._lock:
             if device not in self._makers_on:
                 self._makers_on[device] = self._new_maker(device)
             return self._makers_on[device]
 
     def turn_on(self, device: Any) -> Turn | None:
-        """A batch of bytes that begins on a device; None where none is made there."""
+        """Begin a batch of bytes on a device; None if none is made there."""
         maker = self.maker_on(device)
         return None if maker is None else maker.turn()
 
@@ -208,12 +340,11 @@ def _no_batch() -> None:
     return None
 
 
-class _Noted:
-    """Notes, in a worker, what is about to be read."""
+def _noted(read: Callable[..., Found]) -> Callable[..., Found]:
+    """In a worker, note what is about to be read."""
 
-    def __init__(self, source: ImageSource) -> None:
-        self._source = source
-
-    def __call__(self, path: str, file: bytes | None = None) -> Found:
+    def noted(path: str, file: bytes | None = None) -> Found:
         note(path)
-        return self._source.read(path, file)
+        return read(path, file)
+
+    return noted

@@ -1,4 +1,4 @@
-"""Samples that remember the batch they were made in, so that collating costs nothing.
+"""Samples that remember the batch they were made in, so that collating them copies nothing.
 
 A sample that the script looks at, or keeps, has memory of its own: it does not hold the batch.
 """
@@ -6,8 +6,10 @@ A sample that the script looks at, or keeps, has memory of its own: it does not 
 from __future__ import annotations
 
 import itertools
+import math
+import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
 from typing import Any, NamedTuple, SupportsIndex, overload
 
 import numpy as np
@@ -16,25 +18,29 @@ import torch
 from torch.utils.data import _utils, default_collate
 from torch.utils.data._utils.collate import collate, collate_int_fn, collate_tensor_fn
 
+from fastpipe.core.array_samples import Form
 from fastpipe.core.types import Key
 from fastpipe.images.pixels import Conversion
-from fastpipe.torch.lane_memory import is_in_lane
+from fastpipe.torch.transport import is_in_lane
 
 __all__ = [
-    "BatchSample", "BatchSamples", "Unfinished", "Whole", "collate_unfinished", "collated", "entry",
-    "samples_of",
+    "BatchSample", "BatchSamples", "BatchTensor", "DictSample", "LazySamples", "Part", "Row",
+    "SampleRows", "TupleSample", "Unfinished", "Value", "collate_unfinished", "collated", "copied",
+    "entry", "samples_of", "torch_dtype",
 ]  # fmt: skip
 
 
-class Whole:
+# ---- images ------------------------------------------------------------------------------------------
+
+
+class BatchTensor:
     """A batch tensor of which some samples are the rows.
 
     Attributes:
         tensor: (N, C, H, W); None once no sample may be a view of it any more.
-        end: what is still to be done to it, where the plan left its end out.
-        key: of the random numbers of augmentations that are still to be done to it, if any are.
-        is_taken: whether the tensor was handed out as a collated batch; a second collation
-            of the same samples makes a copy, as any collation of torch's does.
+        end: what the plan has left to do to it.
+        key: of augmentations that are left to do to it.
+        is_taken: it was handed out as a collated batch: another collation of its samples copies.
     """
 
     __slots__ = ("__weakref__", "_rows", "end", "is_taken", "key", "tensor")
@@ -82,7 +88,7 @@ class BatchSample(tuple[Any, ...]):
     From then on it has memory of its own.
     """
 
-    whole: Whole | None = None  # of which the image is a row
+    whole: BatchTensor | None = None  # of which the image is a row
     position = 0
 
     def alone(self) -> tuple[Any, ...]:
@@ -119,15 +125,9 @@ def entry(sample: Any, place: int) -> Any:
 
 
 class BatchSamples(Sequence[Any]):
-    """The samples of a batch, in order, each made when it is looked at.
+    """The samples of a batch, in order, each made when it is looked at."""
 
-    Args:
-        whole: the batch.
-        kind: of the samples' images.
-        targets: N targets: a list, or class indices, int64 (N,), which samples have as ``int``.
-    """
-
-    def __init__(self, whole: Whole, kind: type, targets: list[Any] | npt.NDArray[np.int64]) -> None:
+    def __init__(self, whole: BatchTensor, kind: type, targets: list[Any] | npt.NDArray[np.int64]) -> None:
         self.whole, self.targets = whole, targets
         self._kind = kind
 
@@ -164,15 +164,8 @@ def samples_of(
     end: Conversion | None = None,
     key: Key | None = None,
 ) -> BatchSamples:
-    """The samples of a batch, in order.
-
-    Args:
-        tensor: (N, C, H, W).
-        kind: of the samples' images, which are rows of it.
-        targets: as of ``BatchSamples``.
-        end, key: as of ``Whole``.
-    """
-    return BatchSamples(Whole(tensor, end, key), kind, targets)
+    """The samples of a batch, in order."""
+    return BatchSamples(BatchTensor(tensor, end, key), kind, targets)
 
 
 class Unfinished(NamedTuple):
@@ -195,11 +188,8 @@ def collate_unfinished(samples: Any) -> Unfinished:
 
 
 def collated(samples: Any, collate_fn: Callable[[Any], Any]) -> Any:
-    """Collate samples by a function.
-
-    The script's own gets a list, and what it keeps of the samples has memory of its own.  ``default_collate``
-    would make a sample only to find how it is collated.
-    """
+    """Collate samples by a function; the script's own gets a list, and samples that it keeps get memory of
+    their own."""
     if collate_fn is collate_unfinished:
         return collate_fn(samples)
     known = _utils.collate.default_collate_fn_map
@@ -219,7 +209,7 @@ def collated(samples: Any, collate_fn: Callable[[Any], Any]) -> Any:
 
 
 def _key_of(samples: Sequence[BatchSample]) -> Key | None:
-    """Of samples that were made together or, where others were left out, in several batches of an epoch."""
+    """Return the key of samples of one batch, or of several if others were left out."""
     wholes = [(sample.whole, sample.position) for sample in samples]
     first = wholes[0][0]
     if first is None or first.key is None:
@@ -233,8 +223,8 @@ def _key_of(samples: Sequence[BatchSample]) -> Key | None:
 def _collate_samples(
     batch: Sequence[Any], *, collate_fn_map: dict[Any, Callable[..., Any]] | None = None
 ) -> list[Any]:
-    """What ``default_collate`` makes of ``(image, target)`` tuples, without copying the images
-    when the batch is complete and in order."""
+    """``default_collate`` of ``(image, target)`` tuples, without a copy of a batch that is complete and in
+    order."""
     stacks_as_usual = (collate_fn_map or {}).get(torch.Tensor) is collate_tensor_fn
     if type(batch) is BatchSamples and stacks_as_usual and not batch.whole.is_taken:
         batch.whole.is_taken = True
@@ -267,3 +257,210 @@ def _collate_targets(targets: list[Any] | npt.NDArray[np.int64], known: Any) -> 
 
 
 _utils.collate.default_collate_fn_map[BatchSample] = _collate_samples
+
+
+# ---- rows of arrays ----------------------------------------------------------------------------------
+
+
+class Value(NamedTuple):
+    """What one of a sample's values is; ``torch_dtype`` is None if torch has no dtype of the same bytes."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    nbytes: int
+    torch_dtype: torch.dtype | None
+
+    @classmethod
+    def of(cls, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Value:
+        """The value of these elements, which are no arrays themselves, and this shape."""
+        return cls(dtype, shape, dtype.itemsize * math.prod(shape), torch_dtype(dtype))
+
+
+class Part(NamedTuple):
+    """One dataset's rows of a batch: the array (N, …), and a tensor over it if torch has the dtype."""
+
+    array: npt.NDArray[Any]
+    tensor: torch.Tensor | None
+
+
+class TupleSample(tuple[Any, ...]):
+    """A tuple that collates as one, without a copy where it can."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (tuple, (tuple(self),))
+
+
+class DictSample(dict[Any, Any]):
+    """A dict that collates as one, without a copy where it can."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (dict, (dict(self),))
+
+
+class Row(np.ndarray[Any, Any]):
+    """An array that collates as one, without a copy where it can."""
+
+    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
+        return array[()] if return_scalar else np.asarray(array)  # what is computed of it is an array
+
+    def __reduce__(self) -> Any:
+        return np.asarray(self).__reduce__()
+
+
+_KINDS: dict[str, Callable[[Any], Any]] = {"tuple": TupleSample, "dict": DictSample}
+
+
+class LazySamples(MutableSequence[Any]):
+    """The samples of a batch, in the place of a list: each is made when it is asked for.
+
+    One that the script asks for has memory of its own, so that whoever keeps it does not keep the batch.
+    """
+
+    def __init__(self, views: Sequence[Any]) -> None:
+        self._views = views
+        self._seen: dict[int, Any] = {}  # what user code was handed, by numbers
+        self._changed: list[Any] | None = None  # what user code has made of it
+
+    def __len__(self) -> int:
+        return len(self._views) if self._changed is None else len(self._changed)
+
+    @overload
+    def __getitem__(self, number: int) -> Any: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> list[Any]: ...
+
+    def __getitem__(self, number: int | slice) -> Any:
+        if self._changed is not None:
+            return self._changed[number]
+        if isinstance(number, slice):
+            return [self[one] for one in range(*number.indices(len(self)))]
+        if sys._getframe(1).f_code is collate.__code__:  # which looks at the first for its type
+            return self._views[number]
+        number = range(len(self))[number]
+        if number not in self._seen:
+            self._seen[number] = copied(self._views[number])
+        return self._seen[number]
+
+    def __setitem__(self, number: Any, value: Any) -> None:
+        self._list()[number] = value
+
+    def __delitem__(self, number: Any) -> None:
+        del self._list()[number]
+
+    def insert(self, number: int, value: Any) -> None:
+        """As a list's."""
+        self._list().insert(number, value)
+
+    def sort(self, *, key: Callable[[Any], Any] | None = None, reverse: bool = False) -> None:
+        """As a list's, which collate functions like to use."""
+        self._list().sort(key=key, reverse=reverse)
+
+    def _list(self) -> list[Any]:
+        if self._changed is None:
+            self._changed = list(self)
+        return self._changed
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({list(self)!r})"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether user code has neither changed nor seen any of the samples."""
+        return self._changed is None and not self._seen
+
+    def peek(self) -> Any:
+        """The first sample, for a caller that does not keep it."""
+        return self._views[0] if self.is_whole else self[0]
+
+    def to_collate(self) -> list[Any]:
+        """The samples, for a caller that does not keep them."""
+        return list(self._views) if self.is_whole else self._list()
+
+
+class _Views(Sequence[Any]):
+    """The samples of a batch's arrays, as views of them."""
+
+    def __init__(self, form: Form, parts: Sequence[Part]) -> None:
+        self._form, self._parts = form, parts
+
+    def __len__(self) -> int:
+        return len(self._parts[0].array)
+
+    def __getitem__(self, number: Any) -> Any:
+        values = [part.array[number] for part in self._parts]
+        if self._form.kind == "value":
+            value = values[0]
+            return value.view(Row) if isinstance(value, np.ndarray) and not value.dtype.hasobject else value
+        return _KINDS[self._form.kind](self._form.sample(values))
+
+
+class SampleRows(LazySamples):
+    """Samples that are rows of a batch's arrays."""
+
+    def __init__(self, form: Form, parts: Sequence[Part]) -> None:
+        super().__init__(_Views(form, parts))
+        self._form, self._parts = form, parts
+        self._is_taken = False
+
+    def collated(self, collate_fn_map: Mapping[Any, Any]) -> Any:
+        """The batch as ``default_collate`` makes it; the first time without a copy."""
+        is_first, self._is_taken = not self._is_taken, True
+        values = []
+        for part in self._parts:
+            if part.tensor is not None:
+                values.append(part.tensor if is_first else part.tensor.clone())
+            elif torch_dtype(native := part.array.dtype.newbyteorder("=")) is not None:
+                values.append(torch.from_numpy(part.array.astype(native)))
+            else:
+                # What torch has of tuples are tuples, which it returns as they are where they hold strings.
+                column = tuple(part.array) if self._form.kind == "tuple" else list(part.array)
+                values.append(_collated(column, collate_fn_map))
+        # A list, as ``default_collate`` makes it of tuples.
+        return values if self._form.kind == "tuple" else self._form.sample(values)
+
+
+def copied(sample: Any) -> Any:
+    """Return a sample, or a value of one, with memory of its own."""
+    if isinstance(sample, TupleSample):
+        return TupleSample(map(copied, sample))
+    if isinstance(sample, DictSample):
+        return DictSample({key: copied(value) for key, value in sample.items()})
+    # A single element of a compound type is a view as well.
+    return sample.copy() if isinstance(sample, (np.ndarray, np.void)) else sample
+
+
+def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
+    """torch's type of the same bytes; None where it has none."""
+    try:
+        return torch.from_numpy(np.empty(0, dtype)).dtype
+    except (TypeError, ValueError):
+        return None
+
+
+def _collate(batch: Any, *, collate_fn_map: dict[Any, Callable[..., Any]] | None = None) -> Any:
+    """What ``default_collate`` makes of rows."""
+    functions = collate_fn_map or {}
+    if isinstance(batch, SampleRows) and batch.is_whole and functions.get(torch.Tensor) is collate_tensor_fn:
+        return batch.collated(functions)
+    batch = batch.to_collate() if isinstance(batch, LazySamples) else batch
+    first = batch[0]
+    if isinstance(first, dict):
+        return {key: _collated([sample[key] for sample in batch], functions) for key in first}
+    if isinstance(first, tuple):
+        return [_collated(values, functions) for values in zip(*batch, strict=True)]
+    return _collated([np.asarray(row) for row in batch], functions)
+
+
+def _collated(values: Sequence[Any], functions: Mapping[Any, Any]) -> Any:
+    """Collate as torch does, also for arrays whose byte order is not the machine's."""
+    native = type(values)(  # type: ignore[call-arg]
+        value.astype(value.dtype.newbyteorder("="))
+        if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.isnative
+        else value
+        for value in values
+    )
+    return collate(native, collate_fn_map=dict(functions))
+
+
+_utils.collate.default_collate_fn_map.update(dict.fromkeys((TupleSample, DictSample, Row), _collate))

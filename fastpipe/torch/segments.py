@@ -13,7 +13,7 @@ import torch
 from fastpipe.core.casting import unheld
 from fastpipe.errors import OptionError
 from fastpipe.torch.loader import FastLoader
-from fastpipe.torch.views import is_rows, numbers_of
+from fastpipe.torch.source import is_rows, numbers_of
 
 __all__ = ["GroupBatches", "Reduced", "group_batches", "segment_reduce"]
 

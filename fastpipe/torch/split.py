@@ -1,28 +1,48 @@
-"""A transform in two: up to images of one size, which decoding does, and the rest, for augmentation."""
+"""``augment="auto"`` and ``"split"``: a transform in two parts, and where the second one is done."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torchvision import transforms as v1
 
-from fastpipe.errors import AugmentError
+from fastpipe.core.machine import default_threads
+from fastpipe.core.pool import ThreadPool
+from fastpipe.core.text import in_duration
+from fastpipe.core.types import Key
+from fastpipe.errors import AugmentError, OptionError
 from fastpipe.images.plan import Layout, Plan, compile_plan, shortened
-from fastpipe.images.pointwise import of_kind
+from fastpipe.images.pointwise import of_kind, rows_of
 from fastpipe.images.steps import flatten
-from fastpipe.torch.generators import run_keyed
-from fastpipe.torch.likeness import Like
-from fastpipe.torch.source import SplitError
-from fastpipe.torch.stock import is_thread_safe
+from fastpipe.torch.randomness import run_keyed
+from fastpipe.torch.source import Source, SplitError
+from fastpipe.torch.threads import do_without_helpers, is_thread_safe
 
 if TYPE_CHECKING:
     from fastpipe.augment.images import ImageChain
+__all__ = ["Costs", "Placing", "SampleSpec", "Split", "SplitChoice", "split_of"]
 
-__all__ = ["Split", "split_of"]
+
+class SampleSpec(NamedTuple):
+    """The class, shape and dtype of samples that are tensors."""
+
+    kind: type[torch.Tensor]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def rows(self, tensor: torch.Tensor) -> list[Any]:
+        return rows_of(tensor, self.kind)
 
 
 @dataclass(frozen=True)
@@ -30,20 +50,18 @@ class Split:
     """A transform in two.
 
     Attributes:
-        given: what ``split_of`` was called with.
+        given: the arguments of ``split_of``.
         head: makes images of bytes, all of one size.
-        chain: what is left to do with them.
+        chain: what is left to do with them; ``rest``: the same in the user's own transforms.
         like: what samples become by that.
-        rest: the same in the user's own transforms.
-        example: an image as these get it.
-        values: its values, uint8 (C, H, W).
+        example, values: an image as these get it, and its values, uint8 (C, H, W).
         notes: what the head does how, in lines.
     """
 
     given: tuple[Any, ...]
     head: Plan
     chain: ImageChain
-    like: Like
+    like: SampleSpec
     rest: tuple[Any, ...]
     example: Any
     values: torch.Tensor
@@ -59,31 +77,20 @@ class Split:
         return self.head.output.shape
 
     def describe(self, where: str) -> list[str]:
-        """What is done how, in lines.
-
-        Args:
-            where: the augmentations are done.
-        """
+        """What is done how, in lines."""
         return [*self.notes, *(f"{shortened(item)}  →  fastpipe.augment, {where}" for item in self.rest)]
 
 
 def split_of(transform: Any, layout: Layout = "contiguous", decode_note: str = "") -> Split:
-    """Split a transform where its images have got one size.
-
-    Args:
-        transform: of torchvision's, or several.
-        layout: memory order of the images between the two.
-        decode_note: says, for ``describe``, what decodes the images.
-
-    Raises:
-        SplitError: it cannot be split, or nothing of it would be left for augmentation.
-    """
+    """Split a transform where its images have got one size."""
     items = flatten(transform)
     plan = compile_plan(transform)
     if plan.output is not None:
         raise SplitError("all of the transform is in the decoding kernel")
     head, count, is_pil = _head(items, layout)
     rest = tuple(items[count:])
+
+    from torchvision import transforms as v1
 
     from fastpipe import augment  # which only this needs
     from fastpipe.augment.images import ImageChain
@@ -107,8 +114,10 @@ def split_of(transform: Any, layout: Layout = "contiguous", decode_note: str = "
 
 
 def _head(items: Sequence[Any], layout: Layout) -> tuple[Plan, int, bool]:
-    """The plan of as many transforms as make bytes of one size, their number, and whether the next one gets
-    PIL images."""
+    """Return the plan of the transforms that make bytes of one size, their number, and whether the next one
+    gets PIL images."""
+    from torchvision import transforms as v1
+
     for count in range(len(items), 0, -1):
         for ends in ([v1.PILToTensor()], []):
             head = compile_plan(v1.Compose([*items[:count], *ends]), layout=layout)
@@ -122,8 +131,7 @@ def _shape(head: Plan) -> tuple[int, int, int]:
     return head.output.shape
 
 
-def _like(rest: Sequence[Any], example: Any) -> Like:
-    """What samples become."""
+def _like(rest: Sequence[Any], example: Any) -> SampleSpec:
     if not is_thread_safe(rest):
         raise SplitError("fastpipe does not know all of its transforms")
     try:
@@ -132,4 +140,199 @@ def _like(rest: Sequence[Any], example: Any) -> Like:
         raise SplitError(f"it fails on an image ({type(error).__name__}: {error})") from error
     if not isinstance(value, torch.Tensor):
         raise SplitError("it does not end in tensors")
-    return Like(type(value), tuple(value.shape), value.dtype)
+    return SampleSpec(type(value), tuple(value.shape), value.dtype)
+
+
+# ---- the choice --------------------------------------------------------------------------------------
+
+Place = Literal["whole", "threads", "device"]
+
+_MEASURE_S = 0.5
+_ROUND_S = 0.01
+_MOST_ROUNDS = 20
+_ROUNDS_THERE = 5
+# What is not that much faster is not worth other draws, nor the risk that it is slower.
+_WORTH = 0.97
+# What takes so little of the device's time slows no training step by more than that.
+_UNSEEN = 0.03
+
+_log = logging.getLogger("fastpipe")
+
+
+class Costs(NamedTuple):
+    """Seconds a batch for what follows the split: by torchvision, by fastpipe.augment in the decoding
+    threads, and on the device (None without one)."""
+
+    whole: float
+    threads: float
+    device: float | None = None
+
+    def describe(self) -> str:
+        there = "" if self.device is None else f", {in_duration(self.device)} on the device"
+        return (
+            f"what follows the split takes {in_duration(self.threads)} a batch by fastpipe.augment{there}, "
+            f"{in_duration(self.whole)} by torchvision"
+        )
+
+
+class Placing:
+    """Where the second part of a transform is done: by its costs and, if the training needs the same device,
+    by what epochs have shown."""
+
+    def __init__(self, costs: Costs) -> None:
+        self.costs = costs
+        self._periods: dict[Place, float] = {}
+        is_faster = costs.threads < _WORTH * costs.whole
+        self._here: Place = "threads" if is_faster else "whole"
+        least = min(costs.threads, costs.whole)
+        is_unseen = costs.device is not None and costs.device < _UNSEEN * least
+        self.place: Place = "device" if is_unseen else self._here
+
+    def seen(self, period: float, waited: float) -> None:
+        """Learn from an epoch."""
+        if self.costs.device is None or len(self._periods) == 2:
+            return
+        self._periods[self.place] = period
+        if len(self._periods) == 2:  # both are known: the faster one stays
+            self.place = "device" if self._periods["device"] < self._periods[self._here] else self._here
+        elif self.place != "device" and waited > self.costs.device:  # the device has that much time to spare
+            self.place = "device"
+
+
+class SplitChoice:
+    """A loader's choice, made when batches are first made, and anew when the transform has changed."""
+
+    def __init__(self, wanted: Any, device: Any) -> None:
+        if wanted is not None and wanted not in ("auto", "split") and not callable(wanted):
+            raise OptionError(f"augment= must be 'auto', 'split' or a function of batches, got {wanted!r}")
+        self._wanted = wanted if isinstance(wanted, str) else None
+        self._function = wanted if callable(wanted) else None
+        self._device = device
+        self._known: tuple[object, Split | SplitError, Placing | None] | None = None
+
+    def use(self, source: Source | None, batch_size: int, is_plain: bool) -> tuple[Split | None, bool]:
+        """Have a source make its batches by the choice; return the split, and whether the device does its
+        second part."""
+        if self._wanted is None:
+            return None, False
+        split, placing = self._choice(source, batch_size, is_plain)
+        if isinstance(split, SplitError):
+            if self._wanted == "split":
+                raise OptionError(f"augment='split': {split}. augment='auto' splits where it can")
+            return None, False
+        place = self._place(placing)
+        if place == "whole":
+            return None, False
+        assert source is not None
+        source.by_split = split
+        return split, place == "device"
+
+    def note(self) -> list[str]:
+        """What was chosen and why, in lines."""
+        if self._function is not None:
+            return [f"augment: {shortened(self._function)}, of batches in the loop's thread"]
+        if self._wanted is None or self._known is None:
+            return []
+        _, split, placing = self._known
+        if isinstance(split, SplitError):
+            return [f"augment={self._wanted!r}: the transform is not split: {split}"]
+        is_split = "is not split" if self._place(placing) == "whole" else "is split"
+        costs = "" if placing is None else f": {placing.costs.describe()}"
+        return [f"augment={self._wanted!r}: the transform {is_split}{costs}"]
+
+    def seen(self, period: float, waited: float) -> None:
+        """Learn from an epoch; see ``Placing``."""
+        if self._known is not None and self._known[2] is not None:
+            self._known[2].seen(period, waited)
+
+    def _place(self, placing: Placing | None) -> Place:
+        if placing is not None:
+            return placing.place
+        return "threads" if self._device is None or self._device.type == "cpu" else "device"
+
+    def _choice(
+        self, source: Source | None, batch_size: int, is_plain: bool
+    ) -> tuple[Split | SplitError, Placing | None]:
+        state = None if source is None else source.transform_state()
+        if self._known is None or self._known[0] != state:
+            split = _split(source, is_plain)
+            placing = None
+            if self._wanted == "auto" and not isinstance(split, SplitError):
+                placing = Placing(measured(split, batch_size, self._device))
+            self._known = state, split, placing
+            for line in self.note():
+                _log.info("%s", line)
+        return self._known[1:]
+
+
+def _split(source: Source | None, is_plain: bool) -> Split | SplitError:
+    if source is None:
+        return SplitError("fastpipe does not make the batches of this dataset")
+    if not is_plain:
+        return SplitError("samples are not collated by torch's default_collate")
+    try:
+        return source.split()
+    except SplitError as error:
+        why = str(error)
+    return SplitError(why)  # which is kept, and so must not keep the frames that the error came from
+
+
+# ---- measuring -----------------------------------------------------------------------------------
+
+
+def measured(split: Split, batch_size: int, device: Any) -> Costs:
+    """Measure, for about half a second, what the second part of a transform costs on an image of noise."""
+    threads = default_threads()
+    rows = torch.empty((threads, *split.like.shape), dtype=split.like.dtype)
+    key = Key(0, 0, np.arange(threads))
+    change, values = split.chain.native_batch((threads, *split.shape), key, rows).change, split.values.numpy()
+
+    def whole(number: int) -> None:
+        run_keyed(split.rest, split.example, number)
+
+    def augmented(number: int) -> None:
+        change(number % threads, values)
+
+    pool = ThreadPool(threads, "fastpipe-measure", do_without_helpers)  # as those that decode
+    try:
+        each = _seconds([whole, augmented], pool, threads)
+    finally:
+        pool.close()
+    there = None if device is None or device.type == "cpu" else _seconds_there(split, batch_size, device)
+    return Costs(batch_size * each[0], batch_size * each[1], there)
+
+
+def _seconds(tasks: Sequence[Callable[[int], None]], pool: ThreadPool, threads: int) -> list[float]:
+    """Return the seconds that each task takes with all threads at it: medians of alternating rounds."""
+
+    def timed(task: Callable[[int], None], count: int) -> float:
+        start = perf_counter()
+        pool.submit(task, count).wait()
+        return (perf_counter() - start) / count
+
+    # The first calls warm up.
+    firsts = [(timed(task, threads), timed(task, threads))[1] for task in tasks]
+    counts = [threads * max(1, min(64, int(_ROUND_S / first / threads))) for first in firsts]
+    rounds: list[list[float]] = [[] for _ in tasks]
+    start = perf_counter()
+    while not rounds[0] or (len(rounds[0]) < _MOST_ROUNDS and perf_counter() - start < _MEASURE_S):
+        for found, task, count in zip(rounds, tasks, counts, strict=True):
+            found.append(timed(task, count))
+    return [median(found) for found in rounds]
+
+
+def _seconds_there(split: Split, batch_size: int, device: torch.device) -> float:
+    images = split.values.to(device).expand(batch_size, *split.shape).contiguous()
+    found, key = [], Key(0, 0, np.arange(batch_size))
+    for _ in range(2 + _ROUNDS_THERE):  # of which two are to warm up
+        _wait_for(device)
+        start = perf_counter()
+        split.chain(images, (), None, key)
+        _wait_for(device)
+        found.append(perf_counter() - start)
+    return median(found[2:])
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

@@ -28,10 +28,10 @@ from fastpipe.stage.reading import ObjectReader
 from fastpipe.stage.stores import RetryingStore, open_store
 from fastpipe.stores.class_folders import find_remote_classes, scan_store
 from fastpipe.stores.listing import Listing
-from fastpipe.torch.ahead import Ahead
-from fastpipe.torch.views import located
+from fastpipe.torch.indices import UpcomingIndices
+from fastpipe.torch.source import located
 
-__all__ = ["RemoteImages", "RowsAhead", "remote_images", "staged_images"]
+__all__ = ["RemoteImages", "UpcomingRows", "remote_images", "stage_reader"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -42,14 +42,7 @@ _FOUND = 4096  # paths whose rows are remembered: of more samples than are being
 
 
 class RemoteImages:
-    """The images of one dataset in a store.
-
-    Args:
-        root: the URL of the folder with the class folders.
-        storage_options: as fsspec's file system for such URLs takes them.
-        stage: where images are copied near, or None.
-        refresh: whether to list the store anew, whatever was kept of an earlier listing.
-    """
+    """The images of one dataset in a store."""
 
     def __init__(
         self, root: str, storage_options: Mapping[str, Any] | None, stage: Stage | None, refresh: bool
@@ -85,7 +78,6 @@ class RemoteImages:
 
     @property
     def listing(self) -> Listing:
-        """What was found by ``scan``."""
         assert self._found is not None, "the dataset's constructor has called it"
         return self._found
 
@@ -93,14 +85,6 @@ class RemoteImages:
     def downloaded(self) -> tuple[int, int]:
         """Objects and bytes that this process has fetched."""
         return (0, 0) if self._reader is None else self._reader.counted()
-
-    def stage_all(self, heard: Callable[[int, int], None]) -> list[tuple[str, Exception]]:
-        """Copy all images to the stage; see ``ObjectReader.stage_all``."""
-        return self.reader().stage_all(heard)
-
-    def verify(self, heard: Callable[[int], None]) -> list[str]:
-        """Compare what is staged with what was listed; see ``ObjectReader.verify``."""
-        return self.reader().verify(heard)
 
     def close(self) -> None:
         """End the threads of this process, and let go of the stage and of connections."""
@@ -114,22 +98,21 @@ class RemoteImages:
         return f"{self._root}  →  {self._store.describe()}, {near}"
 
     def state(self, path: str) -> bytes:
-        """What tells this version of an image from others: 16 bytes."""
+        """Return 16 bytes that tell this version of an image from others."""
         row = self._row_of(path)
         return bytes(16) if row < 0 else self.listing.name(row, self._store.name)
 
     def read(self, path: str) -> bytes:
-        """An image's file."""
         row = self._row_of(path)
         return self.reader().read(path, row)
 
     def load(self, path: str) -> Any:
-        """An image as torchvision's default loader would give it, if it could open the path."""
+        """Return an image as torchvision's default loader would."""
         image = require("PIL.Image", extra="image").open(io.BytesIO(self.read(path)))
         return image.convert("RGB")
 
     def rows(self, samples: Any, positions: Int64Array) -> Int64Array:
-        """Which objects samples are; -1 for those that were not listed."""
+        """Return the objects of samples; -1 for those that were not listed."""
         if isinstance(samples, SampleTable):
             if samples.has_items_of(self._table):
                 return positions
@@ -141,13 +124,7 @@ class RemoteImages:
     def arriving(
         self, rows: Int64Array, paths: Sequence[str], has_cache: bool
     ) -> tuple[PackedPaths, Arriving]:
-        """Where the images of a batch are that was said to be needed, and how the others come here.
-
-        Args:
-            rows: which objects they are; -1 for those that were not listed.
-            paths: of the images.
-            has_cache: whether they are looked for where decoded images are kept.
-        """
+        """Return where a batch's images are, and how the others come here; ``rows`` are their objects."""
         reader, store = self.reader(), self._store.name
         staged = reader.files(rows)
         states = None
@@ -169,12 +146,12 @@ class RemoteImages:
 
     @cached_property
     def _row_of(self) -> Callable[[str], int]:
-        """Finds the row of a path, which each sample is asked for several times; -1 if it was not listed."""
+        """Find the row of a path; -1 if it was not listed.  Each sample asks several times."""
         return lru_cache(_FOUND)(self.listing.find)
 
     @property
     def is_shared(self) -> bool:
-        """Whether processes find here what one of them has fetched."""
+        """Whether other processes find what one has fetched."""
         return self._stage is not None
 
     def _make_reader(self) -> ObjectReader:
@@ -193,11 +170,7 @@ class RemoteImages:
 def remote_images(
     root: str | Path, storage_options: Mapping[str, Any] | None, stage: Stage | None, refresh: bool
 ) -> RemoteImages | None:
-    """What brings images here; None where they are in local files.
-
-    Raises:
-        OptionError: an option is given that has no effect for this root, or the root cannot work.
-    """
+    """Return what fetches images; None if they are local files."""
     if is_url(root) or (stage is not None and storage_options is None):  # a folder: of a network, or a mount
         return RemoteImages(os.fspath(root), storage_options, stage, refresh)
     for name, is_given in {"storage_options": storage_options is not None, "refresh": refresh}.items():
@@ -208,16 +181,12 @@ def remote_images(
     return None
 
 
-def staged_images(dataset: Any) -> RemoteImages:
-    """The remote images of a dataset that stages them.
-
-    Raises:
-        OptionError: it does not.
-    """
+def stage_reader(dataset: Any) -> ObjectReader:
+    """Return what copies the images of a dataset to its stage."""
     remote: RemoteImages | None = dataset._remote
     if remote is None or dataset.stage is None:
         raise OptionError("there is no stage to copy to: give stage= a folder on a local disk")
-    return remote
+    return remote.reader()
 
 
 def _weakly(value: Any) -> Callable[[], Any]:
@@ -227,57 +196,48 @@ def _weakly(value: Any) -> Callable[[], Any]:
         return lambda: value
 
 
-class RowsAhead:
-    """The rows of one dataset in what a loader will ask for.
-
-    It goes to threads that end when the dataset is dropped, and so it does not keep that.
-
-    Args:
-        ahead: what that is.
-        dataset: the loader's.
-        base: the dataset whose rows they are.
-        rows: gives the rows of its samples.
-    """
+class UpcomingRows:
+    """The rows of one dataset among the indices to come.  It does not keep the dataset, whose end ends its
+    threads."""
 
     def __init__(
-        self, ahead: Ahead, dataset: Any, base: Any, rows: Callable[[Int64Array], Int64Array]
+        self, upcoming: UpcomingIndices, dataset: Any, base: Any, rows: Callable[[Int64Array], Int64Array]
     ) -> None:
-        self._ahead = ahead
+        self._upcoming = upcoming
         self._dataset, self._base, self._rows = _weakly(dataset), _weakly(base), weakref.WeakMethod(rows)
         self._places: tuple[Int64Array, Int64Array] | None = None
 
     def order(self) -> Iterator[Int64Array]:
         """Rows in the order in which this process needs them."""
-        for indices in self._ahead.indices():
+        for indices in self._upcoming.indices():
             rows = self._of(indices)[1]
             yield rows[rows >= 0]
 
     @property
     def tag(self) -> bytes:
-        """Which order it is."""
-        return self._ahead.tag()
+        return self._upcoming.tag()
 
     def next_uses(self, rows: Int64Array) -> Int64Array:
-        """When rows are needed next by any rank, counted in samples; 2**62 for those that are not."""
-        ahead = self._ahead
+        """Return when any rank needs rows next, counted in samples; 2**62 for never."""
+        upcoming = self._upcoming
         if self._places is None:
             self._places = self._in_order(0), self._in_order(1)
         first, second = self._places
         known = rows < len(first)
         inside = np.where(known, rows, 0)
-        now = np.where(first[inside] >= ahead.now, first[inside], second[inside] + ahead.count)
-        uses = np.where(now >= _UNKNOWN, _UNKNOWN, now + ahead.passed)
+        now = np.where(first[inside] >= upcoming.now, first[inside], second[inside] + upcoming.count)
+        uses = np.where(now >= _UNKNOWN, _UNKNOWN, now + upcoming.passed)
         return np.where(known, uses, _UNKNOWN)
 
     def _in_order(self, later: int) -> Int64Array:
         """For each row its place in an epoch's order."""
-        places, rows = self._of(self._ahead.whole(later))
+        places, rows = self._of(self._upcoming.whole(later))
         found = np.full(int(rows.max(initial=-1)) + 2, _UNKNOWN, np.int64)
         found[rows[::-1]] = places[::-1]  # of several the first; -1, for those not listed, is the last
         return found[:-1]
 
     def _of(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """The places among indices that are of this dataset, and its rows there."""
+        """Return the places among indices that belong to this dataset, and its rows there."""
         rows = self._rows()
         if rows is not None:
             base = self._base()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import sys
 import warnings
 import weakref
@@ -21,16 +20,15 @@ from torch.utils.data import (
 )
 
 from fastpipe.errors import OptionError
-from fastpipe.torch.grouping import GroupSampler
-from fastpipe.torch.order import EpochOrder, ShardSampler, ShuffleSampler
-from fastpipe.torch.progress import ResumePoint
+from fastpipe.torch.order import EpochOrder, ResumePoint
+from fastpipe.torch.samplers import GroupSampler, ShardSampler, ShuffleSampler, tensor_of, text_of
 
 if TYPE_CHECKING:
-    from fastpipe.torch.fetching import IndexBatches
+    from fastpipe.torch.indices import IndexBatches
 
 __all__ = [
     "check_stateful", "is_unsaved", "point_of", "sampler_state", "set_sampler_state", "state_of",
-    "tensor_of", "text_of", "unsaved_state",
+    "unsaved_state",
 ]  # fmt: skip
 
 VERSION = 1
@@ -49,14 +47,7 @@ _has_warned: weakref.WeakSet[EpochOrder] = weakref.WeakSet()
 def state_of(
     order: EpochOrder, samples: int | None, seed: int | None, kept: IndexBatches | None
 ) -> dict[str, Any]:
-    """The state of a loader, counted at what the user has received.
-
-    Args:
-        order: the loader's order.
-        samples: length of its dataset.
-        seed: its seed.
-        kept: index batches that go on with the next epoch, as those of persistent workers; or None.
-    """
+    """Return the state of a loader at what the user has received."""
     state: dict[str, Any] = {"version": VERSION, "seed": seed, "samples": samples}
     progress, pending = order.progress, order.pending
     sampler = sampler_state(order.sampler, order.index_sampler)
@@ -85,17 +76,13 @@ def state_of(
 
 
 def _groups_of(order: EpochOrder) -> str | None:
-    """What an order of groups depends on; None of other orders."""
+    """Return what an order of groups depends on; None for other orders."""
     arrangement = getattr(_innermost(order.index_sampler), "arrangement", None)
     return None if arrangement is None else str(arrangement.about)
 
 
 def point_of(state: Any, order: EpochOrder, samples: int | None, seed: int | None) -> ResumePoint:
-    """The point that a state describes, for a loader to go on there.
-
-    Raises:
-        OptionError: it is no state of such a loader.
-    """
+    """Return the point where a loader goes on by a state."""
     _check(state, order, samples, seed)
     return ResumePoint(
         epoch=state["epoch"], begun=state.get("begun", 0), batches=state["batches"],
@@ -164,17 +151,7 @@ def _check_generator(state: Any, generator: torch.Generator | None) -> None:
 
 
 def unsaved_state(why: OptionError, order: EpochOrder) -> dict[str, Any]:
-    """The state of a loader that has none, for a trainer that saves it unasked: says so, and no more.
-
-    A script that trains with torch's ``DataLoader`` then trains with this one as well.
-
-    Args:
-        why: says why there is no state.
-        order: the loader's order.
-
-    Raises:
-        OptionError: ``why``, where no trainer asks.
-    """
+    """Return the state of a loader that has none, for a trainer that saves it unasked; else raise ``why``."""
     if not _a_trainer_asks(_TRAINERS):
         raise why
     if order not in _has_warned:
@@ -193,11 +170,7 @@ def unsaved_state(why: OptionError, order: EpochOrder) -> dict[str, Any]:
 
 
 def is_unsaved(state: Any, order: EpochOrder) -> bool:
-    """Whether a state is from ``unsaved_state``; if so, the next epoch gets its number.
-
-    Raises:
-        OptionError: it is, and was taken in the middle of an epoch.
-    """
+    """Whether a state is from ``unsaved_state``; if so, the next epoch gets its number."""
     if not isinstance(state, dict) or "unsaved" not in state:
         return False
     if state.get("batches"):
@@ -210,7 +183,7 @@ def is_unsaved(state: Any, order: EpochOrder) -> bool:
 
 
 def _is_received(order: EpochOrder) -> bool:
-    """Return whether all of an epoch was received, if the loader was not asked for its end either."""
+    """Whether all of an epoch was received, even if the loader was not asked for its end."""
     progress = order.progress
     if progress is None or progress.is_over:
         return True
@@ -230,17 +203,7 @@ def _a_trainer_asks(trainers: set[str]) -> bool:
 
 
 def check_stateful(method: str, order: EpochOrder, is_map_style: bool, comes_in_order: bool) -> None:
-    """Raise an error if nobody could say how far a loader is in its epoch.
-
-    Args:
-        method: whose error it is.
-        order: the loader's order.
-        is_map_style: whether its dataset is indexed.
-        comes_in_order: whether batches come in the sampler's order.
-
-    Raises:
-        OptionError: says which of these is in the way.
-    """
+    """Raise an error if it is unknown how far a loader is in its epoch."""
     if not is_map_style:
         raise OptionError(
             f"{method}() knows how far a loader is in an order of indices, which an IterableDataset has "
@@ -261,7 +224,7 @@ def check_stateful(method: str, order: EpochOrder, is_map_style: bool, comes_in_
 
 
 def sampler_state(sampler: Any, index_sampler: Any) -> Any:
-    """What a sampler says of itself before an epoch; None of samplers that have nothing to say."""
+    """Return a sampler's state before an epoch; None if it has none."""
     inner = _innermost(index_sampler)
     if hasattr(inner, "state_dict"):
         return inner.state_dict()
@@ -269,7 +232,7 @@ def sampler_state(sampler: Any, index_sampler: Any) -> Any:
 
 
 def set_sampler_state(order: EpochOrder, state: Any) -> None:
-    """Give a sampler back what it said of itself."""
+    """Give a sampler its state back."""
     inner = _innermost(order.index_sampler)
     if state is None:
         return
@@ -283,18 +246,6 @@ def _innermost(sampler: Any) -> Any:
     while type(sampler) is BatchSampler:
         sampler = sampler.sampler
     return sampler
-
-
-def text_of(state: torch.Tensor | None) -> str | None:
-    """A generator's state as text, for JSON."""
-    return None if state is None else base64.b64encode(state.numpy().tobytes()).decode("ascii")
-
-
-def tensor_of(text: str | None) -> torch.Tensor | None:
-    """The state that ``text_of`` gave."""
-    if text is None:
-        return None
-    return torch.from_numpy(np.frombuffer(base64.b64decode(text), np.uint8).copy())
 
 
 def _short(value: Any) -> str:

@@ -1,9 +1,11 @@
-"""The threads of a dataset in this process; what a worker process is doing, noted for its parent."""
+"""The threads of a dataset in this process, and which of torchvision's transforms may run in them."""
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,13 @@ from torch.utils.data import get_worker_info
 from fastpipe.core.extras import require_threadpoolctl
 from fastpipe.core.machine import default_threads
 from fastpipe.core.pool import Process, ThreadPool
+from fastpipe.images.steps import is_pristine
 
-__all__ = ["do_without_helpers", "native_lines", "new_pool", "note", "process_of", "start_noting"]
+__all__ = [
+    "do_without_helpers", "is_thread_safe", "native_lines", "new_pool", "note", "process_of",
+    "start_noting", "stock_note", "thread_safe_types",
+]  # fmt: skip
+
 
 _MANY = 8  # threads of which one less is hardly slower
 # Found here, where a failure is an error of the import, and not in a decoding thread.
@@ -23,11 +30,10 @@ _openmp = require_threadpoolctl("torch").ThreadpoolController().select(user_api=
 
 
 def do_without_helpers() -> None:
-    """Run torch's operations of this thread in this thread alone; other threads are not affected.
+    """Run torch's operations of this thread in this thread alone.
 
-    torch splits an operation on a large tensor among as many threads as the machine has cores, in every
-    thread that calls it.  Decoding threads occupy the cores already, so that each transform of the script's
-    in them would only wait for its helpers.  torch's worker processes do without for the same reason.
+    torch splits an operation on a large tensor among as many threads as there are cores, in every thread
+    that calls it.  Decoding threads occupy the cores already.  torch's worker processes do the same.
     """
     torch.get_num_threads()  # sets what is the default for this thread, which would else come later
     # torch.set_num_threads would count for all threads that start later; OpenMP's own setting is
@@ -36,12 +42,8 @@ def do_without_helpers() -> None:
 
 
 def new_pool(threads: int | str, name: str) -> ThreadPool | None:
-    """The threads of a dataset in this process; None in a worker process that would have one.
-
-    Args:
-        threads: how many, or ``"auto"``: the cores that this process may use; of 8 and more one less.
-        name: what they are called.
-    """
+    """Return a dataset's threads in this process; None in a worker process with one thread.  ``"auto"``: the
+    cores that this process may use, one less from 8 on."""
     worker = get_worker_info()
     if threads == "auto":
         threads = default_threads(worker.num_workers if worker else 1)
@@ -64,18 +66,13 @@ _native_lines: npt.NDArray[np.uint8] | None = None
 
 
 def start_noting(write: Callable[[int, str], None], lines: npt.NDArray[np.uint8]) -> None:
-    """In a worker: from now on note with this function, which takes a thread's number and a text.
-
-    Args:
-        write: the function.
-        lines: uint8 (lines, bytes), for threads that are not Python's.
-    """
+    """In a worker, write notes with this function from now on; native threads write to ``lines``."""
     global _write, _native_lines
     _write, _native_lines = write, lines
 
 
 def native_lines() -> npt.NDArray[np.uint8] | None:
-    """Where the threads of the native core note what they are at; None outside of workers."""
+    """Return where native threads write their notes; None outside of workers."""
     return _native_lines
 
 
@@ -83,3 +80,93 @@ def note(about: Any) -> None:
     """Note what this thread is about to do; nothing outside of workers."""
     if _write is not None:
         _write(threading.get_ident(), str(about))
+
+
+# ---- transforms that may run in threads --------------------------------------------------------------
+
+Transform = Callable[[Any], Any]
+
+
+def is_thread_safe(transforms: Sequence[Transform]) -> bool:
+    """Whether :func:`run_keyed` reproduces these transforms from any thread.
+
+    >>> from torchvision import transforms as v1
+    >>> is_thread_safe([v1.Compose([v1.ColorJitter(0.4), v1.ToTensor()])])
+    True
+    >>> is_thread_safe([v1.Lambda(lambda image: image)])
+    False
+    """
+    return all(map(_is_safe, transforms))
+
+
+def stock_note(is_promised: bool, stock: Sequence[Any]) -> str:
+    """Return in words how transforms run that the plan does not know."""
+    if is_promised:
+        return "as it is, in threads (thread_safe=True)"
+    if is_thread_safe(stock):
+        return "torchvision, in threads, with a generator for each sample"
+    return "as it is, one sample after the other: fastpipe does not know it, or what follows it"
+
+
+def thread_safe_types() -> frozenset[type]:
+    """Types that draw through torch alone, where ``KeyedGenerator`` sees it, or not at all.
+
+    Exact types of ``torchvision.transforms`` and ``torchvision.transforms.v2``, once a script has imported
+    these; each is run in threads and compared with a serial run in fastpipe's tests.  Not among them:
+    ``RandomChoice`` and ``RandomOrder`` of the first generation (they draw from Python's ``random``),
+    ``Lambda`` and whatever else takes a function, and transforms of batches (``MixUp``, ``CutMix``).
+    """
+    return _types()[0]
+
+
+def _is_safe(transform: Any) -> bool:
+    types, containers = _types()
+    # Hooks and replaced methods are someone's code, of which nothing is known.
+    if type(transform) not in types or not is_pristine(transform):
+        return False
+    if type(transform) in containers:
+        children: Iterable[Any] = getattr(transform, "transforms", transform)
+        return all(map(_is_safe, children))
+    return True
+
+
+def _types() -> tuple[frozenset[type], frozenset[type]]:
+    """The types, and those of them that hold others."""
+    if "torchvision.transforms" not in sys.modules:  # then nobody has one of its transforms
+        none: frozenset[type] = frozenset({torch.nn.Sequential})
+        return none, none
+    return _types_of_torchvision()
+
+
+@cache
+def _types_of_torchvision() -> tuple[frozenset[type], frozenset[type]]:
+    from torchvision import transforms as v1
+    from torchvision.transforms import v2
+
+    containers = (
+        _named(v1, "Compose RandomApply")
+        | _named(v2, "Compose RandomApply RandomChoice RandomOrder")
+        | {torch.nn.Sequential}
+    )
+    return containers | _named(v1, _SHARED) | _named(v2, _SHARED + _ONLY_V2), containers
+
+
+def _named(module: Any, names: str) -> frozenset[type]:
+    return frozenset(getattr(module, name) for name in names.split() if hasattr(module, name))
+
+
+# In both generations of torchvision's transforms.
+_SHARED = """
+    AugMix AutoAugment CenterCrop ColorJitter ConvertImageDtype ElasticTransform FiveCrop
+    GaussianBlur Grayscale LinearTransformation Normalize PILToTensor Pad RandAugment
+    RandomAdjustSharpness RandomAffine RandomAutocontrast RandomCrop RandomEqualize RandomErasing
+    RandomGrayscale RandomHorizontalFlip RandomInvert RandomPerspective RandomPosterize
+    RandomResizedCrop RandomRotation RandomSolarize RandomVerticalFlip Resize TenCrop ToPILImage
+    ToTensor TrivialAugmentWide
+"""
+_ONLY_V2 = """
+    ClampBoundingBoxes ConvertBoundingBoxFormat GaussianNoise Identity JPEG RGB
+    RandomChannelPermutation RandomIoUCrop RandomPhotometricDistort RandomResize
+    RandomShortestSize RandomZoomOut ScaleJitter ToDtype ToImage ToPureTensor
+    UniformTemporalSubsample
+"""

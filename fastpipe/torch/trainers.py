@@ -1,28 +1,32 @@
-"""``prepare``: a ``FastLoader`` under Accelerate.
-
-Accelerate makes a plain ``DataLoader`` of what ``accelerator.prepare`` is given, without the
-threads, the seed and the shard of a ``FastLoader``.  Lightning and timm use a loader as it is.
-"""
+"""Under trainers: Lightning's ``EpochTimer``, and ``prepare`` for Accelerate."""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import inspect
+import logging
 import operator
+import sys
 from collections.abc import Callable, Iterator
+from time import perf_counter
 from typing import Any, TypeVar
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
+from fastpipe.core.epoch_times import EpochTimes, WaitLimits, epoch_times, samples_of
 from fastpipe.core.order import BlockShard
-from fastpipe.errors import OptionError
+from fastpipe.errors import MissingDependencyError, OptionError
 from fastpipe.options import Shard
-from fastpipe.torch.accelerating import accelerate
-from fastpipe.torch.delivery import DueError
-from fastpipe.torch.grouping import GroupSampler
-from fastpipe.torch.loader import FastLoader
-from fastpipe.torch.order import ShardSampler, batching_of, is_default
+from fastpipe.torch.delivery import DeferredError
+from fastpipe.torch.loader import FastLoader, accelerate
+from fastpipe.torch.order import batching_of, is_default
+from fastpipe.torch.samplers import GroupSampler, ShardSampler
 
-__all__ = ["prepare"]
+__all__ = ["EpochTimer", "prepare"]
+
+
+# ---- ``prepare``: a ``FastLoader`` under Accelerate -------------------------------------------------
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -36,9 +40,9 @@ class _Prepared(FastLoader[_T_co]):
 
     Attributes:
         gradient_state: Accelerate's, which asks the loader that is iterated over now.
-        end_of_dataloader: whether the batch given last is the last one.
-        remainder: samples of all ranks in the last step if that is not whole, else 0;
-            ``gather_for_metrics`` keeps so many.  -1 where such a step is dropped.
+        end_of_dataloader: the batch given last is the last one.
+        remainder: samples of all ranks in an incomplete last step, which ``gather_for_metrics`` keeps;
+            else 0, and -1 if such a step is dropped.
         use_stateful_dataloader: makes ``save_state`` and ``load_state`` ask for the state.
     """
 
@@ -76,7 +80,7 @@ class _Prepared(FastLoader[_T_co]):
             batches = super().__iter__()
             batch = _next(batches)
             while batch is not _END:
-                if isinstance(batch, DueError):
+                if isinstance(batch, DeferredError):
                     raise batch.take()
                 progress = self._order.progress
                 assert progress is not None, "a batch was asked for"
@@ -165,7 +169,7 @@ def _next(batches: Iterator[Any]) -> Any:
     try:
         return next(batches, _END)
     except Exception as error:
-        return DueError(error)
+        return DeferredError(error)
 
 
 def prepare(accelerator: Any, loader: DataLoader[Any], *, seed: int | None = None) -> FastLoader[Any]:
@@ -243,7 +247,6 @@ def _check_loader(loader: Any) -> None:
 
 
 def _arguments(loader: FastLoader[Any], accelerator: Any, seed: int | None) -> dict[str, Any]:
-    """The arguments of the prepared loader."""
     names = inspect.signature(FastLoader).parameters.keys() - _SAMPLING
     arguments = {name: getattr(loader, name) for name in names if hasattr(loader, name)} | {"seed": seed}
     if accelerator.device_placement and accelerator.device.type != "cpu":
@@ -292,3 +295,250 @@ def _check_sampling(sampling: dict[str, Any], seed: int | None) -> None:
             )
     if sampling["batch_size"] is None:
         raise OptionError(f"with several processes prepare() deals out batches: give a batch_size, {_REMEDY}")
+
+
+# ``EpochTimer``: how long Lightning's epochs and steps take, and how much of it they wait for data.
+
+_log = logging.getLogger("fastpipe.torch")
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+_FETCH = ".train_dataloader_next"  # what Lightning's fit loop tells its profiler before and after it asks
+_SHOWN = ("fastpipe/waiting", "fastpipe/images_per_second")
+
+
+class EpochTimer:
+    """Time each epoch of ``trainer.fit``, and say how much of it was waiting for data.
+
+    Each epoch is a line of the log ``fastpipe.torch`` (INFO), an entry of ``epochs``, and a point of the
+    trainer's loggers: ``fastpipe/epoch_seconds``, ``fastpipe/step_seconds``, ``fastpipe/waiting`` and
+    ``fastpipe/images_per_second``; the progress bar of a training in one process shows the last two.
+
+    It is a callback of Lightning's: of ``lightning`` or ``pytorch_lightning``, whichever the script uses.
+    Waiting is the time in which Lightning's loop asks the loader for a batch, and nothing else of what goes
+    on between two steps: callbacks, checkpoints, validation, moving the batch.  Where the device computes
+    while Python goes on, as GPUs do, the wait includes what is left of the step before.  Of several ranks
+    each times itself; the log and the loggers get the first one's.
+
+    Args:
+        warn_after: seconds; once an epoch a warning says how many batches took longer, the first excepted.
+        warn_waiting: a part of an epoch, 0 to 1; a warning says where more of it was waiting for data.
+
+    Attributes:
+        epochs: :class:`~fastpipe.profiling.EpochTimes` of each epoch, oldest first; ``fit`` begins them anew.
+
+    Raises:
+        OptionError: a limit that cannot work.
+        MissingDependencyError: Lightning is not installed.
+
+    >>> timer = EpochTimer(warn_waiting=0.5)
+    >>> isinstance(timer, sys.modules["lightning.pytorch"].Callback)
+    True
+
+    ``Trainer(callbacks=[timer])`` takes it.
+    """
+
+    epochs: list[EpochTimes]
+
+    def __new__(cls, *_: Any, **__: Any) -> EpochTimer:
+        """Of a class that is a callback of the script's Lightning, too."""
+        own: Any = cls
+        kind = own if hasattr(own, "on_train_start") else _with_callbacks(own, _loaded())
+        made: EpochTimer = object.__new__(kind)
+        return made
+
+    def __init__(self, *, warn_after: float | None = None, warn_waiting: float | None = None) -> None:
+        self._limits = WaitLimits(warn_after, warn_waiting)
+        self.epochs = []
+        self._detach: Callable[[], None] | None = None
+        self._reset()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        kept = {name: value for name, value in vars(self).items() if name != "_detach"}
+        return _again, (getattr(type(self), "_plain", type(self)), kept)
+
+    def _reset(self) -> None:
+        self._began: float | None = None  # of the epoch
+        self._ended = self._paused = self._pausing = 0.0
+        self._asked: float | None = None
+        self._first_batch: float | None = None
+        self._step_began: float | None = None
+        self._validation_began: float | None = None
+        self._steps: list[float] = []
+        self._waits: list[float] = []
+        self._samples = 0.0
+
+    # ---- Lightning calls these -------------------------------------------------------------------
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Begin to hear of what the loop asks the loader for."""
+        self._stop_hearing()
+        if stage == "fit":
+            self.epochs.clear()
+            self._reset()
+            self._detach = _hear(trainer.profiler, self._on_ask, self._on_got)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """End it."""
+        self._stop_hearing()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """End it, as ``teardown`` is not called then."""
+        self._stop_hearing()
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin an epoch."""
+        self._begin(perf_counter())
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Begin a step, if asking for its batch has not."""
+        if self._step_began is None:
+            self._step_began = perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """End a step."""
+        self._ended = perf_counter()
+        if self._step_began is not None:
+            self._steps.append(self._ended - self._step_began)
+        self._step_began = None
+        self._samples += samples_of(batch)
+        self._paused, self._pausing = self._paused + self._pausing, 0.0
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Stop the clock, where validation comes between steps."""
+        self._validation_began = perf_counter()
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Let it go on."""
+        if self._validation_began is not None:
+            self._pausing += perf_counter() - self._validation_began
+        self._validation_began = None
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Say what the epoch took."""
+        if self._began is None:  # one of which no step was left to do
+            return
+        times = epoch_times(
+            trainer.current_epoch, max(0.0, self._ended - self._began - self._paused), self._steps,
+            self._waits or None, self._samples,
+            first_batch_seconds=self._first_batch, warn_after=self._limits.warn_after,
+        )  # fmt: skip
+        self._reset()
+        self.epochs.append(times)
+        rank = "" if trainer.world_size == 1 else f"rank {trainer.global_rank}, "
+        if trainer.is_global_zero:
+            _log.info("%s%s", rank, times)
+            if times.waiting is None and len(self.epochs) == 1:
+                _log.info("what it waited for data is not known: this Lightning does not say when it asks")
+        warning = self._limits.warning(times)
+        if warning is not None:
+            _log.warning("%s%s", rank, warning)
+        if not trainer.barebones:  # which logs nothing
+            _log_scalars(trainer, pl_module, times)
+
+    # ---- what the loop asks the loader for -------------------------------------------------------
+
+    def _begin(self, now: float) -> None:
+        self._reset()
+        self._began = self._ended = now
+
+    def _on_ask(self) -> None:
+        now = perf_counter()
+        if self._began is None:  # an epoch that is gone on with after a restart has no start
+            self._begin(now)
+        self._asked = now
+        if self._step_began is None:
+            self._step_began = now
+
+    def _on_got(self) -> None:
+        now = perf_counter()
+        if self._asked is None or self._began is None:
+            return
+        self._waits.append(now - self._asked)
+        self._asked = None
+        if self._first_batch is None:
+            self._first_batch = now - self._began
+
+    def _stop_hearing(self) -> None:
+        if self._detach is not None:
+            self._detach()
+            self._detach = None
+
+
+def _log_scalars(trainer: Any, pl_module: Any, times: EpochTimes) -> None:
+    """Tell the trainer's loggers and its progress bar."""
+    if trainer.world_size == 1:
+        for name, value in times.scalars().items():
+            pl_module.log(
+                name, value, prog_bar=name in _SHOWN, logger=bool(trainer.loggers), on_step=False,
+                on_epoch=True, batch_size=1,
+            )  # fmt: skip
+        return
+    # Lightning would have these averaged over ranks, which then wait for each other, or warns otherwise.
+    step = trainer.fit_loop.epoch_loop._batches_that_stepped - 1  # as Lightning counts at an epoch's end
+    for logger in trainer.loggers:  # of which those of other ranks do nothing
+        logger.log_metrics({**times.scalars(), "epoch": trainer.current_epoch}, step=step)
+
+
+def _hear(profiler: Any, on_ask: Callable[[], None], on_got: Callable[[], None]) -> Callable[[], None]:
+    """Have two functions called around each request of the fit loop to its loader; return what ends it.
+
+    Lightning always tells its profiler of them.  No callback is as close to the request.
+    """
+    start, stop = profiler.start, profiler.stop
+    is_heard = True
+
+    def heard_start(action_name: str) -> None:
+        start(action_name)
+        if is_heard and action_name.endswith(_FETCH):
+            on_ask()
+
+    def heard_stop(action_name: str) -> None:
+        if is_heard and action_name.endswith(_FETCH):
+            on_got()
+        stop(action_name)
+
+    def end() -> None:
+        nonlocal is_heard
+        is_heard = False
+        own = vars(profiler)
+        if own.get("start") is heard_start:  # else another one hears through this
+            del own["start"]
+        if own.get("stop") is heard_stop:
+            del own["stop"]
+
+    profiler.start, profiler.stop = heard_start, heard_stop
+    return end
+
+
+def _loaded() -> tuple[type, ...]:
+    """Return the classes of callbacks of the Lightning that is loaded, or else installed."""
+    found = [sys.modules[name] for name in _PACKAGES if sys.modules.get(name)]
+    for name in _PACKAGES:
+        if not found:
+            try:
+                found.append(importlib.import_module(name))
+            except ModuleNotFoundError as error:
+                if error.name is None or not name.startswith(error.name):
+                    raise
+    if not found:
+        raise MissingDependencyError(
+            "EpochTimer is a callback of Lightning's, which is not installed. Install it with:  "
+            "pip install lightning"
+        )
+    return tuple(module.Callback for module in found)
+
+
+@functools.cache
+def _with_callbacks(cls: Any, callbacks: tuple[type, ...]) -> type:
+    # Lightning keeps the state of a callback under its class's name.
+    return type(
+        cls.__name__, (cls, *callbacks), {"__qualname__": cls.__qualname__, "__module__": cls.__module__,
+                                          "__doc__": cls.__doc__, "_plain": cls},
+    )  # fmt: skip
+
+
+def _again(cls: type[EpochTimer], kept: dict[str, Any]) -> EpochTimer:
+    made = cls.__new__(cls)
+    vars(made).update(kept, _detach=None)
+    return made

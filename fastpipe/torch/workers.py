@@ -1,18 +1,27 @@
-"""What happens in a worker process beside torch's own loop, and what its parent learns of its end."""
+"""Worker processes: what happens in one beside torch's own loop, what its parent learns of its end, and how
+many of them ``num_workers="auto"`` starts.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
+import logging
+import multiprocessing
 import os
 import re
+import select
 import signal
+import struct
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -20,24 +29,37 @@ import torch
 from torch.utils.data import default_collate, get_worker_info
 
 from fastpipe.core.lanes import Lane, lanes_are_possible, stack_signal
-from fastpipe.core.processes import end_with_parent, end_with_pipe, outliving_parent, signal_name
+from fastpipe.core.machine import default_threads
+from fastpipe.core.processes import (
+    end_with_parent,
+    end_with_pipe,
+    outliving_parent,
+    signal_name,
+    why_no_processes,
+)
 from fastpipe.core.text import printable
+from fastpipe.core.types import Key
 from fastpipe.errors import SharedMemoryError, WorkerError
 from fastpipe.torch.fetching import UsersDataset
-from fastpipe.torch.lane_memory import NAMED_MEMORY, expect_from, room, send_through
 from fastpipe.torch.samples import BatchSample, BatchSamples, collated
+from fastpipe.torch.source import Source
 from fastpipe.torch.threads import start_noting
+from fastpipe.torch.transport import NAMED_MEMORY, expect_from, room, send_through
+
+__all__ = [
+    "WorkerCollate", "WorkerInit", "bytes_of", "choose_workers", "lanes_for", "named_in", "worker_error",
+]  # fmt: skip
+
 
 if sys.platform != "win32":  # where there are no lanes either
     import resource
 
-__all__ = ["WorkerCollate", "WorkerInit", "bytes_of", "lanes_for", "named_in", "worker_error"]
 
 _STACK_S = 1.0
 
 
 def lanes_for(workers: int, segments: int) -> list[Lane]:
-    """A lane for each worker; none where the system has no such memory."""
+    """Return a lane for each worker; none if the system has no such memory."""
     if not workers or not lanes_are_possible():
         return []
     # Each segment is two descriptors here, one of its mapping: a quarter of those allowed is enough.
@@ -53,10 +75,6 @@ class WorkerInit:
 
     ``WorkerInfo.dataset`` becomes the user's dataset.  The worker ends with its parent, notes what
     it is doing, and writes its stacks where the parent finds them, when it crashes or is asked.
-
-    Args:
-        function: the user's ``worker_init_fn``.
-        lanes: one for each worker.
     """
 
     def __init__(self, function: Callable[[int], None] | None, lanes: Sequence[Lane]) -> None:
@@ -104,12 +122,7 @@ class WorkerInit:
 
 
 class WorkerCollate:
-    """A collate function as workers call it: with an error that says what to do where a batch does not
-    fit into the memory that torch shares.
-
-    Args:
-        function: the collate function.
-    """
+    """A collate function in workers, with a clear error if a batch does not fit into shared memory."""
 
     def __init__(self, function: Callable[[list[Any]], Any]) -> None:
         self._function = function
@@ -132,17 +145,16 @@ class WorkerCollate:
 
 
 def _are_shared(samples: Any) -> bool:
-    """Return whether samples are in shared memory already, as the rows of a batch are."""
+    """Whether samples are in shared memory already, as rows of a batch are."""
     return type(samples) is BatchSamples or type(_first(samples)) is BatchSample
 
 
 def _first(samples: Any) -> Any:
-    """Return the first sample, for a look: one that is asked for as usual is copied."""
+    """Return the first sample as a view; indexing would copy it."""
     return samples.peek() if hasattr(samples, "peek") else samples[0]
 
 
 def bytes_of(value: Any) -> int:
-    """Return the bytes of the arrays in a sample."""
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return int(value.nbytes)
     if isinstance(value, Mapping):
@@ -172,15 +184,7 @@ def named_in(error: BaseException, workers: Sequence[Any]) -> list[int]:
 def worker_error(
     head: str, found: Sequence[int], workers: Sequence[Any], lanes: Sequence[Lane], *, are_stuck: bool
 ) -> WorkerError:
-    """Return an error about workers that says which, at what sample, and where in the code.
-
-    Args:
-        head: its first sentence.
-        found: numbers of the workers.
-        workers: the processes.
-        lanes: theirs, or none.
-        are_stuck: whether they do not answer; else they have ended.
-    """
+    """Return an error about workers that says which, at what sample, and where in the code."""
     parts = [head.strip().rstrip(".") + "."]
     for number in found:
         worker, lane = workers[number], lanes[number] if lanes else None
@@ -239,8 +243,8 @@ _STATES = {
 
 
 def _answers(pid: int) -> bool:
-    """Return whether a process has a handler for the signal at which workers write their stacks: one that
-    has not begun yet would be ended by it."""
+    """Whether a process handles the signal that asks for stacks; a worker that has not begun would be ended
+    by it."""
     try:
         caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     except OSError:
@@ -272,3 +276,193 @@ def _end_with(parent: int | None) -> None:
     """End together with the parent, also while this process is stuck."""
     if sys.platform == "linux" and not end_with_parent(parent):
         end_with_pipe()  # a fork server is in between, or another thread has started it
+
+
+# ---- num_workers="auto" ------------------------------------------------------------------------------
+
+_EACH_S = 0.3  # two measurements, and a process to start
+_ALL_S = 0.9
+# Sending a batch to another process costs about as much as this.
+_WORTH_S = 0.002
+# The estimate for workers supposes that their number makes up for it, which it never does entirely.
+_MARGIN = 1.2
+
+_log = logging.getLogger("fastpipe")
+
+
+# Threads and processes of each worker, which limits of their number count alike.
+_TASKS = 3
+
+
+def choose_workers(
+    dataset: Any,
+    source: Source | None,
+    batch_size: int,
+    context: Any = None,
+    functions: Sequence[Callable[..., Any] | None] = (None, None),
+) -> tuple[int, str]:
+    """Return how many worker processes make batches of a dataset fastest; none where none can be started.
+
+    Samples are made in a forked process, so that nothing of the dataset is opened here: batch by
+    batch as with ``num_workers=0``, then one by one as in a worker.
+    """
+    cores = default_threads()
+    is_forked = _start_method(context) == "fork"
+    try:
+        length = len(dataset)
+    except TypeError:
+        length = 0
+    if cores == 1:
+        chosen, why = 0, "this process may use one core only"
+    elif not length:
+        chosen, why = 0, "the dataset has no samples to measure"
+    elif why_none := why_no_processes() or ("" if is_forked else _why_no_second_run()):
+        chosen, why = 0, why_none
+    elif not _have_room(_TASKS * cores):
+        chosen, why = 0, f"limits of this system do not allow {cores} more processes"
+    elif source is not None and source.prefetcher(is_here=True) is not None:
+        chosen, why = 0, "what comes next is fetched ahead in this process"
+    elif not hasattr(os, "fork"):
+        chosen, why = cores, "nothing was measured, as this system cannot fork"
+    else:
+        sent = None if is_forked else (dataset, *functions)
+        try:
+            found = _in_child(lambda: _measure(dataset, source, batch_size, length, sent))
+        except OSError as error:
+            found, chosen, why = None, 0, f"no process can be started ({error})"
+        else:
+            chosen, why = cores, f"no batch and no sample was ready within {_ALL_S} s"
+        if found is not None and not found[0]:
+            chosen, why = 0, "a sample cannot be made, or the dataset not be sent, in another process"
+        elif found is not None:
+            here, alone, nbytes = found
+            chosen, why = _judge(here, alone, cores, batch_size)
+            # Batches of each worker that are made ahead, in the memory by which torch sends them.
+            needed, space = 2 * chosen * batch_size * int(nbytes), room()
+            if source is None and functions[0] is None and space is not None and needed > space[0]:
+                chosen, why = 0, f"{why}; but their batches do not fit into /dev/shm"
+    _log.info("num_workers='auto' is %d: %s", chosen, why)
+    return chosen, why
+
+
+def _judge(here: float, alone: float, cores: int, batch_size: int) -> tuple[int, str]:
+    """Choose from samples per second made here and by one worker."""
+    there = alone * cores
+    said = f"{here:,.0f} samples/s here, about {there:,.0f} in {cores} workers"
+    if batch_size / here < _WORTH_S:
+        return 0, f"{said}; a batch is made faster than it is sent"
+    return (cores, said) if there > _MARGIN * here else (0, said)
+
+
+def _start_method(context: Any) -> str:
+    """Return how a context of multiprocessing starts processes, without fixing the default."""
+    if isinstance(context, str):
+        return context
+    found = (multiprocessing if context is None else context).get_start_method(allow_none=True)
+    return found or multiprocessing.get_all_start_methods()[0]
+
+
+def _why_no_second_run() -> str:
+    """Return why a started process must not import the script, as it does; empty if it may."""
+    path = getattr(sys.modules["__main__"], "__file__", None)
+    if path is None:
+        return ""  # nothing is imported, and `_sent` looks for what would be missed
+    try:
+        source = Path(path).read_text(errors="replace")
+    except OSError as error:
+        return f"workers would import the script, which cannot be read ({error})"
+    if re.search(r"__name__\s*==", source):
+        return ""
+    return f"workers would run all of {path}, which has no `if __name__ == '__main__':`"
+
+
+def _check_sent(sent: Sequence[Any]) -> None:
+    """Raise an error if a process that is started cannot be given these."""
+    content = bytes(ForkingPickler.dumps(sent))
+    if b"__main__" in content and getattr(sys.modules["__main__"], "__file__", None) is None:
+        raise OSError("a class or function of a script without a file")
+
+
+def _have_room(tasks: int) -> bool:
+    """Return whether limits allow so many more processes, which they count as they do threads."""
+    is_over, threads = threading.Event(), list[threading.Thread]()
+    try:
+        for _ in range(tasks):
+            thread = threading.Thread(target=is_over.wait)
+            thread.start()
+            threads.append(thread)
+    except RuntimeError:
+        return False
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+    return True
+
+
+def _measure(
+    dataset: Any, source: Source | None, batch_size: int, length: int, sent: Sequence[Any] | None
+) -> tuple[float, float, float]:
+    """Return samples per second, in batches here and one by one in one thread, and the bytes of a sample."""
+    if sent is not None:
+        _check_sent(sent)
+    indices = np.random.Generator(np.random.PCG64(0)).integers(0, length, 1 << 16).tolist()
+
+    nbytes = 0
+
+    def one(at: int) -> int:
+        nonlocal nbytes
+        nbytes = bytes_of(dataset[indices[at]])
+        return 1
+
+    alone = _rate(one)
+    if source is None:
+        return alone, alone, nbytes
+
+    def batch(at: int) -> int:
+        taken = indices[at : at + batch_size]
+        source.start(taken, Key(0, 0, np.arange(len(taken), dtype=np.int64))).finish()
+        return len(taken)
+
+    return _rate(batch), alone, nbytes
+
+
+def _rate(make: Callable[[int], int]) -> float:
+    made = make(0)  # opens what is opened once
+    first, made = made, 0
+    start = perf_counter()
+    while (taken := perf_counter() - start) < _EACH_S and made < (1 << 15):
+        made += make(first + made)
+    return made / taken
+
+
+def _in_child(measure: Callable[[], tuple[float, float, float]]) -> tuple[float, float, float] | None:
+    """Return the result of ``measure`` in a forked process; zeros if it fails, None if it takes too long."""
+    reading, writing = os.pipe()
+    try:
+        child = os.fork()
+    except OSError:
+        os.close(reading)
+        os.close(writing)
+        raise
+    if child == 0:
+        found = 0.0, 0.0, 0.0
+        with contextlib.suppress(BaseException):
+            gc.freeze()  # the parent's garbage is not to be collected here, as in `WorkerInit`
+            os.close(reading)
+            torch.set_num_threads(1)  # as torch does in its workers
+            found = measure()
+        os.write(writing, struct.pack("ddd", *found))
+        os._exit(0)
+    os.close(writing)
+    try:
+        poll = select.poll()
+        poll.register(reading, select.POLLIN)
+        answer = os.read(reading, 24) if poll.poll(1000 * _ALL_S) else None
+    finally:
+        os.close(reading)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    if answer is None:
+        return None
+    return struct.unpack("ddd", answer) if answer else (0.0, 0.0, 0.0)  # it has crashed

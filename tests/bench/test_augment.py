@@ -64,9 +64,8 @@ from fastpipe.bench.results import load
 from fastpipe.bench.runner import ContenderError, Sample
 from fastpipe.bench.synthetic import mel_rows
 from fastpipe.cli import main
-from fastpipe.torch.likeness import Like
 from fastpipe.torch.source import SplitError
-from fastpipe.torch.split import split_of
+from fastpipe.torch.split import SampleSpec, split_of
 
 _PLACES = [Place(one, dtype) for one in RECIPES for dtype in one.dtypes]
 _SINGLE = [Place(one, dtype) for one in SINGLE for dtype in one.dtypes]
@@ -166,7 +165,7 @@ def test_transforms_of_files_are_split_at_the_crop() -> None:
     for loaded in LOADED[:5]:
         split = split_of(loaded.transform())
         lengths[loaded.key] = len(split.rest)
-        assert split.like == Like(split.like.kind, (3, 224, 224), torch.float32)
+        assert split.like == SampleSpec(split.like.kind, (3, 224, 224), torch.float32)
     assert lengths == {
         "files-simclr": 6, "files-deit": 5, "files-randaugment": 4, "files-trivialaugmentwide": 4, "files-grey": 3,
     }  # fmt: skip

@@ -31,8 +31,8 @@ from fastpipe.hdf5 import growing
 from fastpipe.hdf5 import partial as partial_module
 from fastpipe.profiling.scratch import Scratch
 from fastpipe.sampling import Grid
-from fastpipe.torch.lane_memory import remove_names_of
-from fastpipe.torch.patches import stitching
+from fastpipe.torch import stitching
+from fastpipe.torch.transport import remove_names_of
 from fastpipe.volumes import unfinished
 
 pytestmark = pytest.mark.skipif(

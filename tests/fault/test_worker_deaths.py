@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from fastpipe import FastLoader, accelerate
 from fastpipe.errors import WorkerError
-from fastpipe.torch import lane_memory
+from fastpipe.torch import transport as lane_memory
 
 pytestmark = pytest.mark.skipif(
     not hasattr(signal, "SIGRTMIN"), reason="run it on Linux, whose signals these are"

@@ -30,8 +30,8 @@ from fastpipe.core.sample_tables import paths_of
 from fastpipe.core.types import Key
 from fastpipe.errors import BadSampleError
 from fastpipe.images import batch as images_batch
-from fastpipe.torch.kept import ImageSource
-from fastpipe.torch.keys import keyed
+from fastpipe.torch.randomness import keyed
+from fastpipe.torch.runtime import ImageSource
 
 # torchvision says so when antialias=False has no effect on PIL images.
 pytestmark = pytest.mark.filterwarnings("ignore:Anti-alias option is always applied")

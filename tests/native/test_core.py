@@ -206,10 +206,10 @@ def test_a_batch_of_the_parents_is_not_waited_for_in_a_child(
 
     def work() -> None:
         with pytest.raises(ClosedError, match="parent process"):
-            dataset._finish_batch(batch)
+            batch.finish()
 
     in_child(work)
-    assert len(dataset._finish_batch(batch)) == 32
+    assert len(batch.finish()) == 32
 
 
 SCRIPT = """
@@ -243,7 +243,7 @@ ENDINGS = {
     " dataset._start_batch(numbers); pid = os.fork() or sys.exit(0); assert not os.waitpid(pid, 0)[1]",
     "a daemon that waits": (
         "b = dataset._start_batch(numbers);"
-        " threading.Thread(target=lambda: dataset._finish_batch(b), daemon=True).start()"
+        " threading.Thread(target=lambda: b.finish(), daemon=True).start()"
     ),
 }  # fmt: skip
 
@@ -350,7 +350,7 @@ def test_a_closed_dataset_works_again(tree: Path) -> None:
     batch = dataset._start_batch(range(32))
     dataset.close()
     try:
-        assert len(dataset._finish_batch(batch)) == 32  # of what the engine had begun
+        assert len(batch.finish()) == 32  # of what the engine had begun
     except ClosedError:
         pass
     assert same([image for image, _ in dataset.__getitems__(range(8))], first)

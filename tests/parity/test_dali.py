@@ -21,7 +21,7 @@ from fastpipe.bench.synthetic import photo_tree
 from fastpipe.core.types import Box, Key
 from fastpipe.errors import BadSampleError
 from fastpipe.images.dali import DaliDecoder
-from fastpipe.torch.keys import keyed
+from fastpipe.torch.randomness import keyed
 
 TRAINING = v1.Compose([
     v1.RandomResizedCrop(48), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize((0.5,) * 3, (0.2,) * 3)

@@ -22,7 +22,7 @@ from torchvision.datasets.folder import default_loader
 from fastpipe import Decode, FastImageFolder
 from fastpipe.bench.synthetic import photo_tree
 from fastpipe.errors import BadSampleError
-from fastpipe.torch.keys import take_key
+from fastpipe.torch.randomness import take_key
 
 BACKENDS = ["auto", "nvimgcodec", "simplejpeg", "pillow", "dali"]
 TRANSFORM = v1.Compose([v1.Resize(40), v1.CenterCrop(32), v1.ToTensor()])

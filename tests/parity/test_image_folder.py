@@ -17,7 +17,7 @@ from torchvision.transforms import v2
 
 from fastpipe import Decode, FastImageFolder
 from fastpipe.core.types import Key
-from fastpipe.torch.keys import keyed
+from fastpipe.torch.randomness import keyed
 
 NORMALIZE = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 EVALUATION = [v1.Resize(256), v1.CenterCrop(224), v1.ToTensor(), v1.Normalize(*NORMALIZE)]

@@ -103,7 +103,7 @@ def use_loaders(folder: Path) -> None:
     from torchvision import transforms
 
     import fastpipe
-    from fastpipe import testing
+    from fastpipe.bench import synthetic as testing
 
     photos = testing.photo_tree(folder / "photos", classes=2, per_class=2, sizes=(24, 32))
     testing.write_zarr(folder / "volume.zarr", [np.zeros((8, 8), np.uint16)], (8, 8), (4, 4))
@@ -185,8 +185,8 @@ def use_tensorflow(folder: Path) -> None:
     import numpy as np
     import tensorflow as tf
 
-    from fastpipe import testing
     from fastpipe import tf as fast
+    from fastpipe.bench import synthetic as testing
 
     photos = testing.photo_tree(folder / "photos", classes=2, per_class=2, sizes=(24, 32))
     layer = fast.Augment(rotation=10, brightness=0.2, saturation=0.2, hue=0.1, cutout=0.5, zoom=0.1)

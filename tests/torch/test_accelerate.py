@@ -489,7 +489,7 @@ def test_image_folders_keep_what_was_decoded(tree: Path, tmp_path: Path, workers
     loader = accelerate(stock, cache=cache)
     assert loader.cache is cache
     assert stream(loader) == stream(stock)
-    (twin,) = loader._twins.values()
+    (twin,) = loader._adapted.values()
     kept = twin._running().cache
     assert kept is not None
     assert len(kept.store.entries()) == 12

@@ -19,8 +19,8 @@ from torch.utils.data import TensorDataset
 from torchvision import transforms as v1
 
 from fastpipe import FastImageFolder, FastLoader
-from fastpipe.torch import auto_workers
-from fastpipe.torch.auto_workers import choose_workers
+from fastpipe.torch import workers as auto_workers
+from fastpipe.torch.workers import choose_workers
 
 STEADY = v1.Compose([v1.CenterCrop(20), v1.ToTensor()])
 
@@ -178,7 +178,7 @@ def test_none_is_chosen_where_none_can_be_started(
 _SCRIPT = """
 import torch
 from fastpipe import FastLoader
-from fastpipe.torch import auto_workers
+from fastpipe.torch import workers as auto_workers
 auto_workers.default_threads = lambda: 2
 auto_workers._ALL_S = 30
 
@@ -246,7 +246,7 @@ def test_a_loader_reports_what_it_chose(photo_tree: Path, caplog: pytest.LogCapt
 
 @pytest.mark.parametrize("workers", [0, 4])
 def test_arguments_about_workers_go_with_them(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
-    monkeypatch.setattr(auto_workers, "choose_workers", lambda *_: (workers, "so it is"))
+    monkeypatch.setattr("fastpipe.torch.loader.choose_workers", lambda *_: (workers, "so it is"))
     loader = FastLoader(
         [1, 2, 3], num_workers="auto", persistent_workers=True, prefetch_factor=3, timeout=9,
         multiprocessing_context="fork",

@@ -613,7 +613,7 @@ def test_random_crops_of_smaller_images(shapes: Path) -> None:
 
 
 def _key() -> Any:
-    from fastpipe.torch.keys import take_key
+    from fastpipe.torch.randomness import take_key
 
     return take_key(1)[0]
 

@@ -18,7 +18,7 @@ from torchvision.transforms import v2
 
 from fastpipe import FastImageFolder, FastLoader
 from fastpipe.core.keys import sample_seed
-from fastpipe.torch.generators import run_keyed
+from fastpipe.torch.randomness import run_keyed
 
 COUNT = 10_000
 SURE = 1e-4  # at fixed seeds a smaller p is a real difference

@@ -19,7 +19,8 @@ from clock import ManualClock
 from torch.utils.data import DataLoader, IterableDataset
 
 from fastpipe.errors import OptionError
-from fastpipe.torch import EpochTimer, epoch_timer
+from fastpipe.torch import EpochTimer
+from fastpipe.torch import trainers as epoch_timer
 
 _WHY = "needs the trainer: pip install lightning (make venv installs it)"
 pl = pytest.importorskip("lightning.pytorch", reason=_WHY)

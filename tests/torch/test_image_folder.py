@@ -19,6 +19,7 @@ from PIL import Image
 from torchvision import get_image_backend
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import pil_loader
 from torchvision.transforms import v2
 
 from fastpipe import BadSamples, Decode, FastImageFolder
@@ -359,8 +360,14 @@ def test_transforms_of_the_base_class_are_kept(tree: Path) -> None:
 
 def test_another_image_backend_is_honoured(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert get_image_backend() == "PIL"
-    monkeypatch.setattr("fastpipe.torch.folder_samples.get_image_backend", lambda: "accimage")
-    assert _equal(FastImageFolder(tree, STEADY)[0], ImageFolder(tree, STEADY)[0])
+    stock = ImageFolder(tree, STEADY)[0]
+    monkeypatch.setattr("torchvision.get_image_backend", lambda: "accimage")
+    opened: list[str] = []
+    monkeypatch.setattr(
+        "torchvision.datasets.folder.accimage_loader", lambda path: opened.append(path) or pil_loader(path)
+    )
+    assert _equal(FastImageFolder(tree, STEADY)[0], stock)
+    assert len(opened) == 1
 
 
 # ---- classes -------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastpipe.torch.keys import key_for, keyed, take_key
+from fastpipe.torch.randomness import key_for, keyed, take_key
 
 
 def test_a_key_numbers_its_samples_from_the_first() -> None:

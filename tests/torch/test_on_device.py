@@ -28,7 +28,7 @@ from fastpipe.images import gpu_batches as decoders
 from fastpipe.images import gpu_share as sharing
 from fastpipe.images.gpu_batches import device_decoder
 from fastpipe.images.gpu_share import GivenShare, MeasuredShare
-from fastpipe.torch.splitting import Splitting
+from fastpipe.torch.split import SplitChoice
 
 NORMALIZE = v1.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 TRAINING = v1.Compose([v1.RandomResizedCrop(48), v1.RandomHorizontalFlip(), v1.ToTensor(), NORMALIZE])
@@ -323,7 +323,7 @@ def test_a_share_is_measured_by_the_steps_of_a_training(
 def test_a_split_transform_is_finished_there_or_by_threads(
     photos: Path, place: Any, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Splitting, "_place", lambda self, placing: place)
+    monkeypatch.setattr(SplitChoice, "_place", lambda self, placing: place)
     transform = v1.Compose([
         v1.RandomResizedCrop(32), v1.ColorJitter(0.3), v1.RandomHorizontalFlip(), v1.ToTensor(), NORMALIZE
     ])  # fmt: skip
@@ -331,7 +331,7 @@ def test_a_split_transform_is_finished_there_or_by_threads(
     there = FastLoader(folders[0].dataset, batch_size=8, shuffle=True, device="cpu", augment="split")
     made = list(there)
     assert bool(decoder.calls) == (place == "device"), "what threads augment they decode"
-    monkeypatch.setattr(Splitting, "_place", lambda self, placing: "threads")
+    monkeypatch.setattr(SplitChoice, "_place", lambda self, placing: "threads")
     here = list(FastLoader(folders[1].dataset, batch_size=8, shuffle=True, augment="split"))
     for one, other in zip(made, here, strict=True):
         assert torch.allclose(one[0], other[0], atol=1e-5)

@@ -18,10 +18,9 @@ from fastpipe import FastImageFolder, FastLoader, Shard, accelerate, augment
 from fastpipe.bench.synthetic import photo_tree
 from fastpipe.core.types import Key
 from fastpipe.errors import OptionError
-from fastpipe.torch import splitting
+from fastpipe.torch import split as splitting
 from fastpipe.torch.source import SplitError
-from fastpipe.torch.split import split_of
-from fastpipe.torch.splitting import Costs, Placing
+from fastpipe.torch.split import Costs, Placing, split_of
 
 pytestmark = pytest.mark.usefixtures("same_generators")
 
@@ -45,7 +44,7 @@ PLACES = ["threads", "device"]
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Where the second half is done: with ``"device"`` as beside CUDA, on the CPU."""
     if request.param == "device":
-        monkeypatch.setattr(splitting.Splitting, "_place", lambda self, placing: "device")
+        monkeypatch.setattr(splitting.SplitChoice, "_place", lambda self, placing: "device")
     return str(request.param)
 
 
@@ -345,7 +344,7 @@ def test_beside_a_device() -> None:
 
 def test_an_epochs_pace_is_told(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[float, float]] = []
-    monkeypatch.setattr(splitting.Splitting, "seen", lambda self, *found: told.append(found))
+    monkeypatch.setattr(splitting.SplitChoice, "seen", lambda self, *found: told.append(found))
     loader = loader_of(FastImageFolder(tree, SIMCLR), "threads", device="cpu")
     for batch in loader:
         assert len(batch) == 2 and not told

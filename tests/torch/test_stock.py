@@ -17,8 +17,8 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from fastpipe.core.keys import sample_seed
-from fastpipe.torch.generators import preserved_generators, run_keyed, run_seeded
-from fastpipe.torch.stock import is_thread_safe, thread_safe_types
+from fastpipe.torch.randomness import preserved_generators, run_keyed, run_seeded
+from fastpipe.torch.threads import is_thread_safe, thread_safe_types
 
 SEEDS = [sample_seed(11, 0, draw) for draw in range(50)]
 THREADS = 4

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from fastpipe.torch.generators import (
+from fastpipe.torch.randomness import (
     KeyedGenerator,
     preserved_generators,
     run_keyed,
@@ -209,7 +209,7 @@ def test_many_samples_may_be_seeded_with_one_restore() -> None:
 
 _SCRIPT = """
 import random, numpy as np, torch
-from fastpipe.torch.generators import run_seeded, run_keyed
+from fastpipe.torch.randomness import run_seeded, run_keyed
 from torchvision.transforms import v2
 draw = lambda _: [random.random(), float(np.random.rand()), torch.rand(()).item()]
 print([run_seeded([draw], None, seed) for seed in (7, 3)])

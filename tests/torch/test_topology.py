@@ -25,12 +25,12 @@ from torch.utils.data import (
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import ColorJitter, Compose, RandAugment, RandomResizedCrop, Resize, ToTensor
 
-import fastpipe.torch.advice as advice
 import fastpipe.torch.loader as loader_module
 from fastpipe import FastHDF5Dataset, FastImageFolder, FastLoader, accelerate
 from fastpipe.errors import OptionError
 from fastpipe.options import Decode
-from fastpipe.torch.advice import opens_images
+from fastpipe.torch import describe as advice
+from fastpipe.torch.describe import opens_images
 
 PLAIN = Compose([Resize((8, 8)), ToTensor()])
 

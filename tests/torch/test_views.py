@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastpipe.torch.views import integers
+from fastpipe.torch.source import integers
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, get_worker_info
 from torchvision.transforms import Compose, RandomResizedCrop, ToTensor
 
 from fastpipe import FastImageFolder, FastLoader
-from fastpipe.torch import worker_queues
-from fastpipe.torch.worker_queues import IndexQueue, WorkerContext, waiting
+from fastpipe.torch import transport as worker_queues
+from fastpipe.torch.transport import IndexQueue, WorkerContext, peek_requests
 
 PLAIN = Compose([RandomResizedCrop(8), ToTensor()])
 
@@ -30,12 +30,12 @@ def _filled(count: int) -> IndexQueue:
 def test_what_was_looked_at_is_taken_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_queues, "_current", None)
     monkeypatch.setattr(worker_queues, "get_worker_info", lambda: "in a worker")
-    assert waiting(_never) == []  # not in a worker
+    assert peek_requests(_never) == []  # not in a worker
     made = _filled(5)
     assert made.get(timeout=5) == 0
     seen: list[Any] = []
     for _ in range(1000):  # they come through a pipe
-        seen = waiting(_never)
+        seen = peek_requests(_never)
         if len(seen) == 4:
             break
         threading.Event().wait(0.001)
@@ -52,7 +52,7 @@ def test_a_worker_waits_for_what_it_is_asked_for_next(monkeypatch: pytest.Monkey
     made = _filled(0)
     monkeypatch.setattr(worker_queues, "_current", made)
     asked = iter([False, False, True])
-    assert waiting(lambda: next(asked)) == []
+    assert peek_requests(lambda: next(asked)) == []
     assert next(asked, None) is None
 
     def put_while_it_waits() -> bool:
@@ -62,7 +62,7 @@ def test_a_worker_waits_for_what_it_is_asked_for_next(monkeypatch: pytest.Monkey
         return len(looks) > 10_000
 
     looks: list[None] = []
-    assert waiting(put_while_it_waits) == ["next"]
+    assert peek_requests(put_while_it_waits) == ["next"]
     assert made.get(timeout=5) == "next"
     made.close()
     made.join_thread()
@@ -88,13 +88,17 @@ class _Telling(FastImageFolder):
 
     def _start_batch(self, *args: Any, **options: Any) -> Any:
         _Telling.begun += 1
-        return super()._start_batch(*args, **options)
+        batch: Any = super()._start_batch(*args, **options)
+        finish = batch.finish
 
-    def _finish_batch(self, batch: Any) -> list[Any]:
-        worker, count = get_worker_info(), _Telling.begun
-        _Telling.begun -= 1
-        assert worker is not None
-        return [(image, count) for image, _ in super()._finish_batch(batch)]
+        def told() -> list[Any]:
+            worker, count = get_worker_info(), _Telling.begun
+            _Telling.begun -= 1
+            assert worker is not None
+            return [(image, count) for image, _ in finish()]
+
+        batch.finish = told
+        return batch
 
 
 def test_a_worker_with_threads_begins_what_comes_next(tree: Path) -> None:

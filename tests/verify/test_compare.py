@@ -17,8 +17,8 @@ from torchvision.datasets import ImageFolder
 
 import fastpipe
 from fastpipe.errors import OptionError
+from fastpipe.torch.batches import Items
 from fastpipe.torch.image_folder import FastImageFolder
-from fastpipe.torch.substitutes import Items
 from fastpipe.verify.chains import NAMED, Chain, chain_of
 from fastpipe.verify.compare import Outcome, chosen, compare_folder
 

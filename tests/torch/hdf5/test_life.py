@@ -105,7 +105,7 @@ def test_batches_that_are_kept_are_never_overwritten(tmp_path: Path, kind: Any, 
 def test_labels_that_are_kept_do_not_keep_the_rest(
     tmp_path: Path, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fastpipe.torch.hdf5 import dataset as module
+    from fastpipe.torch import hdf5_dataset as module
 
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["x"], file["n"] = np.zeros((40, 1 << 17), np.uint8), np.arange(40)

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Subset
 
 from fastpipe import FastHDF5Dataset, FastLoader, Shuffle
-from fastpipe.torch.hdf5.stock import H5pyDataset
+from fastpipe.torch.array_dataset import StockSamples
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_the_same_batches(paths: list[Path], keys: Any, shuffle: Any, workers: i
     )
     reference = loader.reference()
     assert type(reference) is DataLoader
-    assert isinstance(reference.dataset.dataset, H5pyDataset)
+    assert isinstance(reference.dataset.dataset, StockSamples)
     fast, slow = list(loader), list(reference)
     assert len(fast) == len(slow) == 7
     for ours, theirs in zip(fast, slow, strict=True):

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Subset
 from fastpipe import FastLoader, FastPatchDataset, stitch
 from fastpipe.errors import OptionError
 from fastpipe.sampling import Grid, Positions, Uniform
-from fastpipe.torch.patches import stitching
+from fastpipe.torch import stitching
 from fastpipe.volumes.blending import gaussian_weights
 
 pytestmark = pytest.mark.usefixtures("same_generators")

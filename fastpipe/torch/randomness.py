@@ -1,4 +1,4 @@
-"""The global random generators, left alone or put back, while code that draws from them runs reproducibly.
+"""Where random numbers come from: the keys of batches, and generators that are left alone or put back.
 
 A sample's random numbers must depend on its key and not on which thread runs it, or when.
 There are two ways to get that:
@@ -6,7 +6,7 @@ There are two ways to get that:
 * :func:`run_keyed` leaves every global generator alone: a ``TorchFunctionMode``, which only
   its own thread sees, hands a generator of the sample's own to every draw made through
   torch.  So any number of threads may use it at the same time.  It is for transforms that
-  draw through torch only, such as those of ``torch/stock.py``.
+  draw through torch only, such as those of ``threads.thread_safe_types``.
 * :func:`run_seeded` seeds the global generators of torch (CPU), Python and NumPy and puts
   them back afterwards.  It is for any callable, and for one thread at a time.
 
@@ -17,6 +17,7 @@ right after ``torch.manual_seed(seed)``.
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -26,8 +27,13 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from fastpipe.core.keys import sample_seed
+from fastpipe.core.types import Key
 
-__all__ = ["KeyedGenerator", "preserved_generators", "run_keyed", "run_seeded", "seed_generators"]
+__all__ = [
+    "KeyedGenerator", "key_for", "keyed", "preserved_generators", "run_keyed", "run_seeded",
+    "seed_generators", "take_key",
+]  # fmt: skip
+
 
 Transform = Callable[[Any], Any]
 
@@ -49,9 +55,7 @@ class KeyedGenerator(TorchFunctionMode):
     modes (``torch.nn.functional.dropout`` and its kind, ``gumbel_softmax``, ``rrelu``,
     ``fractional_max_pool``, ``torch.nn.init``).
 
-    Args:
-        seed: any integer, taken modulo 2**64; of that, torch's CPU generator uses the lower
-            32 bits.  Or a function that gives it, called when something is drawn.
+    ``seed`` is any integer, taken modulo 2**64, or a function that gives one when something is drawn.
 
     >>> with KeyedGenerator(7):
     ...     first = torch.rand(3)
@@ -156,18 +160,8 @@ _DRAWS = frozenset(
 def run_keyed(transforms: Sequence[Transform], value: Any, seed: int | Callable[[], int]) -> Any:
     """Apply transforms in order, their draws through torch coming from ``seed`` alone.
 
-    For any thread, at any time: the values do not depend on what other threads do, and no
-    global generator is read or changed, given transforms that draw
+    For any thread, at any time: no global generator is read or changed, given transforms that draw
     through torch only.
-
-    Args:
-        transforms: callables of one argument.
-        value: what the first one gets: a PIL image, a tensor, or any structure they accept.
-        seed: any integer, taken modulo 2**64, such as ``fastpipe.core.keys.sample_seed``
-            gives; or a function that gives it, called when a transform draws.
-
-    Returns:
-        What the last transform returned; ``value`` when there is none.
 
     >>> from torchvision.transforms import v2
     >>> flip = v2.RandomHorizontalFlip()
@@ -182,24 +176,12 @@ def run_keyed(transforms: Sequence[Transform], value: Any, seed: int | Callable[
 
 
 def run_seeded(transforms: Sequence[Transform], value: Any, seed: int) -> Any:
-    """Apply any transforms in order, with the global generators seeded from ``seed``.
+    """Apply any transforms in order, with the global generators seeded from ``seed`` and restored afterwards.
 
-    Seeded, and restored afterwards (also when a transform raises): torch's CPU generator,
-    Python's ``random`` and NumPy's ``numpy.random``.  torch's generators on other devices
-    are left alone: transforms that draw on a GPU are not reproduced.
+    These are torch's CPU generator, Python's ``random`` and ``numpy.random``; draws on a GPU are not
+    reproduced.
 
-    For one thread at a time, in a process whose other threads do not draw from the global
-    generators meanwhile.  It costs about 0.1 ms, most of it for saving and restoring NumPy's
-    state; to apply it to many samples, save once with :func:`preserved_generators` and call
-    :func:`seed_generators` for each.
-
-    Args:
-        transforms: callables of one argument.
-        value: what the first one gets.
-        seed: any integer, taken modulo 2**64.
-
-    Returns:
-        What the last transform returned; ``value`` when there is none.
+    For one thread at a time, in a process whose other threads do not draw meanwhile.  It costs about 0.1 ms.
 
     >>> run_seeded([lambda x: x + random.random()], 1, 5) == run_seeded([lambda x: x + random.random()], 1, 5)
     True
@@ -230,14 +212,80 @@ def preserved_generators() -> Iterator[None]:
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the global generators of torch (CPU), Python and NumPy from one integer.
+    """Seed the global generators of torch (CPU), Python and NumPy from one integer, taken modulo 2**64.
 
-    Args:
-        seed: any integer, taken modulo 2**64.  torch gets the seed itself, as from
-            ``torch.manual_seed``; the other two get seeds derived from it, since Python and
-            NumPy would draw the very same numbers from one seed.
+    torch gets the seed itself, as from ``torch.manual_seed``; the others get seeds derived from it, since
+    Python and NumPy would draw the very same numbers from one seed.
     """
     torch.default_generator.manual_seed(seed % _SEED_LIMIT)
     random.seed(sample_seed(seed, 0, 0))
     words = sample_seed(seed, 0, 1)
     np.random.seed([words & 0xFFFF_FFFF, words >> 32])
+
+
+# ---- keys --------------------------------------------------------------------------------------------
+#
+# A wrapper such as ``Subset`` rebuilds plain indices, so a key cannot travel with them. It is put here,
+# in the thread that fetches, and the dataset at the end of the chain takes from it as many draws as it is
+# asked for samples.
+#
+# Without a loader's key a seed comes from torch's global generator, as the numbers of torch's own
+# transforms do: one 64-bit number for a batch (``__getitems__``) or a sample (``dataset[i]``), when the
+# first of its samples draws. Where nothing is drawn the generator stays as it is, as under the dataset
+# that is replaced, and so do shuffles and dropout after it.
+
+
+class _Current(threading.local):
+    key: Key | None = None
+    used: int = 0
+
+
+_current = _Current()
+
+
+@contextmanager
+def keyed(key: Key) -> Iterator[None]:
+    """Within the block, ``take_key`` in this thread takes from ``key``."""
+    before = _current.key, _current.used
+    _current.key, _current.used = key, 0
+    try:
+        yield
+    finally:
+        _current.key, _current.used = before
+
+
+class _DrawnKey(Key):
+    """A key whose seed is drawn from torch's global generator when it is first asked for, in any thread."""
+
+    _drawn: int | None = None
+
+    def __init__(self, *_: object) -> None:
+        self._lock = threading.Lock()  # of its own: a child that is forked meanwhile has other keys
+
+    @property
+    def seed(self) -> int:
+        with self._lock:
+            if self._drawn is None:
+                # On the CPU, whatever the default device is: its generator is the script's.
+                drawn = torch.empty((), dtype=torch.int64, device="cpu").random_(-(2**63), 2**63 - 1)
+                self._drawn = int(drawn.item())
+            return self._drawn
+
+
+def take_key(count: int) -> tuple[Key, bool]:
+    """Return the key for the next ``count`` samples of this thread, and whether a loader set it.
+
+    Without a loader's key, or when it has no draws left, the seed is a 64-bit number from torch's global
+    generator, drawn when something first asks for it: the generator is left alone if nothing is drawn.
+    """
+    key = _current.key
+    if key is not None and _current.used + count <= len(key.draws):
+        draws = key.draws[_current.used : _current.used + count]
+        _current.used += count
+        return Key(key.seed, key.epoch, draws), True
+    return _DrawnKey(0, 0, np.arange(count, dtype=np.int64)), False
+
+
+def key_for(seed: int, epoch: int, first: int, count: int, step: int = 1) -> Key:
+    """Return the key of ``count`` samples, every ``step``-th of the epoch's order from ``first`` on."""
+    return Key(seed, epoch, np.arange(first, first + step * count, step, dtype=np.int64))

@@ -1,58 +1,340 @@
-"""The place that, with ``_torch_workers``, touches private parts of torch's ``DataLoader``.
+"""The iterators of a loader: the only module that touches private parts of torch's ``DataLoader``.
 
 torch builds an iterator from a loader.  It is given a *view* of the loader instead, in which
 only the dataset, the index sampler, the collate function and the worker's init function are
 replaced; everything else, and every attribute that the user sees, stays the loader's own.
 
-Used: ``DataLoader._get_iterator``, ``_index_sampler``, ``_auto_collation``, ``_dataset_kind``,
-``_iterator``; ``_SingleProcessDataLoaderIter`` and of its
-base ``_next_data``, ``_next_index``, ``_reset``, ``_sampler_iter``, ``_index_sampler``,
-``_num_yielded``, ``_base_seed``, ``_pin_memory``, ``_profile_name``.
+Used: ``DataLoader._get_iterator``, ``_index_sampler``, ``_auto_collation``, ``_dataset_kind``, ``_iterator``;
+``_SingleProcessDataLoaderIter`` and of its base ``_next_data``, ``_next_index``, ``_reset``,
+``_sampler_iter``, ``_index_sampler``, ``_num_yielded``, ``_base_seed``, ``_pin_memory``, ``_profile_name``;
+``_MultiProcessingDataLoaderIter`` and its ``_get_data``, ``_process_data``, ``_shutdown_workers``,
+``_shutdown``, ``_workers``, ``_workers_status``, ``_worker_pids_set``, ``_task_info``, ``_timeout``; the
+handler of SIGCHLD that torch installs.
 """
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing.connection
+import multiprocessing.util
+import os
+import signal
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, partial
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch.utils.data import DataLoader, _utils
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
     _DatasetKind,
+    _MultiProcessingDataLoaderIter,
     _SingleProcessDataLoaderIter,
 )
 
 from fastpipe.core.clock import ranged
 from fastpipe.core.keys import sample_seed
 from fastpipe.core.pool import stopped_at_exit
-from fastpipe.torch._torch_workers import WatchedWorkers, forget_iterator, refuse_copy
-from fastpipe.torch.advice import Advice
-from fastpipe.torch.delivery import Delivery, DueError
-from fastpipe.torch.fetching import IndexBatches, KeyedCollate, KeyedIndices, set_base_seed
-from fastpipe.torch.progress import Progress
+from fastpipe.errors import WorkerError
+from fastpipe.torch.delivery import DeferredError, Delivery
+from fastpipe.torch.describe import Advice
+from fastpipe.torch.fetching import KeyedCollate, set_base_seed
+from fastpipe.torch.indices import IndexBatches, KeyedIndices
+from fastpipe.torch.order import Progress
 from fastpipe.torch.samples import collate_unfinished, collated
 from fastpipe.torch.source import Source
-from fastpipe.torch.workers import WorkerInit, lanes_for
+from fastpipe.torch.transport import UnfinishedMessageError, WorkerContext, remove_names_of
+from fastpipe.torch.workers import WorkerCollate, WorkerInit, lanes_for, named_in, worker_error
 
-__all__ = ["LoaderView", "ThreadedIterator", "forget_iterator", "is_map_style", "stock_iterator"]
+__all__ = [
+    "LoaderView", "ThreadedIterator", "WatchedWorkers", "forget_iterator", "is_map_style", "refuse_copy",
+    "stock_iterator",
+]  # fmt: skip
+
+
+_EXITED = "DataLoader worker exited unexpectedly"
+_END_S = 2.0  # for a worker whose connection has ended to be gone itself
+
+
+def forget_iterator(loader: DataLoader[Any]) -> None:
+    """Let go of persistent workers: the next epoch starts new ones."""
+    loader._iterator = None
+
+
+def refuse_copy(iterator: object) -> NoReturn:
+    """Refuse ``__getstate__`` of an iterator, with torch's type of error."""
+    raise NotImplementedError(
+        "an iterator of a FastLoader cannot be copied or pickled, as its batches are being made: copy the "
+        "loader, whose state_dict() says how far this is"
+    )
+
+
+class WatchedWorkers(_MultiProcessingDataLoaderIter):
+    """torch's iterator with workers; says more about those that die or do not answer."""
+
+    def __init__(self, view: Any) -> None:
+        self._lanes = view.worker_init_fn.lanes
+        # Should an error come before torch sets these.
+        self._workers: list[Any] = []
+        self._workers_status: list[bool] = []
+        self._num_workers, self._worker_pids_set = 0, False
+        self._has_failed = False
+        self._death: tuple[str, int | None, int | None] | None = None
+        self._pid = os.getpid()
+        self._loader = weakref.ref(view._loader)
+        view.collate_fn = WorkerCollate(view.collate_fn)
+        view.multiprocessing_context = WorkerContext(view.multiprocessing_context)
+        _running.add(self)
+        _clean_up_at_the_end()
+        try:
+            super().__init__(view)
+            _explain_deaths()
+            answers: Any = self._worker_result_queue
+            own = weakref.ref(self)
+            answers.watch_writers(partial(_is_hopeless, own), partial(_await_end, own))
+            return
+        except Exception as error:
+            found = self._explained_start(error)
+        try:
+            raise found  # out here, as in `_get_data`
+        finally:
+            del found
+
+    __getstate__ = refuse_copy
+
+    def explain(self, error: Exception) -> Exception:
+        """Return an error that says which worker has ended, where and why, or the given one if it is about
+        none."""
+        found = [] if isinstance(error, WorkerError) else named_in(error, self._workers)
+        return self._failed(str(error), found) if found else error
+
+    def _explained_start(self, error: Exception) -> Exception:
+        """Return the explanation of an error that came while workers were being started."""
+        is_starting = len(self._workers) < self._num_workers
+        if is_starting and isinstance(error, (ConnectionError, EOFError)):  # of the pipe to the next one
+            number = len(self._workers)
+            return WorkerError(
+                f"Worker {number} ended while it was being started, before it had read what it needs "
+                f"({type(error).__name__}: {error}). What it printed says why. A script whose workers are "
+                'started by spawn or forkserver needs `if __name__ == "__main__":` around what it does',
+                worker=number,
+            )
+        return self.explain(error)
+
+    def _explained_wait(self, error: Exception) -> Exception:
+        """Return the explanation of an error that came while waiting for a batch."""
+        if isinstance(error, WorkerError):
+            return error
+        if self._timeout > 0 and (late := self._late_by(error)):
+            head = f"DataLoader timed out after {self._timeout} seconds"
+            may_answer = not isinstance(error, UnfinishedMessageError)
+            return self._failed(head, late, are_stuck=True, may_answer=may_answer)
+        return self._failed(_EXITED, found) if (found := self._ended(error)) else error
+
+    def is_hopeless(self, seconds: float) -> bool:
+        """Whether the rest of a message will not come, after so many seconds without any of it."""
+        return 0 < self._timeout < seconds or bool(_ending(self._working().values(), 0))
+
+    def _working(self) -> dict[int, Any]:
+        """Return the workers that have not been asked to end, by their numbers."""
+        return {number: self._workers[number] for number, is_due in enumerate(self._workers_status) if is_due}
+
+    def _ended(self, error: Exception) -> list[int]:
+        """Return the numbers of the workers that have ended before their time."""
+        found = named_in(error, self._workers)
+        if found:
+            return found
+        if not isinstance(error, UnfinishedMessageError):
+            self.await_end()
+        return [number for number, worker in self._working().items() if not worker.is_alive()]
+
+    @property
+    def has_reading_thread(self) -> bool:
+        """Whether a thread of torch's reads what workers send, to pin it."""
+        return hasattr(self, "_pin_memory_thread")
+
+    def await_end(self) -> None:
+        """Wait shortly for the end of a worker: the end of its connection is noticed earlier."""
+        for worker in _ending(self._working().values(), _END_S):
+            worker.join(_END_S)
+
+    def _failed(
+        self, head: str, found: Sequence[int], *, are_stuck: bool = False, may_answer: bool = False
+    ) -> WorkerError:
+        failed = worker_error(head, found, self._workers, self._lanes, are_stuck=are_stuck)
+        self._has_failed = True
+        if not may_answer:
+            self._death = str(failed), failed.worker, failed.pid
+        loader = self._loader()
+        if loader is not None and loader._iterator is self:
+            forget_iterator(loader)
+        return failed
+
+    def _next_data(self) -> Any:
+        if self._death is not None:  # torch would go on without that worker's batches
+            text, worker, pid = self._death
+            raise WorkerError(text, worker=worker, pid=pid)
+        return super()._next_data()  # type: ignore[no-untyped-call]
+
+    def _get_data(self) -> Any:
+        try:
+            return super()._get_data()  # type: ignore[no-untyped-call]
+        except Exception as error:
+            found = self._explained_wait(error)
+        try:
+            raise found  # out here, so that it does not refer to torch's, and that to the script's frames
+        finally:
+            del found
+
+    def _late_by(self, error: Exception) -> list[int]:
+        """Return the numbers of the workers that are late, if an error says so; that of the due batch first.
+        (One that is stuck may hold the lock of the queue in which all answer.)"""
+        is_unfinished = isinstance(error, UnfinishedMessageError) and not self._ended(error)
+        if not is_unfinished and not (isinstance(error, RuntimeError) and "timed out" in str(error)):
+            return []
+        late = [info[0] for _, info in sorted(self._task_info.items()) if len(info) == 1]
+        return list(dict.fromkeys(late)) or [n for n, worker in enumerate(self._workers) if worker.is_alive()]
+
+    def _process_data(self, *args: Any) -> Any:
+        try:
+            return super()._process_data(*args)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            # torch's frame refers to the error, whose traceback refers to the frame, and through
+            # it to this: workers would live until the garbage collector comes, and then for five
+            # seconds more, as it takes their queues away first.
+            _clear_innermost_frame(error)
+            raise
+
+    def _shutdown_workers(self) -> None:
+        # The last things are freed when modules are gone, as torch sees it here: all has been done by then.
+        if _utils is None or _utils.python_exit_status is not False:
+            return
+        if not self._workers or os.getpid() != self._pid:  # a forked child's copy, whose parent goes on
+            return
+        if self._has_failed:  # one that is stuck does not answer a polite request
+            self._kill_workers()
+            answers: Any = self._worker_result_queue
+            answers.release_of_killed()
+        super()._shutdown_workers()
+        self._kill_workers()
+        self.remove_what_killed_workers_left()
+
+    def _kill_workers(self) -> None:
+        alive = [worker for worker in self._workers if worker.is_alive()]
+        if alive and self._worker_pids_set:  # else torch raises an error about their end
+            _utils.signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
+            self._worker_pids_set = False
+        for worker in alive:
+            worker.kill()
+        for worker in alive:
+            worker.join(_utils.MP_STATUS_CHECK_INTERVAL)
+
+    def remove_what_killed_workers_left(self) -> None:
+        """Remove their names in ``/dev/shm``; workers that ended otherwise have none."""
+        if os.getpid() == self._pid:
+            remove_names_of([worker.pid for worker in self._workers if worker.exitcode is not None])
+
+    def let_workers_end(self) -> None:
+        """At the end of the interpreter, where ``multiprocessing`` would wait for them without a limit."""
+        if self._has_failed:
+            self._shutdown_workers()
+        elif os.getpid() == self._pid:
+            for worker in self._workers:
+                if worker.is_alive():
+                    os.kill(worker.pid, signal.SIGCONT)  # should somebody have stopped it
+
+
+def _ending(workers: Iterable[Any], seconds: float) -> list[Any]:
+    """Wait at most so long for the end of a worker; return those that are ending."""
+    by_sentinel = {worker.sentinel: worker for worker in workers}
+    return [by_sentinel[one] for one in multiprocessing.connection.wait(by_sentinel, seconds)]
+
+
+def _is_hopeless(reference: weakref.ref[WatchedWorkers], seconds: float) -> bool:
+    iterator = reference()
+    return iterator is None or iterator.is_hopeless(seconds)
+
+
+def _await_end(reference: weakref.ref[WatchedWorkers]) -> None:
+    iterator = reference()
+    # Elsewhere torch's thread reads, and must not ask for what the main one may be asking just then.
+    if iterator is not None and not iterator.has_reading_thread:
+        iterator.await_end()
+
+
+def _clear_innermost_frame(error: BaseException) -> None:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is not None and trace.tb_frame.f_code.co_name == "reraise":  # and none of the script's
+        trace.tb_frame.clear()
+
+
+_running: weakref.WeakSet[WatchedWorkers] = weakref.WeakSet()
+_explains_deaths = False
+
+
+@atexit.register
+def _let_workers_end() -> None:
+    for iterator in list(_running):
+        iterator.let_workers_end()
+
+
+_cleans_up_in = -1  # the process, as a forked child does nothing at its end of what its parent is to do
+
+
+def _clean_up_at_the_end() -> None:
+    """Remove what workers leave after ``multiprocessing`` has killed the last ones."""
+    global _cleans_up_in
+    if _cleans_up_in != os.getpid():
+        _cleans_up_in = os.getpid()
+        multiprocessing.util.Finalize(None, _remove_what_killed_workers_left, exitpriority=-100)
+
+
+def _remove_what_killed_workers_left() -> None:
+    for iterator in list(_running):
+        iterator.remove_what_killed_workers_left()
+
+
+def _explain_deaths() -> None:
+    """Explain the error that torch raises in a signal handler, wherever the script is."""
+    global _explains_deaths
+    if _explains_deaths or not hasattr(signal, "SIGCHLD"):
+        return
+    if threading.current_thread() is not threading.main_thread():
+        return
+    torchs = signal.getsignal(signal.SIGCHLD)
+    if not callable(torchs):
+        return
+    _explains_deaths = True
+
+    def handler(number: int, frame: Any) -> None:
+        try:
+            torchs(number, frame)
+            return
+        except RuntimeError as error:
+            found: Exception = error
+        iterator = None
+        for iterator in list(_running):
+            found = iterator.explain(found)
+        try:
+            raise found
+        finally:
+            del found, iterator  # which the traceback would keep, and the traceback the script's loader
+
+    signal.signal(signal.SIGCHLD, handler)
+
 
 _ERROR = object()  # among batches: one that could not be begun
 
 
 class _View:
-    """A loader as its iterator sees it: itself, but for the attributes that are set here.
-
-    Args:
-        loader: the user's loader.
-        worker_init_fn: runs first in each worker.
-    """
+    """A loader as its iterator sees it: itself, but for the attributes that are set here."""
 
     def __init__(self, loader: DataLoader[Any], worker_init_fn: WorkerInit) -> None:
         self._loader, self.worker_init_fn = loader, worker_init_fn
@@ -62,17 +344,7 @@ class _View:
 
 
 class LoaderView(_View):
-    """A loader of a map-style dataset as its iterator sees it.
-
-    Args:
-        loader: the user's loader.
-        dataset: what torch asks for batches.
-        batches: what it asks for indices.
-        seed: seed of the keys, or None for the loader's base seed.
-        worker_init_fn: runs first in each worker.
-        delivery: what is done to a batch on its way to the user; None for nothing.
-        advice: watches how long batches are waited for.
-    """
+    """A loader of a map-style dataset as its iterator sees it."""
 
     def __init__(
         self,
@@ -153,7 +425,7 @@ class _Counting(_BaseDataLoaderIter):
 
     @property
     def _base_seed(self) -> int:
-        """torch's seed of workers, or the one that an epoch to be resumed had."""
+        """torch's seed of workers, or that of an epoch to be resumed."""
         seed = self._index_sampler.base_seed
         assert seed is not None
         return int(seed)
@@ -265,7 +537,6 @@ class _WorkerIterator(_Counting, WatchedWorkers):
         return super()._delivered()
 
     def is_ready(self) -> bool:
-        """Whether the next batch is there already."""
         info = self._task_info.get(self._rcvd_idx, ())
         return len(info) == 2 or (self._num_workers == 1 and not self._data_queue.empty())
 
@@ -282,15 +553,11 @@ class ThreadedIterator(_Counting):
     script's can watch is taken as the threads need it.
 
     Args:
-        view: the loader's view.
-        source: makes the batches.
         depth: batches begun ahead of the one that is due.
-        spare: gives the bytes of batches that may be begun beyond that, rather than that threads have
-            nothing to do while one slow sample holds up the batch that is due; asked once.
+        spare: gives the bytes of batches that may be begun beyond that while one slow sample holds up the
+            batch that is due; asked once.
         refill: batch size to fill up to when samples were left out, or None.
-        early: requests to the sampler beyond the batches asked for.
-        stands_for_workers: whether the first are made at once, as by worker processes, and not with the
-            first batch.
+        stands_for_workers: the first batches are made at once, as by worker processes.
     """
 
     def __init__(
@@ -314,18 +581,18 @@ class ThreadedIterator(_Counting):
         self._nothing: Exception | None = None  # why a batch had no sample
         # Indices that the sampler gave and that are not begun; apart from `_pending`, which the finalizer
         # keeps: the tracebacks of errors refer to this object.
-        self._indices: deque[KeyedIndices | DueError] = deque()
+        self._indices: deque[KeyedIndices | DeferredError] = deque()
         self._requests = 0
         self._exhausted = False
-        self._errors: deque[DueError] = deque()
-        self._close = weakref.finalize(self, _cancel_all, source, self._pending)
+        self._errors: deque[DeferredError] = deque()
+        self._close = weakref.finalize(self, _cancel_all, self._pending)
         self._close.atexit = False
         if stands_for_workers:
             self._ask_sampler()
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
-        _cancel_all(self._source, self._pending)  # of the epoch that is not wanted any more
+        _cancel_all(self._pending)  # of the epoch that is not wanted any more
         self._errors.clear()
         self._indices.clear()
         self._left, self._taken, self._nothing = [], 0, None
@@ -338,7 +605,7 @@ class ThreadedIterator(_Counting):
         return super()._delivered()
 
     def _ask_sampler(self) -> None:
-        """Ask the sampler for as many index batches as a ``DataLoader`` would have asked for by now."""
+        """Ask the sampler for as many index batches as a ``DataLoader`` would have by now."""
         epoch, due = self._sampler_iter, self._early + self._asked_for
         if epoch.is_free:
             if not self._requests:
@@ -355,7 +622,7 @@ class ThreadedIterator(_Counting):
         except StopIteration:
             self._exhausted = True
         except Exception as error:
-            self._indices.append(DueError(error))
+            self._indices.append(DeferredError(error))
 
     def _next_data(self) -> Any:
         # A list, or what can take the place of one.
@@ -382,27 +649,27 @@ class ThreadedIterator(_Counting):
         if batch is _ERROR:
             raise self._errors.popleft().take()
         assert self._asked is not None
-        if self._state != self._source.made_by() or not self._source.is_current(batch):
-            self._source.cancel(batch)  # changed since: as if it were made now
+        if self._state != self._source.made_by() or not batch.is_current():
+            batch.cancel()  # changed since: as if it were made now
             _, batch, self._state = self._begun(self._asked)
         start = perf_counter_ns()
         try:
             self._keep_threads_busy(batch)
             with self._on_stream():
-                samples = self._source.finish(batch)
+                samples: Sequence[Any] = batch.finish()
         finally:
             self._source.waited(perf_counter_ns() - start)
         if self._refill is not None:
-            self._taken, self._left_numbers = self._taken + 1, list(self._source.kept(batch))
+            self._taken, self._left_numbers = self._taken + 1, list(batch.kept)
         if not samples:
-            error = self._source.why_empty(batch)
+            error = batch.why_empty()
             if error is not None and self._refill is None:
                 raise error
             self._nothing = error
         return samples
 
     def _next_filled(self, size: int) -> Sequence[Any]:
-        """A full batch, with samples of the batches that follow in the place of bad ones."""
+        """Return a full batch, with samples of later batches instead of bad ones."""
         samples, self._left = self._left, []
         while len(samples) < size:
             try:
@@ -424,13 +691,12 @@ class ThreadedIterator(_Counting):
         return samples[:size] if self._left else samples
 
     def _say_how_far(self) -> None:
-        """Where a batch ends that is not simply the next index batch."""
+        """Note where a batch ends that is not simply the next index batch."""
         left = len(self._left)
         taken = self._taken - 1 if left else self._taken
         self.how_far = taken, self._left_numbers[-left] if left else 0
 
     def is_ready(self) -> bool:
-        """Return whether the next batch is there already, and may be taken before the script asks for it."""
         if not self._pending or self._refill is not None or self._runs_user_code():
             return False
         batch = self._pending[0].batch
@@ -448,18 +714,19 @@ class ThreadedIterator(_Counting):
             pass
 
     def _begin_batch(self) -> bool:
-        """Begin the next batch, if the sampler may be asked for it or has given it; whether it was begun."""
+        """Begin the next batch, if the sampler may be asked for it or has given it; return whether it was
+        begun."""
         if not self._indices and not self._exhausted and (self._sampler_iter.is_free or not self._pending):
             self._request()
         if not self._indices:
             return False
         asked = self._indices.popleft()
         try:
-            if isinstance(asked, DueError):
+            if isinstance(asked, DeferredError):
                 raise asked.take()
             self._pending.append(self._begun(asked))
         except Exception as error:
-            self._errors.append(DueError(error))
+            self._errors.append(DeferredError(error))
             self._pending.append(_Begun(None, _ERROR, None))
         return True
 
@@ -470,16 +737,14 @@ class ThreadedIterator(_Counting):
             return _Begun(asked, self._source.start(asked.indices, asked.key(self._base_seed)), state)
 
     def took_back(self) -> bool:
-        """Take back the batch that was given last, if what it was made by has changed since."""
         if self._asked is None or self._state == self._source.made_by():
             return False
         self._pending.appendleft(self._begun(self._asked))
         return True
 
     def _keep_threads_busy(self, due: Any) -> None:
-        """Begin further batches while a slow sample of the batch that is due is made by one thread and
-        the others have nothing left to begin."""
-        nbytes = self._source.nbytes(due)
+        """Begin further batches while one slow sample of the due batch leaves the other threads idle."""
+        nbytes = due.nbytes
         while nbytes and self._pending:
             last = self._pending[-1].batch
             if (len(self._pending) - self._depth) * nbytes >= self._spare() or last is _ERROR:
@@ -489,21 +754,15 @@ class ThreadedIterator(_Counting):
 
 
 class _Begun(NamedTuple):
-    """A batch that was begun.
-
-    Attributes:
-        asked: its indices; None where there was an error.
-        batch: what the source makes of them, or `_ERROR`.
-        state: the state of the transform that it is made by.
-    """
+    """A batch that was begun: its indices (None after an error), the batch or `_ERROR`, and what made it."""
 
     asked: KeyedIndices | None
     batch: Any
     state: object
 
 
-def _cancel_all(source: Source, pending: deque[_Begun]) -> None:
+def _cancel_all(pending: deque[_Begun]) -> None:
     while pending:
         batch = pending.popleft().batch
         if batch is not _ERROR:
-            source.cancel(batch)
+            batch.cancel()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -13,18 +14,103 @@ import numpy.typing as npt
 from fastpipe.core.types import Key
 from fastpipe.options import BadSamples, Cache, Stage
 from fastpipe.sampling import Sampling
-from fastpipe.torch.ahead import Lookout
-from fastpipe.torch.patches.code import JointCode
-from fastpipe.torch.patches.lookout import PatchLookout
-from fastpipe.torch.patches.stock import SlicedDataset
-from fastpipe.torch.rows.dataset import RowsDataset
-from fastpipe.torch.rows.samples import Value
+from fastpipe.torch.array_dataset import RowsDataset, StockSamples, UserCode
+from fastpipe.torch.indices import Prefetcher, UpcomingIndices
+from fastpipe.torch.randomness import take_key
+from fastpipe.torch.samples import Value
+from fastpipe.torch.source import integers, located
 from fastpipe.torch.threads import process_of
 from fastpipe.volumes.memory import received, sendable
-from fastpipe.volumes.places import KeyedIndex
+from fastpipe.volumes.patch_chunks import PatchChunks
+from fastpipe.volumes.places import KeyedIndex, Places
 from fastpipe.volumes.samples import PatchSamples
+from fastpipe.volumes.units import Foreseen
 
 __all__ = ["FastPatchDataset"]
+
+
+Int64Array = npt.NDArray[np.int64]
+
+
+class PatchPrefetcher:
+    """Has chunks of remote volumes fetched before they are asked for; in other processes only staged."""
+
+    def __init__(self, dataset: Any, base: FastPatchDataset, chunks: PatchChunks, is_here: bool) -> None:
+        self._dataset, self._base, self._chunks, self._is_here = dataset, base, chunks, is_here
+        self._upcoming: UpcomingIndices | None = None
+
+    def begin_epoch(self, upcoming: UpcomingIndices) -> None:
+        self._upcoming = upcoming
+        self._chunks.expect_nothing()
+        for store in self._chunks.stores:
+            order = _order(weakref.ref(self), store.location.store, upcoming)
+            store.reader().follow(order, None, is_here=self._is_here)
+
+    def requested(self, indices: Sequence[int]) -> None:
+        if self._is_here or self._upcoming is None:
+            return  # a batch says so itself
+        places = self._at(integers(indices), self._upcoming, 0)
+        if places is not None:
+            self._chunks.need(places, self._base._remembered.slots())
+
+    def rows(
+        self, store: str, indices: Int64Array, upcoming: UpcomingIndices, later: int, foreseen: Foreseen
+    ) -> Any:
+        """Return the objects of a store that a batch will need, int64 (N,); None if unknown."""
+        places = self._at(indices, upcoming, later)
+        if places is None:
+            return None
+        found = next(one for one in self._chunks.stores if one.location.store == store)
+        rows = self._chunks.foreseen(found, places, foreseen)
+        if self._is_here:
+            self._chunks.expect(found, places, rows)
+        return rows
+
+    def look(self) -> Foreseen:
+        """Begin a look at what will be remembered."""
+        return self._base._remembered.foreseen(self._base._remembered.slots())
+
+    def _at(self, indices: Int64Array, upcoming: UpcomingIndices, later: int) -> Places | None:
+        """Return where those of the patches are that belong to this dataset; None if unknown."""
+        drawn_by = upcoming.drawn_by(later) if self._base._places.is_random else (0, 0)
+        if drawn_by is None:
+            return None
+        for end, _, local in located(self._dataset, indices):
+            if end is self._base:
+                found: Places = self._base._places.places(
+                    *drawn_by, np.where(local < 0, local + len(end), local)
+                )
+                return found
+        return self._base._places.places(*drawn_by, np.zeros(0, np.int64))
+
+
+def _order(
+    prefetcher: weakref.ref[PatchPrefetcher], store: str, upcoming: UpcomingIndices
+) -> Iterator[Int64Array]:
+    """Yield the objects of a store that will be needed, without keeping the dataset alive."""
+    seer = prefetcher()
+    foreseen = None if seer is None else seer.look()
+    del seer
+    for later, indices in upcoming.parts():
+        seer = prefetcher()
+        if seer is None or foreseen is None:
+            return
+        rows = seer.rows(store, indices, upcoming, later, foreseen)
+        del seer
+        if rows is None:
+            return
+        yield rows
+
+
+class _SlicedSamples(StockSamples):
+    def _values(self, index: int) -> list[Any]:
+        seed, epoch = 0, 0
+        if self._rows.is_random:
+            key, _ = take_key(1)
+            seed, epoch = key.seed, key.epoch
+        found: list[Any] = self._rows.values(index, seed, epoch)
+        return found
+
 
 _GIVEN = ("volume", "labels", "mask")  # paths, or arrays
 
@@ -138,29 +224,19 @@ class FastPatchDataset(PatchSamples, RowsDataset):
 
     def __repr__(self) -> str:
         lines = [f"Number of samples: {len(self):,} ({self.sampling!r})", *self.plan.lines]
-        if self._padding.pads:
-            lines.append(f"Padding: {self.padding!r}")
-        if any(self.margin):
-            lines.append(f"Margin: {self.margin}")
-        if self.nan != "keep":
-            lines.append(f"NaN: {self.nan!r}")
-        if self.transform is not None:
-            lines.append(f"Transform: {self.transform!r}")
-        if self.bad_samples != BadSamples():
-            lines.append(f"Bad samples: {self.bad_samples!r}")
-        if self.seed is not None:
-            lines.append(f"Seed: {self.seed}")
-        return "\n    ".join([f"{type(self).__name__}", *lines])
+        return self._shown(
+            lines, Padding=self.padding if self._padding.pads else None,
+            Margin=self.margin if any(self.margin) else None, NaN=None if self.nan == "keep" else self.nan,
+            Transform=self.transform,
+        )  # fmt: skip
 
     # ---- orders -------------------------------------------------------------------------------
 
-    def _lookout(self, dataset: Any, *, is_here: bool) -> Lookout | None:
+    def _prefetcher(self, dataset: Any, *, is_here: bool) -> Prefetcher | None:
         chunks, remote = self._chunks, self._remote
         if chunks is None or remote is None or not (is_here or remote.is_shared):
             return None
-        return PatchLookout(
-            dataset, self, self._places, chunks, self._remembered.foreseen, self._remembered.slots, is_here
-        )
+        return PatchPrefetcher(dataset, self, chunks, is_here)
 
     def _expect_order(self, key: Key, order: Callable[[int], npt.NDArray[np.int64]]) -> None:
         self._expect_epoch(key.seed, key.epoch, lambda: order(key.epoch))
@@ -179,9 +255,8 @@ class FastPatchDataset(PatchSamples, RowsDataset):
     def _wants_key(self) -> bool:
         return self._places.is_random or self.transform is not None
 
-    def _code(self) -> JointCode:
-        return JointCode(self._form, self.transform, self.thread_safe)
+    def _code(self) -> UserCode:
+        return UserCode(self._form, self.transform, self.thread_safe, joint=True)
 
-    def _stock(self) -> SlicedDataset:
-        """The same samples without fastpipe."""
-        return SlicedDataset(self._sliced(), self._code())
+    def _stock(self) -> StockSamples:
+        return _SlicedSamples(self._sliced(), self._code())

@@ -26,8 +26,8 @@ from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 
 from fastpipe import FastImageFolder, FastLoader, Shard
-from fastpipe.torch.ahead import Ahead, PeekedIndices
 from fastpipe.torch.folder_source import FolderSource
+from fastpipe.torch.indices import PeekedIndices, UpcomingIndices
 
 pytestmark = pytest.mark.usefixtures("same_generators")
 
@@ -40,21 +40,21 @@ class _Spy:
     def __init__(self) -> None:
         self.ahead: list[list[int]] = []
         self.asked_for: list[list[int]] = []
-        self.epochs: list[Ahead] = []
+        self.epochs: list[UpcomingIndices] = []
 
-    def follow(self, ahead: Ahead) -> None:
+    def begin_epoch(self, ahead: UpcomingIndices) -> None:
         self.epochs.append(ahead)
         self.ahead.append([index for part in ahead.indices() for index in part.tolist()])
         self.asked_for.append([])
 
-    def asked(self, indices: Sequence[int]) -> None:
+    def requested(self, indices: Sequence[int]) -> None:
         self.asked_for[-1] += list(indices)
 
 
 @pytest.fixture
 def spy(monkeypatch: pytest.MonkeyPatch) -> _Spy:
     made = _Spy()
-    monkeypatch.setattr(FolderSource, "lookout", lambda self, *, is_here: made)
+    monkeypatch.setattr(FolderSource, "prefetcher", lambda self, *, is_here: made)
     return made
 
 
@@ -114,7 +114,7 @@ def test_the_rest_of_an_epoch_is_known_and_its_order_is_torchs(
 
     theirs, unseen = run(DataLoader, ImageFolder(dataset.root, SMALL)), run(FastLoader, dataset)
     spy = _Spy()
-    monkeypatch.setattr(FolderSource, "lookout", lambda self, *, is_here: spy)
+    monkeypatch.setattr(FolderSource, "prefetcher", lambda self, *, is_here: spy)
     ours, state = run(FastLoader, dataset)
     assert ours == unseen[0] == theirs[0]
     assert torch.equal(state, unseen[1])
@@ -201,7 +201,7 @@ def test_behind_a_subset_indices_are_the_subsets(photo_tree: Path, spy: _Spy) ->
 @given(st.integers(0, 20), st.lists(st.integers(0, 2), max_size=60))
 def test_who_takes_and_who_looks_see_the_same(count: int, steps: list[int]) -> None:
     peeked = PeekedIndices(iter([[number] for number in range(count)]))
-    lookers = [peeked.ahead(), peeked.ahead()]
+    lookers = [peeked.upcoming(), peeked.upcoming()]
     taken, last = 0, [-1, -1]
     for step in steps:
         if step == 2:
@@ -222,7 +222,7 @@ def test_a_samplers_error_comes_where_it_is_due() -> None:
         raise KeyError("sampler")
 
     peeked = PeekedIndices(failing())
-    assert [part.tolist() for part in peeked.ahead()] == [[0]]
+    assert [part.tolist() for part in peeked.upcoming()] == [[0]]
     assert next(peeked) == [0]
     with pytest.raises(KeyError, match="sampler"):
         next(peeked)

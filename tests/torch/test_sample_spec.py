@@ -16,7 +16,7 @@ from torchvision.transforms import v2
 
 from fastpipe import FastImageFolder, FastLoader
 from fastpipe.bench.synthetic import photo_tree
-from fastpipe.torch.likeness import Like, Likeness, fits
+from fastpipe.torch.batches import SampleSpec, SpecGuess, matches_spec
 
 PLAIN = torch.zeros(3, 4, 5)
 
@@ -51,11 +51,11 @@ def test_batches_equal_those_made_sample_by_sample(tree: Path, chain: str) -> No
 
     quick = FastImageFolder(str(tree), CHAINS[chain](), seed=4, threads=2)
     batches = epoch(quick)
-    assert quick._running().likeness.of(quick.plan) is not None
+    assert quick._running().spec.of(quick.plan) is not None
     slow = FastImageFolder(str(tree), CHAINS[chain](), seed=4, threads=2)
-    slow._running().likeness.learn = lambda plan, values: None  # type: ignore[method-assign]
+    slow._running().spec.learn = lambda plan, values: None  # type: ignore[method-assign]
     expected = epoch(slow)
-    assert slow._running().likeness.of(slow.plan) is None
+    assert slow._running().spec.of(slow.plan) is None
     assert len(batches) == len(expected) == 5
     for made, wanted in zip(batches, expected, strict=True):
         assert (made.dtype, made.shape, made.stride()) == (wanted.dtype, wanted.shape, wanted.stride())
@@ -102,7 +102,7 @@ def test_a_sample_that_differs_ends_it_and_is_collated_as_ever(tree: Path) -> No
     shapes += [tuple(next(batches)[0].shape) for _ in range(2)]
     shapes += [tuple(images.shape) for images, _ in batches]
     assert shapes == [(4, 3, 8, 8)] * 2 + [(4, 3, 9, 8)] * 4
-    assert dataset._running().likeness.of(dataset.plan) is None
+    assert dataset._running().spec.of(dataset.plan) is None
 
 
 def test_a_batch_of_two_shapes_fails_as_in_a_stock_loader(tree: Path) -> None:
@@ -137,12 +137,12 @@ def test_what_the_user_keeps_is_never_overwritten(tree: Path) -> None:
 # ---- what counts as alike -----------------------------------------------------------------------
 
 
-def _like(value: torch.Tensor) -> Like:
-    return Like(type(value), tuple(value.shape), value.dtype)
+def _like(value: torch.Tensor) -> SampleSpec:
+    return SampleSpec(type(value), tuple(value.shape), value.dtype)
 
 
 def test_strides_do_not_matter() -> None:
-    assert fits(torch.zeros(5, 4, 3).permute(2, 1, 0), _like(PLAIN))
+    assert matches_spec(torch.zeros(5, 4, 3).permute(2, 1, 0), _like(PLAIN))
 
 
 class _Subclass(torch.Tensor):
@@ -166,8 +166,8 @@ class _Subclass(torch.Tensor):
     ids=lambda value: type(value).__name__,
 )
 def test_what_is_not_alike(other: Any) -> None:
-    assert not fits(other, _like(PLAIN))
-    likeness, plan = Likeness(), object()
+    assert not matches_spec(other, _like(PLAIN))
+    likeness, plan = SpecGuess(), object()
     likeness.learn(plan, [PLAIN, PLAIN])
     assert likeness.of(plan) == _like(PLAIN)
     assert likeness.of(object()) is None
@@ -182,7 +182,7 @@ def test_what_is_not_alike(other: Any) -> None:
 
 def test_lazily_conjugated_and_negated_values_are_left_as_they_are() -> None:
     conjugated = torch.zeros(3, dtype=torch.complex64).conj()
-    assert not fits(conjugated, _like(conjugated))
+    assert not matches_spec(conjugated, _like(conjugated))
     negated = torch.zeros(3, dtype=torch.complex64).conj().imag
     assert negated.is_neg()
-    assert not fits(negated, _like(negated))
+    assert not matches_spec(negated, _like(negated))

@@ -12,11 +12,10 @@ import numpy.typing as npt
 
 from fastpipe.errors import OptionError
 from fastpipe.hdf5.samples import HDF5Samples
+from fastpipe.hdf5.stock import H5pyRows
 from fastpipe.options import BadSamples, Cache, Stage
-from fastpipe.torch.hdf5.stock import H5pyDataset
-from fastpipe.torch.rows.batch import UserCode
-from fastpipe.torch.rows.dataset import RowsDataset
-from fastpipe.torch.rows.samples import Value
+from fastpipe.torch.array_dataset import RowsDataset, StockSamples, UserCode
+from fastpipe.torch.samples import Value
 from fastpipe.torch.threads import process_of
 
 __all__ = ["FastHDF5Dataset"]
@@ -114,17 +113,8 @@ class FastHDF5Dataset(HDF5Samples, RowsDataset):
         paths = [file.shown for file in self._files.files]
         where = repr(paths[0]) if len(paths) == 1 else f"{len(paths)} files from {paths[0]!r}"
         lines = [f"Number of samples: {len(self):,}", f"File: {where}", *self.plan.lines]
-        if self.stage is not None:
-            lines.append(f"Staged: {self.stage!r}")
-        if self.transform is not None:
-            lines.append(f"Transform: {self.transform!r}")
-        if self.target_transform is not None:
-            lines.append(f"Target transform: {self.target_transform!r}")
-        if self.bad_samples != BadSamples():
-            lines.append(f"Bad samples: {self.bad_samples!r}")
-        if self.seed is not None:
-            lines.append(f"Seed: {self.seed}")
-        return "\n    ".join([f"{type(self).__name__}", *lines])
+        options = {"Target transform": self.target_transform}
+        return self._shown(lines, Staged=self.stage, Transform=self.transform, **options)
 
     # ---- how a batch is made ------------------------------------------------------------------
 
@@ -133,11 +123,9 @@ class FastHDF5Dataset(HDF5Samples, RowsDataset):
         return self.transform is not None
 
     def _code(self) -> UserCode:
-        """What the script does to samples; follows a change of ``transform``."""
-        return UserCode(self._form, self.transform, self.target_transform, self.thread_safe)
+        return UserCode(self._form, self.transform, self.thread_safe, target_transform=self.target_transform)
 
     def _places_in_files(self) -> npt.NDArray[np.int64] | None:
-        """The place of each sample along the first of several dimensions, else its file among several."""
         counts = [file.count for file in self._files.files]
         if self.sample_dims == 1:
             return np.repeat(np.arange(len(counts)), counts) if len(counts) > 1 else None
@@ -145,6 +133,5 @@ class FastHDF5Dataset(HDF5Samples, RowsDataset):
         sizes = [count // max(1, cell) for count, cell in zip(counts, cells, strict=True)]
         return np.repeat(np.arange(sum(cells)), np.repeat(sizes, cells))
 
-    def _stock(self) -> H5pyDataset:
-        """The same samples without fastpipe."""
-        return H5pyDataset(self._files, self._form, self._code())
+    def _stock(self) -> StockSamples:
+        return StockSamples(H5pyRows(self._files, self._form), self._code())

@@ -18,11 +18,12 @@ from fastpipe.core.files import remove_tree
 from fastpipe.core.text import printable
 from fastpipe.errors import OptionError, VolumeError
 from fastpipe.hdf5.growing import LOCK, GrowingFolder, folder_of, opened_folder, remove_folder
-from fastpipe.torch.patches.dataset import FastPatchDataset
+from fastpipe.torch.patch_dataset import FastPatchDataset
 from fastpipe.volumes.blending import Blender, gaussian_weights
 from fastpipe.volumes.tensorstore import opened_by_tensorstore
 
 __all__ = ["stitch"]
+
 
 _PART, _LEAST_PART = 128, 16  # the most along a dimension that is finished at once, and the least of it
 
@@ -91,7 +92,7 @@ def stitch(
 def _checked(
     dataset: FastPatchDataset, out: Any
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Sequence[Any]]:
-    """The volume of each patch, where it begins there, and the targets."""
+    """Return the volume of each patch, where it begins there, and the targets."""
     if not isinstance(dataset, FastPatchDataset):
         raise OptionError(
             f"stitch needs the FastPatchDataset itself, got {type(dataset).__name__}; for some of its "
@@ -149,7 +150,7 @@ def _stitch_one(
 
 
 def _part_of(shape: Sequence[int], channels: int, max_bytes: int) -> list[int]:
-    """The shape of what is finished at once: several go into memory, if they can."""
+    """Return the shape of what is finished at once: several fit into memory, if they can."""
     side = _PART
     while side > _LEAST_PART and 16 * (channels + 1) * side ** len(shape) > max_bytes:
         side //= 2
@@ -170,7 +171,6 @@ class _Rows:
         return math.prod(self._rows[-1].shape[: self._rows[-1].ndim - self._dims])
 
     def next(self) -> npt.NDArray[np.float32]:
-        """The next one."""
         self._fetch()
         self._taken += 1
         return self._rows.pop()
@@ -201,7 +201,6 @@ class _Rows:
             self._rows = list(array[::-1])
 
     def check_over(self) -> None:
-        """Raise an error if there are more."""
         if self._rows or next(self._batches, None) is not None:
             raise OptionError(f"there were predictions for more than the {self._count:,} patches")
 
@@ -248,7 +247,6 @@ class _Array:
         self._array[...] = 0
 
     def write(self, start: Sequence[int], part: npt.NDArray[Any]) -> None:
-        """Write a part."""
         lead, sizes = part.shape[: part.ndim - len(start)], part.shape[part.ndim - len(start) :]
         wanted = self._array.shape[: self._array.ndim - len(start)]
         if lead != wanted:
@@ -330,7 +328,6 @@ class _File:
         return opened_by_tensorstore(spec, create=True, delete_existing=True)
 
     def finish(self) -> None:
-        """Give it its name."""
         if self._store is None:  # there were no patches
             self._store = self._made((), np.dtype(np.float32))
         if self._path.endswith(".npy"):
@@ -343,7 +340,6 @@ class _File:
         remove_folder(self._out, (LOCK,))
 
     def give_up(self) -> None:
-        """Leave nothing behind."""
         self._store = None
         if self._begun:
             remove_folder(self._out, (self._name, LOCK))

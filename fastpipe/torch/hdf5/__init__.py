@@ -1,1 +1,0 @@
-"""``FastHDF5Dataset``: rows of HDF5 datasets as samples, a batch at a time."""

@@ -1,1 +1,0 @@
-"""``FastPatchDataset``: patches of volumes as samples, a batch at a time."""

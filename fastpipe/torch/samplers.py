@@ -1,0 +1,462 @@
+"""Samplers: an epoch's order as a function of seed and epoch, by groups of samples, and by ranks."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import operator
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, Sampler, SequentialSampler
+
+from fastpipe.core.order import (
+    Arrangement,
+    GroupedSamples,
+    Groups,
+    RankBatch,
+    ShardedBatches,
+    Tour,
+    TouredSamples,
+    default_window,
+    order_of,
+)
+from fastpipe.errors import OptionError
+from fastpipe.options import Shard, Shuffle
+from fastpipe.torch.source import Source, ends_of, is_fast_folder, is_rows, numbers_of
+
+if TYPE_CHECKING:
+    from fastpipe.torch.order import EpochOrder
+
+__all__ = [
+    "DatasetBatches", "EffectiveSeed", "EpochBatches", "GroupSampler", "OrderRef", "RankCheck",
+    "ShardSampler", "ShuffleSampler", "arrangement_for", "arrangement_of", "draw_seed", "shard_sampler",
+    "tensor_of", "text_of",
+]  # fmt: skip
+
+
+class EpochBatches:
+    """Index batches as a function of the epoch alone; as a ``batch_sampler`` it counts epochs itself."""
+
+    def __init__(
+        self, count: int, batch_size: int, drop_last: bool, seed: int | None, shard: Shard,
+        arrangement: Arrangement | None = None,
+    ) -> None:  # fmt: skip
+        self.count, self.batch_size, self.drop_last = count, batch_size, drop_last
+        self.seed, self.shard, self.arrangement = seed, shard, arrangement
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the next epoch."""
+        self.epoch = epoch
+
+    def steps(self, start: int = 0) -> ShardedBatches:
+        """Return where the batches are, from a position on."""
+        return ShardedBatches(self.count, self.batch_size, self.shard, drop_last=self.drop_last, start=start)
+
+    def indices(self, epoch: int, start: int = 0) -> Iterator[tuple[list[int], RankBatch]]:
+        """Yield each batch's indices, and where they are in the epoch's order."""
+        order: Any = order_of(self.count, self.seed, epoch, self.arrangement)
+        for batch in self.steps(start):
+            positions = batch.positions
+            if batch.end <= self.count:
+                indices = order[positions.start : positions.stop : positions.step]
+            else:  # filled up from the epoch's start
+                indices = np.array([order[position % self.count] for position in positions])
+            # Python's integers, as samplers give them, and never all of an epoch's at once.
+            yield indices.tolist() if isinstance(indices, np.ndarray) else list(indices), batch
+
+    def order(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Return an epoch's indices on all ranks, int64 (N,)."""
+        return np.asarray(order_of(self.count, self.seed, epoch, self.arrangement), np.int64)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        # An epoch begins with its first batch: a stock loader with workers takes two iterators for one.
+        epoch, self.epoch = self.epoch, self.epoch + 1
+        for indices, _ in self.indices(epoch):
+            yield indices
+
+    def __len__(self) -> int:
+        return len(self.steps())
+
+
+class ShardSampler(DistributedSampler[int]):
+    """The ``sampler`` that a loader with ``shard=`` shows: a ``DistributedSampler``, so that a trainer knows
+    that the loader is sharded already, and sets its epoch."""
+
+    def __init__(
+        self, dataset: Any, shard: Shard, shuffle: bool, arrangement: Arrangement | None = None
+    ) -> None:
+        super().__init__(dataset, num_replicas=shard.world, rank=shard.rank, shuffle=shuffle)
+        self.arrangement = arrangement
+        self.order = OrderRef(None)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the loader's next epoch."""
+        super().set_epoch(epoch)
+        self.order.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        order = self.order.get()
+        epoch = self.epoch if order is None else order.next_epoch
+        return (index for indices, _ in self._batches().indices(epoch) for index in indices)
+
+    def __len__(self) -> int:
+        return sum(batch.size for batch in self._batches().steps())
+
+    @property
+    def num_valid_samples(self) -> int:
+        """Samples of this rank that do not only fill up the last step; timm asks."""
+        batches = self._batches()
+        return sum(position < batches.count for batch in batches.steps() for position in batch.positions)
+
+    def _batches(self) -> EpochBatches:
+        order = self.order.get()
+        assert order is not None, "a loader sets it, and lives"
+        batches = order.ours()
+        assert batches is not None
+        return batches
+
+
+class ShuffleSampler(RandomSampler):
+    """The ``sampler`` that a loader with ``shuffle=True`` and a seed shows.
+
+    The loader does not iterate over it.  Others do, such as Accelerate to skip the first batches: they get
+    the order of the loader's next epoch, which then counts as begun.
+    """
+
+    def __init__(
+        self, data_source: Any, generator: torch.Generator | None, seed: Callable[[], int | None]
+    ) -> None:
+        super().__init__(data_source, generator=generator)
+        self._seed = seed
+        self.epoch = 0
+        self.order = OrderRef(None)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the next epoch, the loader's too."""
+        self.epoch = epoch
+        self.order.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        seed, order = self._seed(), self.order.get()
+        if seed is None:
+            yield from super().__iter__()
+            return
+        epoch = self.epoch if order is None else order.pass_epoch()
+        self.epoch = epoch + 1
+        indices = np.asarray(order_of(len(self), seed, epoch, None)).tolist()
+        keyed = getattr(self.data_source, "_keyed_indices", None)  # whose samples are others in each epoch
+        yield from indices if keyed is None else keyed(indices, seed, epoch)
+
+
+class OrderRef:
+    """Refers to a loader's order without keeping it, or anything it refers to, alive."""
+
+    def __init__(self, order: EpochOrder | None) -> None:
+        self._ref = None if order is None else weakref.ref(order)
+
+    def get(self) -> EpochOrder | None:
+        return None if self._ref is None else self._ref()
+
+    def set_epoch(self, epoch: int) -> None:
+        order = self.get()
+        if order is not None:
+            order.set_epoch(epoch)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (OrderRef, (None,))  # the order sets it again where it arrives
+
+
+# ---- groups of samples -------------------------------------------------------------------------------
+
+
+class GroupSampler(Sampler[int]):
+    """The sampler that a loader with ``Shuffle(unit="group")`` shows.
+
+    Without a seed each epoch's is drawn from the generator, as ``RandomSampler`` does it.
+
+    Attributes:
+        drawn: the seed of the epoch that began last, if its samples are drawn by it.
+    """
+
+    drawn: int | None = None
+
+    def __init__(
+        self, data_source: Any, arrangement: Arrangement, generator: torch.Generator | None = None
+    ) -> None:
+        self.data_source, self.arrangement, self.generator = data_source, arrangement, generator
+
+    def __iter__(self) -> Iterator[int]:
+        # A generator, as ``RandomSampler``'s: it draws when the first index is asked for.
+        seed = draw_seed(self.generator)
+        if self.arrangement.gives_seed:
+            self.drawn = seed
+        order = self.arrangement.order(seed, 0)
+        yield from order.tolist()
+
+    def __len__(self) -> int:
+        return len(self.arrangement)
+
+
+def draw_seed(generator: torch.Generator | None) -> int:
+    """A seed of 64 bits from torch's generator."""
+    drawn = torch.empty((), dtype=torch.int64).random_(-(2**63), 2**63 - 1, generator=generator)
+    return int(drawn.item())
+
+
+def arrangement_of(dataset: Any, shuffle: Shuffle) -> Arrangement | None:
+    """Return the groups of a dataset's samples for an option; None if it shuffles samples.
+
+    The datasets learn how many groups will be wanted at a time.
+    """
+    if shuffle.unit == "sample":
+        return None
+    bases = list(dict.fromkeys(ends_of(dataset)))
+    window = shuffle.window
+    is_tour = [isinstance(base, TouredSamples) for base in bases]
+    if any(is_tour) and not all(is_tour):
+        raise OptionError("Shuffle(unit='group') makes no common order of patches and other samples")
+    if all(is_tour):
+        if window is None:
+            window = min((base._tour_window() for base in bases), default=1)
+        return Tour(dataset, bases, window, partial(_tour_ranks, dataset, window))
+    groups = numbers_of(dataset, _groups_of)
+    if window is None:
+        window = default_window(bases)
+    for base in bases:
+        base._expect_window(window)
+    return Groups(groups, window)
+
+
+def _tour_ranks(dataset: Any, window: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    return numbers_of(dataset, lambda base: base._tour_ranks(window, seed, epoch))
+
+
+def _groups_of(base: Any) -> npt.NDArray[np.int64]:
+    if not isinstance(base, GroupedSamples):
+        raise OptionError(
+            f"Shuffle(unit='group') is for datasets whose samples are read in groups, such as "
+            f"FastHDF5Dataset; those of a {type(base).__name__} are not: use shuffle=True"
+        )
+    return base.locality_groups()
+
+
+# ---- from a loader's arguments -----------------------------------------------------------------------
+
+
+def shard_sampler(
+    dataset: Any, shard: Shard, shuffle: bool | None, sampler: Any, batch_sampler: Any,
+    batch_size: int | None, arrangement: Arrangement | None,
+    seed: int | None, source: Source | None,
+) -> ShardSampler:  # fmt: skip
+    """The sampler that a loader with ``shard=`` shows."""
+    if not isinstance(shard, Shard):
+        raise OptionError(f"shard= must be a fastpipe.Shard or None, got {shard!r}")
+    if isinstance(dataset, IterableDataset):
+        raise OptionError("shard= deals out the indices of a dataset, which an IterableDataset has not")
+    # A trainer that makes the loader anew hands over the sampler that it found.
+    is_ours = isinstance(sampler, ShardSampler)
+    is_plain = type(sampler) is SequentialSampler and sampler.data_source is dataset
+    if (sampler is not None and not is_ours and not is_plain) or batch_sampler is not None:
+        raise OptionError(
+            "shard= and a sampler both say which samples this rank takes: give one of them "
+            "(shuffle=True and seed= work with shard=)"
+        )
+    if batch_size is None and shard.mode == "eval":
+        raise OptionError("Shard(mode='eval') makes batches of equal number: give a batch_size")
+    shuffles = sampler.shuffle if is_ours else bool(shuffle)
+    if shuffles and seed is None:
+        raise OptionError(
+            "shard= with shuffle=True needs a seed=, the same on every rank: else ranks would take "
+            "parts of different orders"
+        )
+    if source is not None and source.skips:
+        raise OptionError(
+            "bad_samples='skip' makes epochs shorter, on each rank by another number, and ranks would "
+            "wait for each other for ever: use bad_samples='replace' with shard="
+        )
+    return ShardSampler(dataset, shard, shuffles, sampler.arrangement if is_ours else arrangement)
+
+
+def arrangement_for(dataset: Any, shuffle: Shuffle, sampler: Any, batch_sampler: Any) -> Arrangement | None:
+    """Return the groups that a loader's ``Shuffle`` is about; None if it is about samples."""
+    if isinstance(dataset, IterableDataset):
+        raise OptionError(f"{shuffle!r} is an order of indices, which an IterableDataset has not")
+    if sampler is not None or batch_sampler is not None:
+        raise OptionError(f"{shuffle!r} and a sampler both say in which order samples come: give one")
+    return arrangement_of(dataset, shuffle)
+
+
+class EffectiveSeed:
+    """The seed that counts: the loader's own, else the dataset's.  Does not refer to the loader."""
+
+    def __init__(self, seed: int | None, dataset: Any) -> None:
+        self._seed, self._dataset = seed, dataset
+
+    def __call__(self) -> int | None:
+        if self._seed is not None:
+            return self._seed
+        first = ends_of(self._dataset)[0]
+        return first.seed if is_rows(first) or is_fast_folder(first) else None
+
+
+# ---- for stock loaders -------------------------------------------------------------------------------
+
+
+class DatasetBatches(Sampler[list[int]]):
+    """What a dataset's ``batch_sampler`` gives: batches of indices, another order for each epoch.
+
+    Args:
+        dataset: with a ``seed``.
+        batch_size: samples in a batch.
+        shuffle: False, True or a ``Shuffle``.
+        drop_last: leave out an incomplete last batch.
+        shard: the rank's part; None for everything.
+
+    Attributes:
+        batch_size, drop_last: as given.
+        epoch: number of the next epoch.
+        generator: from which an epoch's seed is drawn, where the dataset has none.
+        arrangement: the samples' groups, where these are shuffled.
+
+    Raises:
+        OptionError: an option's value cannot work.
+    """
+
+    def __init__(
+        self, dataset: Any, batch_size: int, shuffle: bool | Shuffle, drop_last: bool, shard: Shard | None
+    ) -> None:
+        self.batch_size, self.drop_last = operator.index(batch_size), bool(drop_last)
+        if self.batch_size < 1:
+            raise OptionError(f"batch_size must be a number from 1, got {batch_size}")
+        if not isinstance(shuffle, (bool, Shuffle)):
+            raise OptionError(f"shuffle must be True, False or a fastpipe.Shuffle, got {shuffle!r}")
+        if shard is not None and shuffle and dataset.seed is None:
+            raise OptionError(
+                "shard= with shuffle needs a dataset with a seed=, the same on every rank: else ranks would "
+                "take parts of different orders"
+            )
+        self._dataset, self._shuffles = dataset, bool(shuffle)
+        self._shard = shard or Shard(0, 1)
+        self.arrangement = arrangement_of(dataset, shuffle) if isinstance(shuffle, Shuffle) else None
+        self.epoch = 0
+        is_drawn = self._shuffles and dataset.seed is None
+        self.generator: torch.Generator | None = torch.default_generator if is_drawn else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy draws from the global generator of its process, of which torch would make another one.
+        is_global = self.generator is torch.default_generator
+        return {**self.__dict__, "generator": "global" if is_global else self.generator}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if state["generator"] == "global":
+            self.generator = torch.default_generator
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the next epoch; without this call epochs are counted."""
+        self.epoch = operator.index(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of the next epoch and, where its seed is drawn, the generator's state."""
+        if self.generator is None:
+            return {"epoch": self.epoch}
+        return {"epoch": self.epoch, "generator": text_of(self.generator.get_state())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with that epoch, and put the generator (torch's global one) where it was."""
+        self.epoch = state["epoch"]
+        drawn = tensor_of(state.get("generator"))
+        if self.generator is not None and drawn is not None:
+            self.generator.set_state(drawn)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        # An epoch begins with its first batch.  A stock loader with workers takes two iterators for one,
+        # and who resumes sets the generator before the first draw.
+        epoch, self.epoch = self.epoch, self.epoch + 1
+        seed = None
+        if self._shuffles:
+            seed = self._dataset.seed
+            if seed is None:
+                seed, epoch = draw_seed(self.generator), 0
+        # The order may be the samples' own, but these others in each epoch.
+        key = self._dataset.seed if seed is None else seed
+        keyed = getattr(self._dataset, "_keyed_indices", None)
+        for indices, _ in self._batches(seed).indices(epoch):
+            yield indices if keyed is None or key is None else keyed(indices, key, epoch)
+
+    def __len__(self) -> int:
+        return len(self._batches(None))
+
+    def _batches(self, seed: int | None) -> EpochBatches:
+        return EpochBatches(
+            len(self._dataset), self.batch_size, self.drop_last, seed, self._shard, self.arrangement
+        )
+
+
+# ---- ranks -------------------------------------------------------------------------------------------
+
+_numbers = itertools.count()
+
+
+class RankCheck:
+    """Compares what must be the same on all ranks, through the store of ``torch.distributed``.
+
+    Each rank writes its own values and reads those that are there already, so the last rank sees all
+    of them.  Nothing is collective: a loader that only some ranks iterate over cannot make them hang.
+    """
+
+    def __init__(self) -> None:
+        self._number = next(_numbers)
+        self._has_warned = False
+
+    def warn_if_ranks_disagree(self, shard: Shard, values: dict[str, Any]) -> None:
+        """Warn if another rank of this loader has other values."""
+        if self._has_warned or shard.world == 1 or not dist.is_available() or not dist.is_initialized():
+            return
+        if dist.get_world_size() != shard.world:
+            return
+        store: Any = dist.distributed_c10d._get_default_store()
+        store.set(self._name(shard.mode, shard.rank), json.dumps(values))
+        for rank in range(shard.world):
+            name = self._name(shard.mode, rank)
+            if rank == shard.rank or not store.check([name]):
+                continue
+            theirs = json.loads(store.get(name))
+            differing = [key for key in values if values[key] != theirs.get(key)]
+            if differing:
+                self._has_warned = True
+                said = ", ".join(
+                    f"{key} is {values[key]!r} here and {theirs.get(key)!r} there" for key in differing
+                )
+                warnings.warn(
+                    f"rank {shard.rank} and rank {rank} do not share one epoch: {said}. Each takes a part "
+                    "of another order, so that samples are missed or come twice: give all ranks the same "
+                    "dataset and seed",
+                    stacklevel=4,
+                )
+                return
+
+    def _name(self, mode: str, rank: int) -> str:
+        return f"fastpipe/loader/{self._number}/{mode}/{rank}"
+
+
+def text_of(state: torch.Tensor | None) -> str | None:
+    """A generator's state as text, for JSON."""
+    return None if state is None else base64.b64encode(state.numpy().tobytes()).decode("ascii")
+
+
+def tensor_of(text: str | None) -> torch.Tensor | None:
+    """The state that ``text_of`` gave."""
+    if text is None:
+        return None
+    return torch.from_numpy(np.frombuffer(base64.b64decode(text), np.uint8).copy())

@@ -1,0 +1,284 @@
+"""What goes between a worker process and its parent: requests for batches, and tensors in shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.queues
+import os
+import queue
+import select
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import numpy as np
+import torch
+import torch.multiprocessing
+from torch.multiprocessing.reductions import reduce_tensor
+from torch.utils.data import get_worker_info
+
+from fastpipe.core.lanes import Lane, LaneWriter, lanes_are_possible
+
+__all__ = [
+    "NAMED_MEMORY", "UnfinishedMessageError", "WorkerContext", "expect_from", "is_in_lane",
+    "peek_requests", "remove_names_of", "room", "send_through", "shared_flat",
+]  # fmt: skip
+
+
+# ---- requests ----------------------------------------------------------------------------------------
+
+_FIRST_S, _LONGEST_S = 0.0001, 0.002
+_LOOK_S = 0.5  # how often to look for the writer while the rest of a message is awaited
+
+
+class UnfinishedMessageError(EOFError):
+    """The rest of a message will not come: its writer was killed, or does not go on."""
+
+
+class IndexQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # which older versions cannot take
+    """A queue whose reader can look ahead, and does not wait for a writer that ended within a message."""
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(ctx=context)
+        self._seen: deque[Any] = deque()
+        self._before_error: Callable[[], None] = _nothing
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)
+        self._seen, self._before_error = deque(), _nothing
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        global _current
+        if get_worker_info() is not None:  # the parent reads answers from one
+            _current = self
+        if self._seen:
+            return self._seen.popleft()
+        try:
+            return super().get(block, timeout)
+        except (OSError, EOFError):
+            self._before_error()
+            raise
+
+    def watch_writers(self, is_hopeless: Callable[[float], bool], before_error: Callable[[], None]) -> None:
+        """In the parent, let `get` raise an error if the rest of a message will not come."""
+        self._before_error = before_error
+        reader: Any = self._reader  # type: ignore[attr-defined]
+        if hasattr(select, "poll"):
+            # By a weak reference: a reader that refers to itself would stay open until the next collection.
+            reader._recv = partial(_receive, weakref.ref(reader), partial(_read_unless, is_hopeless))
+
+    def release_of_killed(self) -> None:
+        """In the parent, when all writers were killed, release the lock that one may hold."""
+        lock: Any = self._wlock  # type: ignore[attr-defined]
+        if lock is not None:
+            lock.acquire(block=False)
+            lock.release()
+
+    def peek_requests(self) -> list[Any]:
+        """Return what is in the queue, without taking it."""
+        try:
+            while not self.empty():
+                self._seen.append(super().get(False))
+        except queue.Empty:
+            pass
+        return list(self._seen)
+
+    def comes_within(self, seconds: float) -> bool:
+        """Wait until something is there, at most so long; return whether it is."""
+        return bool(self._seen) or bool(self._reader.poll(seconds))  # type: ignore[attr-defined]
+
+
+def _nothing() -> None:
+    pass
+
+
+def _receive(reader: weakref.ref[Any], read: Callable[[int, int], bytes], size: int) -> Any:
+    connection = reader()
+    assert connection is not None
+    return type(connection)._recv(connection, size, read=read)
+
+
+def _read_unless(is_hopeless: Callable[[float], bool], descriptor: int, size: int) -> bytes:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    seconds = 0.0
+    while not poll.poll(1000 * _LOOK_S):
+        seconds += _LOOK_S
+        if is_hopeless(seconds):
+            raise UnfinishedMessageError("the rest of a worker's message did not come")
+    return os.read(descriptor, size)
+
+
+_current: IndexQueue | None = None  # the one that this process reads
+
+
+def peek_requests(until: Callable[[], bool]) -> list[Any]:
+    """In a worker, wait until ``until()`` for the requests after the present one; elsewhere return none."""
+    if _current is None:
+        return []
+    seconds = _FIRST_S
+    while not _current.comes_within(seconds):
+        if until():
+            return []
+        seconds = min(2 * seconds, _LONGEST_S)  # small batches are not held up
+    return _current.peek_requests()
+
+
+class _Flag:
+    """An event that is set once, without ``multiprocessing``'s lock, which a killed worker may hold."""
+
+    def __init__(self, context: Any) -> None:
+        self._semaphore = context.Semaphore(0)
+
+    def set(self) -> None:
+        self._semaphore.release()
+
+    def is_set(self) -> bool:
+        return not self._semaphore._semlock._is_zero()
+
+
+class WorkerContext:
+    """A multiprocessing context with the queues and events of this module."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = torch.multiprocessing if context is None else context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def Queue(self) -> Any:  # noqa: N802 - the name that a context has
+        return IndexQueue(self._context.get_context())
+
+    def Event(self) -> Any:  # noqa: N802
+        return _Flag(self._context)
+
+
+# ---- tensors -----------------------------------------------------------------------------------------
+
+NAMED_MEMORY = "/dev/shm"  # where torch makes what it shares
+
+# In the parent: the lanes of its workers.  In a worker: the one that leads to its parent.
+_lanes: weakref.WeakValueDictionary[int, Lane] = weakref.WeakValueDictionary()
+_writer: LaneWriter | None = None
+
+_INLINE = 1 << 14  # bytes of a tensor that travels in the message itself
+
+
+def expect_from(lane: Lane) -> None:
+    """In the parent, accept tensors from this lane, as long as it lives."""
+    _lanes[lane.number] = lane
+
+
+def send_through(writer: LaneWriter) -> None:
+    """In a worker, make batches in the lane's memory from now on."""
+    global _writer
+    _writer = writer
+    ForkingPickler.register(torch.Tensor, _reduce)
+
+
+def shared_flat(size: int) -> torch.Tensor:
+    """In a worker, return a flat uint8 tensor in memory that the parent can read."""
+    memory = None if _writer is None else _writer.take(size)
+    if memory is not None:
+        return torch.from_numpy(memory)
+    if not lanes_are_possible():
+        storage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
+        return torch.empty(0, dtype=torch.uint8).set_(storage)
+    # All segments are in the user's hands: memory that is torch's to send, and not limited by /dev/shm.
+    return torch.empty(0, dtype=torch.uint8).set_(_unnamed(size))
+
+
+def is_in_lane(tensor: torch.Tensor) -> bool:
+    """In a worker, whether a tensor is in memory that the parent returns when it has no more of it."""
+    return _writer is not None and _writer.has(tensor.untyped_storage().data_ptr())
+
+
+def remove_names_of(pids: Sequence[int]) -> None:
+    """Remove the names in ``/dev/shm`` that killed processes of this user have left, and with them the
+    memory."""
+    strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
+    if not pids or strategy != "file_descriptor":  # else names stay in use
+        return
+    beginnings = tuple(f"torch_{pid}_" for pid in pids)
+    with contextlib.suppress(OSError):
+        for name in os.listdir(NAMED_MEMORY):
+            if name.startswith(beginnings):
+                path = os.path.join(NAMED_MEMORY, name)
+                with contextlib.suppress(OSError):
+                    if os.lstat(path).st_uid == os.geteuid():  # root may remove others', of the same number
+                        os.unlink(path)
+
+
+def room() -> tuple[int, int] | None:
+    """Return free and total bytes of the memory that torch shares; None if it has no limit of its own."""
+    try:
+        found = os.statvfs(NAMED_MEMORY)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+
+
+def _unnamed(size: int) -> Any:
+    descriptor = os.memfd_create("fastpipe", os.MFD_CLOEXEC)
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+        return torch.UntypedStorage._new_shared_fd_cpu(descriptor, size)  # type: ignore[attr-defined]
+    finally:
+        os.close(descriptor)
+
+
+def _reduce(tensor: torch.Tensor) -> Any:
+    """Pickle a tensor on its way to the parent."""
+    is_plain = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_nested
+    if _writer is None or not is_plain or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
+        return reduce_tensor(tensor)  # type: ignore[no-untyped-call]
+    storage = tensor.untyped_storage()
+    segment = _writer.send(storage.data_ptr())
+    layout = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+    if segment is not None:
+        return _receive_tensor, (_writer.number, segment, storage.nbytes(), tensor.dtype, *layout)
+    if 0 < storage.nbytes() <= _INLINE and storage.nbytes() == tensor.nbytes:
+        # A descriptor and a connection for each would cost more, and some day there are too many.
+        content = torch.empty(0, dtype=torch.uint8).set_(storage).numpy().tobytes()
+        return _copied, (content, tensor.dtype, *layout)
+    if not _is_shared(storage):
+        # An error here, in a queue's thread, would lose the batch, and its receiver would wait for ever.
+        unnamed = _unnamed(storage.nbytes())
+        unnamed.copy_(storage)
+        tensor = torch.empty(0, dtype=tensor.dtype).set_(unnamed, *layout)
+    return reduce_tensor(tensor)  # type: ignore[no-untyped-call]
+
+
+def _copied(
+    content: bytes, dtype: torch.dtype, offset: int, shape: tuple[int, ...], stride: tuple[int, ...]
+) -> torch.Tensor:
+    flat = torch.from_numpy(np.frombuffer(content, np.uint8).copy())
+    return torch.empty(0, dtype=dtype).set_(flat.untyped_storage(), offset, shape, stride)
+
+
+def _is_shared(storage: torch.UntypedStorage) -> bool:
+    """Let torch share a storage in its way, if there is room; return whether it did."""
+    space = room()
+    if storage.nbytes() == 0 or storage.is_shared() or space is None:
+        return True
+    if space[0] < storage.nbytes():
+        return False
+    try:
+        storage.share_memory_()
+    except RuntimeError:  # another process was faster
+        return False
+    return True
+
+
+def _receive_tensor(
+    lane: int, segment: int, size: int, dtype: torch.dtype, offset: int, shape: tuple[int, ...],
+    stride: tuple[int, ...],
+) -> torch.Tensor:  # fmt: skip
+    storage = torch.from_numpy(_lanes[lane].receive(segment, size)).untyped_storage()
+    tensor = torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
+    # A part of a batch, such as a sample that was not collated: whoever keeps it must not keep the batch.
+    return tensor if tensor.nbytes == size else tensor.clone()
