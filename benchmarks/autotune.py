@@ -35,9 +35,8 @@ from fastpipe import FastHDF5Dataset, FastImageFolder, FastLoader, FastPatchData
 from fastpipe.bench import machine
 from fastpipe.bench.synthetic import mel_rows, photo_tree
 from fastpipe.core.machine import available_cpus
-from fastpipe.profiling.tuning.settings import Base, Settings
-from fastpipe.profiling.tuning.trials import measure
 from fastpipe.sampling import Uniform
+from fastpipe.tools.trials import Base, Settings, measure
 
 _EACH_S, _RUNS, _IMAGES = 0.7, 3, 3200
 _CROP = Compose([
@@ -179,10 +178,10 @@ def _case(label: str, make: Callable[[], Any], rounds: int, seconds: float) -> d
             found.append(timed(base, settings))
     return {
         "label": label, "settings": count, "before_s": statistics.median(times[base.settings]),
-        "best": best.told(base.settings), "best_s": statistics.median(times[best]),
+        "best": best.as_text(base.settings), "best_s": statistics.median(times[best]),
         "best_spread": _spread(times[best]),
         "runs": [
-            {"chosen": settings.told(base.settings), "s": statistics.median(times[settings]),
+            {"chosen": settings.as_text(base.settings), "s": statistics.median(times[settings]),
              "spread": _spread(times[settings]), "seconds": took, "trials": trials}
             for settings, took, trials in chosen
         ],

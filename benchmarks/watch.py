@@ -22,7 +22,7 @@ from rounds import rounds_asked
 from torch.utils.data import DataLoader
 
 import fastpipe
-from fastpipe.profiling import bars, epochs
+from fastpipe.tools import epochs
 
 _STEPS = 20_000
 _PAIR = [torch.zeros(8, 3), torch.zeros(8)]
@@ -54,7 +54,7 @@ def main() -> None:
     """Print each case's median and range."""
     rounds = rounds_asked(__doc__, 9, "each case")
     # As in a terminal, but nobody has to see it.
-    epochs._BARS = bars.Bars(Console(file=io.StringIO(), force_terminal=True, width=100))
+    epochs._BARS = epochs.Bars(Console(file=io.StringIO(), force_terminal=True, width=100))
     print(f"{'':30} {'bare':>8} {'watched':>8} {'more':>8}   (µs a step; of `more` the range)")
     for name, (make, options) in _CASES.items():
         pairs = [

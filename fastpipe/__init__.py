@@ -18,7 +18,7 @@ from fastpipe.options import BadSamples, Cache, Decode, Shard, Shuffle, Stage, S
 
 if TYPE_CHECKING:
     from fastpipe.generation import generate, memoize
-    from fastpipe.profiling import autotune, autotune_batch_size, profile, watch
+    from fastpipe.tools import autotune, autotune_batch_size, profile, watch
     from fastpipe.torch import (
         FastHDF5Dataset,
         FastImageFolder,
@@ -54,12 +54,12 @@ _LAZY = {
         "fastpipe.torch",
     ),
     **dict.fromkeys(("generate", "memoize"), "fastpipe.generation"),
-    **dict.fromkeys(("autotune", "autotune_batch_size", "profile", "watch"), "fastpipe.profiling"),
+    **dict.fromkeys(("autotune", "autotune_batch_size", "profile", "watch"), "fastpipe.tools"),
 }
 
 
 # Parts of the package that scripts name without importing them: ``fastpipe.tf.image_dataset``.
-_PARTS = ("augment", "generation", "profiling", "tf")
+_PARTS = ("augment", "generation", "profiling", "tf", "tools")
 
 
 def __getattr__(name: str) -> Any:

@@ -44,26 +44,26 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "verify": Command(
-        "fastpipe.verify.cli", "compare FastImageFolder with torchvision's ImageFolder on your own images"
+        "fastpipe.tools.verify", "compare FastImageFolder with torchvision's ImageFolder on your own images"
     ),
     "bench": Command(
         "fastpipe.bench.cli",
         "measure fastpipe against the loader it replaces, on this machine and on your data",
     ),
     "inspect": Command(
-        "fastpipe.files.inspect_cli",
+        "fastpipe.tools.inspect",
         "say how an HDF5 file's datasets, or a volume, are stored, and what that costs in training",
     ),
     "repack": Command(
-        "fastpipe.files.repack_cli",
+        "fastpipe.tools.repack",
         "copy an HDF5 file, or a volume, with other chunks and another codec, checked to the last bit",
     ),
     "stage": Command(
-        "fastpipe.files.stage_cli",
+        "fastpipe.tools.stage",
         "copy the images of a bucket to a stage on a local disk, or say what a stage holds",
     ),
     "scan": Command(
-        "fastpipe.files.scan_cli",
+        "fastpipe.tools.scan",
         "find the images of a folder that a training could not read, and move them out of its way",
     ),
     "generate": Command(
@@ -71,11 +71,11 @@ COMMANDS = {
         "make samples with a function, by all cores, and store them in an HDF5 file",
     ),
     "doctor": Command(
-        "fastpipe.profiling.doctor_cli",
+        "fastpipe.tools.doctor.examination",
         "say whether this machine and environment are fit for input pipelines, and what to do where not",
     ),
     "profile": Command(
-        "fastpipe.profiling.profile_cli",
+        "fastpipe.tools.profiler",
         "run a training script for a while, unchanged: does it wait for data, for what, and what would help",
     ),
 }

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
+import re
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from io import StringIO
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -22,15 +26,22 @@ __all__ = [
     "Pace",
     "PlainTable",
     "Progress",
+    "TextReport",
     "in_any_encoding",
     "in_time",
     "plain",
     "positive",
     "print_line",
+    "sides",
+    "size",
     "table",
 ]
 
 Number = TypeVar("Number", int, float)
+
+_REPORT_WIDTH = 110
+_UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_DECIMAL = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def plain(text: str, style: str = "") -> Text:
@@ -194,3 +205,58 @@ def positive(kind: Callable[[str], Number]) -> Callable[[str], Number]:
         return value
 
     return parse
+
+
+class TextReport(ABC):
+    """A report that prints itself on a console; its ``str`` and ``repr`` are the same without colours."""
+
+    @abstractmethod
+    def show(self, console: Console) -> None:
+        """Print it on a console, in its width and colours."""
+
+    @abstractmethod
+    def as_json(self) -> dict[str, Any]:
+        """Everything, as plain numbers, texts, lists and dictionaries."""
+
+    def json(self) -> str:
+        """Everything as a JSON object."""
+        return json.dumps(self.as_json(), indent=1)
+
+    def __str__(self) -> str:
+        console = Console(file=StringIO(), width=_REPORT_WIDTH, force_terminal=False, color_system=None)
+        self.show(console)
+        text: str = console.file.getvalue()  # type: ignore[attr-defined]
+        return "\n".join(line.rstrip() for line in text.rstrip().splitlines())
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def sides(text: str) -> tuple[int, ...]:
+    """An argparse type: whole numbers from 1, one for each dimension.
+
+    >>> sides("72,136,136")
+    (72, 136, 136)
+    """
+    try:
+        found = tuple(int(side) for side in re.split(r"[,x×]", text))
+    except ValueError:
+        found = (0,)
+    if min(found) < 1:
+        raise argparse.ArgumentTypeError(f"must be whole numbers from 1, such as 64,128,128; got {text!r}")
+    return found
+
+
+def size(text: str) -> int:
+    """An argparse type: a number of bytes.
+
+    >>> size("8GiB"), size("1.5M"), size("2 GB")
+    (8589934592, 1572864, 2000000000)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    unit = match[2].upper().replace("IB", "") if match else "?"
+    factor = _DECIMAL.get(unit) or _UNITS.get(unit)
+    nbytes = int(float(match[1]) * factor) if match and factor else 0
+    if nbytes < 1:
+        raise argparse.ArgumentTypeError(f"must be a number of bytes, such as 8GiB; got {text!r}")
+    return nbytes

@@ -22,7 +22,7 @@ def instead(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def run(*arguments: object) -> int:
         raise error
 
-    monkeypatch.setattr("fastpipe.verify.cli.run", run)
+    monkeypatch.setattr("fastpipe.tools.verify.run", run)
 
 
 @pytest.mark.parametrize("arguments", [[], ["unknown"], ["--unknown"], ["verify"], [""]])

@@ -41,8 +41,8 @@ from fastpipe import (
     augment,
     errors,
     generation,
-    profiling,
     sampling,
+    tools,
 )
 
 CROP = v1.Compose([v1.RandomResizedCrop(16), v1.ToTensor(), v1.Normalize([0.5] * 3, [0.5] * 3)])
@@ -178,14 +178,15 @@ _NOT_OBJECTS = {
     "fastpipe.torch": {"prepare", "segment_reduce", "stitch"}, "fastpipe.options": set(),
     "fastpipe.augment": {"Augmentation", "BatchTransform", "from_torchvision", "preview"},
     "fastpipe.sampling": {"Sampling"}, "fastpipe.generation": {"Generated", "ProbeReport"},
-    "fastpipe.profiling": {
-        "Advice", "EpochTimes", "Profiling", "Report", "WatchedLoader", "autotune", "autotune_batch_size",
+    "fastpipe.tools": {
+        "Advice", "BatchSizes", "EpochTimes", "Profiling", "Report", "Tuning", "WatchedLoader", "autotune",
+        "autotune_batch_size",
     },
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "module", [fastpipe, fastpipe.torch, fastpipe.options, augment, sampling, generation, profiling]
+    "module", [fastpipe, fastpipe.torch, fastpipe.options, augment, sampling, generation, tools]
 )
 def test_every_public_object_is_among_these(module: Any) -> None:
     known = {*DATASETS, *LOADERS, *OTHERS, *AUGMENTATIONS}

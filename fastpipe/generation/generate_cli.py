@@ -11,9 +11,8 @@ from typing import Any
 
 from rich.console import Console
 
-from fastpipe.console import Progress, positive, print_line
+from fastpipe.console import Progress, positive, print_line, size
 from fastpipe.errors import OptionError
-from fastpipe.files.arguments import size
 from fastpipe.generation.public import generate, probe
 
 __all__ = ["add_arguments", "run"]

@@ -323,7 +323,7 @@ class EpochTimer:
         warn_waiting: a part of an epoch, 0 to 1; a warning says where more of it was waiting for data.
 
     Attributes:
-        epochs: :class:`~fastpipe.profiling.EpochTimes` of each epoch, oldest first; ``fit`` begins them anew.
+        epochs: :class:`~fastpipe.tools.EpochTimes` of each epoch, oldest first; ``fit`` begins them anew.
 
     Raises:
         OptionError: a limit that cannot work.

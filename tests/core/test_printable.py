@@ -25,8 +25,8 @@ from fastpipe.console import PlainTable, Progress, in_any_encoding, print_line
 from fastpipe.core.class_folders import find_classes
 from fastpipe.core.text import printable, printable_lines
 from fastpipe.generation.reporting import Report
-from fastpipe.profiling.bars import Bars
 from fastpipe.sampling import Grid
+from fastpipe.tools.epochs import Bars
 
 BAD = [
     *map(chr, [*range(32), *range(127, 160)]),

@@ -25,12 +25,12 @@ from fastpipe.cli import main
 from fastpipe.core.files import open_output, who_else_may_write, write_whole
 from fastpipe.core.private_folder import made_folder
 from fastpipe.errors import OptionError, StageError, VolumeError
-from fastpipe.files.scanning.quarantine import LIST
 from fastpipe.generation import generating
 from fastpipe.hdf5 import growing
 from fastpipe.hdf5 import partial as partial_module
-from fastpipe.profiling.scratch import Scratch
 from fastpipe.sampling import Grid
+from fastpipe.tools.folders import Scratch
+from fastpipe.tools.quarantine import LIST
 from fastpipe.torch import stitching
 from fastpipe.torch.transport import remove_names_of
 from fastpipe.volumes import unfinished

@@ -20,8 +20,8 @@ import pytest
 from torch.utils.data import DataLoader, Dataset
 
 import fastpipe
-from fastpipe.profiling.loops import Loop
-from fastpipe.profiling.watching import Watch
+from fastpipe.tools.loaders import Watch
+from fastpipe.tools.loops import Loop
 
 
 class Killed(Dataset[Any]):

@@ -13,7 +13,7 @@ from PIL import Image
 
 import fastpipe
 from fastpipe.bench.synthetic import photo_tree as make_tree
-from fastpipe.profiling.script import profile_script
+from fastpipe.tools.profiler import profile_script
 
 SCRIPT = """
 import keras

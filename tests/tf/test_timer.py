@@ -16,7 +16,7 @@ import tensorflow as tf
 from clock import ManualClock
 
 import fastpipe.tf
-from fastpipe import profiling
+from fastpipe import tools
 from fastpipe.errors import OptionError
 from fastpipe.tf import EpochTimer, EpochTimes
 
@@ -90,7 +90,7 @@ def test_warnings_are_those_of_every_framework(clock: ManualClock, caplog: pytes
         timer.on_train_batch_end(step)
     timer.on_epoch_end(0)
     [times] = timer.epochs
-    assert isinstance(times, EpochTimes) and isinstance(times, profiling.EpochTimes)
+    assert isinstance(times, EpochTimes) and isinstance(times, tools.EpochTimes)
     assert times.late_batches == 1  # the first is none of them
     assert times.first_batch_seconds == pytest.approx(0.3) and times.wait_seconds == pytest.approx(0.25)
     assert times.step_seconds_p95 == pytest.approx(0.395)

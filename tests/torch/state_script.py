@@ -273,7 +273,7 @@ def main(folder: str) -> None:
     def imported() -> None:
         import fastpipe
         import fastpipe.generation
-        import fastpipe.profiling
+        import fastpipe.tools
 
         for name in fastpipe.__all__:
             getattr(fastpipe, name)

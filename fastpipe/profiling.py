@@ -1,0 +1,38 @@
+"""The former name of :mod:`fastpipe.tools`, for one release."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from fastpipe import tools
+
+if TYPE_CHECKING:
+    from fastpipe.tools import (
+        Advice,
+        EpochTimes,
+        Profiling,
+        Report,
+        WatchedLoader,
+        autotune,
+        autotune_batch_size,
+        profile,
+        watch,
+    )
+
+__all__ = [
+    "Advice", "EpochTimes", "Profiling", "Report", "WatchedLoader", "autotune", "autotune_batch_size",
+    "profile", "watch",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'fastpipe.profiling' has no attribute {name!r}")
+    message = f"fastpipe.profiling.{name} is now fastpipe.tools.{name}; its old name will be removed"
+    warnings.warn(message, DeprecationWarning, stacklevel=2)
+    return getattr(tools, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,47 @@
+"""Tools beside a training: profile, watch, autotune, and commands such as doctor, verify and scan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastpipe.core.extras import load_part, load_rich
+
+if TYPE_CHECKING:
+    from fastpipe.core.epoch_times import EpochTimes
+    from fastpipe.tools.batch_sizes import BatchSizes, autotune_batch_size
+    from fastpipe.tools.epochs import WatchedLoader, watch
+    from fastpipe.tools.profiler import Profiling, profile
+    from fastpipe.tools.report import Advice, Report
+    from fastpipe.tools.tuning import Tuning, autotune
+
+__all__ = [
+    "Advice", "BatchSizes", "EpochTimes", "Profiling", "Report", "Tuning", "WatchedLoader", "autotune",
+    "autotune_batch_size", "profile", "watch",
+]  # fmt: skip
+
+_LAZY = {
+    "Advice": "fastpipe.tools.report",
+    "BatchSizes": "fastpipe.tools.batch_sizes",
+    "EpochTimes": "fastpipe.core.epoch_times",
+    "Profiling": "fastpipe.tools.profiler",
+    "Report": "fastpipe.tools.report",
+    "Tuning": "fastpipe.tools.tuning",
+    "WatchedLoader": "fastpipe.tools.epochs",
+    "autotune": "fastpipe.tools.tuning",
+    "autotune_batch_size": "fastpipe.tools.batch_sizes",
+    "profile": "fastpipe.tools.profiler",
+    "watch": "fastpipe.tools.epochs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'fastpipe.tools' has no attribute {name!r}")
+    load_rich()  # an error that names the command, before modules that show tables
+    value = getattr(load_part(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

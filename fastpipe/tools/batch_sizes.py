@@ -1,0 +1,255 @@
+"""``autotune_batch_size``: which batch sizes fit, and which one is fastest."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from time import perf_counter
+from typing import Any
+
+from rich.console import Console
+
+from fastpipe.console import PlainTable, TextReport, print_line
+from fastpipe.core.text import in_duration
+from fastpipe.errors import OptionError
+from fastpipe.tools.batches import Replay, resized, size_of
+from fastpipe.tools.steps import DeviceMemory, learning_rate_rule
+
+__all__ = ["BatchSizes", "SizeTrial", "autotune_batch_size"]
+
+
+_ROUNDS, _ROUND_S = 3, 0.1
+_EQUAL = 0.05  # of the samples a second: no reason for larger batches
+_REFINED = 2  # sizes between the largest that fits and the smallest that does not
+
+
+@dataclass(frozen=True)
+class SizeTrial:
+    """Batches of one size.
+
+    Attributes:
+        size: samples of a batch.
+        step_s: seconds of a step; None where none was done to its end.
+        memory: peak bytes of the device, or of this process without one; None if unknown.
+        why: it does not fit; empty where it does.
+    """
+
+    size: int
+    step_s: float | None = None
+    memory: int | None = None
+    why: str = ""
+
+    @property
+    def rate(self) -> float:
+        """Samples a second."""
+        return self.size / self.step_s if self.step_s else 0.0
+
+
+@dataclass(frozen=True, repr=False)
+class BatchSizes(TextReport):
+    """What :func:`fastpipe.autotune_batch_size` has found; ``print`` it.
+
+    Attributes:
+        now: the loader's.
+        best: the smallest that has nearly the most samples a second.
+        largest: that was seen to fit.
+        target: samples that one update of the weights is to see.
+        trials: by size.
+        notes: why nothing larger was tried.
+    """
+
+    now: int
+    best: int
+    largest: int
+    target: int
+    trials: tuple[SizeTrial, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def accumulation(self) -> tuple[int, int]:
+        """Batch size, and the number of batches whose gradients are added up for one update.
+
+        Together they make ``target``.  Of the sizes that do so and fit, it is the largest that is no larger
+        than ``best``.
+        """
+        size = max(one for one in range(1, min(self.best, self.target) + 1) if self.target % one == 0)
+        return size, self.target // size
+
+    def show(self, console: Console) -> None:
+        """Print it on a console."""
+        rates = {one.size: one.rate for one in self.trials}
+        gain = rates[self.best] / rates[self.now] if rates.get(self.now) else None
+        more = "" if gain is None else f", {gain:.2f}× as many samples a second as with {self.now}"
+        print_line(console, f"batch_size={self.best}{more}", style="bold")
+        if self.best != self.now:
+            print_line(console, learning_rate_rule(self.best / self.now))
+        size, steps = self.accumulation
+        if steps > 1:
+            print_line(console, f"{self.target} samples an update: {steps} batches of {size}")
+        for note in self.notes:
+            print_line(console, note)
+        table = PlainTable()
+        for name in ("batch size", "a step in", "samples/s", "memory"):
+            table.add_column(name, justify="right")
+        for one in self.trials:
+            memory = "" if one.memory is None else f"{one.memory / 1e6:,.0f} MB"
+            time = one.why if one.step_s is None else in_duration(one.step_s)
+            rate = f"{one.rate:,.1f}" if one.step_s else ""
+            table.add_row(str(one.size), time, rate, memory, style="bold" if one.size == self.best else "")
+        console.print(table)
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, as plain numbers, texts, lists and dictionaries."""
+        return {**asdict(self), "accumulation": list(self.accumulation)}
+
+
+def autotune_batch_size(
+    step: Callable[[Any], object],
+    loader: Iterable[Any],
+    *,
+    target: int | None = None,
+    largest: int | None = None,
+    memory_budget: int | None = None,
+    seconds: float = 30.0,
+) -> BatchSizes:
+    """Find out which batch sizes fit into memory, and which one trains on most samples a second.
+
+    The loader's first batch is made twice as large by repeating its samples, again and again, until that does
+    not fit, is no faster any more, or the time is over; then sizes between are tried.  The loader is not part
+    of what is measured.
+
+    A step that fails for want of memory ends the search at its size, and what it held is given back.  Where
+    there is no device, the system would end the process: so sizes whose memory, by those before, will not
+    do are not tried.
+
+    Args:
+        step: trains on a batch: forwards, backwards, and the update.  What it trains is not worth keeping.
+        loader: an iterable of batches: arrays and tensors (N, …), in tuples, lists and dictionaries.
+        target: samples that one update is to see, from several batches if need be.  Default: the loader's
+            batch size.
+        largest: no size above is tried.
+        memory_budget: bytes that may be taken at the most, of the device's memory, or this process's.
+            Default: nine tenths of what is there.
+        seconds: after which no other size is tried.
+
+    Raises:
+        OptionError: an option cannot work, the loader has no batch or one without arrays, or no size fits.
+        Exception: what ``step`` raises for other reasons than memory.
+
+    >>> import torch
+    >>> model = torch.nn.Linear(8, 1)
+    >>> def step(batch):
+    ...     model(batch).sum().backward()
+    >>> found = autotune_batch_size(step, [torch.zeros(4, 8)], largest=8, target=128, seconds=5)
+    >>> size, steps = found.accumulation
+    >>> found.largest, size * steps
+    (8, 128)
+    """
+    for name, value in (("target", target), ("largest", largest), ("memory_budget", memory_budget)):
+        if value is not None and not (isinstance(value, int) and value >= 1):
+            raise OptionError(f"{name} must be from 1, got {value!r}")
+    if not seconds > 0:
+        raise OptionError(f"seconds must be above 0, got {seconds!r}")
+    batch = next(iter(loader), None)
+    if batch is None:
+        raise OptionError(f"the {type(loader).__name__} has no batch")
+    now = size_of(batch)
+    search = _Sizes(step, batch, memory_budget, perf_counter() + seconds)
+    search.run(now, largest or 1 << 62)
+    fitting = [one for one in search.trials.values() if one.step_s is not None]
+    if not fitting:
+        raise OptionError(f"no batch fits, not even one sample: {search.trials[min(search.trials)].why}")
+    most = max(one.rate for one in fitting)
+    best = min(one.size for one in fitting if one.rate >= most * (1 - _EQUAL))
+    return BatchSizes(
+        now, best, max(one.size for one in fitting), target or now,
+        tuple(sorted(search.trials.values(), key=lambda one: one.size)), tuple(search.notes),
+    )  # fmt: skip
+
+
+class _Sizes:
+    def __init__(self, step: Callable[[Any], object], batch: Any, budget: int | None, until: float) -> None:
+        self._step, self._batch, self._until = step, batch, until
+        self._memory = DeviceMemory(batch, budget)
+        self.trials: dict[int, SizeTrial] = {}
+        self.notes: list[str] = []
+
+    def run(self, now: int, largest: int) -> None:
+        size = min(now, largest)
+        while self._try(size).step_s is None and size > 1:
+            size //= 2
+        if self.trials[size].step_s is None:
+            return
+        while 2 * size <= largest and 2 * size not in self.trials:
+            if perf_counter() > self._until:
+                self.notes.append(f"nothing above {size} was tried: the time was over")
+                return
+            if self._is_flat():
+                self.notes.append(f"nothing above {size} was tried: it would not be faster")
+                return
+            if self._try(2 * size).step_s is None:
+                break
+            size *= 2
+        above = min((one.size for one in self.trials.values() if one.why), default=None)
+        for _ in range(_REFINED):
+            middle = size + ((above or size) - size) // 2
+            if middle in self.trials or perf_counter() > self._until:
+                break
+            if self._try(middle).step_s is None:
+                above = middle
+            else:
+                size = middle
+
+    def _is_flat(self) -> bool:
+        """Whether twice the size was hardly faster, twice."""
+        rates = [one.rate for one in sorted(self.trials.values(), key=lambda one: one.size) if one.step_s]
+        return len(rates) > 2 and max(rates[-2:]) < rates[-3] * (1 + _EQUAL)
+
+    def _try(self, size: int) -> SizeTrial:
+        likely = self._likely(size)
+        if likely is not None and self._memory.limit is not None and likely > self._memory.limit:
+            why = f"would take about {likely / 1e6:,.0f} MB of {self._memory.limit / 1e6:,.0f}"
+            self.trials[size] = SizeTrial(size, why=why)
+            return self.trials[size]
+        self._memory.begin()
+        try:
+            step_s = self._time(resized(self._batch, size))
+            trial = SizeTrial(size, step_s, self._memory.peak())
+        except Exception as error:
+            if not self._memory.is_shortage(error):
+                raise
+            trial = SizeTrial(size, why=f"out of memory ({type(error).__name__})")
+        if trial.why:
+            self._memory.release()
+        limit, taken = self._memory.limit, trial.memory
+        if not trial.why and limit is not None and taken is not None and taken > limit:
+            trial = SizeTrial(size, None, taken, f"took {taken / 1e6:,.0f} MB of {limit / 1e6:,.0f}")
+        self.trials[size] = trial
+        return trial
+
+    def _time(self, batch: Any) -> float:
+        """Seconds of a step, after a first one: the median of some rounds of steps."""
+        batches = Replay(batch)
+        self._step(next(batches))
+        rounds: list[float] = []
+        while len(rounds) < _ROUNDS:
+            self._memory.synchronize()
+            begin, steps = perf_counter(), 0
+            while not steps or (perf_counter() - begin < _ROUND_S and perf_counter() < self._until):
+                self._step(next(batches))
+                steps += 1
+            self._memory.synchronize()
+            rounds.append((perf_counter() - begin) / steps)
+            if perf_counter() > self._until:
+                break
+        return statistics.median(rounds)
+
+    def _likely(self, size: int) -> int | None:
+        """Bytes that a size will take, by the two next smaller ones."""
+        trials = self.trials.values()
+        known = sorted((one.size, one.memory) for one in trials if one.memory is not None and one.size < size)
+        if len(known) < 2:
+            return None
+        (small, less), (large, more) = known[-2:]
+        return more + max(0, more - less) * (size - large) // (large - small)

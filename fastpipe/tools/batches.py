@@ -1,0 +1,182 @@
+"""Batches: their parts, and batches that are copied, repeated, resized or compared."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+import numpy as np
+
+from fastpipe.errors import OptionError
+
+__all__ = ["Replay", "leaves", "rebuilt", "resized", "same_form", "size_of"]
+
+_MANY = 64  # samples or words: they are not taken apart in place, and it must cost microseconds
+
+
+def leaves(value: Any) -> list[Any]:
+    """Return the parts of a batch, in tuples, lists and dictionaries, that are none of these.
+
+    >>> leaves({"image": 1, "boxes": [2, (3,)]})
+    [1, 2, 3]
+    """
+    if isinstance(value, Mapping):
+        return [leaf for one in value.values() for leaf in leaves(one)]
+    if isinstance(value, (list, tuple)):
+        return [leaf for one in value for leaf in leaves(one)]
+    return [value]
+
+
+def size_of(batch: Any) -> int:
+    """Return the samples of a batch: the first dimension of its first array or tensor.
+
+    Raises:
+        OptionError: it has none.
+
+    >>> size_of({"image": np.zeros((4, 3, 8, 8)), "label": np.zeros(4)})
+    4
+    """
+    for leaf in leaves(batch):
+        shape = getattr(leaf, "shape", None)
+        if shape:
+            return int(shape[0])
+    raise OptionError(f"how many samples a batch has is unknown: no array is in this {type(batch).__name__}")
+
+
+def same_form(one: Any, other: Any) -> bool:
+    """Return whether batches have the same parts, dtypes, and shapes but for the number of samples.
+
+    >>> batch = [np.zeros((4, 3)), np.zeros(4, int)]
+    >>> same_form(batch, (np.ones((2, 3)), np.ones(2, int))), same_form(batch, [np.zeros((4, 3))])
+    (True, False)
+    >>> same_form({"x": np.zeros((4, 3))}, {"x": np.zeros((4, 5))}), same_form("a", 1)
+    (False, False)
+    """
+    if hasattr(one, "dtype") and hasattr(one, "shape"):
+        if not (hasattr(other, "dtype") and hasattr(other, "shape")):
+            return False
+        return str(one.dtype) == str(other.dtype) and tuple(one.shape)[1:] == tuple(other.shape)[1:]
+    if isinstance(one, Mapping):
+        if not isinstance(other, Mapping) or one.keys() != other.keys():
+            return False
+        return all(same_form(one[name], other[name]) for name in one)
+    if isinstance(one, (list, tuple)):
+        if not isinstance(other, (list, tuple)) or len(one) != len(other):
+            return False
+        return all(same_form(*pair) for pair in zip(one, other, strict=True))
+    return type(one) is type(other)
+
+
+# ---- the same batch again --------------------------------------------------------------------------
+
+
+def rebuilt(value: Any, leaf: Callable[[Any], Any] = lambda one: one) -> Any:
+    """Return a batch in new containers, from which something may be taken out.
+
+    ``leaf`` replaces each part that is no container.  Containers that cannot be copied are the same object.
+
+    >>> batch = {"x": [1, 2], "labels": (3,)}
+    >>> again = rebuilt(batch)
+    >>> again == batch, again.pop("labels"), again["x"].pop(), batch
+    (True, (3,), 2, {'x': [1, 2], 'labels': (3,)})
+    """
+    try:
+        return _rebuilt(value, leaf)
+    except Exception:  # of a class of the script's
+        return value
+
+
+def _rebuilt(value: Any, leaf: Callable[[Any], Any]) -> Any:
+    made: Any
+    if isinstance(value, MutableMapping):
+        made = copy.copy(value)
+        for key in list(value):
+            made[key] = _rebuilt(value[key], leaf)
+        return made
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_rebuilt(one, leaf) for one in value))
+    if isinstance(value, (list, tuple)) and len(value) > _MANY:
+        return copy.copy(value)
+    if type(value) in (list, tuple):
+        return type(value)(_rebuilt(one, leaf) for one in value)
+    if isinstance(value, list):
+        made = copy.copy(value)
+        made[:] = [_rebuilt(one, leaf) for one in value]
+        return made
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        made = copy.copy(value)
+        for field in dataclasses.fields(value):
+            object.__setattr__(made, field.name, _rebuilt(getattr(value, field.name), leaf))
+        return made
+    return value if isinstance(value, Mapping) else leaf(value)
+
+
+class Replay(Iterator[Any]):
+    """The same batch again and again, in new containers each time.
+
+    A tensor that a step has changed in place is from then on copied for each step, so that the same change is
+    not made to it again and again.
+
+    >>> batches = Replay({"labels": [1]})
+    >>> [next(batches).pop("labels") for _ in range(3)]
+    [[1], [1], [1]]
+    """
+
+    def __init__(self, batch: Any) -> None:
+        self._batch = rebuilt(batch)
+        self._versions: dict[int, int] = {}  # of tensors as they were handed out
+        self._kept: dict[int, Any] = {}  # copies of those that are changed
+
+    def __next__(self) -> Any:
+        return rebuilt(self._batch, self._leaf)
+
+    def _leaf(self, value: Any) -> Any:
+        try:
+            version = int(value._version)  # how often a tensor of torch's was changed in place
+        except (AttributeError, RuntimeError, TypeError, ValueError):
+            return value
+        key = id(value)  # of one that the batch keeps
+        if key not in self._kept and version != self._versions.setdefault(key, version):
+            self._kept[key] = value.detach().clone()
+        return self._kept[key].clone() if key in self._kept else value
+
+
+# ---- more samples, or fewer ------------------------------------------------------------------------
+
+
+def resized(batch: Any, size: int) -> Any:
+    """Return a batch of so many samples: its own, again and again.
+
+    Arrays, tensors and lists with as many entries as the batch has samples are resized; all else stays.
+
+    >>> resized([np.array([1, 2]), ["a", "b"], "train"], 3)
+    [array([1, 2, 1]), ['a', 'b', 'a'], 'train']
+    """
+    count = size_of(batch)
+    return _resized(batch, count, [at % count for at in range(size)])
+
+
+def _resized(value: Any, count: int, indices: list[int]) -> Any:
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        if not len(shape) or shape[0] != count:
+            return value
+        if type(value).__module__.partition(".")[0] == "tensorflow":  # which takes no arrays of indices
+            return sys.modules["tensorflow"].gather(value, indices)
+        return value[np.asarray(indices)]
+    if isinstance(value, Mapping):
+        made = copy.copy(value) if isinstance(value, MutableMapping) else dict(value)
+        for key, one in value.items():
+            made[key] = _resized(one, count, indices)
+        return made
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_resized(one, count, indices) for one in value))
+    if isinstance(value, (list, tuple)):
+        has_arrays = any(getattr(leaf, "shape", None) is not None for leaf in leaves(value))
+        if len(value) == count and not has_arrays:
+            return type(value)(value[at] for at in indices)
+        return type(value)(_resized(one, count, indices) for one in value)
+    return value

@@ -1,0 +1,264 @@
+"""Times of threads, processes and CUDA devices."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fastpipe.core.processes import process_tree
+
+__all__ = [
+    "NOTHING", "DeviceClock", "DeviceTimes", "Meter", "Spent", "ThreadClock", "processes_cpu_ns",
+    "synchronized", "threads_delay_ns",
+]  # fmt: skip
+
+_TASKS = Path("/proc/self/task")
+_INTERVAL_NS = 20_000_000  # between two readings of a meter, each of which takes some hundred microseconds
+_EVERY = 4  # steps of which one is measured on the device
+_MOST_PENDING = 64  # measurements that the device has not come to: more than it lets Python be ahead
+
+
+class Spent(NamedTuple):
+    """Nanoseconds of a thread: that went by, in which it ran, and in which it waited for a core."""
+
+    wall: int
+    cpu: int
+    delay: int
+
+    @property
+    def idle(self) -> int:
+        """Nanoseconds in which it waited for something else: a disk, a network, a lock, another thread."""
+        return max(0, self.wall - self.cpu - self.delay)
+
+    def __sub__(self, other: Spent) -> Spent:
+        return Spent(self.wall - other.wall, self.cpu - other.cpu, self.delay - other.delay)
+
+    def plus(self, other: Spent) -> Spent:
+        """Return the sum of both."""
+        return Spent(self.wall + other.wall, self.cpu + other.cpu, self.delay + other.delay)
+
+    def each(self, count: int) -> Spent:
+        """Return the time of one, if this is that of so many."""
+        return Spent(self.wall // count, self.cpu // count, self.delay // count)
+
+
+NOTHING = Spent(0, 0, 0)
+
+
+class ThreadClock:
+    """The times of one thread of this process; without ``/proc`` all of the time counts as running."""
+
+    def __init__(self, native_id: int | None = None) -> None:
+        self.native_id = threading.get_native_id() if native_id is None else native_id
+        try:
+            path = f"/proc/self/task/{self.native_id}/schedstat"
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._descriptor = -1
+
+    def read(self) -> Spent:
+        """Return the times since the thread began; of ``wall``, only differences have a meaning."""
+        now = time.perf_counter_ns()
+        if self._descriptor < 0:
+            return Spent(now, now, 0)
+        try:
+            cpu, delay, _ = os.pread(self._descriptor, 100, 0).split()
+        except (OSError, ValueError):  # the thread has ended
+            return Spent(now, 0, 0)
+        return Spent(now, int(cpu), int(delay))
+
+    def close(self) -> None:
+        """Release the descriptor."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def processes_cpu_ns() -> int | None:
+    """Return the nanoseconds in which this process and its descendants ran, those that have ended as well.
+
+    They come in steps of the kernel's tick, usually 10 ms; None without ``/proc``.
+    """
+    ticks: dict[int, int] = {}
+    tree = process_tree(os.getpid(), ticks)
+    if os.getpid() not in ticks:
+        return None
+    return sum(ticks[number] for number in tree) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+def threads_delay_ns() -> int | None:
+    """Return the nanoseconds for which the living threads waited for cores, summed; None if unknown."""
+    total = None
+    for path in _TASKS.glob("*/schedstat"):
+        try:
+            delay = int(path.read_bytes().split()[1])
+        except (OSError, IndexError):  # it has just ended; a kernel without these figures
+            continue
+        total = delay + (total or 0)
+    return total
+
+
+class Meter:
+    """The growth of a counter in steps, without what happens between epochs.
+
+    The counter is read after some of the steps only; steps after the last reading of an epoch do not count,
+    as it is not known which step is the last.
+
+    Args:
+        read: the counter; returns None if unknown.
+
+    >>> counter = iter([100, 130, 900, 910])
+    >>> meter = Meter(lambda: next(counter))
+    >>> meter.start(0)
+    >>> for now in (10_000_000, 20_000_000, 30_000_000):
+    ...     meter.step(now)
+    >>> meter.pause()  # the epoch is over
+    >>> meter.step(500_000_000)
+    >>> meter.step(530_000_000)
+    >>> meter.per_step  # (30 + 10) / (3 + 1)
+    10
+    """
+
+    def __init__(self, read: Callable[[], int | None]) -> None:
+        self._read = read
+        self._value: int | None = None
+        self._total = self._steps = self._pending = self._when = 0
+        self._is_paused = True
+
+    def start(self, now: int) -> None:
+        """Count from a time in nanoseconds on."""
+        self._value, self._when, self._pending, self._is_paused = self._read(), now, 0, False
+
+    def step(self, now: int) -> None:
+        """Count a step that has ended; the first after a pause does not count."""
+        if self._is_paused:
+            self.start(now)
+            return
+        self._pending += 1
+        if now - self._when > _INTERVAL_NS:
+            self._update(now)
+
+    def pause(self) -> None:
+        """Ignore what comes until the next step has ended."""
+        self._is_paused = True
+
+    def finish(self, now: int) -> None:
+        """Read a last time."""
+        if not self._is_paused and self._pending:
+            self._update(now)
+
+    @property
+    def per_step(self) -> int | None:
+        """The growth in a step; None if unknown."""
+        return self._total // self._steps if self._steps else None
+
+    def _update(self, now: int) -> None:
+        value = self._read()
+        if value is not None and self._value is not None:
+            self._total += value - self._value
+            self._steps += self._pending
+        self._value, self._when, self._pending = value, now, 0
+
+
+# ---- CUDA ------------------------------------------------------------------------------------------
+
+
+def _cuda() -> Any:
+    """``torch.cuda`` if it is in use, else None."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda if cuda is not None and cuda.is_initialized() else None
+
+
+def synchronized() -> bool:
+    """Wait until a CUDA device in use has done its work; return whether there is one."""
+    cuda = _cuda()
+    if cuda is None:
+        return False
+    try:
+        cuda.synchronize()
+    except RuntimeError:  # while a graph is captured, or of a device that failed: the script's own error
+        return False
+    return True
+
+
+class DeviceTimes(NamedTuple):
+    """Mean seconds that lie, on the device, between a step's end and the next one's begin, and of a step."""
+
+    wait_s: float
+    busy_s: float
+
+
+class DeviceClock:
+    """Measures every fourth step on a CUDA device by three events on the current stream, without waiting.
+
+    Python goes on while a GPU computes: a step that waits for its batch need not mean that the GPU does.  The
+    events are read some steps later, if the device has come to them, and at the end.
+    """
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._events: list[Any] = []  # of the step that is being measured
+        self._pending: deque[list[Any]] = deque()
+        self._milliseconds: list[tuple[float, float]] = []
+        self._is_over = False
+
+    def asked(self) -> None:
+        """A step has ended, as far as Python knows, and the next batch is requested."""
+        if len(self._events) == 2:
+            self._mark()
+            self._pending.append(self._events)
+        self._events = []
+        self._collect()
+        if self._steps % _EVERY == 0 and len(self._pending) < _MOST_PENDING:
+            self._mark()
+        self._steps += 1
+
+    def got(self) -> None:
+        """The batch is there."""
+        if len(self._events) == 1:
+            self._mark()
+
+    def skip(self) -> None:
+        """What goes on belongs to no step."""
+        self._events = []
+
+    def close(self) -> None:
+        """Release the events."""
+        self._is_over, self._events = True, []
+        self._pending.clear()
+
+    def times(self) -> DeviceTimes | None:
+        """Return what was measured; None where nothing was."""
+        self._collect()
+        count = len(self._milliseconds)
+        if not count:
+            return None
+        wait, busy = (sum(values) / count / 1e3 for values in zip(*self._milliseconds, strict=True))
+        return DeviceTimes(wait, busy)
+
+    def _mark(self) -> None:
+        cuda = None if self._is_over else _cuda()
+        if cuda is None:
+            return
+        try:
+            event = cuda.Event(enable_timing=True)
+            event.record()
+        except RuntimeError:  # where it may not be done: the script's own work goes on
+            self.close()
+            return
+        self._events.append(event)
+
+    def _collect(self) -> None:
+        """Take the times of the events that the device has come to."""
+        try:
+            while self._pending and self._pending[0][-1].query():
+                asked, got, ended = self._pending.popleft()
+                self._milliseconds.append((asked.elapsed_time(got), got.elapsed_time(ended)))
+        except RuntimeError:  # of events of two devices
+            self.close()

@@ -1,0 +1,448 @@
+"""Every sample by torchvision's dataset and by fastpipe's: equal, different, or not readable."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+import fastpipe
+from fastpipe.bench.check import Check, index_problems
+from fastpipe.bench.loaders import check_transform, train_transform
+from fastpipe.core.extras import require
+from fastpipe.core.files import require_regular
+from fastpipe.core.types import Key
+from fastpipe.errors import BadSampleError, OptionError
+
+__all__ = [
+    "NAMED",
+    "Chain",
+    "Failures",
+    "Outcome",
+    "UnlikeError",
+    "array_pairs",
+    "chain_of",
+    "chosen",
+    "compare_folder",
+]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A transform to compare with.
+
+    Attributes:
+        name: as the user gave it.
+        about: its steps, in words.
+        transform: as an image folder takes it.
+        batch: samples made side by side.  One by one where they may be large.
+        is_own: whether it is the user's code, of which nothing is known.
+    """
+
+    name: str
+    about: str
+    transform: Any
+    batch: int
+    is_own: bool = False
+
+
+def _whole_image() -> Any:
+    # Without any transform fastpipe, too, hands out Pillow's own image: there would be nothing
+    # to compare.  As a tensor it comes from the fast decoder.
+    return require("torchvision", extra="torch").transforms.PILToTensor()
+
+
+# Name → steps in words, the transform, samples in a batch.
+NAMED: dict[str, tuple[str, Callable[[], Any], int]] = {
+    "eval": ("Resize(256), CenterCrop(224), PILToTensor()", check_transform, 32),
+    "train": (
+        "RandomResizedCrop(224), RandomHorizontalFlip(), PILToTensor(), with the same draws in both",
+        partial(train_transform, "uint8"),
+        32,
+    ),
+    "none": ("PILToTensor(): every pixel at full size", _whole_image, 1),
+}
+
+
+def chain_of(name: str) -> Chain:
+    """Return the transform that ``--transform`` names.
+
+    That is one of ``NAMED``, or ``"module:name"`` for a transform of the user's, or for a function or class
+    that makes one when it is called without arguments.
+
+    Raises:
+        OptionError: it is neither; the message says what went wrong.
+    """
+    if name in NAMED:
+        about, make, batch = NAMED[name]
+        return Chain(name, about, make(), batch)
+    transform = _own(name)
+    about = " ".join(repr(transform).split())
+    # Fewer at a time: they may give whole images.
+    return Chain(name, about if len(about) <= 200 else f"{about[:199]}…", transform, 8, is_own=True)
+
+
+def _own(name: str) -> Any:
+    """Return the user's transform."""
+    module_name, colon, attribute = name.partition(":")
+    if not (colon and module_name and attribute):
+        known = ", ".join(NAMED)
+        raise OptionError(f"--transform must be {known} or module:name for one of your own, got {name!r}")
+    found = _imported(name, module_name)
+    for part in attribute.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise OptionError(f"--transform {name}: {module_name!r} has no {attribute!r}") from None
+    if _needs_no_arguments(found):
+        try:
+            found = found()
+        except Exception as error:  # whatever the user's code raises
+            raise OptionError(f"--transform {name}: calling it failed: {_words(error)}") from error
+    if inspect.isclass(found) or not callable(found):
+        kind = "class that needs arguments" if inspect.isclass(found) else type(found).__name__
+        raise OptionError(f"--transform {name} is a {kind}; name a transform, or a function that makes one")
+    return found
+
+
+def _imported(name: str, module_name: str) -> Any:
+    """Import the user's module, from the present folder if it is there, as ``python -m`` does."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(module_name)
+    except Exception as error:  # whatever the user's code raises
+        raise OptionError(
+            f"--transform {name}: importing {module_name!r} failed: {_words(error)}; modules are looked for "
+            "in this folder and where Python finds them"
+        ) from error
+
+
+def _needs_no_arguments(found: Any) -> bool:
+    """Return whether it makes a transform, rather than being one."""
+    # Not any callable: a torch module's call takes whatever it is given.
+    if not (inspect.isroutine(found) or inspect.isclass(found) or isinstance(found, partial)):
+        return False
+    try:
+        inspect.signature(found).bind()
+    except (TypeError, ValueError):  # it needs some, or does not say
+        return False
+    return True
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+# ---- values as arrays ------------------------------------------------------------------------------
+
+Arrays = tuple[npt.NDArray[Any], npt.NDArray[Any]]
+
+
+class UnlikeError(Exception):
+    """Two values differ in more than their numbers; the message says in what."""
+
+
+def array_pairs(expected: Any, got: Any) -> Iterator[Arrays]:
+    """Yield pairs of arrays, of equal shape and type, that two values consist of.
+
+    The values are tensors, arrays, PIL images, numbers, or lists, tuples and mappings of such; anything else
+    that can be compared with ``==`` must be equal.
+
+    Raises:
+        UnlikeError: they differ in type, shape, mode, length, keys, or are unequal.
+        OptionError: they are of a type that cannot be compared.
+
+    >>> [(int(a), int(b)) for a, b in array_pairs({"x": [1, 2]}, {"x": [1, 3]})]
+    [(1, 1), (2, 3)]
+    """
+    if type(expected) is not type(got):
+        raise UnlikeError(f"a {type(got).__name__} instead of a {type(expected).__name__}")
+    if isinstance(expected, Mapping):
+        _check_like("keys", list(expected), list(got))
+        for key, value in expected.items():
+            yield from array_pairs(value, got[key])
+    elif isinstance(expected, (list, tuple)):
+        _check_like("length", len(expected), len(got))
+        for left, right in zip(expected, got, strict=True):
+            yield from array_pairs(left, right)
+    else:
+        yield from _leaves(expected, got)
+
+
+def _leaves(expected: Any, got: Any) -> Iterator[Arrays]:
+    """The same for values that hold no others."""
+    torch = require("torch", extra="torch")
+    if isinstance(expected, torch.Tensor):
+        _check_like("tensor", *(f"{one.dtype} {tuple(one.shape)}" for one in (expected, got)))
+        yield _of_tensor(expected), _of_tensor(got)
+    elif isinstance(expected, require("PIL.Image", extra="image").Image):
+        _check_like("PIL image", *(f"{one.mode} {one.size}" for one in (expected, got)))
+        yield np.asarray(expected), np.asarray(got)
+    elif isinstance(expected, (np.ndarray, np.generic, bool, int, float, complex)):
+        pair = np.asarray(expected), np.asarray(got)
+        _check_like("array", *(f"{one.dtype} {one.shape}" for one in pair))
+        if pair[0].dtype.kind not in "biufc":
+            raise _cannot_be_compared(expected, f" of {pair[0].dtype}")
+        yield pair
+    elif expected is not None and not _has_equality(type(expected)):
+        raise _cannot_be_compared(expected)
+    elif not bool(expected == got):
+        raise UnlikeError(f"{got!r} instead of {expected!r}")
+
+
+def _check_like(what: str, expected: Any, got: Any) -> None:
+    if expected != got:
+        raise UnlikeError(f"{what} {got} instead of {expected}")
+
+
+def _of_tensor(tensor: Any) -> npt.NDArray[Any]:
+    plain = tensor.detach().cpu()
+    # NumPy has no bfloat16; every value of a small float type is one of float32.
+    small = plain.is_floating_point() and plain.element_size() <= 2
+    array: npt.NDArray[Any] = (plain.float() if small else plain).numpy()
+    return array
+
+
+def _has_equality(kind: type) -> bool:
+    """Return whether ``==`` compares the content; that of ``object`` compares identity."""
+    return any("__eq__" in vars(base) for base in kind.__mro__ if base is not object)
+
+
+def _cannot_be_compared(value: Any, more: str = "") -> OptionError:
+    return OptionError(
+        f"the transform gives a {type(value).__name__}{more}, which cannot be compared; let it give "
+        "tensors, arrays, PIL images or numbers, or lists and dicts of them"
+    )
+
+
+# ---- every sample by both datasets -----------------------------------------------------------------
+
+# A transform of the user's is called twice for so many images, to see that it gives the same.
+TRIED_TWICE = 8
+
+# Of more failures only the number is kept: a disk that is gone makes one for every sample.
+MOST_KEPT = 1000
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A sample that could not be made: the errors of torchvision's and of fastpipe's dataset, or None."""
+
+    index: int
+    path: str
+    stock: str | None
+    fast: str | None
+
+
+@dataclass
+class Failures:
+    """How many samples failed, and the first of them."""
+
+    count: int = 0
+    first: list[Failure] = field(default_factory=list)
+
+    def add(self, failure: Failure) -> None:
+        """Count one."""
+        self.count += 1
+        if len(self.first) < MOST_KEPT:
+            self.first.append(failure)
+
+
+@dataclass
+class Outcome:
+    """What the comparison found.
+
+    Attributes:
+        total: images in the folder.
+        classes: its classes.
+        chosen: how many images were to be compared.
+        index_problems: name of what is not equal of the index → a sentence.
+        check: the values of all samples that both gave.
+        unreadable: samples that neither gives.
+        one_sided: samples that only one of them gives.
+        plan: the text of ``FastImageFolder.plan``.
+    """
+
+    total: int
+    classes: int
+    chosen: int
+    index_problems: dict[str, str] = field(default_factory=dict)
+    check: Check = field(default_factory=Check)
+    unreadable: Failures = field(default_factory=Failures)
+    one_sided: Failures = field(default_factory=Failures)
+    plan: str = ""
+
+    @property
+    def equal(self) -> bool:
+        """Whether nothing at all differs."""
+        return not (self.index_problems or self.check.photos_differing or self.one_sided.count)
+
+    @property
+    def seen(self) -> int:
+        """How many samples were tried."""
+        return self.check.photos + self.unreadable.count + self.one_sided.count
+
+
+class _Try(NamedTuple):
+    """A sample ``(value, target)``, or in words why there is none."""
+
+    sample: Any = None
+    error: str | None = None
+
+    @classmethod
+    def failed(cls, error: BaseException) -> _Try:
+        """Make one of an error; that of reading, where fastpipe wrapped it."""
+        if isinstance(error, BadSampleError) and error.__cause__ is not None:
+            error = error.__cause__
+        return cls(error=f"{type(error).__name__}: {error}")
+
+
+def chosen(total: int, count: int | None, seed: int) -> list[int]:
+    """Return which of ``total`` samples to compare: one drawn from each of ``count`` equal parts.
+
+    >>> chosen(4, None, 0), chosen(4, 9, 0)
+    ([0, 1, 2, 3], [0, 1, 2, 3])
+    >>> [number // 100 for number in chosen(300, 3, 0)]
+    [0, 1, 2]
+    """
+    if count is None or count >= total:
+        return list(range(total))
+    starts = [part * total // count for part in range(count + 1)]
+    drawn: list[int] = np.random.default_rng(seed).integers(starts[:-1], starts[1:]).tolist()
+    return drawn
+
+
+def compare_folder(
+    stock: Any,
+    chain: Chain,
+    count: int | None,
+    seed: int,
+    on_image: Callable[[Outcome], None] = lambda outcome: None,
+) -> Outcome:
+    """Compare ``FastImageFolder`` with torchvision's ``ImageFolder``.
+
+    Args:
+        stock: torchvision's dataset, without a transform.
+        chain: the transform.
+        count: how many images, spread evenly over the folder; ``None`` takes all.
+        seed: of the choice of images, and of random transforms; from 0.
+        on_image: called after each image.
+
+    Raises:
+        OptionError: the user's transform is random, or none of the images could be compared.
+    """
+    fast = fastpipe.FastImageFolder(stock.root, chain.transform)
+    indices = chosen(len(stock), count, seed)
+    outcome = Outcome(
+        len(stock), len(stock.classes), len(indices), index_problems(stock, fast), plan=str(fast.plan)
+    )
+    if outcome.index_problems:  # an index would not mean the same file in both
+        return outcome
+    if not fast.plan.draws:
+        stock.transform = chain.transform
+    for index, made, draws in _made(fast, indices, chain.batch, seed):
+        expected = _expected(stock, fast, index, draws)
+        if chain.is_own and outcome.seen < TRIED_TWICE:
+            _check_repeats(chain, expected, _expected(stock, fast, index, draws))
+        _add(outcome, stock.samples[index][0], index, expected, made)
+        on_image(outcome)
+    if not outcome.check.photos and not outcome.one_sided.count:
+        first = outcome.unreadable.first[0]
+        raise OptionError(
+            f"none of the {outcome.chosen:,} images can be read, or the transform fails on all: "
+            f"{first.path!r}: {first.stock}"
+        )
+    return outcome
+
+
+def _add(outcome: Outcome, path: str, index: int, expected: _Try, made: _Try) -> None:
+    """Take one sample into account."""
+    if expected.error is not None or made.error is not None:
+        failed_alike = expected.error is not None and made.error is not None
+        failures = outcome.unreadable if failed_alike else outcome.one_sided
+        failures.add(Failure(index, path, expected.error, made.error))
+        return
+    (value, target), (other, other_target) = expected.sample, made.sample
+    try:
+        if (type(target), target) != (type(other_target), other_target):
+            raise UnlikeError(f"label {other_target!r} instead of {target!r}")
+        outcome.check.add(list(array_pairs(value, other)), index, path)
+    except UnlikeError as unlike:
+        outcome.check.add_unlike(str(unlike), index, path)
+
+
+def _expected(stock: Any, fast: Any, index: int, draws: Any) -> _Try:
+    """torchvision's sample: its dataset's own, or with the parameters that fastpipe drew."""
+    path = stock.samples[index][0]
+    try:
+        require_regular(path, os.stat(path))  # torchvision would wait for who writes to a fifo
+        value, target = stock[index]
+        return _Try((fast.plan.reference(value, draws) if fast.plan.draws else value, target))
+    except (MemoryError, ImportError):  # the machine's trouble, not the file's
+        raise
+    except Exception as error:  # whatever Pillow or the user's code raises
+        return _Try.failed(error)
+
+
+def _made(fast: Any, indices: Sequence[int], size: int, seed: int) -> Iterator[tuple[int, _Try, Any]]:
+    """Yield index, value and random parameters of fastpipe's samples, made in batches as in training."""
+    chunks = [indices[first : first + size] for first in range(0, len(indices), size)]
+    batches = _batches(fast, chunks, seed)
+    position = 0
+    for chunk in chunks:
+        places = np.arange(position, position + len(chunk))
+        position += len(chunk)
+        try:
+            samples = next(batches)
+        except (MemoryError, ImportError, StopIteration):  # the machine's trouble, or a defect
+            raise
+        except Exception:  # one of them failed: which one is found by asking for each alone
+            yield from (_made_alone(fast, index, seed + 1 + index) for index in chunk)
+        else:
+            drawn = fast.plan.draw(Key(seed, 0, places)).tolist()
+            yield from zip(chunk, map(_Try, samples), drawn, strict=True)
+
+
+def _made_alone(fast: Any, index: int, seed: int) -> tuple[int, _Try, Any]:
+    """Make one sample in a batch of its own."""
+    drawn = fast.plan.draw(Key(seed, 0, np.arange(1))).tolist()[0]
+    try:
+        return index, _Try(next(_batches(fast, [[index]], seed))[0]), drawn
+    except (MemoryError, ImportError, StopIteration):
+        raise
+    except Exception as error:
+        return index, _Try.failed(error), drawn
+
+
+def _batches(fast: Any, chunks: Sequence[Sequence[int]], seed: int) -> Iterator[list[Any]]:
+    """Lists of samples; goes on after an error.  Few are made ahead, as they may be large."""
+    batches: Iterator[list[Any]] = iter(
+        fastpipe.FastLoader(fast, batch_sampler=chunks, collate_fn=list, seed=seed, prefetch_batches=1)
+    )
+    return batches
+
+
+def _check_repeats(chain: Chain, first: _Try, second: _Try) -> None:
+    """Raise an OptionError if the user's transform does not give the same twice."""
+    if first.error is not None or second.error is not None:
+        return
+    again = Check()
+    try:
+        again.add(list(array_pairs(first.sample, second.sample)), 0, "")
+    except UnlikeError as unlike:
+        again.add_unlike(str(unlike), 0, "")
+    if again.photos_differing:
+        raise OptionError(
+            f"--transform {chain.name} gives another result when it is called again with the same image, so "
+            "nothing can be compared; leave its random steps out, or take --transform train"
+        )

@@ -1,0 +1,343 @@
+"""What a loader's batch costs, stage by stage, and how long a step takes with a loader of given costs."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from fastpipe.tools.batches import leaves
+from fastpipe.tools.clocks import NOTHING, Spent, processes_cpu_ns
+from fastpipe.tools.loaders import limit_waiting
+from fastpipe.tools.recorder import Tally
+from fastpipe.tools.stacks import COLLATE, GRAPH, READ, TRANSFER, Line
+from fastpipe.tools.witness import Account
+
+__all__ = [
+    "Alone", "Copies", "Epoch", "LoaderCosts", "alone", "copies_of", "costs_of", "costs_of_clock", "epochs",
+    "step_with",
+]  # fmt: skip
+
+_LINES, _LEAST_SHARE = 6, 0.02
+# Rounds of all workers, the first of which is not counted: it matters little then how many come at once.
+_TURNS = 4
+_PATIENCE_S = 30.0  # for a batch of workers
+_ROUNDS = 5  # of copies
+
+
+# ---- by stage --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LoaderCosts:
+    """What a batch costs the process, or the threads, that make it.
+
+    Attributes:
+        stages: times of a batch by stage.
+        lines: of the script, with stages, that take longest.
+        batches, samples: how many these are means of.
+        makers: processes that made them; 0 for the one that trains.
+    """
+
+    stages: dict[str, Spent] = field(default_factory=dict)
+    lines: tuple[tuple[Line, str, Spent], ...] = ()
+    batches: int = 0
+    samples: int = 0
+    makers: int = 0
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds in which a batch is made, by one of its makers."""
+        return sum(spent.wall for stage, spent in self.stages.items() if stage != TRANSFER) / 1e9
+
+    @property
+    def cpu_s(self) -> float:
+        """Seconds of processors."""
+        return sum(spent.cpu for spent in self.stages.values()) / 1e9
+
+    @property
+    def delay_share(self) -> float:
+        """The part of a maker's time in which it was ready to run, and others had the cores."""
+        return sum(spent.delay for spent in self.stages.values()) / max(1.0, self.wall_s * 1e9)
+
+    @property
+    def read_idle_s(self) -> float:
+        """Seconds of a batch in which it waits for disk or network."""
+        return self.stages.get(READ, NOTHING).idle / 1e9
+
+    def without(self, *stages: str) -> LoaderCosts:
+        """Return the costs if some stages took no time."""
+        left = {stage: spent for stage, spent in self.stages.items() if stage not in stages}
+        return replace(self, stages=left)
+
+    def without_waiting(self) -> LoaderCosts:
+        """Return the costs if what it reads were in memory."""
+        read = self.stages.get(READ, NOTHING)
+        in_memory = Spent(read.wall - read.idle, read.cpu, read.delay)
+        return replace(self, stages={**self.stages, READ: in_memory} if read.wall else self.stages)
+
+    def top_lines(self) -> Iterator[tuple[Line, str, float]]:
+        """The script's lines in which a batch's time goes, with stages and shares."""
+        total = self.wall_s * 1e9
+        for line, stage, spent in self.lines[:_LINES]:
+            if total and spent.wall > _LEAST_SHARE * total:
+                yield line, stage, spent.wall / total
+
+    def with_others(self, cpu_s: float | None) -> LoaderCosts:
+        """Return the costs with what runs outside of Python, the rest of a batch's processor time."""
+        rest = 0 if cpu_s is None else int(max(0.0, cpu_s - self.cpu_s) * 1e9)
+        return replace(self, stages={**self.stages, GRAPH: Spent(rest, rest, 0)} if rest else self.stages)
+
+    def shares(self) -> dict[str, float]:
+        """Return the shares of a batch's time by stage, the largest first."""
+        total = sum(spent.wall for spent in self.stages.values()) or 1
+        found = {stage: spent.wall / total for stage, spent in self.stages.items()}
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def costs_of(accounts: Iterable[Account]) -> LoaderCosts:
+    """Return the costs of a stock loader, from the accounts of its processes."""
+    known = [account for account in accounts if account.batches]
+    batches = sum(account.batches for account in known)
+    if not batches:
+        return LoaderCosts()
+    tally, collate, sent = Tally(), NOTHING, NOTHING
+    for account in known:
+        tally.merge(account.tally)
+        seen = account.tally.stages("collate").get(COLLATE, NOTHING)
+        # How long it took is known exactly, and of what kind that time was from samples.
+        factor = account.collate_ns / seen.wall if seen.wall else 0.0
+        collate = collate.plus(Spent(account.collate_ns, int(seen.cpu * factor), int(seen.delay * factor)))
+        if account.worker >= 0:  # another thread there sends what was made
+            in_main = sum(spent.cpu for spent in account.tally.spent.values())
+            rest = max(0, account.cpu_ns - in_main)
+            sent = sent.plus(Spent(rest, rest, 0))
+    stages = tally.stages("dataset")
+    for stage, more in ((COLLATE, collate), (TRANSFER, sent)):
+        if more.wall:
+            stages[stage] = stages.get(stage, NOTHING).plus(more)
+    lines = tally.lines("dataset", "collate")
+    return LoaderCosts(
+        {stage: spent.each(batches) for stage, spent in stages.items()},
+        tuple((line, stage, spent.each(batches)) for line, stage, spent in lines if line.file),
+        batches,
+        sum(account.samples for account in known),
+        len({account.worker for account in known} - {-1}),
+    )
+
+
+def costs_of_clock(before: dict[str, float], after: dict[str, float], batches: int) -> LoaderCosts:
+    """Return the costs of a loader of fastpipe's, from its clock; its threads run nearly all of that time."""
+    stages = {}
+    for stage, seconds in after.items():
+        spent = int((seconds - before.get(stage, 0.0)) * 1e9 / max(1, batches))
+        if stage != "wait" and spent > 0:
+            stages["collate" if stage == "copy" else stage] = Spent(spent, spent, 0)
+    return LoaderCosts(stages, (), batches)
+
+
+# ---- a loader alone --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A loader whose batches nobody uses.
+
+    Attributes:
+        batch_s: seconds between two batches.
+        cpu_s: processor seconds of a batch, in all processes; None if unknown.
+        batches: how many these are means of.
+        taken: batches that were taken in all, with those that it had ready.
+    """
+
+    batch_s: float
+    cpu_s: float | None
+    batches: int
+    taken: int = 0
+
+    def with_more(self, rest: Spent | None, is_beside: bool = False) -> Alone:
+        """Return the same, if a batch took so much more: after it is made, or beside that."""
+        if rest is None:
+            return self
+        cpu = None if self.cpu_s is None else self.cpu_s + rest.cpu / 1e9
+        after = 0.0 if is_beside else (rest.cpu + rest.idle) / 1e9
+        return Alone(self.batch_s + after, cpu, self.batches)
+
+
+def alone(begin: Callable[[], Iterator[Any]], skipped: int, seconds: float) -> Alone | None:
+    """Measure a loader alone, as `epochs` takes its batches; None where it has fewer than two."""
+    took, batches, taken, cpu = 0.0, 0, 0, 0
+    knows_cpu = True
+    for epoch in epochs(begin, skipped, seconds, look=processes_cpu_ns):
+        used = processes_cpu_ns()
+        taken += epoch.taken
+        if epoch.batches < 2:
+            break
+        took, batches = took + epoch.seconds, batches + epoch.batches
+        if used is None or epoch.began is None:
+            knows_cpu = False
+        else:
+            cpu += used - epoch.began
+    if not batches:
+        return None
+    return Alone(took / batches, cpu / batches / 1e9 if knows_cpu else None, batches, taken)
+
+
+def step_with(instant_s: float, step_cpu_s: float | None, loader: Alone, cores: int) -> float:
+    """Return how long a step takes beside a loader that makes the batches ahead.
+
+    The slowest of three decides: the step with data at once (``instant_s``), the loader, and the processors,
+    if both together need more of them than there are.
+
+    >>> step_with(0.1, 0.2, Alone(0.3, 0.5, 10), cores=2)
+    0.35
+    """
+    wanted = [instant_s, loader.batch_s]
+    if step_cpu_s is not None and loader.cpu_s is not None:
+        wanted.append((step_cpu_s + loader.cpu_s) / cores)
+    return max(wanted)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """Batches that were taken of one iterator.
+
+    Attributes:
+        batches: that are counted.
+        seconds: of these, from the request for the first to the end of the last.
+        waited: of that, seconds until they were there.
+        taken: all batches, with those that are not counted.
+        is_over: whether there were no more, and so its workers have ended.
+        began: the value of ``look`` when the first of those counted was asked for.
+    """
+
+    batches: int
+    seconds: float
+    waited: float
+    taken: int
+    is_over: bool
+    began: Any
+
+
+def epochs(
+    begin: Callable[[], Iterator[Any]],
+    skipped: int,
+    seconds: float,
+    *,
+    step: Callable[[Any], object] | None = None,
+    look: Callable[[], Any] = lambda: None,
+    limit: float = 4.0,
+    counts_start: bool = False,
+) -> Iterator[Epoch]:
+    """Take batches in as many epochs as it takes; the loader's iterator lives until the next is asked for.
+
+    It is never ahead when it begins, as its batches are taken as they are made.  Batches of workers come some
+    at a time, so some rounds of all workers are measured.
+
+    Args:
+        begin: makes an iterator.
+        skipped: batches before its pace is that of others: the first of each worker, which opens files.
+        seconds: that are measured.
+        step: called with each batch; None for nothing.
+        look: called before the iterator begins, and before the first batch that is counted is asked for.
+        limit: it ends after so many times the seconds in any case, once a first batch is there.
+        counts_start: whether an epoch that is over before enough was seen is counted as a whole, with the
+            start of its workers, as these have nothing ahead at its end; else only one that is hardly longer
+            than what is skipped.
+
+    >>> epoch = next(epochs(lambda: iter(range(9)), 2, 0.5))
+    >>> epoch.batches, epoch.taken, epoch.is_over
+    (7, 9, True)
+    """
+    took, taken, deadline = 0.0, 0, perf_counter() + limit * seconds
+    while took < seconds and perf_counter() < deadline:
+        first = last = look()
+        opened, is_over = perf_counter(), True
+        moments = array("d")  # of each batch: when it was asked for, and when it was there
+        iterator = begin()
+        limit_waiting(iterator, _PATIENCE_S)
+        while True:
+            asked = perf_counter()
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                break
+            moments.extend((asked, perf_counter()))
+            if step is not None:
+                step(batch)
+            del batch
+            now, count = perf_counter(), len(moments) // 2
+            if not taken and count == 1:  # workers that were slow to start are not slow
+                deadline = now + limit * seconds
+            if count == skipped:
+                last = look()
+            since = moments[2 * skipped] if count > skipped else now
+            if (count >= _TURNS * skipped and took + now - since > seconds) or now > deadline:
+                is_over = False
+                break
+        count, end = len(moments) // 2, perf_counter()
+        is_whole = is_over and (counts_start or count < _TURNS * skipped)
+        left_out = 0 if is_whole or count <= skipped else skipped
+        start = moments[2 * left_out] if left_out else opened
+        stepped = sum([*moments[2 * left_out + 2 :: 2], end]) - sum(moments[2 * left_out + 1 :: 2])
+        taken += count
+        took += end - start
+        yield Epoch(
+            count - left_out, end - start, end - start - (stepped if count else 0.0), count,
+            is_over, last if left_out else first,
+        )  # fmt: skip
+        del iterator
+        if not count:
+            return
+
+
+# ---- a batch's copy to the GPU ---------------------------------------------------------------------
+
+
+class Copies(NamedTuple):
+    """Copies of a batch to the GPU: its bytes, and seconds from memory as it is and from pinned memory."""
+
+    nbytes: int
+    as_it_is_s: float
+    pinned_s: float
+
+
+def copies_of(batch: Any) -> Copies | None:
+    """Copy the tensors of a batch a few times; None where CUDA is not in use, or no tensor is in main memory.
+
+    It is tested with a device that imitates torch's, and was seen to work on an H200.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    tensors = [
+        one for one in leaves(batch)
+        if isinstance(one, torch.Tensor) and one.device.type == "cpu" and one.numel()
+    ]  # fmt: skip
+    if not tensors:
+        return None
+    try:
+        pinned = [one if one.is_pinned() else one.pin_memory() for one in tensors]
+        return Copies(
+            sum(one.numel() * one.element_size() for one in tensors),
+            _copy_s(torch.cuda, lambda: [one.to("cuda") for one in tensors]),
+            _copy_s(torch.cuda, lambda: [one.to("cuda", non_blocking=True) for one in pinned]),
+        )
+    except RuntimeError:  # no room for it there, or none that can be pinned
+        return None
+
+
+def _copy_s(cuda: Any, copy: Callable[[], object]) -> float:
+    """The median of some rounds, after one that does not count."""
+    found = []
+    for _ in range(1 + _ROUNDS):
+        cuda.synchronize()
+        begin = perf_counter()
+        copy()
+        cuda.synchronize()
+        found.append(perf_counter() - begin)
+    return statistics.median(found[1:])

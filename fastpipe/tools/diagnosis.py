@@ -1,0 +1,431 @@
+"""From a watched loop to a report: its loader's costs, a step's time without it, and advice."""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import chain, repeat
+from types import CodeType
+from typing import Any
+
+from fastpipe.core.machine import available_cpus
+from fastpipe.core.text import in_duration
+from fastpipe.errors import OptionError
+from fastpipe.tools.batches import same_form
+from fastpipe.tools.candidates import candidates
+from fastpipe.tools.costs import (
+    Alone,
+    Copies,
+    LoaderCosts,
+    alone,
+    copies_of,
+    costs_of,
+    costs_of_clock,
+    step_with,
+)
+from fastpipe.tools.loaders import Watch, Watched, processes_of, view_of
+from fastpipe.tools.loops import Phase
+from fastpipe.tools.report import Advice, LoaderNote, Part, Report
+from fastpipe.tools.stacks import DECODE, READ, Boundary
+from fastpipe.tools.steps import Growth, ModelChanges, torch_of
+from fastpipe.tools.swaps import GAIN, Candidate
+from fastpipe.tools.tf_loops import FitWitness
+from fastpipe.tools.witness import Account, ImageReads
+
+__all__ = ["Diagnosis"]
+
+_log = logging.getLogger("fastpipe.profile")
+_FAST = 0.9  # of a step's time, in which a loader makes a batch that is always there
+_MOST_TRIED = 2
+_HALF = 0.5
+_START_SHARE = 0.03  # of an epoch: the start of its workers is reported if it takes more
+
+
+class Diagnosis:
+    """Finds out about one loop.
+
+    Args:
+        seconds: for each measurement.
+        tries: whether advice is tried on the script's own step.
+
+    Attributes:
+        cores: that this process may use.
+        is_looking: whether loaders are being measured, beside a loop or when it is over.
+    """
+
+    def __init__(self, seconds: float, tries: bool) -> None:
+        self._seconds, self._tries = seconds, tries
+        self._watched: Watched | None = None
+        self._alone: Alone | None = None
+        self._accounts: list[Account] = []
+        self._costs = LoaderCosts()
+        self._measured: list[tuple[Candidate, Alone]] = []
+        self._candidates: list[Candidate] = []
+        self._tried: dict[int, float] = {}
+        self._queue: list[int] | None = None
+        self._now: int | None = None
+        self._images: ImageReads | None = None
+        self._copies: Copies | None = None
+        self._changes: list[ModelChanges | Growth] = []
+        self._change: ModelChanges | Growth | None = None  # that is being tried
+        self._is_again, self._later_s = False, math.inf  # a step with data at once, once others were measured
+        self.cores, self.is_looking = available_cpus(), False
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is anything to report."""
+        return self._watched is not None
+
+    def see(self, watched: Watched) -> None:
+        """Take what was seen of a loop; nothing more is measured."""
+        self._watched = watched
+        if watched.witness is not None:
+            self._accounts = watched.witness.accounts()
+            self._costs = costs_of(self._accounts)
+
+    def look(self, watched: Watched) -> None:
+        """Measure what can be measured beside the loop: the loader alone, and others instead of it."""
+        self.is_looking = True
+        try:
+            self.see(watched)
+            self._measure_loader(watched)
+            if self._report().is_loader_bound:
+                self._measure_candidates(watched)
+        finally:
+            self.is_looking = False
+
+    def _measure_loader(self, watched: Watched) -> None:
+        loader = watched.loader
+        serial = not getattr(loader, "num_workers", 1) and watched.witness is not None
+        skipped = 0 if serial else max(2, getattr(loader, "num_workers", 0))
+        clock = getattr(loader, "clock", None)
+        before = clock.totals() if clock is not None else {}
+        if watched.is_graph:
+            self._measure_inside(loader.__iter__, skipped)
+            self._costs = self._costs.with_others(self._alone.cpu_s if self._alone is not None else None)
+        elif watched.begin is not None:
+            self._measure_inside(watched.begin, skipped, watched.boundaries)
+        elif watched.is_opaque:
+            assert isinstance(watched.witness, FitWitness)
+            self._images = watched.witness.images
+        else:
+            # Workers that persist would stay after this, for a script that may not go on.
+            one = view_of(loader) if watched.view is not None else loader
+            try:
+                self._alone = alone(one.__iter__, skipped, self._seconds)
+            except Exception as error:  # the script's loop meets it itself, and may handle it
+                _log.warning("the loader alone is not measured: %s", _text_of(error))
+        if clock is not None and self._alone is not None and not self._costs.batches:
+            self._costs = costs_of_clock(before, clock.totals(), self._alone.taken)
+        if not watched.is_opaque:
+            self._copies = copies_of(watched.loop.batch)
+
+    def _measure_inside(
+        self,
+        begin: Callable[[], Iterator[Any]],
+        skipped: int,
+        boundaries: Mapping[CodeType, Boundary] | None = None,
+    ) -> None:
+        """Measure what TensorFlow or Keras trains on alone, and what it does in Python: in a ``fit`` there is
+        other Python, too."""
+        witness = FitWitness(more=boundaries)
+        try:
+            self._alone = alone(begin, skipped, self._seconds)
+        except Exception as error:
+            _log.warning("what it trains on is not measured alone: %s", _text_of(error))
+        finally:
+            witness.close()
+        if self._alone is None:
+            return
+        self._accounts = witness.accounts()
+        # Each sample's cost was seen; how many batches there were, the loader knows.
+        self._accounts[0].batches = self._alone.taken
+        self._costs = costs_of(self._accounts)
+        self._images = witness.images
+
+    def _measure_candidates(self, watched: Watched) -> None:
+        known: dict[Any, Alone | None] = {}
+        for candidate in candidates(
+            watched, self._costs, self.cores, self._accounts, self._images, self._uneven()
+        ):  # fmt: skip
+            self._candidates.append(candidate)
+            if candidate.begin not in known:
+                known[candidate.begin] = self._measure(candidate)
+            measured = known[candidate.begin]
+            if measured is not None:
+                self._measured.append(
+                    (candidate, measured.with_more(candidate.rest, candidate.is_rest_beside))
+                )
+
+    def _measure(self, candidate: Candidate) -> Alone | None:
+        """Measure a candidate alone; None where it cannot take the loader's place after all."""
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+                return alone(candidate.begin, candidate.skipped, self._seconds)
+        except Exception as error:  # whatever it is: the script's own loader works
+            _log.warning("not measured: %s: %s", candidate.what, _text_of(error))
+            return None
+
+    def _uneven(self) -> str:
+        """By which measurement batches take unequally long; empty if they do not, or that is no reason."""
+        report = self._report()
+        if report.loader is None or not report.loader.workers or self._alone is None:
+            return ""
+        together = step_with(report.base_s, report.step_cpu_s, self._alone, self.cores)
+        waits_little = report.wait_s < (GAIN - 1) * report.step_s  # what else is lost goes to workers' cores
+        if waits_little or self._alone.batch_s > _FAST * report.base_s or report.step_s < GAIN * together:
+            return ""
+        return (
+            f"the loader alone makes a batch in {in_duration(self._alone.batch_s)}, a step with data at once "
+            f"takes {in_duration(report.base_s)}, and yet it waits {in_duration(report.wait_s)}: some "
+            "batches take longer than those ahead last"
+        )
+
+    # ---- trying it on the script's step --------------------------------------------------------------
+
+    def next_phase(self, watch: Watch, loader: Any) -> Iterator[Any] | None:
+        """Return batches of another loader for the script's step; None when everything is known."""
+        watched = watch.of(loader)
+        assert watched is not None  # it is its loop that asks
+        with watch.paused():
+            if self._queue is None:
+                self.look(watched)
+                self._queue = self._triable()[:_MOST_TRIED] if self._tries else []
+                self._is_again = watched.is_opaque and bool(self._measured)
+                if self._is_again:  # measuring may have left something behind: malloc's limits
+                    return repeat(None)
+            elif self._is_again:
+                self._is_again, self._later_s = False, watched.loop.steps[Phase.TRIED].seconds
+            elif self._change is not None:
+                self._change.note(watched.loop.steps[Phase.TRIED].seconds)
+            elif self._now is not None:
+                self._tried[self._now] = watched.loop.steps[Phase.TRIED].seconds
+            while self._queue:
+                self._now = self._queue.pop(0)
+                batches = _endless(self._measured[self._now][0], watch)
+                first = next(batches)
+                if same_form(watched.loop.batch, first):
+                    return chain([first], batches)
+            if self._change is None and self._tries:
+                self._changes = list(self._step_changes(watched))
+            left = (
+                self._changes if self._change is None else self._changes[self._changes.index(self._change) :]
+            )
+            for self._change in left:
+                changed = self._change.next()
+                if changed is not None:
+                    return changed
+            return None
+
+    def _step_changes(self, watched: Watched) -> Iterator[ModelChanges | Growth]:
+        """What may make the step itself faster, where that is what takes the time."""
+        report, batch = self._report(), watched.loop.batch
+        instant = report.instant_s
+        if watched.is_opaque or instant is None or instant < _HALF * report.step_s:
+            return
+        if torch_of(batch) is not None:
+            yield ModelChanges(batch)
+        try:
+            growth = Growth(batch, instant)
+        except OptionError:  # how many samples it has is unknown
+            return
+        yield growth  # last, as it may fail for want of memory
+
+    def excuses(self, error: Exception) -> bool:
+        """Return whether a step's error may come from a batch or a model that is not the script's own."""
+        return self._change is not None and self._change.failed(error)
+
+    def close(self) -> None:
+        """Leave models as they were, and nothing of what was measured."""
+        while self._candidates:
+            self._candidates[-1].close()
+            self._candidates.pop()
+        for change in self._changes:
+            change.close()
+
+    # ---- the report ----------------------------------------------------------------------------------
+
+    def report(self) -> Report:
+        """Return what was found."""
+        advice = sorted(self._advice(), key=lambda one: one.tried_s or one.predicted_s or math.inf)
+        return replace(self._report(), advice=tuple(advice))
+
+    def _report(self) -> Report:
+        assert self._watched is not None
+        loop = self._watched.loop
+        steps = loop.steps[Phase.AS_IT_IS]
+        if not len(steps):
+            steps = loop.steps[Phase.WARMING]
+        instant = loop.steps[Phase.INSTANT]
+        starts, device = loop.epoch_starts, loop.device.times()
+        found = Report(
+            _note_of(self._watched), len(steps), steps.seconds, steps.wait_s, steps.busy_s,
+            instant.seconds if len(instant) else None,
+            None if loop.step_cpu_ns is None else loop.step_cpu_ns / 1e9,
+            None if loop.step_delay_ns is None else loop.step_delay_ns / 1e9,
+            starts[-1] if starts and not self._watched.is_opaque else None,
+            self._alone, self._costs, cores=self.cores,
+            device_wait_s=None if device is None else device.wait_s,
+            device_busy_s=None if device is None else device.busy_s,
+            copies=self._copies, is_tried=self._tries, is_opaque=self._watched.is_opaque,
+            spans=tuple(loop.spans),
+            worker_spans=tuple((account.worker, tuple(account.spans)) for account in self._accounts),
+        )  # fmt: skip
+        shares, lost = self._costs.shares() or {"loader": 1.0}, found.lost_s
+        stall = tuple(Part(stage, share * lost) for stage, share in shares.items())
+        return replace(found, stall=stall, cases=tuple(self._cases(found)))
+
+    def _cases(self, report: Report) -> Iterator[Part]:
+        """The step with less and less of the loader's work."""
+        if report.instant_s is None:
+            return
+        yield Part("with data at once", report.base_s)
+        if self._alone is not None and self._costs.wall_s:
+            for name, costs in (
+                ("without decoding", self._costs.without(READ, DECODE)),
+                ("with files in memory", self._costs.without_waiting()),
+            ):
+                yield Part(name, min(report.step_s, self._step_with_costs(report, costs)))
+        yield Part("as it is", report.step_s)
+
+    def _step_with_costs(self, report: Report, costs: LoaderCosts) -> float:
+        """A step's seconds beside a loader that costs less than this one."""
+        assert self._alone is not None
+        cpu = self._alone.cpu_s
+        loader = Alone(
+            self._alone.batch_s * costs.wall_s / self._costs.wall_s,
+            None if cpu is None else cpu * costs.cpu_s / max(self._costs.cpu_s, 1e-9),
+            self._alone.batches,
+        )
+        if report.loader is not None and not report.loader.ahead:
+            return report.base_s + loader.batch_s
+        return step_with(report.base_s, report.step_cpu_s, loader, self.cores)
+
+    def _step_beside(self, instant_s: float) -> float:
+        """Seconds of a step that takes so long with data at once, with this loader."""
+        report = self._report()
+        if report.loader is not None and not report.loader.ahead:
+            return instant_s + report.wait_s
+        if self._alone is None:
+            return instant_s + report.lost_s
+        cpu = report.step_cpu_s  # that of a step that takes less is less, too
+        if cpu is not None:
+            cpu *= instant_s / report.instant_s if report.instant_s else 0.0
+        return step_with(instant_s, cpu, self._alone, self.cores)
+
+    def _predictions(self) -> dict[int, float]:
+        """Seconds of a step with each of what was measured that is worth a change, the best first."""
+        report, found = self._report(), {}
+        base, cpu = min(report.base_s, self._later_s), report.step_cpu_s
+        if cpu is not None and base < report.base_s:
+            cpu *= base / report.base_s
+        for at, (_, measured) in enumerate(self._measured):
+            seconds = step_with(base, cpu, measured, self.cores)
+            if report.step_s > GAIN * seconds:
+                found[at] = seconds
+        return dict(sorted(found.items(), key=lambda item: self._tried.get(*item)))
+
+    def _triable(self) -> list[int]:
+        """Of those the ones whose batches are all that the script's step needs."""
+        return [at for at in self._predictions() if self._measured[at][0].rest is None]
+
+    def _later(self) -> str:
+        """How much faster a step with data at once is where another loader was used, if it is."""
+        before = self._report().base_s
+        if before < GAIN * self._later_s:
+            return ""
+        return (
+            f"; a step with data at once takes {in_duration(self._later_s)} in a process with it, and "
+            f"{in_duration(before)} before that"
+        )
+
+    def _advice(self) -> Iterator[Advice]:
+        for at, seconds in self._predictions().items():
+            candidate, tried = self._measured[at][0], self._tried.get(at)
+            if tried is None or self._report().step_s > GAIN * tried:
+                yield Advice(candidate.what, candidate.why + self._later(), seconds, tried)
+            else:
+                _log.info("tried, and of no use: %s: %s a step", candidate.what, in_duration(tried))
+        assert self._watched is not None
+        for change in self._changes:
+            yield from change.advice(self._watched, self._step_beside)
+        yield from _pin_advice(self._watched, self._report().step_s, self._copies)
+        yield from _start_advice(self._watched, self._report().step_s)
+
+
+def _endless(candidate: Candidate, watch: Watch) -> Iterator[Any]:
+    while True:
+        with watch.paused():
+            batches = candidate.begin()
+        yield from batches
+
+
+def _text_of(error: Exception) -> str:
+    """An error's first line, without TensorFlow's traceback; the error's frames are cleared.
+
+    Else a loader whose error torch has raised anew lives in a reference cycle with that, until garbage is
+    collected, when it takes torch five seconds to end each worker.
+    """
+    text = f"{type(error).__name__}: {error}".partition("\n")[0]
+    errors: list[BaseException | None] = [error]
+    while (one := errors[-1]) is not None and one not in errors[:-1]:
+        traceback.clear_frames(one.__traceback__)
+        errors.append(one.__context__)
+    return text
+
+
+def _note_of(watched: Watched) -> LoaderNote:
+    """What a report says of a loader."""
+    loader = watched.loader
+    dataset = getattr(loader, "dataset", None)
+    kind = type(loader).__name__
+    if dataset is not None:
+        kind += f" over {type(dataset).__name__}"
+    workers = getattr(loader, "num_workers", 0) or 0
+    is_stock = watched.witness is not None and not isinstance(watched.witness, FitWitness)
+    made_at, used_at = (
+        str(line) if line is not None and line.file else "" for line in (watched.made_at, watched.used_at)
+    )
+    ahead = 0 if is_stock and not workers else watched.loop.ahead
+    return LoaderNote(kind, workers, ahead, watched.batch_size, made_at, used_at)
+
+
+def _pin_advice(watched: Watched, step_s: float, copies: Copies | None) -> Iterator[Advice]:
+    """For batches in memory from which a GPU cannot copy them by itself."""
+    if copies is None or getattr(watched.loader, "pin_memory", True):
+        return
+    left = step_s - (copies.as_it_is_s - copies.pinned_s)
+    if step_s > GAIN * left:
+        yield Advice(
+            f"pin_memory=True{watched.place}, and .to(device, non_blocking=True)",
+            f"a batch is copied to the GPU in {in_duration(copies.as_it_is_s)}, from pinned memory in "
+            f"{in_duration(copies.pinned_s)}",
+            left,
+        )  # fmt: skip
+
+
+def _start_advice(watched: Watched, step_s: float) -> Iterator[Advice]:
+    """For workers that are started anew for each epoch, where that is a part of it that counts."""
+    loader, starts = watched.loader, watched.loop.epoch_starts
+    try:
+        steps = len(loader)
+    except TypeError:  # its end is not known
+        return
+    if getattr(loader, "persistent_workers", True) or not processes_of(loader):
+        return
+    if len(starts) < 2 or not step_s:
+        return
+    lost = statistics.median(starts[1:]) - step_s
+    share = lost / (lost + steps * step_s)
+    if share > _START_SHARE:
+        yield Advice(
+            f"persistent_workers=True{watched.place}",
+            f"an epoch of {steps} steps begins with {in_duration(lost)} in which workers start, "
+            f"{share:.0%} of it",
+        )

@@ -1,0 +1,6 @@
+"""``fastpipe doctor``: whether a machine and its environment are fit for input pipelines."""
+
+from fastpipe.tools.doctor.examination import examine
+from fastpipe.tools.doctor.report import DoctorReport, Finding
+
+__all__ = ["DoctorReport", "Finding", "examine"]

@@ -1,0 +1,140 @@
+"""``fastpipe doctor``: check whether a machine and its environment are fit for input pipelines."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fastpipe.console import Progress
+from fastpipe.core.files import is_url, write_output
+from fastpipe.errors import OptionError
+from fastpipe.stage.stores.locations import Location
+from fastpipe.tools.doctor import decoders, machine, packages, storage, stores
+from fastpipe.tools.doctor.report import DoctorReport, Examined, Finding, problem, warning
+
+__all__ = ["CHECKS", "add_arguments", "examine", "run"]
+
+# The cores first: later their load is our own.
+CHECKS: dict[str, Callable[[Examined], Iterator[Finding]]] = {
+    "cores": machine.check_cores,
+    "storage": storage.check,
+    "decoders": decoders.check,
+    "stores": stores.check,
+    "packages": packages.check,
+    "memory": machine.check_memory,
+    "limits": machine.check_limits,
+    "threads": machine.check_threads,
+    "caching": storage.check_cache,
+}
+_ORDER = ("decoders", "packages", "threads", "cores", "memory", "limits", "storage", "store", "cache folder")
+
+EPILOG = """\
+Looks at decoders and their speed here, at torch, torchvision, TensorFlow, DALI and CUDA
+and whether they fit together, at the cores and the memory that this process really has,
+/dev/shm, ulimits, threads and fastpipe's cache folder. Of FOLDER it says on which file
+system it is, and how fast its files are read, from memory and past it; of a URL how long
+its store takes to answer, and how many requests at a time that asks for. It only reads.
+Of FOLDER's files up to some hundred MiB are dropped from the system's memory first, as
+far as it lets go of them.
+
+Credentials come from the environment or a credentials file, and are no options.
+
+exit codes: 0 no problem (there may be warnings), 1 a problem, 2 bad input,
+130 interrupted
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    add = parser.add_argument
+    add("target", metavar="FOLDER|URL", nargs="?", default=None,
+        help="your data: a folder, or a URL such as s3://bucket/train")  # fmt: skip
+    add("--json", type=Path, default=None, metavar="FILE", help="write everything there, as JSON")
+    add("--endpoint-url", default=None, metavar="URL", help="of a store that is not Amazon's")
+    add("--anon", action="store_true", help="ask without credentials")
+
+
+def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
+    """Examine, print the report, and return 1 if there is a problem."""
+    if args.json is not None and not args.json.absolute().parent.is_dir():
+        raise OptionError(f"--json {args.json}: there is no folder {args.json.absolute().parent}")
+    options: dict[str, Any] = {}
+    if args.endpoint_url:
+        options["endpoint_url"] = args.endpoint_url
+    if args.anon:
+        options["anon"] = True
+    report = examine(args.target, storage_options=options, on_progress=progress.now)
+    progress.stop()
+    report.show(console)
+    if args.json is not None:
+        write_output(args.json, report.json())
+        progress.done(f"wrote {args.json}")
+    return report.exit_code
+
+
+def examine(
+    target: str | os.PathLike[str] | None = None,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    on_progress: Callable[[str], object] | None = None,
+) -> DoctorReport:
+    """Check whether this machine and environment are fit for training input pipelines.
+
+    Nothing is written.  Code that may crash or hang runs in processes of its own; TensorFlow and torch are
+    never loaded into this one.
+
+    Args:
+        target: a folder with data, whose disk is measured; or the URL of a store, which is asked for a few
+            small parts of objects.  None for neither.
+        storage_options: for the store, as ``FastImageFolder`` takes them.
+        on_progress: called with the name of each check.
+
+    Returns:
+        The report; ``print`` it.
+
+    Raises:
+        OptionError: the URL cannot be used, or has credentials in it.
+        FileNotFoundError: there is no such folder.
+
+    >>> examine("/nowhere/at/all")
+    Traceback (most recent call last):
+        ...
+    FileNotFoundError: [Errno 2] No such file or folder: '/nowhere/at/all'
+    """
+    examined = _examined(target, dict(storage_options or {}))
+    begun = time.monotonic()
+    found: list[Finding] = []
+    for topic, check in CHECKS.items():
+        if on_progress is not None:
+            on_progress(f"looking at {topic}")
+        try:
+            found.extend(check(examined))  # one by one: those before a failure are kept
+        except ImportError as error:
+            found.append(problem(topic, f"{type(error).__name__}: {error}", "install what is missing"))
+        except Exception as error:
+            remedy = "look at this by hand; if nothing is wrong there, fastpipe's check is: please report it"
+            found.append(warning(topic, f"not looked at: {type(error).__name__}: {error}", remedy))
+    found.sort(key=lambda one: _ORDER.index(one.topic) if one.topic in _ORDER else len(_ORDER))
+    return DoctorReport(tuple(found), examined.name, time.monotonic() - begun)
+
+
+def _examined(target: str | os.PathLike[str] | None, options: dict[str, Any]) -> Examined:
+    if target is not None and is_url(target):
+        place = Location.of(target).root  # refuses credentials in the URL
+        return Examined(url=place, name=place, storage_options=options)
+    if options:
+        raise OptionError("storage_options are for the URL of a store, such as s3://bucket/train")
+    if target is None:
+        return Examined()
+    folder = os.fspath(target)
+    if not os.path.exists(folder):
+        raise FileNotFoundError(2, "No such file or folder", folder)
+    return Examined(folder=folder, name=os.fsencode(folder).decode("utf-8", "backslashreplace"))

@@ -1,0 +1,239 @@
+"""Cores, memory, limits and threads of this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+
+from fastpipe.core.machine import ControlGroups, available_cpus, default_threads, free_memory, local_ranks
+from fastpipe.core.text import counted, in_bytes, in_duration
+from fastpipe.tools.doctor.report import Examined, Finding, judged, ok, problem, warning
+
+try:
+    import resource
+except ImportError:  # on Windows, which has no such limits
+    resource = None  # type: ignore[assignment]
+
+__all__ = ["check_cores", "check_limits", "check_memory", "check_threads"]
+
+_OFTEN = 0.01  # of the periods in which a group had work
+_SHARED = "/dev/shm"
+_LITTLE = 1 << 30
+_BATCH, _SHAPE, _ITEM, _PREFETCH = 64, (3, 224, 224), 4, 2
+_CONNECTIONS = 128  # to a store, at most
+_LIBRARIES = 128  # files, pipes and sockets of libraries
+_FOR_WORKER = 4  # descriptors of tensors under way, times two for prefetching
+_THREADS = 64
+_INFINIBAND = "/dev/infiniband"
+_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+_PLACES = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+_NO_PLACE = ("", "0", "false", "disabled", "none")
+
+
+def _affinity() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# ---- cores -----------------------------------------------------------------------------------------
+
+
+def check_cores(examined: Examined) -> Iterator[Finding]:
+    """Check affinity, quota, throttling, load and the ranks beside this one."""
+    groups = ControlGroups()
+    installed, affinity, quota = os.cpu_count() or 1, _affinity(), groups.cores()
+    yield from _count(installed, affinity, quota)
+    yield from _throttling(groups.table("cpu", "cpu.stat"))
+    yield from _load(installed)
+    ranks = local_ranks()
+    if ranks > 1:
+        cores = affinity if quota is None else min(affinity, quota)
+        text = f"{ranks} ranks on this machine (LOCAL_WORLD_SIZE): {cores / ranks:.3g} cores for each"
+        yield judged("cores", cores < ranks, text, "start fewer ranks on this machine, or ask for more cores")
+
+
+def _count(installed: int, affinity: int, quota: float | None) -> Iterator[Finding]:
+    limit = "no quota" if quota is None else f"a quota of {quota:.3g}"
+    cores = affinity if quota is None else min(affinity, quota)
+    text = (
+        f"cores to use: {cores:.3g}; os.cpu_count() says {installed}, affinity gives {affinity}, and there "
+        f"is {limit}"
+    )
+    remedy = f"take num_workers and thread counts not from os.cpu_count(), but as {max(1, int(cores))}"
+    yield judged("cores", cores < installed, text, remedy)
+
+
+def _throttling(stat: dict[str, int]) -> Iterator[Finding]:
+    periods, throttled = stat.get("nr_periods", 0), stat.get("nr_throttled", 0)
+    if not periods:
+        yield ok("cores", "nothing is throttled: there are no periods in cpu.stat")
+        return
+    lost = stat.get("throttled_usec", 0) / 1e6 or stat.get("throttled_time", 0) / 1e9
+    text = f"throttled in {throttled:,} of {periods:,} periods so far, for {in_duration(lost)}"
+    remedy = "ask for more cores, or use no more threads and workers than those"
+    yield judged("cores", throttled > _OFTEN * periods, text, remedy)
+
+
+def _load(installed: int) -> Iterator[Finding]:
+    try:
+        load = os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return
+    text = f"load of the last minute: {load:.1f}, on a machine of {counted(installed, 'core')}"
+    if load > installed:
+        text += ": others are using them, and what is measured here is too low"
+    remedy = "run this again when the machine is free; for a training have cores of its own"
+    yield judged("cores", load > installed, text, remedy)
+
+
+# ---- memory ----------------------------------------------------------------------------------------
+
+
+def check_memory(examined: Examined) -> Iterator[Finding]:
+    """Check the machine's memory, the group's limit, and /dev/shm."""
+    groups = ControlGroups()
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = groups.least("memory", "memory.max", "memory.limit_in_bytes")
+    free = free_memory()
+    text = f"the machine has {in_bytes(total)}"
+    text += "" if limit is None or limit >= total else f", of which this group may use {in_bytes(limit)}"
+    if free is not None:
+        text = f"{in_bytes(free)} are free; {text}"
+    is_little = free is not None and free < _LITTLE
+    yield judged("memory", is_little, text, "end other programs, or raise the limit")
+    killed = groups.table("memory", "memory.events").get("oom_kill", 0)
+    if killed:
+        yield warning(
+            "memory", f"processes of this group that were killed for want of memory so far: {killed:,}",
+            "fewer worker processes (FastLoader's threads share one), a smaller cache, or a higher limit",
+        )  # fmt: skip
+    yield _shared_memory(os.statvfs(_SHARED) if os.path.isdir(_SHARED) else None, available_cpus())
+
+
+def _shared_memory(status: os.statvfs_result | None, workers: int) -> Finding:
+    """Compare /dev/shm, if there is one, with what torch's workers need of it."""
+    if status is None:
+        return ok("memory", f"there is no {_SHARED} here, and nothing needs it")
+    size, free = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+    batch = _BATCH * _SHAPE[0] * _SHAPE[1] * _SHAPE[2] * _ITEM
+    needed = batch * _PREFETCH * workers
+    shape = " × ".join(map(str, (_BATCH, *_SHAPE)))
+    text = (
+        f"{_SHARED}: {in_bytes(free)} of {in_bytes(size)} are free. Batches of {shape} float32 "
+        f"({in_bytes(batch)}) × prefetch_factor {_PREFETCH} × {counted(workers, 'worker')} of torch's "
+        f"DataLoader need {in_bytes(needed)}"
+    )
+    remedy = (
+        "docker run --shm-size=… or --ipc=host (Kubernetes: an emptyDir of medium Memory at /dev/shm); or "
+        "FastLoader, whose workers do not use it for fastpipe's datasets"
+    )
+    return problem("memory", text, remedy) if free < batch else judged("memory", free < needed, text, remedy)
+
+
+# ---- limits ----------------------------------------------------------------------------------------
+
+
+def check_limits(examined: Examined) -> Iterator[Finding]:
+    """Check ulimits, and the group's limit of processes."""
+    if resource is None:
+        return  # type: ignore[unreachable]
+    cores = available_cpus()
+    yield _open_files(*resource.getrlimit(resource.RLIMIT_NOFILE), cores)
+    yield _processes(_processes_left(), cores)
+    space = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if space >= 0:
+        text = f"{in_bytes(space)} at most, and CUDA reserves much more than it uses"
+        yield warning("limits", f"address space (ulimit -v): {text}", "ulimit -v unlimited")
+    if os.path.isdir(_INFINIBAND):  # else nothing that trains locks memory
+        locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+        text = "without a limit, as InfiniBand's buffers need"
+        if locked >= 0:
+            text = f"{in_bytes(locked)} at most, and InfiniBand, which is here, needs more"
+        remedy = "ulimit -l unlimited, or docker run --ulimit memlock=-1"
+        yield judged("limits", locked >= 0, f"locked memory (ulimit -l): {text}", remedy)
+    core = resource.getrlimit(resource.RLIMIT_CORE)[0]
+    size = "no core file" if core == 0 else "a core file" if core < 0 else f"a core file of {in_bytes(core)}"
+    yield ok("limits", f"a worker that crashes leaves {size} (ulimit -c)")
+
+
+def _open_files(soft: int, hard: int, workers: int) -> Finding:
+    """Compare the limits of descriptors, below 0 for none, with what loaders open."""
+    needed = _CONNECTIONS + _LIBRARIES + workers * _FOR_WORKER * 2
+    limit = "without a limit" if soft < 0 else f"{soft:,} at most"
+    text = (
+        f"open files (ulimit -n): {limit}. {_CONNECTIONS} connections to a store, about {_LIBRARIES} of "
+        f"libraries, and {_FOR_WORKER} tensors × 2 batches of {counted(workers, 'worker')} make {needed:,}"
+    )
+    most = "ulimit -n $(ulimit -Hn)" if hard < 0 or hard > soft else "a higher hard limit (limits.conf)"
+    remedy = f"{most} before the training, or docker run --ulimit nofile=65536"
+    return judged("limits", 0 <= soft < needed, text, remedy)
+
+
+def _processes(left: int | None, workers: int) -> Finding:
+    """Compare how many threads and processes may be added, None without a limit, with what workers start."""
+    needed = _THREADS + workers * workers
+    some = f"{counted(workers, 'worker')} with {counted(workers, 'thread')} each"
+    text = f"{some}, and {_THREADS} of libraries, make {needed:,}"
+    if left is not None and left < needed:
+        remedy = "ulimit -u, or docker run --pids-limit (Kubernetes: podPidsLimit); or fewer workers"
+        return warning("limits", f"{left:,} more processes and threads are allowed; {text}", remedy)
+    allowed = "without a limit" if left is None else f"{left:,} more are allowed"
+    return ok("limits", f"processes and threads (ulimit -u): {allowed}; {text}")
+
+
+def _processes_left() -> int | None:
+    found = []
+    soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if soft >= 0 and os.geteuid():  # root is not limited
+        found.append(soft)
+    for folder in ControlGroups().folders("pids"):
+        try:
+            found.append(int((folder / "pids.max").read_text()) - int((folder / "pids.current").read_text()))
+        except (OSError, ValueError):  # none, or "max"
+            continue
+    return min(found, default=None)
+
+
+# ---- threads ---------------------------------------------------------------------------------------
+
+
+def check_threads(examined: Examined) -> Iterator[Finding]:
+    """Check the variables that set threads of libraries, and what torch makes of these."""
+    cores = default_threads()
+    yield from _thread_settings(os.environ, cores, _affinity())
+    torch = examined.torch or {}
+    if "threads" in torch:
+        count = counted(torch["threads"], "thread")
+        text = f"torch's operations take {count} in a training, 1 in a DataLoader's worker"
+        is_bad = torch["threads"] > cores
+        text += f"; it has {counted(cores, 'core')}" if is_bad else ""
+        yield judged("threads", is_bad, text, f"export OMP_NUM_THREADS={cores}")
+
+
+def _thread_settings(environment: Mapping[str, str], cores: int, seen: int) -> Iterator[Finding]:
+    """Check the variables that say how many threads there are, and where.
+
+    Args:
+        environment: of the process.
+        cores: that this process, as one of its machine's ranks, has.
+        seen: that libraries take it to have, which know nothing of quotas and ranks.
+    """
+    given = {name: environment[name] for name in _COUNTS if name in environment}
+    if not given:
+        count = counted(seen, "thread")
+        text = f"{_COUNTS[0]}, {_COUNTS[1]} are not set: libraries take {count}, one for each core"
+        text += f"; this process has {cores}" if seen > cores else ""
+        yield judged("threads", seen > cores, text, f"export {_COUNTS[0]}={cores}")
+    for name, value in given.items():
+        first = value.split(",")[0].strip()
+        if not first.isdigit() or int(first) < 1:
+            yield warning("threads", f"{name}={value!r} is no number of threads", f"unset {name}")
+            continue
+        is_bad = int(first) > cores
+        text = f"{name}={value}, {'and it has' if is_bad else 'of'} {counted(cores, 'core')}"
+        yield judged("threads", is_bad, text, f"export {name}={cores}")
+    for name in _PLACES:
+        value = environment.get(name, "")
+        if value.lower() not in _NO_PLACE:
+            text = "binds threads to cores, and forked workers inherit the core of their parent"
+            remedy = f"unset {name}, or start workers by forkserver or spawn"
+            yield warning("threads", f"{name}={value} {text}", remedy)

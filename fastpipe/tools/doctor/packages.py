@@ -1,0 +1,282 @@
+"""Installed packages: whether they fit each other, the GPU and its driver."""
+
+from __future__ import annotations
+
+import glob
+import importlib.util
+import os
+import platform
+import re
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from typing import Any
+
+import fastpipe
+from fastpipe.core.text import counted
+from fastpipe.tools.doctor.child import Answer, Child
+from fastpipe.tools.doctor.report import Examined, Finding, ok, problem, warning
+
+__all__ = ["check"]
+
+_TOPIC = "packages"
+_HIDDEN = "CUDA_VISIBLE_DEVICES"
+_INSTALL = "pip install 'fastpipe[torch]'"
+_PATIENCE_S = 60.0
+_SLOW_S = 10.0
+
+_TORCH = """
+import ctypes
+found = {}
+try:
+    driver, version = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+    if driver.cuDriverGetVersion(ctypes.byref(version)) == 0:
+        found["driver"] = version.value
+except OSError:
+    pass
+answer(found)
+import time
+begun = time.perf_counter(), time.process_time()
+import torch
+found.update(import_s=time.perf_counter() - begun[0], import_cpu_s=time.process_time() - begun[1])
+found.update(version=torch.__version__, cuda=torch.version.cuda, hip=torch.version.hip)
+found.update(threads=torch.get_num_threads())
+answer(found)
+try:
+    torch.zeros(1).numpy()
+except Exception as error:
+    found["numpy"] = f"{type(error).__name__}: {error}".splitlines()[0]
+try:
+    found["gpus"] = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+except Exception as error:
+    found["gpus"] = []
+    found["why_no_gpu"] = str(error).splitlines()[0]
+answer(found)
+try:
+    import torchvision
+    found["torchvision"] = torchvision.__version__
+except ModuleNotFoundError as error:
+    found["why_no_torchvision"] = "it is not installed" if error.name == "torchvision" else str(error)
+except Exception as error:
+    found["why_no_torchvision"] = f"{type(error).__name__}: {error}".splitlines()[0]
+answer(found)
+"""
+_IMPORT = """
+import importlib
+module = importlib.import_module(_asked)
+answer(getattr(module, "__version__", ""))
+"""
+
+
+def check(examined: Examined) -> Iterator[Finding]:
+    """Import the frameworks, each in a process of its own, all at once."""
+    installed = _installed()
+    versions = f"Python {platform.python_version()}, NumPy {installed.get('numpy', '?')}"
+    yield ok(_TOPIC, f"fastpipe {fastpipe.__version__}, {versions}")
+    has_torch, has_tensorflow = _is_there("torch"), _is_there("tensorflow")
+    dali = "nvidia.dali" if any(name.startswith("nvidia-dali-cuda") for name in installed) else ""
+    with (
+        Child(_TORCH if has_torch else "answer({})") as torch,
+        Child(_IMPORT if has_tensorflow else "answer('')", "tensorflow") as tensorflow,
+        Child(_IMPORT if dali else "answer('')", dali) as nvidia,
+    ):
+        found = torch.answer(_PATIENCE_S)
+        examined.torch = found.value if has_torch else None
+        facts: Mapping[str, Any] = found.value or {}
+        gpus = len(glob.glob("/proc/driver/nvidia/gpus/*")) or len(glob.glob("/dev/nvidia[0-9]*"))
+        if has_torch:
+            yield from _torch(facts, found.why, gpus)
+            yield from _torchvision(facts, found.why, installed)
+        elif has_tensorflow:
+            yield ok(_TOPIC, "torch is not installed: fastpipe.tf alone can be used")
+        else:
+            yield problem(_TOPIC, "neither torch nor TensorFlow is installed", _INSTALL)
+        if has_tensorflow:
+            yield from _tensorflow(tensorflow.answer(_PATIENCE_S), installed)
+        cuda = str(facts.get("cuda") or "")
+        yield from _distributions(installed, cuda, gpus, nvidia.answer(_PATIENCE_S) if dali else None)
+        yield from _import_time(facts)
+
+
+def _torch(facts: Mapping[str, Any], crashed: str, gpus: int) -> Iterator[Finding]:
+    """Check whether torch can be used, and with it the GPUs that the system shows.
+
+    Args:
+        facts: of torch's process: version, CUDA, driver, GPUs.
+        crashed: why that ended early; empty if it did not.
+        gpus: how many NVIDIA GPUs the system shows.
+    """
+    if "version" not in facts:
+        yield problem(_TOPIC, f"torch cannot be imported: {crashed}", "pip install --force-reinstall torch")
+        return
+    built = f"for CUDA {facts['cuda']}" if facts.get("cuda") else "without CUDA"
+    built = f"for ROCm {facts['hip']}" if facts.get("hip") else built
+    yield ok(_TOPIC, f"torch {facts['version']}, built {built}")
+    if "numpy" in facts:
+        yield problem(
+            _TOPIC, f"torch cannot hand arrays to NumPy: {facts['numpy']}",
+            'pip install "numpy<2", or a torch that was built for NumPy 2',
+        )  # fmt: skip
+    if facts.get("gpus"):
+        names = ", ".join(sorted(set(facts["gpus"])))
+        driver = f"; the driver supports CUDA {_dotted(facts['driver'])}" if "driver" in facts else ""
+        yield ok(_TOPIC, f"torch sees {counted(len(facts['gpus']), 'GPU')}: {names}{driver}")
+    elif gpus:
+        yield _unseen(facts, gpus)
+    elif not facts.get("hip"):
+        yield ok(_TOPIC, "no NVIDIA GPU is here: batches stay on the CPU, and nothing is missing for that")
+
+
+def _unseen(facts: Mapping[str, Any], gpus: int) -> Finding:
+    """Return why torch does not see a GPU that is there."""
+    text, cuda, driver = f"GPUs here: {gpus}; torch sees none", facts.get("cuda"), facts.get("driver")
+    hidden = os.environ.get(_HIDDEN)
+    if not cuda:
+        index = f"cu{driver // 1000}x" if driver else "cuXXX"
+        return problem(
+            _TOPIC, f"{text}: it is a build without CUDA",
+            f"pip install --force-reinstall torch torchvision, from https://pytorch.org for {index}",
+        )  # fmt: skip
+    if driver is None:
+        return problem(
+            _TOPIC, f"{text}: there is no driver that programs can use (libcuda.so.1)",
+            "install NVIDIA's driver; start a container with its runtime: docker run --gpus all",
+        )  # fmt: skip
+    if driver // 1000 < int(cuda.split(".")[0]):
+        return problem(
+            _TOPIC, f"{text}: it is built for CUDA {cuda}, and the driver supports {_dotted(driver)} at most",
+            f"a newer driver, or torch for CUDA {driver // 1000}.x from https://pytorch.org",
+        )  # fmt: skip
+    if hidden is not None and hidden.strip() in ("", "-1"):
+        return warning(_TOPIC, f"{text}: {_HIDDEN}={hidden!r} hides them", f"unset {_HIDDEN}")
+    why = facts.get("why_no_gpu") or f"driver {_dotted(driver)} and CUDA {cuda} should go together"
+    return problem(_TOPIC, f"{text}: {why}", "python -c 'import torch; torch.zeros(1).cuda()' says more")
+
+
+def _dotted(version: int) -> str:
+    """Return a CUDA version from its number: 12040 is 12.4."""
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def _distributions(
+    installed: Mapping[str, str], cuda: str, gpus: int, dali: Answer | None
+) -> Iterator[Finding]:
+    """Check NVIDIA's packages for decoding, each of which is made for one CUDA.
+
+    Args:
+        installed: versions of distributions.
+        cuda: that torch is built for; empty without.
+        gpus: how many there are.
+        dali: of the process that imported DALI; None if it is not installed.
+    """
+    for what, pattern in (
+        ("DALI", r"nvidia-dali-cuda(\d{2})0"),
+        ("nvImageCodec", r"nvidia-nvimgcodec-cu(\d+)"),
+    ):
+        names = {name: found[1] for name in sorted(installed) if (found := re.fullmatch(pattern, name))}
+        text = ", ".join(f"{name} {installed[name]}" for name in names)
+        if len(names) > 1:
+            yield warning(
+                _TOPIC, f"{text} are all installed, and one lies over the other's files",
+                f"pip uninstall {' '.join(names)}, then install one of them",
+            )  # fmt: skip
+        elif names and cuda and gpus and set(names.values()) != {cuda.split(".")[0]}:
+            other = next(iter(names)).replace(next(iter(names.values())), cuda.split(".")[0])
+            yield warning(
+                _TOPIC, f"{text} is for another CUDA than torch's, {cuda}, and would load its libraries too",
+                f"pip uninstall {' '.join(names)}; pip install {other}",
+            )  # fmt: skip
+        elif names:
+            yield ok(_TOPIC, f"{what}: {text}{'' if gpus else ', on the CPU'}")
+    if dali is not None and dali.why:
+        yield problem(_TOPIC, f"DALI cannot be imported: {dali.why}", "pip install -U the DALI of this CUDA")
+
+
+def _import_time(facts: Mapping[str, Any]) -> Iterator[Finding]:
+    """Check whether importing torch waits."""
+    wall, cpu = facts.get("import_s", 0.0), facts.get("import_cpu_s", 0.0)
+    if wall > _SLOW_S and wall > 2 * cpu:
+        yield warning(
+            _TOPIC, f"importing torch took {wall:.0f} s, {cpu:.0f} s of them of processor, and each worker "
+            "that is spawned imports it again",
+            "run this again when its files are in memory and cores are free; if it stays slow, install torch "
+            "on a local disk",
+        )  # fmt: skip
+
+
+def _torchvision(facts: Mapping[str, Any], crashed: str, installed: Mapping[str, str]) -> Iterator[Finding]:
+    """Check whether torchvision fits torch, by the facts of torch's process."""
+    if "version" not in facts:
+        return  # torch itself cannot be imported
+    why = facts.get("why_no_torchvision", crashed if "torchvision" not in facts else "")
+    if why and "torchvision" not in installed:
+        yield warning(_TOPIC, "torchvision is not installed: fastpipe's image datasets need it", _INSTALL)
+        return
+    if why:
+        version = installed.get("torchvision", "?")
+        if "No module named" in why:
+            yield problem(_TOPIC, f"torchvision {version} cannot be imported: {why}", _INSTALL)
+            return
+        index = f"cu{facts['cuda'].replace('.', '')}" if facts.get("cuda") else "cpu"
+        yield problem(
+            _TOPIC,
+            f"torchvision {version} cannot be imported beside torch {facts['version']}: {why}",
+            "install both from one place, whose builds fit:  pip install --force-reinstall torch torchvision "
+            f"--index-url https://download.pytorch.org/whl/{index}",
+        )
+        return
+    text = f"torchvision {facts['torchvision']}"
+    wanted = _wants("torchvision", "torch")
+    if wanted and wanted != facts["version"].partition("+")[0]:
+        yield warning(
+            _TOPIC, f"{text} was built for torch {wanted}, and torch is {facts['version']}",
+            f"pip install torch=={wanted}, or the torchvision of this torch",
+        )  # fmt: skip
+    else:
+        yield ok(_TOPIC, f"{text} goes with torch")
+
+
+def _tensorflow(answer: Answer, installed: Mapping[str, str]) -> Iterator[Finding]:
+    """Check whether TensorFlow can be used, by the process that imported it."""
+    names = [name for name in ("tensorflow", "tensorflow-cpu", "tf-nightly") if name in installed]
+    text = ", ".join(f"{name} {installed[name]}" for name in names) or "TensorFlow"
+    if len(names) > 1:
+        yield warning(
+            _TOPIC, f"{text} are both installed, and one lies over the other's files",
+            f"pip uninstall {' '.join(names)}, then install one of them",
+        )  # fmt: skip
+    if answer.why:
+        yield problem(
+            _TOPIC, f"{text} cannot be imported with NumPy {installed.get('numpy', '?')}: {answer.why}",
+            "pip install -U tensorflow, or the NumPy that it names",
+        )  # fmt: skip
+    else:
+        yield ok(_TOPIC, f"{text} can be imported")
+
+
+def _installed() -> dict[str, str]:
+    """Return versions by the names of distributions."""
+    found: dict[str, str] = {}
+    for one in metadata.distributions():
+        name = one.metadata["Name"]
+        if name:  # half of an uninstalled one may be left
+            found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), one.version)
+    return found
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _wants(package: str, other: str) -> str:
+    """Return the one version of another package that a package requires; empty without one."""
+    try:
+        requirements = metadata.requires(package) or []
+    except metadata.PackageNotFoundError:
+        return ""
+    for one in requirements:
+        if exact := re.match(rf"{other}\s*\(?==\s*([\w.]+)", one):
+            return exact[1]
+    return ""

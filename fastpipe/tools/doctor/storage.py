@@ -1,0 +1,309 @@
+"""How fast a folder's files are read, from memory and past it, and where fastpipe's cache lies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastpipe.core.machine import available_cpus
+from fastpipe.core.private_folder import user_cache_folder
+from fastpipe.core.text import counted, in_bytes
+from fastpipe.tools.doctor.report import Examined, Finding, judged, ok, warning
+from fastpipe.tools.folders import FileSystem, file_system
+
+__all__ = ["check", "check_cache"]
+
+_TOPIC, _CACHE = "storage", "cache folder"
+_THREADS = 16
+_PHOTOS = 512  # that decoders are measured with, at most
+_SECONDS, _NBYTES = 0.4, 64 << 20  # of each measurement
+_LARGE = 4 << 20  # bytes of a file that shows how fast bytes come in order
+_NOT_FORGOTTEN = 0.5  # of the bytes: with fewer the disk was not measured
+_LITTLE = 1 << 30
+_REMEDY = "export XDG_CACHE_HOME=/a/folder/on/a/local/disk"
+
+_LOOK_S = 0.4
+_MOST_FILES = 2000
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+_BLOCK = 1 << 20
+_JPEGS = (".jpg", ".jpeg")
+
+
+def check(examined: Examined) -> Iterator[Finding]:
+    """Measure the folder."""
+    if not examined.folder:
+        return
+    yield _kind(examined.name, file_system(examined.folder))
+    found = _sample(examined.folder)
+    if not found.files:
+        yield warning(_TOPIC, "there is no file to measure", "name a folder with data")
+        return
+    examined.photos = found.photos[:: max(1, len(found.photos) // _PHOTOS)][:_PHOTOS]
+    mean = sum(found.nbytes) / len(found.files)
+    count = "1 file" if found.walked == 1 else f"{found.walked:,} files"
+    if not found.is_all:
+        count = f"some of the files, {found.walked:,} of them seen"
+    yield ok(_TOPIC, f"looked at {count}: {in_bytes(mean)} on average")
+    yield from _sequential(found)
+    yield from _small(found, examined)
+
+
+def _kind(name: str, system: FileSystem) -> Finding:
+    """Return what a file system's kind means for a training."""
+    text = f"{name} is on {system.name}"
+    if system.is_fuse:
+        return warning(
+            _TOPIC, f"{text}: a program answers for it, with several requests a file where it asks a bucket",
+            "have fastpipe read the bucket itself: FastImageFolder('s3://…', stage=Stage('/local/disk')), or "
+            "FastImageFolder(FOLDER, stage=…), which keeps local copies",
+        )  # fmt: skip
+    if system.is_remote:
+        return warning(
+            _TOPIC, f"{text}: each file is fetched over a network, or from outside of this machine",
+            "FastImageFolder(FOLDER, stage=Stage('/local/disk')), or copy it to a local disk once",
+        )  # fmt: skip
+    return ok(_TOPIC, text)
+
+
+def _sequential(found: Sample) -> Iterator[Finding]:
+    nbytes, path = max(zip(found.nbytes, found.files, strict=True))
+    if nbytes < _LARGE:
+        return
+    cold = _read_many([path], 1, seconds=_SECONDS, nbytes=_NBYTES, past_cache=True)
+    warm = _read_many([path], 1, seconds=_SECONDS, nbytes=_NBYTES, past_cache=False)
+    speeds = f"{in_bytes(cold.nbytes_s)}/s, from memory {in_bytes(warm.nbytes_s)}/s"
+    yield ok(_TOPIC, f"one file in order: {_past(cold)} {speeds}")
+
+
+def _small(found: Sample, examined: Examined) -> Iterator[Finding]:
+    files = found.files
+    if len(files) < 2:
+        return
+    half = len(files) // 2  # threads read other files than one did, whose neighbours may have come along
+    rates: dict[tuple[bool, int], Rate] = {}
+    for threads, some in ((1, files[:half]), (_THREADS, files[half:])):
+        rates[True, threads] = _read_many(some, threads, seconds=_SECONDS, nbytes=_NBYTES, past_cache=True)
+    for threads, some in ((1, files[:half]), (_THREADS, files[half:])):
+        some = some[: rates[True, threads].files]  # which are in memory now
+        rates[False, threads] = _read_many(some, threads, seconds=_SECONDS, nbytes=_NBYTES, past_cache=False)
+    for is_cold in (True, False):
+        one, many = rates[is_cold, 1], rates[is_cold, _THREADS]
+        where = _past(one) if is_cold else "from memory"
+        yield ok(_TOPIC, f"whole files, {where}: 1 thread {one}, {_THREADS} threads {many}")
+    cold = max((rates[True, threads] for threads in (1, _THREADS)), key=lambda rate: rate.files_s)
+    if examined.photos and cold.missed is not None and cold.missed > _NOT_FORGOTTEN:
+        examined.disk_files_s = cold.files_s
+
+
+def _past(rate: Rate) -> str:
+    if rate.missed is None:
+        return "with the system told to forget them"
+    if rate.missed < _NOT_FORGOTTEN:
+        return f"which the system would not forget ({1 - rate.missed:.0%} were in memory all the same)"
+    return "from the disk"
+
+
+# ---- the cache, and the disk beside decoders -------------------------------------------------------
+
+
+def check_cache(examined: Examined) -> Iterator[Finding]:
+    """Check fastpipe's cache folder, which need not be there; last, when disk and decoders were measured."""
+    yield from _disk_against_decoders(examined)
+    folder = user_cache_folder()
+    there = _existing(folder)
+    system = file_system(str(there))
+    text = f"{folder} is on {system.name}, with {in_bytes(system.free)} free"
+    if folder.exists() and not folder.is_dir():
+        yield warning(_CACHE, f"{folder} is no folder: nothing is kept", _REMEDY)
+    elif not os.access(there, os.W_OK | os.X_OK):
+        yield warning(_CACHE, f"{text}, and cannot be written to: folders are listed at each start", _REMEDY)
+    elif system.is_remote:
+        yield warning(_CACHE, f"{text}: caches of decoded images would be read over a network", _REMEDY)
+    elif system.free < _LITTLE:
+        yield warning(_CACHE, f"{text}: Cache('disk') has no room", f"free some, or {_REMEDY}")
+    else:
+        yield ok(_CACHE, text)
+
+
+def _existing(folder: Path) -> Path:
+    """Return the folder, or the first one above it that exists."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder
+
+
+def _disk_against_decoders(examined: Examined) -> Iterator[Finding]:
+    """Whether the disk keeps up with the decoders, where both were measured."""
+    if examined.disk_files_s is None or examined.images_s is None:
+        return
+    cores = available_cpus()
+    decoded = examined.images_s * cores
+    disk = f"{examined.disk_files_s:,.0f} files/s"
+    text = f"the disk gives {disk}, and {counted(cores, 'core')} can decode {decoded:,.0f} images/s"
+    is_slow = examined.disk_files_s < decoded
+    slow, fast = "until files are in memory, a training waits for the disk", "decoding is what takes the time"
+    yield judged(
+        _TOPIC, is_slow, f"{text}: {slow if is_slow else fast}",
+        "FastImageFolder(…, cache='ram') or cache='disk', a stage on a faster disk, or more memory for "
+        "the system to keep files in",
+    )  # fmt: skip
+
+
+# ---- reading ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Some files of a folder.
+
+    Attributes:
+        files: paths, from all over the folder.
+        nbytes: of each.
+        walked: how many were seen.
+        is_all: whether these are all that there are.
+    """
+
+    files: tuple[str, ...]
+    nbytes: tuple[int, ...]
+    walked: int
+    is_all: bool
+
+    @property
+    def photos(self) -> tuple[str, ...]:
+        """Those with a JPEG's extension."""
+        return tuple(path for path in self.files if path.lower().endswith(_JPEGS))
+
+
+@dataclass(frozen=True)
+class Rate:
+    """What was read; ``missed`` is the share of bytes that was not in memory before, None if unknown."""
+
+    files: int
+    nbytes: int
+    seconds: float
+    missed: float | None
+
+    @property
+    def files_s(self) -> float:
+        """Files a second."""
+        return self.files / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def nbytes_s(self) -> float:
+        """Bytes a second."""
+        return self.nbytes / self.seconds if self.seconds > 0 else 0.0
+
+    def __str__(self) -> str:
+        return f"{self.files_s:,.0f} files/s, {in_bytes(self.nbytes_s)}/s"
+
+
+def _sample(folder: str) -> Sample:
+    """Return some files of a folder, or the one that it is, found in a fraction of a second."""
+    if not os.path.isdir(folder):
+        return Sample((folder,), (os.stat(folder).st_size,), 1, True)
+    found: list[tuple[str, int]] = []
+    is_all = _collect(folder, found, time.monotonic() + _LOOK_S)
+    found.sort()
+    step = max(1, len(found) // _MOST_FILES)
+    some = found[::step][:_MOST_FILES]
+    return Sample(
+        tuple(path for path, _ in some), tuple(size for _, size in some), len(found), is_all and step == 1
+    )
+
+
+def _collect(folder: str, found: list[tuple[str, int]], until: float) -> bool:
+    """Add the files of a folder and of all below to those found; return whether that was all in time."""
+    below = [folder]
+    while below:
+        try:
+            entries = os.scandir(below.pop())
+        except OSError:
+            continue
+        with entries:
+            for entry in entries:
+                if time.monotonic() > until:
+                    return False
+                with contextlib.suppress(OSError):  # it is gone, or a link to nothing
+                    if entry.is_dir(follow_symlinks=False):
+                        below.append(entry.path)
+                    elif entry.is_file() and os.access(entry.path, os.R_OK):
+                        found.append((entry.path, entry.stat().st_size))
+    return True
+
+
+def _read_many(files: Sequence[str], threads: int, *, seconds: float, nbytes: int, past_cache: bool) -> Rate:
+    """Read files, each whole and at most once, until time or bytes are spent.
+
+    With ``past_cache`` the system is told to forget each file's pages first, as far as it does so.
+    """
+    lock, left = threading.Lock(), iter(files)
+    count = total = missed = 0
+    knows = True
+    begun = time.perf_counter()
+    spent = 0.0  # in forgetting and asking, which is no reading; of all threads together
+
+    def work() -> None:
+        nonlocal count, total, missed, knows, spent
+        while True:
+            with lock:
+                path = next(left, None)
+                if path is None or time.perf_counter() - begun > seconds or total >= nbytes:
+                    return
+            try:
+                descriptor = os.open(path, _FLAGS)
+            except OSError:  # it went away
+                continue
+            try:
+                before = time.perf_counter()
+                if past_cache:
+                    _forget(descriptor)
+                is_cached = _is_cached(descriptor)
+                aside = time.perf_counter() - before
+                length = _read(descriptor, nbytes, begun + seconds)
+            finally:
+                os.close(descriptor)
+            with lock:
+                count += 1
+                total += length
+                spent += aside
+                knows = knows and is_cached is not None
+                missed += length if is_cached is False else 0
+
+    with ThreadPoolExecutor(threads, thread_name_prefix="fastpipe-doctor") as pool:
+        for future in [pool.submit(work) for _ in range(threads)]:
+            future.result()
+    passed = max(time.perf_counter() - begun - spent / threads, 1e-9)
+    return Rate(count, total, passed, missed / total if knows and total else None)
+
+
+def _read(descriptor: int, nbytes: int, until: float) -> int:
+    length = 0
+    while length < nbytes and (block := os.read(descriptor, _BLOCK)):
+        length += len(block)
+        if time.perf_counter() > until:
+            break
+    return length
+
+
+def _forget(descriptor: int) -> None:
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _is_cached(descriptor: int) -> bool | None:
+    """Whether a file's first byte is in memory; None where the system does not say."""
+    if not hasattr(os, "RWF_NOWAIT"):
+        return None
+    try:
+        os.preadv(descriptor, [bytearray(1)], 0, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without this
+        return None
+    return True

@@ -1,0 +1,460 @@
+"""``watch``: how long the epochs of a training take, and how much of it is waiting for data."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import math
+import os
+import sys
+import threading
+import weakref
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from time import perf_counter
+from typing import IO, Any, Generic, NamedTuple, TypeVar, cast
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from fastpipe.console import print_line
+from fastpipe.core.epoch_times import EpochTimes, WaitLimits, epoch_times, samples_of
+from fastpipe.core.text import printable
+from fastpipe.errors import OptionError
+from fastpipe.tools.recorder import GPUSampler
+
+__all__ = ["Bar", "Bars", "LastingFile", "WatchedLoader", "watch"]
+
+_log = logging.getLogger("fastpipe")
+_T_co = TypeVar("_T_co", covariant=True)
+_OWN = ("epochs", "loader", "_options")
+_REFRESH_S = 0.2
+_LINE_S = 10.0
+
+
+class _Options(NamedTuple):
+    """Options of ``watch``."""
+
+    name: str
+    limits: WaitLimits
+    log_every: int
+    progress: bool
+    samples: Callable[[Any], float]
+    gpu: bool
+
+
+def watch(
+    loader: Iterable[_T_co],
+    *,
+    name: str = "",
+    warn_after: float | None = None,
+    warn_waiting: float | None = None,
+    log_every: int | None = None,
+    progress: bool = False,
+    samples: Callable[[Any], int] | None = None,
+    gpu: bool = True,
+) -> WatchedLoader[_T_co]:
+    """Return the same loader, which logs how long each epoch took and waited for data.
+
+    It may stay in a script.  Each epoch is a line of the log ``fastpipe`` (INFO) and an entry of ``epochs``.
+    A step takes one to two microseconds more, and 16 bytes until the epoch ends.
+
+    >>> import fastpipe
+    >>> from torch.utils.data import DataLoader
+    >>> loader = fastpipe.watch(DataLoader(range(64), batch_size=4), warn_waiting=0.5)
+    >>> for epoch in range(2):
+    ...     for batch in loader:
+    ...         _ = batch.float().sum()
+    >>> [(times.steps, 0 < times.waiting < 1) for times in loader.epochs]
+    [(16, True), (16, True)]
+
+    Args:
+        loader: any iterable of batches: a ``DataLoader``, a ``FastLoader``, a ``tf.data.Dataset``, a list.
+        name: before the word epoch, where a script has several: ``"validation"``.
+        warn_after: seconds; once an epoch a warning says how many batches took longer.  The first batch,
+            for which workers start, is not counted.
+        warn_waiting: a part of an epoch, 0 to 1; a warning says if more of it was waiting for data.  For a
+            ``FastLoader`` with threads both warnings say what those were at.
+        log_every: steps after which a line of the log says how far the epoch is.
+        progress: shows a bar with images/s, what is left and the part that was waiting; where standard error
+            is no terminal, a line every ten seconds.
+        samples: how many samples a batch has.  By default the first dimension of the first array in it.
+        gpu: whether the GPU's utilisation is sampled meanwhile, in a thread, twice a second; that needs
+            ``pip install nvidia-ml-py`` and a device, and is left out otherwise.
+
+    Returns:
+        A loader with the batches, the length and the attributes of the given one.  It is no ``DataLoader``,
+        which trainers of Lightning and Accelerate look for: there, give them the loader itself, and Lightning
+        :class:`fastpipe.torch.EpochTimer` as a callback; with Accelerate watch what ``accelerator.prepare``
+        returns; Keras has :class:`fastpipe.tf.EpochTimer`.
+
+    Raises:
+        OptionError: an option cannot work, or the loader cannot be iterated.
+    """
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise OptionError(f"watch(loader) needs an iterable of batches, got a {type(loader).__name__}")
+    if log_every is not None and (not isinstance(log_every, int) or log_every < 1):
+        raise OptionError(f"log_every must be a number of steps from 1, got {log_every!r}")
+    if samples is not None and not callable(samples):
+        raise OptionError(f"samples must be a function of a batch, such as len, got {samples!r}")
+    limits = WaitLimits(warn_after, warn_waiting)
+    count = samples_of if samples is None else samples
+    options = _Options(f"{name} " if name else "", limits, log_every or 0, progress, count, gpu)
+    return WatchedLoader(loader, options)
+
+
+class WatchedLoader(Generic[_T_co]):
+    """A loader whose epochs are measured; :func:`watch` makes it.
+
+    A loop that is left early has an entry for the steps that it finished.  An iterator of which one batch is
+    taken to look at it is no epoch.
+
+    Attributes:
+        loader: the script's.
+        epochs: :class:`~fastpipe.tools.EpochTimes` of each epoch, oldest first.
+
+    >>> loader = watch([[1, 2], [3, 4]])
+    >>> list(loader), len(loader), loader.epochs[0].steps
+    ([[1, 2], [3, 4]], 2, 2)
+    """
+
+    loader: Iterable[_T_co]
+    epochs: list[EpochTimes]
+    _options: _Options
+
+    def __init__(self, loader: Iterable[_T_co], options: _Options) -> None:
+        self.loader, self.epochs, self._options = loader, [], options
+
+    def __iter__(self) -> Iterator[_T_co]:
+        return _Epoch(self, self._options)
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __bool__(self) -> bool:
+        return bool(self.loader)
+
+    def __repr__(self) -> str:
+        return f"watch({self.loader!r})"
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OWN:  # while it is unpickled
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.loader, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.loader, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *dir(self.loader)})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self.loader, self._options, self.epochs)
+
+
+def _again(loader: Any, options: _Options, epochs: list[EpochTimes]) -> WatchedLoader[Any]:
+    made = WatchedLoader(loader, options)
+    made.epochs = list(epochs)
+    return made
+
+
+class _Epoch(Iterator[_T_co]):
+    """An iterator of the loader, whose steps are measured; otherwise it is the loader's own."""
+
+    def __init__(self, watched: WatchedLoader[_T_co], options: _Options) -> None:
+        self._is_over = True  # until there is something to end
+        self._watched, self._options = watched, options
+        self._process = os.getpid()
+        self._moments = array("d")  # of each batch: when it was asked for, and when it was there
+        self._note = self._moments.extend
+        self._samples, self._last = 0.0, 0.0
+        self._count = options.samples
+        self._every = options.log_every
+        self._waited, self._summed = 0.0, 0  # of the first moments
+        self._bar: Bar | None = None
+        self._stages = _stages_of(watched.loader)
+        self._next_show = 0.0 if options.progress else math.inf  # with the first batch
+        self._began = perf_counter()
+        self._inner = iter(watched.loader)
+        self._take = self._inner.__next__
+        # Its thread begins when worker processes have been forked.
+        self._gpu = GPUSampler.begin() if options.gpu else None
+        if self._gpu is not None:
+            weakref.finalize(self, self._gpu.stop)  # also at the end of the interpreter
+        self._is_over = False
+
+    def __iter__(self) -> _Epoch[_T_co]:
+        return self
+
+    def __next__(self) -> _T_co:
+        asked = perf_counter()
+        try:
+            batch = self._take()
+        except StopIteration:
+            self._end(perf_counter())
+            raise
+        except BaseException:
+            self._hide()
+            raise
+        got = perf_counter()
+        self._note((asked, got))  # in one call, which a signal's handler cannot come into
+        self._last = count = self._count(batch)
+        self._samples += count
+        if got >= self._next_show:
+            self._show(got)
+        if self._every and not len(self._moments) // 2 % self._every:
+            _log.info("%s, %s", self._title, self._so_far(got))
+        return batch
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # At the interpreter's end this module's own names are gone already.
+        if not self._is_over and not is_finalizing():
+            self._end(None)
+
+    def __len__(self) -> int:
+        return len(self._inner)  # type: ignore[arg-type]
+
+    def __bool__(self) -> bool:
+        return bool(self._inner)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_inner") or name == "_is_over":  # of one that was not made
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    # ---- what is said meanwhile ------------------------------------------------------------------
+
+    @property
+    def _number(self) -> int:
+        return len(self._watched.epochs)
+
+    @property
+    def _title(self) -> str:
+        return f"{self._options.name}epoch {self._number}"
+
+    def _show(self, now: float) -> None:
+        """Draw the bar, which begins with the first batch, and again where an error had hidden it."""
+        if self._bar is None:
+            self._bar = _BARS.begin(self._title, _length_of(self._watched.loader))
+            self._next_show = now + self._bar.interval_s
+            if self._bar.interval_s > 1:  # a line: there is nothing to say yet
+                return
+        self._next_show = now + self._bar.interval_s
+        self._bar.show(len(self._moments) // 2, self._so_far(now, with_steps=False))
+
+    def _hide(self) -> None:
+        if self._bar is not None:
+            self._bar.end()
+            self._bar, self._next_show = None, 0.0
+
+    def _so_far(self, now: float, *, with_steps: bool = True) -> str:
+        """Return how far it is, in words."""
+        steps, seconds = len(self._moments) // 2, max(now - self._began, 1e-9)
+        new = np.array(self._moments[self._summed :])
+        self._waited, self._summed = self._waited + float(np.sum(new[1::2] - new[::2])), len(self._moments)
+        said = []
+        total = _length_of(self._watched.loader)
+        if with_steps:
+            said.append(f"step {steps}" + ("" if total is None else f" of {total}"))
+        if not math.isnan(self._samples):
+            said.append(f"{self._samples / seconds:.0f} images/s")
+        said.append(f"{self._waited / seconds:.0%} waiting for data")
+        if total is not None and steps > 1:
+            # Without the first batch, which may have waited for workers to start.
+            left = (total - steps) * (now - self._moments[1]) / (steps - 1)
+            said.append(f"{int(left) // 3600}:{int(left) // 60 % 60:02}:{int(left) % 60:02} left")
+        return ", ".join(said)
+
+    # ---- the end ---------------------------------------------------------------------------------
+
+    def _end(self, ended: float | None) -> None:
+        """End the epoch: at a moment, or, where the loop was left, with the last step that it finished."""
+        if self._is_over or self._process != os.getpid():
+            return
+        self._is_over, self._next_show = True, math.inf
+        use = None if self._gpu is None else self._gpu.stop()
+        samples, is_complete = self._samples, ended is not None
+        moments = np.array(self._moments).reshape(-1, 2)
+        if ended is None:
+            if len(moments) < 2:  # somebody had a look at a batch
+                self._hide()
+                return
+            ended, samples, moments = float(moments[-1, 0]), samples - self._last, moments[:-1]
+        limits = self._options.limits
+        times = epoch_times(
+            self._number, ended - self._began,
+            np.diff(moments[:, 0], append=ended), moments[:, 1] - moments[:, 0], samples,
+            first_batch_seconds=float(moments[0, 1]) - self._began if len(moments) else None,
+            warn_after=limits.warn_after, is_complete=is_complete,
+        )  # fmt: skip
+        if use is not None:
+            times = times._replace(**use._asdict())
+        self._watched.epochs.append(times)
+        if self._bar is not None:
+            self._bar.end(f"{self._options.name}{times}")
+        _log.info("%s%s", self._options.name, times)
+        warning = limits.warning(times, _difference(_stages_of(self._watched.loader), self._stages))
+        if warning is not None:
+            _log.warning("%s%s", self._options.name, warning)
+
+
+def _length_of(loader: Any) -> int | None:
+    with contextlib.suppress(TypeError, NotImplementedError):
+        return len(loader)
+    return None
+
+
+def _stages_of(loader: Any) -> dict[str, float]:
+    """Return the seconds of the threads of a loader of fastpipe's so far, by stage."""
+    with contextlib.suppress(AttributeError):
+        return dict(loader.clock.totals())
+    return {}
+
+
+def _difference(now: dict[str, float], before: dict[str, float]) -> dict[str, float]:
+    return {name: now[name] - before.get(name, 0.0) for name in now if name != "wait"}
+
+
+# ---- bars ------------------------------------------------------------------------------------------
+
+
+class LastingFile:
+    """Standard error as it is when something is written; nothing where that is gone, or is not there.
+
+    A training goes on when its terminal is closed; rich would end it.
+    """
+
+    def write(self, text: str) -> int:
+        """Write, if that is possible."""
+        self._try("write", text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, if that is possible."""
+        self._try("flush")
+
+    def isatty(self) -> bool:
+        """Return whether it is a terminal."""
+        return bool(self._try("isatty"))
+
+    @property
+    def encoding(self) -> str:
+        """Of its text."""
+        return getattr(self._target, "encoding", None) or "utf-8"
+
+    @property
+    def _target(self) -> Any:
+        # While bars move, rich has replaced standard error by a file that writes above them.
+        return getattr(sys.stderr, "rich_proxied_file", sys.stderr)
+
+    def _try(self, name: str, *arguments: str) -> Any:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            return getattr(self._target, name)(*arguments)
+        return None
+
+
+class Bars:
+    """The bars of all epochs that run now, also of nested loops, on one console (default: standard error).
+
+    No thread draws them: they are drawn when a step is reported, five times a second at most.
+
+    >>> bars = Bars(Console(width=60))
+    >>> bar = bars.begin("epoch 0", 10)
+    >>> bar.show(5, "32 images/s")
+    epoch 0: 5/10, 32 images/s
+    >>> bar.end("epoch 0: 10 steps")
+    epoch 0: 10 steps
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = Console(file=cast(IO[str], LastingFile())) if console is None else console
+        self._lock = threading.RLock()
+        self._open: set[Bar] = set()
+        self._progress: Progress | None = None
+
+    def begin(self, name: str, total: int | None) -> Bar:
+        """Begin the bar of an epoch of so many steps, None if unknown."""
+        with self._lock:
+            if self._progress is None and self._console.is_terminal:
+                columns = (
+                    TextColumn("{task.description}", markup=False), BarColumn(24),
+                    TextColumn("{task.fields[said]}", markup=False),
+                )  # fmt: skip
+                self._progress = Progress(*columns, console=self._console, auto_refresh=False, transient=True)
+                # Whatever ends the script, the terminal gets its cursor back.
+                atexit.register(self.close)
+                self._progress.start()
+            bar = Bar(self, name, total, self._progress, _LINE_S if self._progress is None else _REFRESH_S)
+            self._open.add(bar)
+            return bar
+
+    def end(self, bar: Bar, text: str) -> None:
+        """Remove a bar, and print a line instead."""
+        with self._lock:
+            if bar not in self._open:
+                return
+            self._open.discard(bar)
+            if not self._open:
+                self.close()
+            elif self._progress is not None and bar.task is not None:
+                self._progress.remove_task(bar.task)
+                self._progress.refresh()
+            if text:
+                self.say(text)
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        print_line(self._console, text)
+
+    def close(self) -> None:
+        """Remove all bars."""
+        with self._lock:
+            self._open.clear()
+            progress, self._progress = self._progress, None
+            if progress is not None:
+                atexit.unregister(self.close)
+                progress.stop()
+
+
+class Bar:
+    """The bar of one epoch; ``Bars.begin`` makes it.
+
+    Attributes:
+        task: of rich's; None where lines are printed.
+        interval_s: seconds between two calls of ``show`` that make sense.
+    """
+
+    def __init__(
+        self, bars: Bars, name: str, total: int | None, progress: Progress | None, interval_s: float
+    ) -> None:
+        self._bars, self._name, self._total = bars, name, total
+        self._progress = progress
+        self.interval_s = interval_s
+        self.task: TaskID | None = None
+        if progress is not None:
+            self.task = progress.add_task(printable(name), total=total, said="")
+
+    def show(self, steps: int, said: str) -> None:
+        """Show how many steps are done, and a text."""
+        total = "" if self._total is None else f"/{self._total}"
+        said = f"{steps}{total}, {said}"
+        if self._progress is None or self.task is None:
+            self._bars.say(f"{self._name}: {said}")
+        elif self.task in self._progress.task_ids:
+            fields: dict[str, Any] = {"said": printable(said)}
+            self._progress.update(self.task, completed=steps, refresh=True, **fields)
+
+    def end(self, text: str = "") -> None:
+        """Remove it, and print a line, if there is one."""
+        self._bars.end(self, text)
+
+
+_BARS = Bars()

@@ -1,0 +1,117 @@
+"""Folders: the file system that one is on, and temporary ones that are removed even after a kill."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+
+from fastpipe.core.file_identity import FileSystems
+from fastpipe.core.files import folder_below, open_regular
+
+if sys.platform != "win32":
+    import fcntl
+
+__all__ = ["FileSystem", "Scratch", "file_system"]
+
+_PREFIX, _LOCK = "fastpipe-profile-", ".lock"
+_YOUNG_S = 60.0  # in which a new folder's lock is taken
+
+_NETWORK = frozenset((
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "virtiofs", "lustre", "beegfs", "gpfs", "ceph", "glusterfs",
+    "afs", "wekafs", "pvfs2", "orangefs", "panfs", "vboxsf", "davfs",
+))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FileSystem:
+    """A file system: kind, such as ``"ext4"`` or ``"fuse.s3fs"`` (empty if unknown), and free bytes."""
+
+    kind: str
+    free: int
+
+    @property
+    def is_fuse(self) -> bool:
+        """Whether a program answers for it, often by requests to a bucket."""
+        return self.kind.split(".")[0] in ("fuse", "fuseblk")
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether its files come from elsewhere, as far as the kind tells."""
+        return self.is_fuse or self.kind in _NETWORK
+
+    @property
+    def name(self) -> str:
+        """Its kind, in words."""
+        return self.kind or "a file system of unknown kind"
+
+
+def file_system(path: str, mounts: str | None = None) -> FileSystem:
+    """Return the file system of an existing path; ``mounts`` is the content of ``/proc/self/mountinfo``."""
+    status, space = os.stat(path), os.statvfs(path)
+    kind = FileSystems(mounts).kind(status.st_dev, path) or ""
+    return FileSystem(kind, space.f_bavail * space.f_frsize)
+
+
+class Scratch:
+    """A temporary folder for what a profile writes; ``close`` removes it, or the next profile after a kill.
+
+    A file in it is locked for as long as this process, or one that it has forked, lives: other folders are
+    abandoned.
+    """
+
+    def __init__(self) -> None:
+        _remove_left()
+        self.path = tempfile.mkdtemp(prefix=_PREFIX)
+        # As an object, which is closed with the last reference to it where ``close`` was interrupted.
+        self._lock = os.fdopen(open_regular(os.path.join(self.path, _LOCK), os.O_RDWR | os.O_CREAT), "r+b")
+        _is_locked(self._lock.fileno())
+
+    def close(self) -> None:
+        """Remove the folder; may be called again, also after an exception of a signal handler."""
+        for _ in range(2):  # as the first ignores what such a handler raises, like an error of its own
+            if os.path.isdir(self.path):
+                shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Lock a file; return whether nobody else had locked it."""
+    if sys.platform == "win32":
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # somebody has, or the file system has no locks
+        return False
+    return True
+
+
+def _remove_left() -> None:
+    """Remove folders of this user's killed processes; nothing of other users is opened."""
+    temporary = tempfile.gettempdir()
+    for name in os.listdir(temporary):
+        if not name.startswith(_PREFIX):
+            continue
+        with contextlib.suppress(OSError):  # one that is removed just now, or none of these
+            status = os.lstat(os.path.join(temporary, name))
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != _user():
+                continue
+            with folder_below(temporary, name) as folder:
+                if time.time() - os.lstat(os.path.join(folder, _LOCK)).st_mtime < _YOUNG_S:
+                    continue
+                lock = open_regular(os.path.join(folder, _LOCK), os.O_RDWR)
+                try:
+                    if _is_locked(lock):
+                        shutil.rmtree(os.path.join(temporary, name), ignore_errors=True)
+                finally:
+                    os.close(lock)
+
+
+def _user() -> int:
+    """Return the owner of this user's files; 0 on Windows."""
+    return os.geteuid() if hasattr(os, "geteuid") else 0

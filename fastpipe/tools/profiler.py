@@ -1,0 +1,600 @@
+"""``profile`` and ``fastpipe profile SCRIPT``: where the time of a training's steps goes."""
+
+from __future__ import annotations
+
+import argparse
+import builtins
+import contextlib
+import gc
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from functools import partial
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+from time import perf_counter, process_time_ns
+from types import CodeType, FrameType, ModuleType, TracebackType
+from typing import Any, NoReturn, overload
+
+from rich.console import Console
+
+import fastpipe
+from fastpipe.console import Progress, in_any_encoding, positive
+from fastpipe.core.files import write_output
+from fastpipe.errors import OptionError
+from fastpipe.tools.clocks import processes_cpu_ns
+from fastpipe.tools.diagnosis import Diagnosis
+from fastpipe.tools.epochs import WatchedLoader
+from fastpipe.tools.loaders import Watch, Watched
+from fastpipe.tools.loops import Enough, Loop
+from fastpipe.tools.report import Advice, Report
+from fastpipe.tools.tf_loops import WATCHED
+
+__all__ = ["Profiling", "add_arguments", "profile", "profile_script", "run"]
+
+_LEAST_OUTSIDE_S = 0.5
+_GRACE_S = 8.0
+_AGAIN_S, _MOST_ENDS = 4.0, 3  # a script that goes on after its end is ended again
+_END_S = 5.0  # for a terminated process to end
+_CALLS = 0.9  # of a function's time, in one that it calls
+_RUNNING = (str(Path(fastpipe.__file__).parent), contextlib.__file__)  # what runs a script
+
+
+class Profiling:
+    """Watches the loaders that are iterated while it is open; it changes nothing of what they give.
+
+    Attributes:
+        report: of the loader that took most of the time; while it is open, of what was seen so far.
+
+    >>> import fastpipe
+    >>> from torch.utils.data import DataLoader
+    >>> with fastpipe.profile() as profiling:
+    ...     for batch in DataLoader(range(64), batch_size=4):
+    ...         _ = batch.float().sum()
+    >>> profiling.report.steps > 8
+    True
+    """
+
+    def __init__(self) -> None:
+        self._watch = Watch(lambda _: Loop(float("inf"), is_replayed=False), also=WATCHED)
+        self._report: Report | None = None
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Profiling watches the loaders of this process, and cannot be copied: copy its report"
+        )
+
+    def watch(self, loader: Iterable[Any]) -> Iterable[Any]:
+        """Return what is to be iterated instead of a loader that is none of torch's."""
+        return _Iterable(self._watch, loader)
+
+    @property
+    def report(self) -> Report:
+        """What was found."""
+        return self._report if self._report is not None else _report_of(self._watch)
+
+    def __enter__(self) -> Profiling:
+        self._watch.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._report = _report_of(self._watch)
+        finally:
+            self._watch.__exit__()
+
+
+@overload
+def profile(*, seconds: float = ..., try_advice: bool = ...) -> Profiling: ...
+@overload
+def profile(
+    loader: Iterable[Any], step: Callable[[Any], object] | None = ..., *, seconds: float = ...,
+    try_advice: bool = ...,
+) -> Report: ...  # fmt: skip
+def profile(
+    loader: Iterable[Any] | None = None,
+    step: Callable[[Any], object] | None = None,
+    *,
+    seconds: float = 6.0,
+    try_advice: bool = False,
+) -> Report | Profiling:
+    """Find out whether training waits for data, for what, and what would help.
+
+    With a loader it is iterated here, and ``step`` is called with each batch: as it is, then with one batch
+    again and again, which shows how long a step takes that has its data at once.  After that the loader is
+    measured alone, and so is what might take its place.  What ``step`` trains is not worth keeping.
+
+    Without one, a ``with`` block in which the script's own loops run: what they get is left as it is, and so
+    only what can be seen from beside it is reported.
+
+    Args:
+        loader: any iterable of batches that can be iterated again: a ``DataLoader``, a ``FastLoader``, a
+            ``tf.data.Dataset``, a list.  Torch's are recorded in detail, also in their workers.
+        step: trains on a batch.  None for nothing: then the loader alone is measured.
+        seconds: for which the loop is measured as it is; the other measurements take about as long together.
+        try_advice: whether the best advice is tried: ``step`` gets batches of the loader that it names.
+
+    Returns:
+        With a loader a :class:`Report`; ``print`` it.  Without one a :class:`Profiling`, which has it as
+        ``report``.
+
+    Raises:
+        OptionError: the loader has no batch, or an option cannot work.
+
+    >>> import fastpipe
+    >>> from torch.utils.data import DataLoader
+    >>> report = fastpipe.profile(DataLoader(range(64), batch_size=4), lambda batch: None, seconds=0.05)
+    >>> report.loader.kind
+    'DataLoader over range'
+    """
+    if not seconds > 0:
+        raise OptionError(f"seconds must be above 0, got {seconds!r}")
+    if loader is None:
+        if step is not None:
+            raise OptionError("profile(step=…) needs a loader; or have your own loop in `with profile():`")
+        return Profiling()
+    if isinstance(loader, WatchedLoader):
+        loader = loader.loader
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise OptionError(f"profile needs something that has batches, such as a DataLoader, got {loader!r}")
+    if hasattr(loader, "__next__"):
+        raise OptionError(
+            f"a {type(loader).__name__} can be iterated once only: give what it was made from, such as a "
+            "DataLoader"
+        )
+    diagnosis = Diagnosis(seconds / 4, try_advice)
+
+    def make_loop(one: Any) -> Loop:
+        if one is not loader:
+            return Loop(float("inf"), is_replayed=False)
+        return Loop(seconds, step is not None, next_phase=lambda: diagnosis.next_phase(watch, one))
+
+    # Closed by both: what a signal's handler raises may end the inner one before it has begun.
+    with contextlib.closing(diagnosis), contextlib.closing(Watch(make_loop, also=WATCHED)) as watch, watch:
+        try:
+            _iterate(watch, loader, step)
+        except Exception as error:
+            if not diagnosis.excuses(error):
+                raise
+        return diagnosis.report()
+
+
+def _iterate(watch: Watch, loader: Iterable[Any], step: Callable[[Any], object] | None) -> None:
+    """Iterate until enough is known."""
+    iterable: Iterable[Any] = loader if watch.sees(loader) else _Iterable(watch, loader)
+    try:
+        while True:
+            is_empty = True
+            for batch in iterable:
+                is_empty = False
+                if step is not None:
+                    step(batch)
+                del batch
+            if is_empty:
+                raise OptionError(f"the {type(loader).__name__} has no batch")
+    except Enough:
+        pass
+
+
+def _report_of(watch: Watch) -> Report:
+    """Report of the loader whose loop took most of the time."""
+    longest = _longest(watch)
+    if longest is None or not longest.loop.total_s:
+        return Report(None)
+    diagnosis = Diagnosis(0.0, False)
+    diagnosis.see(longest)
+    return diagnosis.report()
+
+
+class _Iterable:
+    """A loader that is none of torch's, watched."""
+
+    def __init__(self, watch: Watch, loader: Iterable[Any]) -> None:
+        self._watch, self._loader = watch, loader
+
+    def __iter__(self) -> Any:
+        return self._watch.iterate(self._loader)
+
+
+# ---- a script --------------------------------------------------------------------------------------
+
+
+def profile_script(
+    path: str | os.PathLike[str],
+    arguments: Sequence[str] = (),
+    *,
+    seconds: float = 6.0,
+    limit_s: float = 50.0,
+    try_advice: bool = False,
+    is_module: bool = False,
+    leave: Callable[[Report], NoReturn] | None = None,
+) -> Report:
+    """Run a script, as ``python PATH ARGUMENTS`` would, until enough is known of its training loop.
+
+    That is the first loop over a loader that lasts long enough; then the script is ended.  What it trains is
+    not worth keeping: the loop gets one batch again and again for a while.
+
+    Args:
+        path: of the script.
+        arguments: its own.
+        seconds: for which the loop is measured as it is.
+        limit_s: seconds after which the script is ended in any case; a measurement beside it just then may
+            take eight more.
+        try_advice: whether the best advice is tried in the script's loop.
+        is_module: whether ``path`` is the name of a module, which runs as ``python -m NAME`` would.
+        leave: called with the report, and has to end the process, where the script cannot be ended, as it
+            goes on after whatever is raised; None to let it go on.
+
+    Raises:
+        OptionError: there is no such script or module; or it is one of several processes that train together.
+        Exception: whatever the script raises.
+    """
+    if not is_module and not os.path.isfile(path):
+        raise OptionError(f"there is no script {os.fspath(path)!r}")
+    if os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1"):
+        raise OptionError(
+            f"this is one of {os.environ['WORLD_SIZE']} processes that train together, as WORLD_SIZE says, "
+            "and the first to end would leave the others waiting: profile one alone, as by torchrun "
+            "--nproc_per_node 1 --no-python fastpipe profile SCRIPT; or have `with fastpipe.profile():` "
+            "around the loop"
+        )
+    diagnosis = Diagnosis(seconds / 4, try_advice)
+    watch = Watch(
+        lambda one: Loop(seconds, True, lambda: diagnosis.next_phase(watch, one), may_judge=True),
+        also=WATCHED,
+    )
+    run = _Run(diagnosis, watch, leave)
+    with (
+        closing(diagnosis),
+        closing(watch),
+        watch,
+        _as_main(os.fspath(path), arguments, is_module) as module,
+    ):
+        run.execute(module, limit_s)
+        report = run.report()
+        run.end_processes()
+        return report
+
+
+class _Run:
+    """A script that runs, and what is known of it."""
+
+    def __init__(
+        self, diagnosis: Diagnosis, watch: Watch, leave: Callable[[Report], NoReturn] | None
+    ) -> None:
+        self._diagnosis, self._watch, self._leave = diagnosis, watch, leave
+        self._began, self._elsewhere_ns = perf_counter(), _elsewhere_ns()
+        self._took: float | None = None  # until its own end
+        self._children = set(multiprocessing.active_children())
+        self.is_cut_short = False  # by the limit
+
+    @property
+    def was_ended(self) -> bool:
+        """Whether one of its loops has ended it."""
+        return any(one.loop.has_ended for one in self._watch.found)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether a loop has been measured, which is worth a few seconds more, or is being left."""
+        return self._diagnosis.is_looking or self.was_ended
+
+    def execute(self, module: ModuleType, limit_s: float) -> None:
+        """Run it until it is over, or enough is known of it, or the limit is reached.
+
+        Raises:
+            OptionError: it has ended with an exit code before it iterated a loader.
+            Exception: whatever the script raises.
+        """
+        path = str(module.__file__)
+        code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+        try:
+            with _limited(limit_s, self):
+                _until_its_end(code, module)
+                self._took = perf_counter() - self._began
+                self._look_at_the_end()
+        except Enough:
+            self.is_cut_short = True
+        except Exception as error:
+            # TensorFlow, which has asked for the batch, makes an error of its own of the end.
+            if not (self._diagnosis.excuses(error) or self.was_ended):
+                raise
+            self.is_cut_short = True
+        except SystemExit as error:
+            if not self._watch.found:
+                raise OptionError(
+                    f"{os.path.basename(path)} ended before it iterated a loader: {error.code}"
+                ) from error
+
+    def _look_at_the_end(self) -> None:
+        """Measure beside a loop that was over before enough was known of it, as far as can still be done."""
+        if self._diagnosis.is_known:
+            return
+        longest = _longest(self._watch)
+        if longest is not None and longest.loop.total_s and not longest.is_opaque:
+            with self._watch.paused(), contextlib.suppress(Enough):  # which the limit raises, not the script
+                self._diagnosis.look(longest)
+
+    def report(self) -> Report:
+        """Return what was found."""
+        diagnosis, watch = self._diagnosis, self._watch
+        longest = _longest(watch)
+        if not diagnosis.is_known and longest is not None:  # over before enough was known of it
+            diagnosis.see(longest)
+        found = replace(
+            diagnosis.report() if diagnosis.is_known else Report(None),
+            seconds=perf_counter() - self._began if self._took is None else self._took,
+            is_cut_short=self.is_cut_short or self.was_ended,
+            outside=_outside(watch),
+            elsewhere_s=(_elsewhere_ns() - self._elsewhere_ns) / 1e9,
+        )
+        return replace(found, advice=(*_script_advice(found), *found.advice))
+
+    def end_processes(self) -> None:
+        """End the processes of a script that was ended, for which the interpreter would wait at its end."""
+        if not (self.is_cut_short or self.was_ended):
+            return
+        left = [
+            one for one in multiprocessing.active_children() if one not in self._children and not one.daemon
+        ]
+        for one in left:
+            one.terminate()
+        for one in left:
+            one.join(_END_S)
+            if one.is_alive():
+                one.kill()
+                one.join()
+
+    def leave_script(self) -> None:
+        """Report what was found, and end the process."""
+        if self._leave is None:
+            return
+        self.is_cut_short = True
+        report = self.report()
+        self._diagnosis.close()
+        self._watch.close()
+        self.end_processes()
+        self._leave(report)
+
+
+def _until_its_end(code: CodeType, module: ModuleType) -> None:
+    """Run code; exit code 0 is as good as coming to the end."""
+    try:
+        exec(code, vars(module))
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
+
+
+def _longest(watch: Watch) -> Watched | None:
+    """The loader whose loop took most of the time."""
+    return max(watch.found, key=lambda one: one.loop.total_s, default=None)
+
+
+def _elsewhere_ns() -> int:
+    """Processor time of processes that this one has started."""
+    return (processes_cpu_ns() or 0) - process_time_ns()
+
+
+def _script_advice(report: Report) -> Iterator[Advice]:
+    """For a script most of whose time goes before and between its loops, or into other processes."""
+    if report.is_elsewhere:
+        yield Advice(
+            "profile one of its processes: let the script train in its own, as with one of torchrun's by "
+            "torchrun --nproc_per_node 1 --no-python fastpipe profile SCRIPT",
+            "what multiprocessing or subprocess starts runs beside this",
+        )
+    elif report.is_outside_bound:
+        name, seconds = report.outside[0]
+        unseen = "" if report.loader else (
+            ". If it trains, its loop was not seen: that has to be over a DataLoader or a tf.data.Dataset, "
+            "or model.fit of a dataset or generator; or use report = fastpipe.profile(batches, step)"
+        )  # fmt: skip
+        yield Advice(
+            f"if {name} makes samples, make them once, by all cores, with fastpipe.generate; or keep what it "
+            f"makes with fastpipe.memoize{unseen}",
+            f"{seconds:.1f} of the script's {report.seconds:.1f} s go there, outside of loops over loaders",
+        )
+
+
+def _outside(watch: Watch) -> tuple[tuple[str, float], ...]:
+    """Functions of the script that took long between its loops over loaders, with all that they call.
+
+    Of those that call each other and nothing else, the innermost; first where most of the time goes.
+    """
+    assert watch.recorder is not None
+    found = sorted(watch.recorder.outside.items(), key=lambda item: item[1])
+    kept: list[tuple[str, float]] = []
+    for at, ((file, function), spent) in enumerate(found):
+        # A function that took hardly longer than another one has called that.
+        inner = [other for _, other in found[:at] if other > _CALLS * spent]
+        if spent > _LEAST_OUTSIDE_S * 1e9 and not inner:
+            kept.append((f"{os.path.basename(file)} {function}", spent / 1e9))
+    return tuple(sorted(kept, key=lambda item: -item[1]))
+
+
+@contextmanager
+def _as_main(name: str, arguments: Sequence[str], is_module: bool) -> Iterator[ModuleType]:
+    """Set up ``sys`` as Python does for a script, and restore it, and the current folder, afterwards.
+
+    Processes that it spawns name its classes as those of ``__mp_main__``, which ``multiprocessing`` has set
+    to whatever was the main module when it was imported.
+    """
+    argv, path, folder = sys.argv, list(sys.path), os.getcwd()
+    names = ("__main__", "__mp_main__")
+    before = {one: sys.modules.get(one) for one in names}
+    module = ModuleType("__main__")
+    module.__dict__["__builtins__"] = builtins
+    try:
+        if is_module:
+            sys.path.insert(0, folder)
+            spec = _spec_of(name)
+            module.__spec__, module.__package__, module.__file__ = spec, spec.parent, spec.origin
+        else:
+            module.__file__ = os.path.abspath(name)  # also where the script goes to another folder
+            sys.path.insert(0, os.path.dirname(os.path.realpath(name)))
+        sys.argv = [str(module.__file__) if is_module else name, *arguments]
+        sys.modules.update(dict.fromkeys(names, module))
+        yield module
+    finally:
+        sys.argv, sys.path[:] = argv, path
+        for one, main in before.items():
+            if main is None:
+                sys.modules.pop(one, None)
+            else:
+                sys.modules[one] = main
+        with contextlib.suppress(OSError):
+            os.chdir(folder)
+
+
+def _spec_of(name: str) -> ModuleSpec:
+    """The spec of a module, or of a package's ``__main__``, that is in a file of Python's."""
+    try:
+        spec = find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = find_spec(f"{name}.__main__")
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # a package of the script's does not find what it imports
+        spec = None
+    if spec is None or not spec.has_location:
+        raise OptionError(f"there is no module {name!r} to run: -m takes a name such as package.train")
+    return spec
+
+
+@contextmanager
+def _limited(seconds: float, run: _Run) -> Iterator[None]:
+    """End what runs in the main thread after so many seconds; leave it where it goes on after that."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+    is_late, ends = False, 0
+
+    def end(number: int, frame: FrameType | None) -> None:
+        nonlocal is_late, ends
+        if not is_late and run.is_ending:
+            is_late = True
+            signal.setitimer(signal.ITIMER_REAL, _GRACE_S)
+            return
+        if ends == _MOST_ENDS:
+            run.leave_script()
+        ends += 1
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+        raise Enough
+
+    def on_thread_error(args: threading.ExceptHookArgs) -> None:
+        if not issubclass(args.exc_type, Enough):
+            hook(args)
+            return
+        with lock:  # a thread that takes batches has ended, for which the main one may wait for ever
+            if threading.excepthook is on_thread_error and not ends:
+                signal.pthread_kill(main, signal.SIGALRM)
+
+    main, hook, lock = threading.get_ident(), threading.excepthook, threading.Lock()
+    before = signal.signal(signal.SIGALRM, end)
+    threading.excepthook = on_thread_error
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)  # one that comes now is to end nothing
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        with lock:
+            threading.excepthook = hook
+        signal.signal(signal.SIGALRM, before)
+
+
+# ---- the command -----------------------------------------------------------------------------------
+
+
+EPILOG = """\
+SCRIPT runs as python SCRIPT ARGUMENTS would, until enough is known of its training loop;
+that ends it, after a minute at most. For a while the loop gets one batch again and again,
+which shows how long a step takes that need not wait: what is trained is not worth keeping.
+Then other settings and fastpipe's loaders are measured on the same data.
+
+exit codes: 0 done, 1 an error of the script's own, 2 bad input, 130 interrupted
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    add = parser.add_argument
+    add("--seconds", type=positive(float), default=6.0, metavar="S",
+        help="how long the loop is measured as it is (default: 6)")  # fmt: skip
+    add("--limit", type=positive(float), default=50.0, metavar="S",
+        help="when the script is ended, or after what is being measured then (default: 50)")  # fmt: skip
+    add("--try", dest="try_advice", action="store_true",
+        help="try the best advice: the script's loop gets batches of the loader that it names")  # fmt: skip
+    add("--json", type=Path, default=None, metavar="FILE", help="write everything there, as JSON")
+    add("--html", type=Path, default=None, metavar="FILE", help="write a page with pictures there")
+    add("--trace", type=Path, default=None, metavar="FILE",
+        help="write a timeline there, to be opened in https://ui.perfetto.dev")  # fmt: skip
+    add("-m", dest="is_module", action="store_true",
+        help="SCRIPT is the name of a module, which runs as by python -m")  # fmt: skip
+    add("script", metavar="SCRIPT", help="a Python file")
+    add("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="the script's own")
+
+
+def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
+    """Run the script, show what was found, and return the exit code."""
+    progress.stop()
+    for path in (args.json, args.html, args.trace):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise OptionError(f"there is no folder for {str(path)!r}: make {str(path.parent)!r} first")
+    try:
+        return _profile_and_show(args, console, progress)
+    finally:
+        # What the script has left, in circles too, while there is an interpreter: TensorFlow's threads may
+        # have to run Python before what they prepare is freed; who frees it later waits for them for ever.
+        gc.collect()
+
+
+def _profile_and_show(args: argparse.Namespace, console: Console, progress: Progress) -> int:
+    try:
+        report = profile_script(
+            args.script, args.arguments, seconds=args.seconds, limit_s=args.limit, try_advice=args.try_advice,
+            is_module=args.is_module, leave=partial(_leave, args, console, progress),
+        )  # fmt: skip
+    except Exception as error:
+        trace = _within_script(error.__traceback__)
+        if trace is None and not isinstance(error, SyntaxError):
+            raise
+        sys.excepthook(type(error), error.with_traceback(trace), trace)  # as Python shows it
+        return 1
+    _tell(report, args, console, progress)
+    return 0
+
+
+def _tell(report: Report, args: argparse.Namespace, console: Console, progress: Progress) -> None:
+    with in_any_encoding():
+        report.show(console)
+    for path, content in ((args.json, report.json), (args.html, report.html), (args.trace, report.trace)):
+        if path is not None:
+            write_output(path, content())
+            progress.done(f"wrote {path}")
+
+
+def _leave(args: argparse.Namespace, console: Console, progress: Progress, report: Report) -> NoReturn:
+    """For a script that cannot be ended: nothing of this process is left that could go on."""
+    try:
+        _tell(report, args, console, progress)
+        progress.done(f"{args.script} goes on whatever ends it, as after 'except:', and was left")
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(0)
+
+
+def _within_script(trace: TracebackType | None) -> TracebackType | None:
+    """The part of a traceback that is not of what runs the script; None where the error is no script's."""
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_RUNNING):
+        trace = trace.tb_next
+    return trace

@@ -1,0 +1,558 @@
+"""The report of a profile: as text, JSON, HTML, a trace and TensorBoard scalars."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from fastpipe.bench.page import document, escape, rect, table
+from fastpipe.console import PlainTable, TextReport, print_line
+from fastpipe.core.processes import load_triton_apart
+from fastpipe.core.text import in_bytes, in_duration
+from fastpipe.errors import MissingDependencyError, OptionError
+from fastpipe.tools.clocks import Spent
+from fastpipe.tools.costs import Alone, Copies, LoaderCosts
+from fastpipe.tools.loops import Phase
+from fastpipe.tools.stacks import COLLATE, DECODE, OTHER, READ, STAGES, TRANSFER, TRANSFORM, Line
+
+__all__ = ["Advice", "LoaderNote", "Part", "Report"]
+
+_FORMAT = 1
+_MOST = 0.5  # of a script's time
+_TOLD = 0.1  # of a script's time: what goes outside of loops is reported if it is more
+_LEAST_S = 0.5  # of processors, in other processes
+_SMALL = 0.05  # of a step: waiting for data that does not matter
+_PREFIX = "fastpipe/profile"
+
+
+@dataclass(frozen=True)
+class LoaderNote:
+    """The loader of a report.
+
+    Attributes:
+        kind: its class, and that of its dataset.
+        workers, ahead: worker processes; batches that are made ahead.
+        batch_size: samples of a batch; None if unknown.
+        made_at, used_at: lines of the script, ``file:line function``; empty where they are unknown.
+    """
+
+    kind: str
+    workers: int = 0
+    ahead: int = 0
+    batch_size: int | None = None
+    made_at: str = ""
+    used_at: str = ""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the time that a step waits, by stage, or a case and the seconds that a step takes in it."""
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Something to change.
+
+    Attributes:
+        what: in words, with the line.
+        why: the measurement that it comes from.
+        predicted_s: seconds of a step with it; None where no time is predicted.
+        tried_s: the same, measured with the script's own step; None where it was not tried.
+    """
+
+    what: str
+    why: str
+    predicted_s: float | None = None
+    tried_s: float | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class Report(TextReport):
+    """What a profile has found; ``print`` it.
+
+    Attributes:
+        loader: whose loop it is about; None if no loader was iterated.
+        steps: that were measured.
+        step_s, wait_s, busy_s: seconds of a step, of those until its batch was there, and with the batch.
+        instant_s: of a step whose batch is there at once; None if not measured.
+        step_cpu_s: processor seconds of such a step.
+        step_delay_s: seconds for which threads of a step as it is, all together, wait longer for cores than
+            those of such a step; None if not measured.
+        epoch_start_s: until the first batch of an epoch.
+        alone: the loader without a training that uses its batches; None if not measured.
+        costs: of a batch, by stage.
+        stall: the time that a step loses, by stage, the largest part first.
+        cases: seconds of a step: with instant data, without decoding, without waiting for storage, as it is.
+        advice: the most useful first.
+        cores: that this process may use.
+        device_wait_s, device_busy_s: seconds that a GPU has nothing to do before a step, and takes for one;
+            None without a GPU.
+        copies: of a batch to the GPU; None without one.
+        is_tried: whether advice was tried on the script's own step.
+        is_opaque: whether a step's waiting cannot be told from its work.
+        outside: lines of the script between its loops that took long: the line, and seconds.
+        elsewhere_s: processor seconds of processes that the script has started.
+        seconds: that the script ran.
+        is_cut_short: whether it was ended before its own end.
+        spans: of steps: phase, and nanoseconds when a batch was asked for, came, and was done with.
+        worker_spans: of batches, by worker: when the first sample was asked for, the last came, it was whole.
+    """
+
+    loader: LoaderNote | None
+    steps: int = 0
+    step_s: float = 0.0
+    wait_s: float = 0.0
+    busy_s: float = 0.0
+    instant_s: float | None = None
+    step_cpu_s: float | None = None
+    step_delay_s: float | None = None
+    epoch_start_s: float | None = None
+    alone: Alone | None = None
+    costs: LoaderCosts = field(default_factory=LoaderCosts)
+    stall: tuple[Part, ...] = ()
+    cases: tuple[Part, ...] = ()
+    advice: tuple[Advice, ...] = ()
+    cores: int = 1
+    device_wait_s: float | None = None
+    device_busy_s: float | None = None
+    copies: Copies | None = None
+    is_tried: bool = False
+    is_opaque: bool = False
+    outside: tuple[tuple[str, float], ...] = ()
+    elsewhere_s: float = 0.0
+    seconds: float = 0.0
+    is_cut_short: bool = False
+    spans: tuple[tuple[str, int, int, int], ...] = field(default=(), repr=False)
+    worker_spans: tuple[tuple[int, tuple[tuple[int, int, int], ...]], ...] = field(default=(), repr=False)
+
+    @property
+    def lost_s(self) -> float:
+        """Seconds of a step that are lost for want of data.
+
+        It waits for its batch; and with that it is slower than with data at once, if other threads or
+        processes make the next batches on the same cores: by what these take of them, or, where its threads
+        wait for each other and so for the one that has lost its core, for as long as threads wait for cores.
+        A step that is slower by more than that has other causes.
+        """
+        if self.is_opaque:
+            return 0.0 if self.instant_s is None else max(0.0, self.step_s - self.instant_s)
+        if self.instant_s is None or self.alone is None or not self.loader or not self.loader.ahead:
+            return self.wait_s
+        taken, cpu_s = self.busy_s, self.alone.cpu_s
+        if cpu_s is not None:
+            taken = max(cpu_s / self.cores, min(self.step_delay_s or 0.0, cpu_s))
+        return self.wait_s + min(max(0.0, self.busy_s - self.instant_s), taken)
+
+    @property
+    def base_s(self) -> float:
+        """Seconds of a step whose batch is there at once."""
+        return max(0.0, self.step_s - self.lost_s)
+
+    @property
+    def stall_share(self) -> float:
+        """The part of a step that is lost for want of data, from 0 to 1."""
+        return self.lost_s / self.step_s if self.step_s else 0.0
+
+    @property
+    def is_loader_bound(self) -> bool:
+        """Whether another loader would make a difference."""
+        return self.stall_share > _SMALL
+
+    @property
+    def is_outside_bound(self) -> bool:
+        """Whether most of a script's time goes where no loader is iterated."""
+        return bool(self.outside) and self.outside[0][1] > _MOST * self.seconds
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether a script without a loop that was seen does its work in processes that it starts."""
+        return self.loader is None and self.elsewhere_s > max(_LEAST_S, _MOST * self.seconds)
+
+    @property
+    def verdict(self) -> str:
+        """The result in one sentence."""
+        if self.is_elsewhere:
+            return (
+                f"no loop was seen: in {self.seconds:.1f} s processes that the script starts have used "
+                f"{self.elsewhere_s:.1f} s of processor, and nothing is looked at in them"
+            )
+        if self.is_outside_bound:
+            name, seconds = self.outside[0]
+            share = f"{seconds / self.seconds:.0%} of {self.seconds:.1f} s"
+            return f"{share} go into {name}, outside of any loop over a loader"
+        if self.loader is None:
+            return "no loader was iterated"
+        if not self.steps:
+            ran = f" in {self.seconds:.1f} s" if self.seconds else ""
+            return f"no step was measured{ran}: {self.loader.kind} gave too few batches"
+        if self.is_opaque and self.instant_s is None:
+            return (
+                f"not known: {self.steps} steps of {in_duration(self.step_s)} were seen, and none with data "
+                "at once; fastpipe profile SCRIPT measures that, in more steps or with --limit for longer"
+            )
+        if not self.is_loader_bound:
+            return (
+                f"stall {self.stall_share:.0%}: your loader is not the problem. With data at once a step "
+                f"takes {in_duration(self.base_s)} of {in_duration(self.step_s)}"
+            )
+        parts = ", ".join(f"{part.seconds / self.step_s:.0%} {part.name}" for part in self.stall[:4])
+        return f"stall {self.stall_share:.0%}{': ' if parts else ''}{parts}"
+
+    @property
+    def without_advice(self) -> str:
+        """A sentence instead of advice, where a loop loses time and there is none."""
+        if self.advice or self.alone is None or not self.is_loader_bound:
+            return ""
+        return (
+            "no advice: nothing that fastpipe could measure in its place is faster; where a batch's "
+            "time goes, is above"
+        )
+
+    def effect(self, advice: Advice) -> str:
+        """Return what a change will do to a step, and did when it was tried; empty if unknown."""
+        if advice.predicted_s is None or not self.step_s:
+            return ""
+        now, then = self.step_s, advice.predicted_s
+        text = f"{in_duration(now)} → {in_duration(then)} a step, {now / then:.2f}×"
+        if advice.tried_s is not None:
+            text += f" (tried: {in_duration(advice.tried_s)}, {now / advice.tried_s:.2f}×)"
+        return text
+
+    def lines(self) -> Iterator[str]:
+        """The figures of the step, in words, and what a script does outside of its loops."""
+        if self.loader is not None:
+            yield from self._loop_lines(self.loader)
+        for name, seconds in self.outside:
+            if seconds > _TOLD * self.seconds:
+                yield f"{seconds:.1f} s outside of loops over loaders: {name}"
+        if self.is_cut_short:
+            yield f"the script was ended after {self.seconds:.0f} s; what it has trained is not worth keeping"
+
+    def _loop_lines(self, loader: LoaderNote) -> Iterator[str]:
+        size = "" if loader.batch_size is None else f", batches of {loader.batch_size}"
+        place = f", {loader.used_at}" if loader.used_at else ""
+        yield f"{loader.kind}, num_workers={loader.workers}{size}{place}: {self.steps} steps"
+        if not self.steps:
+            return
+        split = f": waits {in_duration(self.wait_s)}, is busy {in_duration(self.busy_s)}"
+        yield f"a step takes {in_duration(self.step_s)}{'' if self.is_opaque else split}"
+        if self.device_wait_s is not None and self.device_busy_s is not None:
+            busy, wait = in_duration(self.device_busy_s), in_duration(self.device_wait_s)
+            yield f"the GPU takes {busy} for a step, and has nothing to do for {wait} before it"
+        if self.copies is not None:
+            took, pinned = in_duration(self.copies.as_it_is_s), in_duration(self.copies.pinned_s)
+            size = in_bytes(self.copies.nbytes)
+            yield f"a batch of {size} is copied to the GPU in {took}, from pinned memory in {pinned}"
+        if self.cases:
+            yield "; ".join(f"{case.name} {in_duration(case.seconds)}" for case in self.cases)
+        if self.alone is not None:
+            alone, cpu_s = in_duration(self.alone.batch_s), self.alone.cpu_s
+            cpu = "" if cpu_s is None else f", of {in_duration(cpu_s)} of processor"
+            yield f"the loader alone makes a batch in {alone}{cpu}; {self.cores} cores"
+        if self.epoch_start_s is not None:
+            yield f"an epoch's first batch comes after {in_duration(self.epoch_start_s)}"
+        if self.instant_s is None and self.seconds and not (self.is_cut_short or self.is_opaque):
+            yield (
+                "the script was over before a step with data at once was measured: more epochs, or a smaller "
+                "--seconds, show that too"
+            )
+        if self.instant_s is not None and not (self.is_loader_bound or self.is_tried or self.is_opaque):
+            yield (
+                "--try (try_advice=True) measures what may make the step itself faster: larger batches, "
+                "channels-last, bfloat16, torch.compile"
+            )
+
+    def show(self, console: Console) -> None:
+        """Print it on a console, in its width and colours."""
+        print_line(console, self.verdict, style="bold")
+        for text in self.lines():
+            print_line(console, text)
+        if self.costs.batches:
+            console.print(self._stage_table())
+            for line, stage, share in self.costs.top_lines():
+                print_line(console, f"  {share:4.0%} {stage:9} {line}")
+        for number, advice in enumerate(self.advice, start=1):
+            print_line(console, f"{number}. {advice.what}", style="bold")
+            effect = self.effect(advice)
+            print_line(console, f"   {effect}{': ' if effect else ''}{advice.why}")
+        if self.without_advice:
+            print_line(console, self.without_advice)
+
+    def _stage_table(self) -> PlainTable:
+        where = "the worker that makes it" if self.costs.makers else "the loader's threads"
+        table = PlainTable(f"a batch, in {where}")
+        table.add_column("stage")
+        for name in ("time", "share", "running", "waits for a core", "waits for else"):
+            table.add_column(name, justify="right")
+        for stage, share, times in _stage_rows(self.costs):
+            table.add_row(stage, times[0], share, *times[1:])
+        return table
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, as plain numbers, texts, lists and dictionaries."""
+        plain: Any = _plain(self)
+        return {"format": _FORMAT, "verdict": self.verdict, "stall_share": self.stall_share, **plain}
+
+    def trace(self) -> str:
+        """A timeline as JSON, to be opened in https://ui.perfetto.dev."""
+        return json.dumps({"traceEvents": list(_trace_events(self)), "displayTimeUnit": "ms"})
+
+    def html(self) -> str:
+        """A page that needs nothing but itself."""
+        parts = [
+            f"<h1>{escape(self.verdict)}</h1>",
+            *(f'<div class="quiet">{escape(line)}</div>' for line in self.lines()),
+            *_cases(self), *_timeline(self), *_stages(self), *_advice(self),
+        ]  # fmt: skip
+        return document("fastpipe profile", parts)
+
+    def to_tensorboard(self, log_dir: str | os.PathLike[str], *, step: int = 0) -> None:
+        """Write its numbers and its text as events of TensorBoard.
+
+        Scalars are ``fastpipe/profile/…``: ``step_seconds``, ``wait_seconds``, ``busy_seconds``,
+        ``stall_share``; by stage ``stall_seconds/…`` and ``batch_seconds/…``; ``case_seconds/…``; and of each
+        advice, by its number in the text, ``predicted_seconds/1`` and ``tried_seconds/1``.
+
+        Args:
+            log_dir: the folder that TensorBoard is started with, or one below it.
+            step: of the events; several profiles have different ones.
+
+        Raises:
+            MissingDependencyError: neither torch with the package tensorboard nor TensorFlow is installed.
+            OptionError: the profile has measured no step.
+
+        ``profile(loader, train).to_tensorboard("runs")`` profiles and writes.
+        """
+        scalars = _scalars_of(self)
+        if not scalars:
+            raise OptionError(f"there is nothing to write to {os.fspath(log_dir)!r}: {self.verdict}")
+        write = _writer()
+        text = str(self).replace("\n", "\n    ")  # as code: in columns
+        write(os.fspath(log_dir), scalars, f"    {text}", step)
+        load_triton_apart()  # TensorBoard's writer, too, may have loaded TensorFlow
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Line):
+        return str(value) if value.file else ""
+    if isinstance(value, Spent):
+        return {"wall_s": value.wall / 1e9, "cpu_s": value.cpu / 1e9, "delay_s": value.delay / 1e9,
+                "idle_s": value.idle / 1e9}  # fmt: skip
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    if isinstance(value, dict):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return value
+
+
+def _stage_rows(costs: LoaderCosts) -> Iterator[tuple[str, str, list[str]]]:
+    """By stage: its share, and its times, all, running, waiting for a core and for something else."""
+    shares = costs.shares()
+    for stage in sorted(costs.stages, key=STAGES.index):
+        spent = costs.stages[stage]
+        times = [in_duration(value / 1e9) for value in (spent.wall, spent.cpu, spent.delay, spent.idle)]
+        yield stage, f"{shares[stage]:.0%}", times
+
+
+# ---- a trace ---------------------------------------------------------------------------------------
+
+
+def _trace_events(report: Report) -> Iterator[dict[str, Any]]:
+    """Events in the Trace Event Format (complete events, in microseconds)."""
+
+    def named(thread: int, name: str) -> dict[str, Any]:
+        return {"name": "thread_name", "ph": "M", "pid": 0, "tid": thread, "args": {"name": name}}
+
+    def event(name: str, thread: int, begin: int, end: int, phase: str = "") -> dict[str, Any]:
+        arguments = {"args": {"phase": phase}} if phase else {}
+        times = {"ts": begin / 1e3, "dur": (end - begin) / 1e3}
+        return {"name": name, "ph": "X", "pid": 0, "tid": thread, **times, **arguments}
+
+    yield named(0, "training")
+    for phase, asked, got, done in report.spans:
+        yield event("wait for the batch", 0, asked, got, phase)
+        yield event("step", 0, got, done, phase)
+    for worker, made in report.worker_spans:
+        thread = worker + 1 if worker >= 0 else 0
+        if thread:
+            yield named(thread, f"worker {worker}")
+        for begin, fetched, whole in made:
+            yield event("fetch", thread, begin, fetched)
+            yield event("collate", thread, fetched, whole)
+
+
+# ---- HTML ------------------------------------------------------------------------------------------
+
+_COLOURS = {
+    READ: "#3b6fb6", DECODE: "#c2571a", TRANSFORM: "#7a4fa3", COLLATE: "#8a7a1f", TRANSFER: "#4d7d4d",
+    OTHER: "#777777", "busy": "#0b8a6d", "wait": "#c9302c",
+}  # fmt: skip
+_WIDTH, _ROW = 860, 26
+_OWN_BATCHES = {Phase.WARMING.value, Phase.AS_IT_IS.value}
+
+
+def _colour(stage: str) -> str:
+    return _COLOURS.get(stage, _COLOURS["wait"])
+
+
+def _cases(report: Report) -> Iterator[str]:
+    """A bar for each case; the last, as it is, has the time that is waited for by stage."""
+    if not report.step_s:
+        return
+    cases = [(case.name, case.seconds) for case in report.cases] or [("as it is", report.step_s)]
+    label, scale = 190, (_WIDTH - 190 - 70) / max(seconds for _, seconds in cases)
+    yield "<h2>A step</h2>"
+    yield f'<svg viewBox="0 0 {_WIDTH} {len(cases) * _ROW}" role="img" aria-label="seconds of a step">'
+    for number, (name, seconds) in enumerate(cases):
+        y = number * _ROW
+        yield f'<text x="0" y="{y + 17}" font-size="14">{escape(name)}</text>'
+        stall = report.stall if number == len(cases) - 1 else ()
+        busy = max(0.0, seconds - sum(part.seconds for part in stall))
+        x = float(label)
+        for stage, length in (("busy", busy), *((part.name, part.seconds) for part in stall)):
+            yield rect(x, y + 3, length * scale, _ROW - 8, _colour(stage))
+            x += length * scale
+        yield f'<text x="{x + 6:.1f}" y="{y + 17}" font-size="14">{in_duration(seconds)}</text>'
+    yield "</svg>"
+    named = [part.name for part in report.stall if part.seconds > 0.01 * report.step_s]
+    keys = (
+        f'<span class="key" style="background:{_colour(name)}"></span>{escape(name)}'
+        for name in ("busy", *named)
+    )
+    yield f'<div class="quiet">of the last bar:{"".join(keys)}</div>'
+
+
+def _timeline(report: Report) -> Iterator[str]:
+    """Steps as they came: waiting in red."""
+    spans = [span for span in report.spans if span[0] in _OWN_BATCHES][-40:]
+    if not spans or report.is_opaque:  # a step's waiting is not known apart
+        return
+    first, last = spans[0][1], max(span[3] for span in spans)
+    scale = _WIDTH / max(1, last - first)
+    yield f"<h2>{len(spans)} steps, {in_duration((last - first) / 1e9)}: waiting in red</h2>"
+    yield f'<svg viewBox="0 0 {_WIDTH} 30" role="img" aria-label="steps, and what they waited">'
+    for _, asked, got, done in spans:
+        for begin, end, colour in ((asked, got, _COLOURS["wait"]), (got, done, _COLOURS["busy"])):
+            yield rect((begin - first) * scale, 3, (end - begin) * scale - 0.4, 22, colour)
+    yield "</svg>"
+
+
+def _stages(report: Report) -> Iterator[str]:
+    """What a batch costs."""
+    if not report.costs.stages:
+        return
+    yield "<h2>A batch</h2>"
+    rows = [[stage, share, *times] for stage, share, times in _stage_rows(report.costs)]
+    yield table(["stage", "share", "time", "running", "waits for a core", "waits for else"], rows)
+    lines = [[str(line), stage, f"{share:.0%}"] for line, stage, share in report.costs.top_lines()]
+    if lines:
+        yield "<h2>Lines of the script</h2>"
+        yield table(["line", "stage", "share"], lines)
+
+
+def _advice(report: Report) -> Iterator[str]:
+    if report.without_advice:
+        yield f"<p>{escape(report.without_advice)}</p>"
+    if not report.advice:
+        return
+    yield "<h2>What would help</h2><ol>"
+    for advice in report.advice:
+        effect = "" if advice.predicted_s is None else f"<br>{escape(report.effect(advice))}"
+        yield f"<li><b>{escape(advice.what)}</b>{effect}<br>{escape(advice.why)}</li>"
+    yield "</ol>"
+
+
+# ---- TensorBoard -----------------------------------------------------------------------------------
+
+
+def _scalars_of(report: Report) -> dict[str, float]:
+    """Numbers of a report, by the names that TensorBoard shows.
+
+    >>> _scalars_of(Report(None, steps=3, step_s=0.5, wait_s=0.1, busy_s=0.4))
+    {'fastpipe/profile/step_seconds': 0.5, 'fastpipe/profile/wait_seconds': 0.1,
+     'fastpipe/profile/busy_seconds': 0.4, 'fastpipe/profile/stall_share': 0.2}
+    """
+    if not report.steps:
+        return {}
+    found = {"step_seconds": report.step_s}
+    if not report.is_opaque:
+        found |= {"wait_seconds": report.wait_s, "busy_seconds": report.busy_s}
+    if report.device_wait_s is not None and report.device_busy_s is not None:
+        found["device_wait_seconds"] = report.device_wait_s
+        found["device_busy_seconds"] = report.device_busy_s
+    found["stall_share"] = report.stall_share
+    if report.alone is not None:
+        found["loader_alone/batch_seconds"] = report.alone.batch_s
+    found |= {f"stall_seconds/{part.name}": part.seconds for part in report.stall}
+    found |= {f"batch_seconds/{stage}": spent.wall / 1e9 for stage, spent in report.costs.stages.items()}
+    found |= {f"case_seconds/{case.name}": case.seconds for case in report.cases}
+    for number, advice in enumerate(report.advice, start=1):  # as they are numbered in the text
+        for name, seconds in (("predicted", advice.predicted_s), ("tried", advice.tried_s)):
+            if seconds is not None:
+                found[f"{name}_seconds/{number}"] = seconds
+    return {f"{_PREFIX}/{name.replace(' ', '_')}": value for name, value in found.items()}
+
+
+def _writer() -> Callable[[str, Mapping[str, float], str, int], None]:
+    """A function that writes events, preferably by a package that is loaded already."""
+    if _is_loaded("tensorflow"):
+        return _write_with_tensorflow
+    if all(_is_installed(name) for name in ("torch", "tensorboard")):
+        return _write_with_torch
+    if _is_installed("tensorflow"):
+        return _write_with_tensorflow
+    raise MissingDependencyError(
+        "a report goes to TensorBoard by torch and the package tensorboard, or by TensorFlow, and neither is "
+        "installed. Install it with:  pip install tensorboard torch"
+    )
+
+
+def _is_loaded(name: str) -> bool:
+    return sys.modules.get(name) is not None
+
+
+def _is_installed(name: str) -> bool:
+    with contextlib.suppress(ValueError, ImportError):  # of a module without a spec, or one that is hidden
+        return importlib.util.find_spec(name) is not None
+    return _is_loaded(name)
+
+
+def _write_with_torch(log_dir: str, scalars: Mapping[str, float], text: str, step: int) -> None:
+    with importlib.import_module("torch.utils.tensorboard").SummaryWriter(log_dir) as writer:
+        for name, value in scalars.items():
+            writer.add_scalar(name, value, step)
+        writer.add_text(_PREFIX, text, step)
+
+
+def _write_with_tensorflow(log_dir: str, scalars: Mapping[str, float], text: str, step: int) -> None:
+    tf = importlib.import_module("tensorflow")
+
+    def metadata(plugin: str) -> Any:
+        # tf.summary.scalar would need the package tensorboard.
+        made = tf.compat.v1.SummaryMetadata()
+        made.plugin_data.plugin_name = plugin
+        return made
+
+    writer = tf.summary.create_file_writer(log_dir)
+    try:
+        with writer.as_default():
+            for name, value in scalars.items():
+                tf.summary.write(name, np.float32(value), step, metadata("scalars"))
+            tf.summary.write(f"{_PREFIX}/text_summary", text, step, metadata("text"))
+    finally:
+        writer.close()

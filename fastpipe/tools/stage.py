@@ -1,0 +1,153 @@
+"""``fastpipe stage URL DIR``: fill a stage, check it, report what it holds, clear it."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from rich.console import Console
+
+import fastpipe
+from fastpipe.console import Progress, in_time, positive, print_line, size
+from fastpipe.core.text import in_bytes
+from fastpipe.errors import OptionError, StageError
+from fastpipe.options import Stage, Subset
+from fastpipe.stage.folder import StageFolder
+
+__all__ = ["add_arguments", "run"]
+
+_NAMED_AT_MOST = 10
+
+EPILOG = """\
+What is in the stage DIR is not downloaded again: stopped or killed, the same command
+goes on; and a training with FastImageFolder(URL, stage=DIR) finds it there. Credentials
+come from the environment or a credentials file, and are no options.
+
+--verify reads every staged image again and compares it with the checksum that its store
+listed, where that has one (an MD5 as ETag), else with its length; what differs is
+downloaded anew.
+
+exit codes: 0 done, 1 some images could not be copied, 2 bad input, 130 interrupted
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    parser.usage = (
+        "fastpipe stage URL DIR [options]\n"
+        "       fastpipe stage --status DIR\n"
+        "       fastpipe stage --clear DIR"
+    )
+    add = parser.add_argument
+    add(
+        "places",
+        nargs="+",
+        metavar="URL DIR",
+        help="class folders, such as s3://bucket/train; a local folder",
+    )
+    what = parser.add_mutually_exclusive_group()
+    add = what.add_argument
+    add("--status", action="store_true", help="say what the stage DIR holds")
+    add("--clear", action="store_true", help="remove what the stage DIR holds")
+    add("--verify", action="store_true", help="also compare what is staged with what was listed")
+    add = parser.add_mutually_exclusive_group().add_argument
+    add("--classes", type=_names, default=None, metavar="NAME,…", help="these classes only")
+    add("--subset", type=positive(int), default=None, metavar="N",
+        help="so many classes, drawn by --seed as Subset(num, seed) draws them")  # fmt: skip
+    add = parser.add_argument
+    add("--seed", type=int, default=0, metavar="N", help="of --subset (default: 0)")
+    add("--max-bytes", type=size, default=None, metavar="SIZE",
+        help="what the stage may hold, such as 200GiB (default: what is there, and nine tenths of the free "
+        "disk)")  # fmt: skip
+    add("--connections", type=positive(int), default=None, metavar="N",
+        help="requests at a time (default: as many as latency and bandwidth need)")  # fmt: skip
+    add("--refresh", action="store_true", help="list the bucket anew, not as it was listed before")
+    add("--endpoint-url", default=None, metavar="URL", help="of a store that is not Amazon's")
+    add("--anon", action="store_true", help="ask without credentials")
+
+
+def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
+    """Run the command; return 0, or 1 where some images could not be copied."""
+    if args.status or args.clear:
+        if len(args.places) != 1:
+            raise OptionError("--status and --clear take the stage's folder alone")
+        return _show(args.places[0], console, clears=args.clear)
+    if len(args.places) != 2:
+        raise OptionError("name a URL, such as s3://bucket/train, and a folder on a local disk")
+    url, folder = args.places
+    options: dict[str, Any] = {}
+    if args.endpoint_url:
+        options["endpoint_url"] = args.endpoint_url
+    if args.anon:
+        options["anon"] = True
+    classes = Subset(args.subset, args.seed) if args.subset else args.classes
+    progress.now(f"listing {url}")
+    dataset = fastpipe.FastImageFolder(
+        url, classes=classes, refresh=args.refresh, storage_options=options or None,
+        stage=Stage(folder, max_bytes=args.max_bytes or "auto", connections=args.connections or "auto"),
+    )  # fmt: skip
+    try:
+        return _fill(dataset, args.verify, console, progress)
+    finally:
+        dataset.close()
+
+
+def _fill(dataset: Any, verifies: bool, console: Console, progress: Progress) -> int:
+    total = len(dataset)
+    begun, first = time.monotonic(), 0
+
+    def show_progress(count: int, nbytes: int) -> None:
+        nonlocal first
+        first = first or count
+        rate = (count - first) / max(time.monotonic() - begun, 1e-9)
+        left = f", {in_time((total - count) / rate)} left" if rate > 0 else ""
+        progress.now(f"staged {count:,} of {total:,} images, {in_bytes(nbytes)}, {rate:,.0f}/s{left}")
+
+    failed = dataset.stage_all(show_progress)
+    damaged = []
+    if verifies:
+        damaged = dataset.verify_stage(lambda count: progress.now(f"verified {count:,} of {total:,} images"))
+    progress.stop()
+    count, nbytes = dataset.downloaded
+    took = in_time(time.monotonic() - begun)
+    staged = f"{total - len(failed):,} images are staged"
+    print_line(console, f"{staged}; {count:,} of them ({in_bytes(nbytes)}) came in {took}")
+    if verifies:
+        print_line(console, f"verified: {len(damaged):,} of them were damaged, and are downloaded anew")
+    for path, error in failed[:_NAMED_AT_MOST]:
+        print_line(console, f"not staged: {path}: {error}", style="red")
+    if len(failed) > _NAMED_AT_MOST:
+        print_line(console, f"and {len(failed) - _NAMED_AT_MOST:,} more", style="red")
+    return 1 if failed else 0
+
+
+def _show(folder: str, console: Console, *, clears: bool) -> int:
+    """Print what a stage holds, or remove that.
+
+    Raises:
+        StageError: there is no stage; or it is to be cleared, and is in use.
+    """
+    if not StageFolder.is_in(folder):
+        raise StageError(f"there is no stage in {folder!r}: nothing was staged there, or it was moved")
+    opened = StageFolder(Stage(folder))
+    try:
+        usage = opened.usage()
+        if clears:
+            opened.clear()
+    finally:
+        opened.close()
+    objects = f"{usage.objects:,} objects, {in_bytes(usage.nbytes)}"
+    if clears:
+        print_line(console, f"{opened.path}: removed {objects}")
+    else:
+        used = "in use" if usage.is_used else "used by nobody now"
+        print_line(console, f"{opened.path}: {objects}, {used}")
+    return 0
+
+
+def _names(text: str) -> list[str]:
+    """An argparse type: names between commas."""
+    return [name for name in text.split(",") if name]

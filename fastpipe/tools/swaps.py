@@ -1,0 +1,392 @@
+"""fastpipe's datasets and loaders instead of a script's own."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import logging
+import math
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import fastpipe
+from fastpipe.core.extras import require
+from fastpipe.core.text import in_bytes
+from fastpipe.errors import FastpipeError
+from fastpipe.tools.batches import rebuilt, same_form
+from fastpipe.tools.clocks import NOTHING, Spent
+from fastpipe.tools.costs import LoaderCosts
+from fastpipe.tools.folders import Scratch, file_system
+from fastpipe.tools.loaders import Watched, is_map_style
+from fastpipe.tools.stacks import DECODE, GRAPH, OTHER, READ, TRANSFORM, Line
+from fastpipe.tools.witness import Account, ArrayRead, ImageRead, ImageReads, OpenVolume
+
+__all__ = [
+    "GAIN", "Candidate", "accelerated", "of_folders", "of_images", "of_rows", "of_staged",
+    "of_tables", "of_volumes",
+]  # fmt: skip
+
+_log = logging.getLogger("fastpipe.profile")
+GAIN = 1.05  # by which a step has to be faster: less is not worth a change
+_MUCH = 0.1  # of a batch's time
+_MOST_OF_VOLUME = 0.25  # that a patch is: of more, reading parts is not the point
+_MOST_SAMPLES = 1 << 16  # of which a measurement takes a few thousand
+_FEW, _MANY = 0.9, 1.1  # images for a sample, where each has one
+_WAITS = 0.1  # a local copy is worth it if more of a batch's time is waiting for files
+_BATCHES, _MOST_BYTES = 8, 256 << 20  # that are copied to be measured
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A loader instead of another.
+
+    Attributes:
+        what: is to be changed, in words.
+        why: the measurement that it comes from.
+        begin: makes an iterator.
+        skipped: batches before its pace is that of others: the first of each worker, which opens files.
+        rest: what else a batch needs that is done as before, in the same process; None for nothing.
+        is_rest_beside: whether others do that at the same time, so that it costs processors only.
+        close: called when it is of no more use.
+    """
+
+    what: str
+    why: str
+    begin: Callable[[], Iterator[Any]]
+    skipped: int = 2
+    rest: Spent | None = None
+    is_rest_beside: bool = False
+    close: Callable[[], object] = lambda: None
+
+
+def accelerated(loader: Any, options: dict[str, Any]) -> Any:
+    """Return fastpipe's loader instead of a loader; None where there can be none with such options."""
+    try:
+        return fastpipe.accelerate(loader, **options)
+    except (FastpipeError, TypeError):
+        return None
+
+
+def of_folders(watched: Watched, costs: LoaderCosts) -> Iterator[Candidate]:
+    """fastpipe's loader over the same dataset, where it makes the batches itself."""
+    dataset = type(watched.loader.dataset).__name__
+    shares = ", ".join(f"{stage} {share:.0%}" for stage, share in list(costs.shares().items())[:3])
+    split = {"augment": "split"}
+    ways: list[tuple[str, str, dict[str, Any]]] = [
+        ("fastpipe.accelerate(loader), or FastImageFolder and FastLoader", "", {}),
+        ('fastpipe.accelerate(loader, augment="auto")', "; other draws of the same augmentation", split),
+    ]
+    if sys.modules["torch"].cuda.is_initialized():
+        way = 'fastpipe.accelerate(loader, augment="auto", device="cuda")'
+        note = "; other draws of the same augmentation, made on the GPU"
+        ways.append((way, note, {**split, "device": "cuda"}))
+    for way, note, options in ways:
+        fast = accelerated(watched.loader, options)
+        if fast is None or not hasattr(fast, "clock"):  # which it has where fastpipe makes the batches
+            return
+        yield Candidate(
+            f"let fastpipe make the batches of {dataset}: {way}{watched.place}",
+            f"measured on batches of yours, of whose time goes now: {shares}{note}",
+            fast.__iter__,
+        )
+
+
+# ---- rows and volumes ------------------------------------------------------------------------------
+
+
+def of_rows(watched: Watched, costs: LoaderCosts, arrays: Sequence[ArrayRead]) -> Iterator[Candidate]:
+    """fastpipe's dataset of HDF5 rows, where the script's reads a row of each array for a sample."""
+    files, size = sorted({read.file for read in arrays}), watched.batch_size
+    dims = {read.sample_dims for read in arrays}
+    if len(files) != 1 or len(dims) != 1 or size is None or (dim := dims.pop()) is None:
+        return
+    names = list(dict.fromkeys(read.name.lstrip("/") for read in arrays))
+    try:
+        dataset = fastpipe.FastHDF5Dataset(files[0], names, sample_dims=dim)
+        fast: Any = fastpipe.FastLoader(dataset, size, shuffle=watched.is_shuffled)
+    except (FastpipeError, OSError, KeyError):
+        return
+    more = "" if dim == 1 else f", sample_dims={dim}"
+    made = f"FastHDF5Dataset({os.path.basename(files[0])!r}, {names!r}{more})"
+    yield from _with_rest(costs, f"read rows by fastpipe: {made} and FastLoader{watched.place}", "file", fast)
+
+
+def of_volumes(watched: Watched, costs: LoaderCosts, volumes: Sequence[OpenVolume]) -> Iterator[Candidate]:
+    """fastpipe's dataset of patches, where the script's cuts them out of volumes, open or loaded."""
+    batch, size = watched.loop.batch, watched.batch_size
+    values = batch if isinstance(batch, (list, tuple)) else [batch]
+    shape = tuple(getattr(values[0], "shape", ()))[1:] if values else ()
+    if not volumes or size is None:
+        return
+    whole = volumes[0].shape
+    while len(shape) > len(whole) and shape[0] == 1:  # a channel that the script has put in front
+        shape = shape[1:]
+    if not shape or len(shape) > len(whole) or _MOST_OF_VOLUME * math.prod(whole) < math.prod(shape):
+        return
+    what, options, name, more = _patches_of(volumes, has_labels=len(values) > 1)
+    try:
+        sampling = fastpipe.sampling.Uniform(max(len(watched.loader.dataset), 1))
+        dataset = fastpipe.FastPatchDataset(what, shape, sampling=sampling, **options)
+        order = fastpipe.Shuffle(unit="group") if watched.is_shuffled or len(values) > 1 else None
+        fast: Any = fastpipe.FastLoader(dataset, size, shuffle=order)
+    except (FastpipeError, OSError, TypeError, ValueError):
+        return
+    text = f'FastPatchDataset({name}, {shape}{more}) and FastLoader(shuffle=Shuffle(unit="group"))'
+    yield from _with_rest(costs, f"read patches by fastpipe: {text}{watched.place}", "volume", fast)
+
+
+def _patches_of(volumes: Sequence[OpenVolume], has_labels: bool) -> tuple[Any, dict[str, Any], str, str]:
+    """What fastpipe's dataset is given, its options, and both in words."""
+    first, name = volumes[0], repr(os.path.basename(volumes[0].path))
+    if not first.is_loaded:
+        labels = next((one.path for one in volumes[1:] if one.shape == first.shape and has_labels), None)
+        more = "" if labels is None else f", labels={os.path.basename(labels)!r}"
+        return first.path, {"labels": labels}, name, more
+    pairs = list(zip(volumes[::2], volumes[1::2], strict=False))
+    if has_labels and pairs and all(one.shape == other.shape for one, other in pairs):
+        table = [(one.path, other.path) for one, other in pairs]
+        return table, {}, f"[({name}, {os.path.basename(pairs[0][1].path)!r}), …]", ""
+    same = [one.path for one in volumes if len(one.shape) == len(first.shape)]
+    return same, {}, f"[{name}, …]" if len(same) > 1 else name, ""
+
+
+def _with_rest(costs: LoaderCosts, what: str, source: str, fast: Any) -> Iterator[Candidate]:
+    """A loader that reads, and what the script's dataset does besides: as it is, or for whole batches."""
+    shares = costs.shares()
+    reading = f"reading takes {shares.get(READ, 0) + shares.get(DECODE, 0):.0%} of a batch's time"
+    rest = _transforms(costs)
+    if rest is None:
+        yield Candidate(what, f"{reading}; measured on your {source}", fast.__iter__)
+        return
+    line, spent = rest
+    share = f"what else the dataset does to a sample takes {spent.wall / 1e9 / costs.wall_s:.0%} ({line})"
+    yield Candidate(
+        f"{what}, with what else the dataset does as transform=",
+        f"{reading}, {share}; measured on your {source}, with that as it is", fast.__iter__, rest=spent,
+    )  # fmt: skip
+    yield Candidate(
+        f"{what}, with what else the dataset does done for whole batches, by FastLoader(augment=…)",
+        f"{reading}, {share}; measured on your {source}, without that", fast.__iter__,
+    )  # fmt: skip
+
+
+def _transforms(costs: LoaderCosts) -> tuple[Line, Spent] | None:
+    """What the dataset does besides reading, if that is much: its line that takes longest, and all of it."""
+    stages = [costs.stages[stage] for stage in (TRANSFORM, OTHER) if stage in costs.stages]
+    total = functools.reduce(Spent.plus, stages, NOTHING)
+    lines = [line for line, stage, _ in costs.lines if stage in (TRANSFORM, OTHER)]
+    return (lines[0], total) if lines and total.wall > _MUCH * costs.wall_s * 1e9 else None
+
+
+# ---- images ----------------------------------------------------------------------------------------
+
+
+def of_images(watched: Watched, costs: LoaderCosts, accounts: Sequence[Account]) -> Iterator[Candidate]:
+    """``FastImageFolder.from_samples``, where the script's dataset opens an image for each sample with
+    Pillow, and has a transform of torchvision's that makes what is in the batch of it."""
+    dataset, size = watched.loader.dataset, watched.batch_size
+    files = list(dict.fromkeys(file for account in accounts for file in account.images))
+    opened = sum(account.opened for account in accounts) / max(1, sum(one.samples for one in accounts))
+    transform = _transform_of(dataset)
+    if transform is None or not files or not _FEW < opened < _MANY or size is None:
+        return
+    if not is_map_style(dataset):
+        return
+    count = max(size, min(len(dataset), _MOST_SAMPLES))
+    try:
+        samples = [(file, 0) for file in itertools.islice(itertools.cycle(files), count)]
+        ours = fastpipe.FastImageFolder.from_samples(samples, transform, cache="off")
+        fast: Any = fastpipe.FastLoader(ours, size, shuffle=True, drop_last=True)
+        batch = watched.loop.batch
+        theirs = _images_in(batch, ours[0][0])
+    except Exception as error:  # the transform is the script's, and may need what its dataset alone gives
+        _log.info("not measured: FastImageFolder.from_samples: %s: %s", type(error).__name__, error)
+        return
+    if theirs is None:
+        return
+
+    def begin() -> Iterator[Any]:
+        for images, _ in fast:
+            yield rebuilt(batch, lambda leaf, images=images: images if leaf is theirs else leaf)  # type: ignore[misc]
+
+    shares = costs.shares()
+    share = sum(shares.get(stage, 0.0) for stage in (READ, DECODE, TRANSFORM))
+    # What the dataset does besides, and its waiting for storage, as these images are in memory by now.
+    rest = costs.stages.get(OTHER, NOTHING).plus(Spent(int(costs.read_idle_s * 1e9), 0, 0))
+    yield Candidate(
+        "read images by fastpipe: FastImageFolder.from_samples([(file, target), …], transform) and FastLoader"
+        f"{watched.place}",
+        f"reading, decoding and transforming them takes {share:.0%} of a batch's time; measured on "
+        f"{len(files)} of your images, with your transform, without a cache",
+        begin, rest=rest if rest.wall > _MUCH * costs.wall_s * 1e9 else None, close=ours.close,
+    )  # fmt: skip
+
+
+def _transform_of(dataset: Any) -> Any:
+    """The transform of torchvision's among a dataset's attributes; None where it is not clear which."""
+    if isinstance(dataset, sys.modules["torch.utils.data"].Subset):
+        return _transform_of(dataset.dataset)
+    found = {
+        name: value
+        for name, value in getattr(dataset, "__dict__", {}).items()
+        if type(value).__module__.startswith("torchvision.transforms")
+    }
+    if "transform" in found or len(found) != 1:
+        return found.get("transform")
+    return next(iter(found.values()))
+
+
+def _images_in(batch: Any, sample: Any) -> Any:
+    """The first part of a batch that has been made of such samples; None without one."""
+    found: list[Any] = []
+
+    def look(leaf: Any) -> Any:
+        if not found and hasattr(leaf, "shape") and len(leaf.shape) and same_form(leaf, sample[None]):
+            found.append(leaf)
+        return leaf
+
+    if hasattr(sample, "shape"):
+        rebuilt(batch, look)
+    return found[0] if found else None
+
+
+def of_tables(watched: Watched, costs: LoaderCosts, images: ImageReads, batches: int) -> Iterator[Candidate]:
+    """fastpipe's images for TensorFlow, where the script's are opened with Pillow."""
+    reads = [read for read in images.found if read.size is not None]
+    sizes = {read.size for read in reads}
+    if not reads or len(sizes) != 1 or not batches:
+        return
+    width, height = sizes.pop() or (0, 0)
+    table: dict[str, Any] = {"file": [read.file for read in reads]}
+    boxes = [read.box for read in reads]
+    known = [box for box in boxes if box is not None]
+    if known and len(known) < len(boxes):
+        return
+    each = max(1, round(images.count / batches))  # images of a batch, of all modalities
+    tf = fastpipe.tf
+    outside = "pad" if any(map(_reaches_outside, reads)) else "error"  # Pillow has black there
+    arguments = ["table", *(["boxes=…"] if known else []), *(['outside="pad"'] if outside == "pad" else []),
+            f"image_size=({height}, {width})"]  # fmt: skip
+
+    def begin() -> Iterator[Any]:
+        return iter(
+            tf.image_dataset(
+                table, None, batch_size=each, image_size=(height, width), boxes=known or None,
+                outside=outside, cache="off", shuffle=False, drop_remainder=len(reads) >= each,
+            ).repeat()
+        )  # fmt: skip
+
+    python = sum(share for stage, share in costs.shares().items() if stage != GRAPH)
+    yield Candidate(
+        f"read images by fastpipe: fastpipe.tf.image_dataset({', '.join(arguments)}){watched.place}",
+        f"Python takes {python:.0%} of what a batch takes; measured on {len(reads)} of your images, "
+        "without a cache; what else is done to them stays as it is",
+        begin, rest=costs.stages.get(GRAPH), is_rest_beside=True,
+    )  # fmt: skip
+
+
+def _reaches_outside(read: ImageRead) -> bool:
+    """Whether a box is larger than its image."""
+    if read.box is None:
+        return False
+    left, top, right, bottom = read.box
+    try:
+        with sys.modules["PIL.Image"].open(read.file) as image:
+            width, height = image.size
+    except OSError:
+        return False
+    return left < 0 or top < 0 or right > width or bottom > height
+
+
+# ---- a stage ---------------------------------------------------------------------------------------
+
+
+def of_staged(watched: Watched, costs: LoaderCosts, mounts: str | None = None) -> Iterator[Candidate]:
+    """fastpipe's dataset with ``stage=``, where files come from a remote file system.
+
+    It is measured on copies of some files, as later epochs find them; ``mounts`` as of `file_system`.
+    """
+    loader, dataset, size = watched.loader, watched.loader.dataset, watched.batch_size
+    samples, root = getattr(dataset, "samples", None), getattr(dataset, "root", None)
+    idle = costs.read_idle_s / max(costs.wall_s, 1e-9)
+    if idle < _WAITS or not samples or size is None or not isinstance(root, (str, os.PathLike)):
+        return
+    try:
+        remote = file_system(os.fspath(root), mounts)
+    except OSError:
+        return
+    if not remote.is_remote:
+        return
+    copies = _Copies(loader, samples, size)
+    yield Candidate(
+        "let fastpipe copy files to a local disk before they are needed: FastImageFolder(…, "
+        f'stage="/a/local/disk") and FastLoader{watched.place}',
+        f"a batch waits {idle:.0%} of its time for {remote.name}; measured on copies of "
+        f"{copies.count} of your files, as epochs after the first find them",
+        copies.begin, close=copies.close,
+    )  # fmt: skip
+
+
+class _Copies:
+    """Batches of files that are copied to a local folder when they are first iterated.
+
+    Args:
+        loader: of a dataset with ``samples``, pairs of a path and a label.
+        samples: these.
+        batch_size: samples of a batch.
+    """
+
+    def __init__(self, loader: Any, samples: Any, batch_size: int) -> None:
+        self._loader, self._samples, self._batch_size = loader, samples, batch_size
+        self.count = min(len(samples), _BATCHES * batch_size)
+        self._folder: Scratch | None = None
+        self._local: Any = None
+
+    def close(self) -> None:
+        """Remove the copies."""
+        self._local = None
+        if self._folder is not None:
+            self._folder.close()
+
+    def begin(self) -> Iterator[Any]:
+        """Return an iterator of one epoch.
+
+        Raises:
+            OSError: there is no room, or a file cannot be read.
+        """
+        if self._folder is None:
+            self._folder = Scratch()
+        if self._local is None:
+            self._local = self._loader_of(self._folder.path)
+        return iter(self._local)
+
+    def _loader_of(self, folder: str) -> Any:
+        """fastpipe's loader over copies."""
+        drawn = np.random.default_rng(0).choice(len(self._samples), self.count, replace=False)
+        copied, room = [], min(_MOST_BYTES, shutil.disk_usage(folder).free // 2)
+        for number, at in enumerate(map(int, drawn)):
+            path, label = self._samples[at]
+            room -= os.path.getsize(path)
+            if room < 0:
+                break
+            name = os.path.join(folder, f"{number:06d}{os.path.splitext(path)[1]}")
+            copied.append((shutil.copyfile(path, name), label))
+        if len(copied) < self._batch_size:
+            free = in_bytes(shutil.disk_usage(folder).free)
+            raise OSError(f"there is no room for {self._batch_size} files in {folder}: {free} are free")
+        dataset = copy.copy(self._loader.dataset)
+        vars(dataset).update(samples=copied, imgs=copied, targets=[label for _, label in copied])
+        stock = require("torch.utils.data", extra="torch").DataLoader(
+            dataset, self._batch_size, shuffle=True, drop_last=True,
+            collate_fn=self._loader.collate_fn, num_workers=self._loader.num_workers,
+            worker_init_fn=self._loader.worker_init_fn,
+        )  # fmt: skip
+        # Where it makes the images itself it would keep them, of which there are few.
+        return accelerated(stock, {"cache": "off"}) or accelerated(stock, {})

@@ -1,0 +1,281 @@
+"""Training loops of TensorFlow and Keras, watched.
+
+The script's thread sees no batches of ``keras.Model.fit``: a step's time is taken from one batch's begin to
+the next one's, and how long it takes with data at once from a second ``fit``, of one batch that is kept.
+What a dataset does in Python (``tf.py_function``) is seen in TensorFlow's threads, and so are generators and
+datasets of Keras's.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import itertools
+import logging
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import CodeType, FrameType, GeneratorType
+from typing import Any, NamedTuple
+
+from fastpipe.tools.loaders import Watch, Watched
+from fastpipe.tools.loops import Loop, Phase
+from fastpipe.tools.recorder import Recorder
+from fastpipe.tools.stacks import Boundary
+from fastpipe.tools.witness import Account, ImageReads
+
+__all__ = ["WATCHED", "FitData", "FitWitness", "batches_by_threads", "data_of", "is_parallel"]
+
+_log = logging.getLogger("fastpipe.profile")
+_PATIENCE_S = 5.0
+# They iterate for a graph that they make, or for a script whose iterator is watched.
+_LIBRARIES = {"tensorflow", "keras", "tf_keras"}
+
+
+class FitData(NamedTuple):
+    """What a script gives to ``fit`` as ``x``.
+
+    Attributes:
+        x: what ``fit`` gets instead, which is the same to it.
+        once: makes a ``tf.data.Dataset`` of one of its batches, again and again.
+        begin: makes an iterator over its batches, as they are made for ``fit``; None where others make them,
+            or it can be iterated itself.
+        boundaries: of the code that makes its batches, besides what TensorFlow calls.
+    """
+
+    x: Any
+    once: Callable[[], Any]
+    begin: Callable[[], Iterator[Any]] | None = None
+    boundaries: Mapping[CodeType, Boundary] = {}
+
+
+def data_of(x: Any, keras: Any) -> FitData | None:
+    """Return what is known of ``x``; None if it is in memory, or comes in other ways."""
+    if hasattr(x, "element_spec") and hasattr(x, "take"):
+        return FitData(x, lambda: x.take(1).cache().repeat())
+    if keras.backend.backend() != "tensorflow":  # whose threads take the batches of what follows
+        return None
+    if isinstance(x, GeneratorType):
+        return _generated(x)
+    if not isinstance(x, keras.utils.PyDataset):
+        return None
+    code = getattr(type(x).__getitem__, "__code__", None)
+    return FitData(
+        x, lambda: _repeated(x[0]),
+        None if is_parallel(x) else lambda: (x[at] for at in _places(x)),
+        {} if code is None else {code: Boundary("dataset")},
+    )  # fmt: skip
+
+
+def _generated(generator: GeneratorType[Any, Any, Any]) -> FitData:
+    """A generator of batches, instead of which ``fit`` gets another one that keeps the last."""
+    last: Any = None
+
+    def keeping() -> Iterator[Any]:
+        nonlocal last
+        for batch in generator:
+            last = batch
+            yield batch
+
+    def rest() -> Iterator[Any]:
+        """What is left of it, as soon as the thread of a ``fit`` that has ended releases it."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while generator.gi_running and time.monotonic() < deadline:
+            threading.Event().wait(0.01)
+        return generator
+
+    boundaries = {generator.gi_code: Boundary("dataset")}
+    return FitData(keeping(), lambda: _repeated(last), rest, boundaries)
+
+
+def is_parallel(x: Any) -> bool:
+    """Return whether threads or processes of Keras's make the batches of a ``PyDataset``."""
+    return bool(x.workers > 1 or (x.workers and x.use_multiprocessing))
+
+
+def batches_by_threads(x: Any, threads: int) -> Iterator[Any]:
+    """Return batches of a ``PyDataset`` as Keras makes them with so many workers, in order."""
+    ahead: deque[Future[Any]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for at in _places(x):
+                ahead.append(pool.submit(x.__getitem__, at))
+                if len(ahead) > threads:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            for one in ahead:
+                one.cancel()
+
+
+def _places(x: Any) -> Iterator[int]:
+    count = x.num_batches
+    return iter(itertools.count() if count is None else itertools.cycle(range(count)))
+
+
+def _repeated(batch: Any) -> Any:
+    """A batch in the forms that Keras takes, as a dataset of TensorFlow's."""
+    if isinstance(batch, list):
+        batch = tuple(batch)
+    elif not isinstance(batch, (tuple, dict)):
+        batch = (batch,)
+    return sys.modules["tensorflow"].data.Dataset.from_tensors(batch).repeat()
+
+
+class FitWitness:
+    """Sees what datasets of TensorFlow do in Python, in threads of TensorFlow's.
+
+    Args:
+        loop: whose steps are the batches; None where somebody else counts them.
+        more: boundaries of code that makes batches in other threads.
+    """
+
+    def __init__(self, loop: Loop | None = None, more: Mapping[CodeType, Boundary] | None = None) -> None:
+        script_ops = sys.modules["tensorflow.python.ops.script_ops"]
+        function: Any = script_ops.FuncRegistry.__call__
+        self.images = ImageReads()
+        self.images.begin()
+        self._loop, self._account = loop, Account(-1)
+        self._recorder = Recorder({function.__code__: Boundary("dataset"), **(more or {})})
+        self._recorder.tally = self._account.tally
+        self._recorder.start()
+        self._is_open = True
+
+    def accounts(self) -> list[Account]:
+        """Return what was seen."""
+        self.close()
+        if self._loop is not None:
+            steps = self._loop.steps
+            self._account.batches = len(steps[Phase.WARMING]) + len(steps[Phase.AS_IT_IS]) + 1
+        return [self._account]
+
+    def close(self) -> None:
+        """End recording."""
+        if self._is_open:
+            self.images.end()
+            self._recorder.stop()
+            self._is_open = False
+
+
+# ---- fit -------------------------------------------------------------------------------------------
+
+
+class _Replay(BaseException):
+    """Ends a ``fit``, for one of a single batch."""
+
+
+def _watch_fit(keras: Any, watch: Watch) -> Callable[[], None]:
+    """Watch ``keras.Model.fit``; return a function that undoes it."""
+    fit = keras.Model.fit
+    signature = inspect.signature(fit)
+
+    def watched_fit(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        model: Any = given.args[0]
+        x: Any = given.arguments.get("x")
+        data = None if watch.is_paused else data_of(x, keras)
+        if data is None:
+            return fit(*args, **kwargs)
+        known = watch.known(x)
+        known.loop.end_again()
+        if known.loop.is_over:
+            return fit(*args, **kwargs)
+        known.is_opaque, known.begin, known.boundaries = True, data.begin, data.boundaries
+        if known.witness is None:
+            known.witness = FitWitness(known.loop, data.boundaries)
+        given.arguments["x"] = data.x
+        # A CallbackList of the script's may call callbacks in another thread, where none could end the fit.
+        callbacks = given.arguments.get("callbacks")
+        own = getattr(callbacks, "callbacks", callbacks)
+        own = [] if own is None else own if isinstance(own, (list, tuple)) else [own]
+        given.arguments["callbacks"] = [*own, _steps(keras, known)]
+        try:
+            return fit(*given.args, **given.kwargs)
+        except _Replay:
+            if known.witness is not None:
+                known.witness.close()
+        gc.collect()  # iterators of the fit that has ended: they go on to make batches ahead
+        # The script's other arguments are about an end that this has not: validation, epochs, callbacks.
+        try:
+            once = data.once()
+        except Exception as error:  # a batch that only Keras can take
+            _log.warning("steps with data at once: not measured: %s: %s", type(error).__name__, error)
+            known.loop.finish()
+            raise
+        return fit(model, once, epochs=1, shuffle=False, verbose=0, callbacks=[_steps(keras, known)])
+
+    is_own = "fit" in vars(keras.Model)
+    keras.Model.fit = watched_fit
+
+    def undo() -> None:
+        if is_own:
+            keras.Model.fit = fit
+        elif "fit" in vars(keras.Model):
+            del keras.Model.fit
+
+    return undo
+
+
+def _steps(keras: Any, known: Watched) -> Any:
+    """A callback that counts the steps of a loop."""
+    loop = known.loop
+
+    class Steps(keras.callbacks.Callback):  # type: ignore[misc]
+        """Ends the ``fit`` where another one goes on."""
+
+        _is_last_epoch = False
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            loop.begin_epoch()
+            self._is_last_epoch = epoch + 1 == self.params.get("epochs")
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            before = loop.phase
+            if self._is_last_epoch and batch + 1 == self.params.get("steps"):
+                loop.ends_soon()
+            loop.next(lambda: None)  # Python has no batch in its hands
+            if before is Phase.AS_IT_IS and loop.phase is Phase.SETTLING:
+                raise _Replay
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            loop.end_epoch()
+
+    return Steps()
+
+
+# ---- loops over datasets, as with ``tf.GradientTape`` ----------------------------------------------
+
+
+def _watch_datasets(module: Any, watch: Watch) -> Callable[[], None]:
+    """Watch datasets of TensorFlow where a script iterates them; return a function that undoes it."""
+    kind = module.DatasetV2
+    ways = {name: getattr(kind, name) for name in ("__iter__", "as_numpy_iterator")}
+
+    def watched(begin: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
+        def iterate(self: Any) -> Iterator[Any]:
+            if _is_library(sys._getframe(1)) or not module.context.executing_eagerly():
+                return begin(self)
+            return watch.iterate(self, begin, witness=FitWitness)
+
+        return iterate
+
+    for name, begin in ways.items():
+        setattr(kind, name, watched(begin))
+
+    def undo() -> None:
+        for name, begin in ways.items():
+            setattr(kind, name, begin)
+
+    return undo
+
+
+def _is_library(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in _LIBRARIES
+
+
+# As ``Watch`` takes it, besides torch's loaders.
+WATCHED = {"keras": _watch_fit, "tensorflow.python.data.ops.dataset_ops": _watch_datasets}

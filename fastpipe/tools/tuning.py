@@ -1,0 +1,507 @@
+"""``autotune``: a loader with the settings that are best here, found by measuring."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import logging
+import random
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from fastpipe.console import PlainTable, TextReport, print_line
+from fastpipe.core.extras import require
+from fastpipe.core.machine import available_cpus, free_memory
+from fastpipe.core.processes import why_no_processes
+from fastpipe.core.text import in_duration
+from fastpipe.errors import OptionError
+from fastpipe.tools.epochs import WatchedLoader
+from fastpipe.tools.trials import (
+    Base,
+    OverBudgetError,
+    Settings,
+    Trial,
+    cache_of_all,
+    measure,
+    measure_kept,
+    warm_up,
+)
+
+__all__ = ["Search", "Tuning", "autotune"]
+
+_PART = 0.5  # of the memory that is free
+_log = logging.getLogger("fastpipe")
+_HOPELESS, _CLOSE = 1.25, 1.12  # times the best's time: measured once, and no more; measured more often
+_ROUNDS, _MOST_ROUNDS = 3, 5
+_SAME, _MOST_NOISE = 0.03, 0.05  # of a batch's time: no reason for more processes or memory
+_NO_STALL = 0.02
+_MOST_WORKERS, _MOST_AHEAD, _MOST_THREADS = 32, 16, 64
+_SHARE = 1 / 60  # of all the time there is, for one measurement
+_LEAST_S, _MOST_S = 0.2, 2.0
+
+
+class Search:
+    """The search for the fastest settings: one after the other, then around the best.
+
+    Args:
+        base: the loader.
+        step: called with each batch; None for nothing.
+        cores: that this process may use.
+        budget: bytes of memory that a loader may take; None for any.
+        seconds: after which no more is tried.
+
+    Attributes:
+        trials: what was tried, in this order.
+        notes: what was found, in words.
+    """
+
+    def __init__(
+        self, base: Base, step: Callable[[Any], object] | None, cores: int, budget: int | None, seconds: float
+    ) -> None:
+        self._base, self._step, self._cores, self._budget = base, step, cores, budget
+        self._began = perf_counter()
+        self._until = self._began + seconds
+        self._each_s = min(_MOST_S, max(_LEAST_S, seconds * _SHARE))
+        self._by_settings: dict[Settings, Trial] = {}
+        self._is_enough = self._is_warm = False
+        self._warned: set[tuple[str, int]] = set()
+        self.notes: list[str] = []
+
+    @property
+    def trials(self) -> list[Trial]:
+        """What was tried."""
+        return list(self._by_settings.values())
+
+    def run(self) -> Trial:
+        """Search, and return the best trial."""
+        best = self._measured(self._base.settings)
+        if best.why:
+            return best
+        for name, find in (
+            ("worker processes", self._workers),
+            ("batches ahead", self._ahead),
+            ("threads", self._threads),
+            ("decoder", self._decoders),
+            ("around the best", self._around),
+            ("cache", self._cache),
+        ):
+            if self._is_enough:
+                self.notes.append(
+                    f"ended before {name}: with a stall of {best.stall:.1%} a step has its data"
+                )
+                break
+            if perf_counter() > self._until:
+                self.notes.append(f"ended before {name}: the time was over")
+                break
+            best = find(best)
+        return best
+
+    # ---- one setting after the other -----------------------------------------------------------
+
+    def _workers(self, best: Trial) -> Trial:
+        base, now = self._base, best.settings
+        if not base.is_sequence:
+            self.notes.append(
+                f"num_workers={now.workers} stays: what a {type(base.loader.dataset).__name__} gives may "
+                "depend on it"
+            )
+            return best
+        if why_none := why_no_processes():
+            self.notes.append(f"no worker processes are tried: {why_none}")
+            return self._best_of(best, [now.with_workers(0)] if now.workers else [])
+        wanted = sorted({0, 1, self._cores // 2, self._cores, now.workers} - {now.workers})
+        best = self._best_of(best, [now.with_workers(workers) for workers in wanted])
+        while best.settings.workers >= max(1, self._cores) and not self._is_over:
+            more = min(_MOST_WORKERS, 2 * best.settings.workers)
+            found = self._best_of(best, [best.settings.with_workers(more)])
+            if found is best:
+                break
+            best = found
+        return best
+
+    def _ahead(self, best: Trial) -> Trial:
+        now = best.settings
+        if not now.workers and not self._base.is_threaded:
+            return best  # a batch is made when it is asked for
+        return self._climb(best, lambda one, ahead: replace(one, ahead=ahead), [1, 4], _MOST_AHEAD)
+
+    def _threads(self, best: Trial) -> Trial:
+        if best.settings.threads != "auto":
+            return best  # there are none, or the script says how many
+        each = max(1, self._cores // max(1, best.settings.workers))
+        values = sorted({1, each // 2, 2 * each} - {0, each})
+        return self._climb(best, lambda one, threads: replace(one, threads=threads), values, _MOST_THREADS)
+
+    def _decoders(self, best: Trial) -> Trial:
+        if best.settings.backend != "auto":
+            return best
+        return self._best_of(best, [replace(best.settings, backend="pillow")])
+
+    def _cache(self, best: Trial) -> Trial:
+        """Last, as later epochs are what is measured with a cache."""
+        base = self._base
+        if len(base.folders) != 1 or base.loader.dataset is not base.folders[0] or not base.is_sequence:
+            return best
+        cache, note = cache_of_all(base.folders[0], self._budget)
+        if note:
+            self.notes.append(note)
+        if cache is None:
+            return best
+        trial = self._trial(replace(best.settings, cache=cache))
+        found = measure_kept(base, trial.settings, self._step, self._each_s, best.batch_s)
+        if found is None:
+            trial.why = "too few samples"
+            return best
+        trial.measured.append(replace(found, memory=(best.memory or 0) + int(cache.max_bytes)))
+        if self._chosen(best, [best, trial]) is best:
+            return best
+        self.notes.append(f"with {cache!r} from the second epoch on")
+        return trial
+
+    def _around(self, best: Trial) -> Trial:
+        """Once more, as settings depend on each other."""
+        now, near = best.settings, []
+        if self._base.is_sequence and not why_no_processes():
+            near += [now.with_workers(workers) for workers in (now.workers - 1, now.workers + 1)
+                     if 0 <= workers <= _MOST_WORKERS]  # fmt: skip
+        if now.workers:
+            near.append(replace(now, ahead=1 if now.ahead == "auto" else "auto"))
+        return self._best_of(best, [one for one in near if one not in self._by_settings])
+
+    def _climb(
+        self, best: Trial, change: Callable[[Settings, int], Settings], values: Sequence[int], most: int
+    ) -> Trial:
+        """Try some values, and twice the largest as long as that is better."""
+        best = self._best_of(best, [change(best.settings, value) for value in values])
+        largest = values[-1]
+        while best.settings == change(best.settings, largest) and 2 * largest <= most and not self._is_over:
+            largest *= 2
+            best = self._best_of(best, [change(best.settings, largest)])
+        return best
+
+    # ---- measuring ------------------------------------------------------------------------------
+
+    @property
+    def _is_over(self) -> bool:
+        return self._is_enough or perf_counter() > self._until
+
+    def _best_of(self, best: Trial, others: Iterable[Settings]) -> Trial:
+        """Return the better of what is best so far and of others, all of them measured in turns."""
+        rivals = [best, *(self._trial(one) for one in others)]
+        for number in range(_MOST_ROUNDS):
+            leader = min(rivals, key=lambda one: one.batch_s)
+            far = _HOPELESS if number < _ROUNDS else _CLOSE
+            left = [
+                one for one in rivals if not one.why and (not number or one.batch_s <= far * leader.batch_s)
+            ]
+            if number >= _ROUNDS and len(left) < 2:
+                break
+            for one in left:
+                if self._is_over:
+                    break
+                if number or not one.measured:
+                    self._measure(one)
+        return self._chosen(best, rivals)
+
+    def _chosen(self, best: Trial, rivals: Sequence[Trial]) -> Trial:
+        """Return the fastest, or what is best so far where that is hardly slower."""
+        fastest = min(rivals, key=lambda one: one.batch_s)
+        margin = min(_MOST_NOISE, max(_SAME, 2 * best.spread, 2 * fastest.spread))
+        if fastest is best or fastest.batch_s < best.batch_s / (1 + margin):
+            return fastest
+        # As good with fewer processes, and so with less memory.
+        equal = [one for one in rivals if one.batch_s <= fastest.batch_s * (1 + margin)]
+        return min(equal, key=lambda one: (one.settings.workers, one is not best))
+
+    def _trial(self, settings: Settings) -> Trial:
+        return self._by_settings.setdefault(settings, Trial(settings))
+
+    def _measured(self, settings: Settings) -> Trial:
+        trial = self._trial(settings)
+        if not trial.measured and not trial.why:
+            self._measure(trial)
+        return trial
+
+    def _measure(self, trial: Trial) -> None:
+        settings = trial.settings
+        likely = self._likely_memory(settings)
+        if self._budget is not None and likely > self._budget:
+            trial.why = f"would take about {likely / 1e6:,.0f} MB, and may take {self._budget / 1e6:,.0f}"
+            return
+        try:
+            with self._base.dataset_with(settings), self._noted_warnings():
+                loader = self._base.made(settings, for_trial=True)
+                if not self._is_warm:  # what is imported and compiled once is no fault of the first settings
+                    warm_up(loader)
+                    self._is_warm = True
+                skipped = max(2, settings.workers)
+                found = measure(loader, self._step, self._each_s, skipped, self._budget)
+        except OverBudgetError as error:
+            trial.why = str(error)
+            return
+        except Exception as error:  # whatever it is: the script's own settings work
+            if not any(one.measured for one in self.trials):
+                raise
+            trial.why = f"{type(error).__name__}: {error}"
+            return
+        if found is None:
+            trial.why = "the loader has no batch"
+            return
+        trial.measured.append(found)
+        said = settings.as_text(self._base.settings)
+        _log.info("autotune: %s: a batch in %s", said, in_duration(found.batch_s))
+        if self._step is not None and found.wait_s <= _NO_STALL * found.batch_s:
+            self._is_enough = True
+
+    @contextmanager
+    def _noted_warnings(self) -> Iterator[None]:
+        """Note each warning once that many trials would give."""
+        with warnings.catch_warnings(record=True) as given:
+            warnings.simplefilter("always")
+            warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+            yield
+        for one in given:
+            if (one.filename, one.lineno) not in self._warned:
+                self._warned.add((one.filename, one.lineno))
+                self.notes.append(str(one.message))
+
+    def _likely_memory(self, settings: Settings) -> int:
+        """Bytes that a loader will take, by those of fewer workers and batches; 0 if unknown."""
+        known = [
+            (one.memory, max(1, one.settings.workers)) for one in self.trials
+            if one.memory is not None and one.settings.workers
+        ]  # fmt: skip
+        if not settings.workers or not known:
+            return 0
+        memory, workers = max(known, key=lambda item: item[1])
+        return memory * settings.workers // workers
+
+
+# ---- autotune --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class Tuning(TextReport):
+    """What :func:`fastpipe.autotune` has found; ``print`` it.
+
+    Attributes:
+        loader: a ``FastLoader`` with the best settings, ready.
+        best, before: settings, measured.
+        trials: all that was tried.
+        notes: why nothing else was tried.
+        config: the best settings, as arguments to paste.
+        seconds: that it took.
+    """
+
+    loader: Any
+    best: Trial
+    before: Trial
+    trials: tuple[Trial, ...]
+    notes: tuple[str, ...]
+    config: str
+    seconds: float
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast a batch, with its step if there is one, comes as before."""
+        return self.before.batch_s / self.best.batch_s
+
+    def show(self, console: Console) -> None:
+        """Print it on a console."""
+        print_line(console, self._verdict, style="bold")
+        print_line(console, f"    {self.config}")
+        for note in self.notes:
+            print_line(console, note)
+        table = PlainTable()
+        table.add_column("settings")
+        for name in ("a batch in", "spread", "waiting", "memory", "measured"):
+            table.add_column(name, justify="right")
+        for trial in sorted(self.trials, key=lambda one: one.batch_s):
+            table.add_row(*self._cells(trial), style="bold" if trial is self.best else "")
+        console.print(table)
+
+    @property
+    def _verdict(self) -> str:
+        now, then = in_duration(self.best.batch_s), in_duration(self.before.batch_s)
+        if self.best is self.before:
+            return f"{now} a batch with the settings that it has: nothing better was found than"
+        return f"{then} → {now} a batch, {self.gain:.2f}×, in {self.seconds:.0f} s of measuring"
+
+    def _text_of(self, trial: Trial) -> str:
+        return trial.settings.as_text(self.before.settings)
+
+    def _cells(self, trial: Trial) -> tuple[str, ...]:
+        if trial.batch_s == float("inf"):
+            return self._text_of(trial), trial.why or "not measured", "", "", "", ""
+        memory = "" if trial.memory is None else f"{trial.memory / 1e6:,.0f} MB"
+        return (
+            self._text_of(trial), in_duration(trial.batch_s), f"{trial.spread:.1%}", f"{trial.stall:.0%}",
+            memory, f"{len(trial.measured)}×",
+        )  # fmt: skip
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything but the loader, as plain numbers, texts, lists and dictionaries."""
+        return {
+            "config": self.config, "gain": self.gain, "seconds": self.seconds, "notes": list(self.notes),
+            "trials": [
+                {"settings": self._text_of(one), "why": one.why, "is_best": one is self.best,
+                 "is_before": one is self.before, "measured": [asdict(value) for value in one.measured]}
+                for one in self.trials
+            ],
+        }  # fmt: skip
+
+
+def autotune(
+    loader: Any,
+    *,
+    batch_size: int | None = None,
+    step: Callable[[Any], object] | None = None,
+    memory_budget: int | None = None,
+    seconds: float = 30.0,
+) -> Tuning:
+    """Find the settings with which a loader is fastest here: workers, batches ahead, threads, decoder, cache.
+
+    One setting after the other is changed, then those around the best; each is measured on the loader's own
+    data, those that are close several times in turns.  Of settings that are equally good it takes those with
+    the fewest processes.  What a batch holds, and the order of batches, stays the same.  A cache is measured
+    as later epochs find it, on a part of the data, where it can hold all that a dataset decodes.
+
+    It draws nothing from the global random generators, nor from the loader's.
+
+    Args:
+        loader: a ``DataLoader`` or ``FastLoader``; or a dataset, together with ``batch_size``, which is
+            shuffled.
+        batch_size: of the loader that a dataset gets.
+        step: trains on a batch, so that the loader is measured beside what it is for.  What it trains is not
+            worth keeping.  As soon as it hardly waits for data the search ends.  None for the loader alone.
+        memory_budget: bytes that a loader may take beyond what this process has: its worker processes,
+            the batches that are made ahead, and a cache.  Settings that took more, or would, are left out.
+            Default: half of the memory that is free to this process.
+        seconds: after which nothing more is tried.
+
+    Returns:
+        A :class:`Tuning`: its ``loader`` is ready, its ``config`` is to be pasted.  Where ``threads``,
+        decoder or cache of a dataset of fastpipe's were changed, they are set on that dataset.
+
+    Raises:
+        OptionError: an option cannot work, or the loader has no batch.
+        Exception: what the loader raises with the settings that it has.
+
+    >>> from torch.utils.data import DataLoader
+    >>> tuning = autotune(DataLoader(range(640), batch_size=64), seconds=1)
+    >>> len(list(tuning.loader)), tuning.config.startswith("fastpipe.accelerate(loader")
+    (10, True)
+    """
+    began = perf_counter()
+    if isinstance(loader, WatchedLoader):
+        loader = loader.loader
+    base, is_dataset = _base_of(loader, batch_size)
+    if not seconds > 0:
+        raise OptionError(f"seconds must be above 0, got {seconds!r}")
+    if memory_budget is not None and not (isinstance(memory_budget, int) and memory_budget > 0):
+        raise OptionError(f"memory_budget must be a number of bytes from 1, got {memory_budget!r}")
+    budget = memory_budget
+    if budget is None:
+        free = free_memory()
+        budget = None if free is None else int(_PART * free)
+    search = Search(base, step, available_cpus(), budget, seconds)
+    with _generators_kept(base.loader):
+        best = search.run()
+    if not best.measured:
+        remedy = "; give it a larger memory_budget" if "may take" in best.why else ""
+        raise OptionError(f"the loader cannot be measured with the settings that it has: {best.why}{remedy}")
+    config = _config(base, best.settings, is_dataset)
+    base.set(best.settings)
+    return Tuning(
+        base.made(best.settings), best, search.trials[0], tuple(search.trials), tuple(search.notes), config,
+        perf_counter() - began,
+    )  # fmt: skip
+
+
+def _base_of(loader: Any, batch_size: int | None) -> tuple[Base, bool]:
+    """Return what is tuned, and whether it was a dataset."""
+    data = require("torch.utils.data", extra="torch")
+    if isinstance(loader, data.DataLoader):
+        if batch_size is not None:
+            raise OptionError(
+                f"batch_size={batch_size} is for a dataset; a {type(loader).__name__} has its own"
+            )
+        return Base(loader), False
+    if not hasattr(type(loader), "__getitem__") or not hasattr(type(loader), "__len__"):
+        raise OptionError(
+            f"autotune takes a DataLoader, a FastLoader or a dataset with samples by index, got a "
+            f"{type(loader).__name__}"
+        )
+    if batch_size is None:
+        raise OptionError(f"autotune of a dataset ({type(loader).__name__}) needs its batch_size=")
+    return Base(data.DataLoader(loader, batch_size, shuffle=True)), True
+
+
+def _config(base: Base, settings: Settings, is_dataset: bool) -> str:
+    """The settings as code."""
+    of_loader = "".join(f", {name}={value!r}" for name, value in settings.of_loader.items())
+    if is_dataset:
+        text = f"FastLoader(dataset, batch_size={base.loader.batch_size}, shuffle=True{of_loader})"
+    elif type(base.loader).__module__.partition(".")[0] == "fastpipe":
+        text = f"FastLoader(…{of_loader})"
+    else:
+        text = f"fastpipe.accelerate(loader{of_loader})"
+    changed = settings.of_dataset(base.settings)
+    if changed and base.folders:
+        more = ", ".join(f"{name}={value!r}" for name, value in changed.items())
+        text += f"  # over {type(base.folders[0]).__name__}(…, {more})"
+    return text
+
+
+def _generators_of(loader: Any, kind: type) -> list[Any]:
+    """Generators, of torch's kind and others, of a loader and of all its samplers."""
+    found: dict[int, Any] = {}
+    holders, at = [loader, loader.sampler, loader.batch_sampler], 0
+    while at < len(holders):
+        for value in getattr(holders[at], "__dict__", {}).values():
+            if isinstance(value, (kind, np.random.Generator, np.random.RandomState, random.Random)):
+                found[id(value)] = value
+        inner = getattr(holders[at], "sampler", None)
+        if inner is not None and all(inner is not one for one in holders):
+            holders.append(inner)
+        at += 1
+    return list(found.values())
+
+
+def _state_of(generator: Any) -> Callable[[], object]:
+    """Return a function that puts a generator back to where it is."""
+    if isinstance(generator, np.random.Generator):
+        bits, found = generator.bit_generator, copy.deepcopy(generator.bit_generator.state)
+        return lambda: setattr(bits, "state", found)
+    if isinstance(generator, random.Random):
+        return functools.partial(generator.setstate, generator.getstate())
+    return functools.partial(generator.set_state, generator.get_state())
+
+
+@contextlib.contextmanager
+def _generators_kept(loader: Any) -> Iterator[None]:
+    """Restore random generators afterwards."""
+    torch = require("torch", extra="torch")
+    own = [_state_of(one) for one in _generators_of(loader, torch.Generator)]
+    python, numpy = random.getstate(), np.random.get_state()
+    torchs = torch.get_rng_state()
+    # A step may draw there, as dropout does.
+    cudas = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(torchs)
+        if cudas is not None:
+            torch.cuda.set_rng_state_all(cudas)
+        np.random.set_state(numpy)
+        random.setstate(python)
+        for put_back in own:
+            put_back()

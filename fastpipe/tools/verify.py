@@ -1,0 +1,274 @@
+"""``fastpipe verify FOLDER``: does the swap leave the results of this folder the same?"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import textwrap
+import warnings
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fastpipe.bench.check import INDEX, Check
+from fastpipe.bench.data import existing_folder, listed
+from fastpipe.bench.machine import versions
+from fastpipe.bench.results import write_json
+from fastpipe.console import Progress, plain, print_line
+from fastpipe.core.extras import require
+from fastpipe.core.text import counted
+from fastpipe.tools.comparison import NAMED, Chain, Failures, Outcome, chain_of, compare_folder
+
+__all__ = ["add_arguments", "content", "print_outcome", "run", "sentence", "share"]
+
+SCHEMA = 1
+MOST_NAMED = 5  # failing files that are named on the terminal; the JSON file has more
+NAME_WIDTH = 24  # room for the longest name of a figure, and a gap
+DEFAULT_IMAGES = 1000
+
+
+def share(part: int, whole: int) -> str:
+    """Return a part in percent; 0% and 100% only where they are exact.
+
+    >>> share(0, 7), share(7, 7), share(1, 3), share(10**9 - 1, 10**9)
+    ('0%', '100%', '33.333333%', '99.999999%')
+    """
+    if part in (0, whole):
+        return "0%" if part == 0 else "100%"
+    return f"{min(max(100 * part / whole, 1e-6), 99.999999):.6f}%"
+
+
+def sentence(outcome: Outcome) -> str:
+    """Return the outcome in words."""
+    check = outcome.check
+    compared = counted(check.photos, "image")
+    if outcome.equal:
+        count = outcome.unreadable.count
+        more = f" {counted(count, 'file')} can be read by neither." if count else ""
+        return f"Equal: FastImageFolder gives what ImageFolder gives, to the last bit, for {compared}.{more}"
+    if outcome.index_problems:
+        return "Different: the two do not list the same samples, so no image was compared."
+    parts = []
+    if check.photos_differing:
+        verb = "differs" if check.photos_differing == 1 else "differ"
+        size = f" by up to {_size(check, check.largest)}" if check.differing else ""
+        rounding = check.bytes_only and check.largest == 1 and check.worst[0].largest is not None
+        note = ", as if rounded in another way" if rounding else ""
+        parts.append(f"{check.photos_differing:,} of {compared} {verb}{size}{note}")
+    if outcome.one_sided.count:
+        count = outcome.one_sided.count
+        verb = "fails" if count == 1 else "fail"
+        parts.append(f"{counted(count, 'image')} {verb} with one of the two only")
+    return f"Different: {'; '.join(parts)}."
+
+
+def print_outcome(outcome: Outcome, chain: Chain, folder: Path, console: Console) -> None:
+    """Print the figures, the files that matter, and the outcome in a sentence."""
+    for name, value, is_well in _rows(outcome, chain, folder):
+        figure = plain(f"{name:<{NAME_WIDTH}}", "dim") + plain(value, "" if is_well else "bold red")
+        console.print(figure, soft_wrap=True)
+    for title, lines in _lists(outcome, folder):
+        console.print()
+        print_line(console, title, "bold")
+        for line in lines:
+            print_line(console, f"  {line}")
+    console.print()
+    print_line(console, sentence(outcome), "bold green" if outcome.equal else "bold red")
+
+
+def content(outcome: Outcome, chain: Chain, folder: Path, seed: int) -> dict[str, Any]:
+    """Return what goes into the JSON file."""
+    check = outcome.check
+    return {
+        "schema": SCHEMA,
+        "equal": outcome.equal,
+        "text": sentence(outcome),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "versions": versions(),
+        "folder": str(folder),
+        "transform": {"name": chain.name, "steps": chain.about},
+        "plan": outcome.plan,
+        "seed": seed,
+        "classes": outcome.classes,
+        "images": {
+            "total": outcome.total, "chosen": outcome.chosen, "compared": check.photos,
+            "differing": check.photos_differing,
+        },
+        "index": {name: outcome.index_problems.get(name, "equal") for name in INDEX},
+        "values": {
+            "compared": check.values, "differing": check.differing,
+            "over_one": check.over_one if check.bytes_only else None,
+            "largest": _finite(check.largest), "unit": "of 255" if check.bytes_only else "absolute",
+        },
+        "worst": [
+            {"index": one.index, "path": one.path, "largest": _finite(one.largest), "note": one.note}
+            for one in check.worst
+        ],
+        "unreadable": _failures_json(outcome.unreadable),
+        "one_sided": _failures_json(outcome.one_sided),
+    }  # fmt: skip
+
+
+def _rows(outcome: Outcome, chain: Chain, folder: Path) -> Iterator[tuple[str, str, bool]]:
+    """Name, value, and whether that value is as it should be."""
+    check = outcome.check
+    yield "folder", str(folder), True
+    part = (
+        f"{outcome.chosen:,} of {outcome.total:,}" if outcome.chosen < outcome.total else f"{outcome.total:,}"
+    )
+    classes = f"{outcome.classes:,} {'class' if outcome.classes == 1 else 'classes'}"
+    yield "images", f"{part} in {classes}", True
+    yield "transform", f"{chain.name}: {chain.about}", True
+    equal = [name for name in INDEX if name not in outcome.index_problems]
+    yield "index", f"{', '.join(equal) or 'nothing'} equal", not outcome.index_problems
+    if outcome.index_problems:
+        return
+    yield "compared", f"{counted(check.photos, 'image')}, {check.values:,} values", True
+    yield "values equal", share(check.values - check.differing, check.values), not check.differing
+    if check.bytes_only:
+        yield "off by more than 1", share(check.over_one, check.values), not check.over_one
+    yield "largest difference", _size(check, check.largest), not check.differing
+    yield "unreadable", f"{counted(outcome.unreadable.count, 'file')} that neither can read", True
+    count = outcome.one_sided.count
+    yield "failing with one only", counted(count, "file"), not count
+
+
+def _lists(outcome: Outcome, folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Titles, and lines below them, for what is to be named."""
+    if outcome.index_problems:
+        yield "Not equal", list(outcome.index_problems.values())
+    check = outcome.check
+    if check.worst:
+        more = _of_these(len(check.worst), check.photos_differing)
+        yield (
+            f"Images that differ{more}, the worst first",
+            [f"{_where(one, folder)}: {one.note or _size(check, one.badness)}" for one in check.worst],
+        )
+    for title, failures in (
+        ("Files that fail with one of the two only", outcome.one_sided),
+        ("Files that neither can read", outcome.unreadable),
+    ):
+        named = failures.first[:MOST_NAMED]
+        if named:
+            yield (
+                f"{title}{_of_these(len(named), failures.count)}",
+                [f"{_where(one, folder)}: {_why(one, folder)}" for one in named],
+            )
+
+
+def _why(failure: Any, folder: Path) -> str:
+    """What was raised, by whom if not by both."""
+    who = "" if failure.stock and failure.fast else "ImageFolder: " if failure.stock else "FastImageFolder: "
+    text = " ".join((failure.fast or failure.stock).split())
+    return f"{who}{text}".replace(f"{folder}{os.sep}", "")
+
+
+def _where(one: Any, folder: Path) -> str:
+    """A sample's file, below the folder, and its index."""
+    path = str(one.path).removeprefix(f"{folder}{os.sep}")
+    return f"{path} (sample {one.index})"
+
+
+def _of_these(named: int, count: int) -> str:
+    return f" ({named} of {count:,})" if named < count else ""
+
+
+def _size(check: Check, largest: float) -> str:
+    """A difference in words."""
+    return f"{largest} of 255" if check.bytes_only else f"{largest:.3g}"
+
+
+def _finite(number: float | None) -> float | None:
+    """JSON has no infinity."""
+    return number if number is not None and math.isfinite(number) else None
+
+
+def _failures_json(failures: Failures) -> dict[str, Any]:
+    files = [
+        {"index": one.index, "path": one.path, "torchvision": one.stock, "fastpipe": one.fast}
+        for one in failures.first
+    ]
+    return {"count": failures.count, "files": files}
+
+
+# ---- the command -----------------------------------------------------------------------------------
+
+EPILOG = """\
+transforms:
+{chains}
+  module:name  a transform of your own, or what makes one when it is called
+               without arguments, imported from your code. Random steps that
+               fastpipe recognises get the same draws in both; all others must
+               be deterministic, which is tried out.
+
+exit codes: 0 equal, 1 different, 2 bad input, 130 interrupted
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    chains = "\n".join(
+        textwrap.fill(f"  {name:<11}  {about}", 78, subsequent_indent=" " * 15)
+        for name, (about, *_) in NAMED.items()
+    )
+    parser.epilog = EPILOG.format(chains=chains)
+    add = parser.add_argument
+    add("folder", metavar="FOLDER", help="image folder, one sub-folder per class")
+    add("--images", type=_images, default=DEFAULT_IMAGES, metavar="N", help="compare N images, spread "
+        f"evenly over the folder; 0 or 'all' for all (default: {DEFAULT_IMAGES})")  # fmt: skip
+    add("--transform", default="eval", metavar="NAME", help="what to compare after: one of those below, or "
+        "module:name for one of your own, which must be deterministic (default: eval)")  # fmt: skip
+    add("--seed", type=_seed, default=0, metavar="S",
+        help="which images, and what random transforms draw (default: 0)")  # fmt: skip
+    add("--json", metavar="FILE", type=Path, help="write the outcome to FILE")
+
+
+def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
+    """Compare, report, write the outcome, and return 1 if anything differs.
+
+    Raises:
+        OptionError: there is nothing to compare.
+    """
+    folder = existing_folder(args.folder)
+    progress.now("loading torch and torchvision")
+    torch = require("torch", extra="torch")
+    require("torchvision", extra="torch")
+    chain = chain_of(args.transform)
+    progress.now("listing the images")
+    stock = listed(folder)
+
+    def on_image(outcome: Outcome) -> None:
+        progress.now(f"comparing: {outcome.seen:,} of {outcome.chosen:,} images")
+
+    with warnings.catch_warnings(), torch.no_grad():
+        # Pillow warns of odd files, as it does in training; here they would tear the progress line.
+        warnings.filterwarnings("ignore", module="PIL")
+        warnings.filterwarnings("ignore", message="Palette images with Transparency")
+        outcome = compare_folder(stock, chain, args.images, args.seed, on_image)
+    progress.stop()
+    print_outcome(outcome, chain, folder, console)
+    if args.json:
+        write_json(content(outcome, chain, folder, args.seed), args.json)
+        progress.done(f"wrote {args.json}")
+    return 0 if outcome.equal else 1
+
+
+def _images(text: str) -> int | None:
+    """An argparse type: how many images; ``None`` for all."""
+    if text in ("0", "all"):
+        return None
+    if text.isdecimal():
+        return int(text)
+    raise argparse.ArgumentTypeError(f"must be a number, or 0 or 'all' for all images; got {text!r}")
+
+
+def _seed(text: str) -> int:
+    """An argparse type: a seed."""
+    if text.isdecimal():
+        return int(text)
+    raise argparse.ArgumentTypeError(f"must be a whole number from 0, got {text!r}")

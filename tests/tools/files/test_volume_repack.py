@@ -1,0 +1,850 @@
+"""Copies of volumes as Zarr arrays: their values, their options, and what goes wrong."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import subprocess
+import sys
+import tracemalloc
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastpipe import console
+from fastpipe.cli import main
+from fastpipe.errors import OptionError
+from fastpipe.volumes import bricks, repacking, unfinished, zarr_writing
+from fastpipe.volumes.files import npy_volume
+from fastpipe.volumes.opening import open_volume
+from fastpipe.volumes.volume import UnitGrid
+from fastpipe.volumes.zarr_writing import Codec, ZarrLayout
+
+zarr = pytest.importorskip("zarr", reason="needs zarr-python: pip install zarr (Python 3.11 or later)")
+zarr_sync = pytest.importorskip("zarr.core.sync", reason="needs zarr-python 3: pip install zarr")
+
+Repack = Callable[..., tuple[int, str, str]]
+Array = npt.NDArray[Any]
+VOXELS = np.random.default_rng(0).integers(0, 3000, (40, 50, 61), np.uint16)
+KINDS = ["?", "i1", "<u2", ">i4", "<u8", "<f2", ">f4", "<f8", "<c8", ">c16"]
+
+
+@pytest.fixture(autouse=True)
+def no_sync(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What other programs have written need not be on the disk for a test; zarr-python's threads end with it."""
+    monkeypatch.setattr(os, "sync", lambda: None)
+    yield
+    zarr_sync.cleanup_resources()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    np.save(tmp_path / "in.npy", VOXELS)
+    return tmp_path / "in.npy"
+
+
+@pytest.fixture
+def out(source: Path) -> Path:
+    return source.with_name("out.zarr")
+
+
+def refused(result: tuple[int, str, str]) -> str:
+    code, output, errors = result
+    assert (code, output) == (2, "")
+    line = errors.splitlines()[-1]
+    assert line.startswith("fastpipe repack: ")
+    return line
+
+
+def names(out: Path) -> list[str]:
+    return sorted(path.name for path in out.parent.iterdir())
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def bits(array: Array) -> bytes:
+    return np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<")).tobytes()
+
+
+def test_what_is_said_at_the_end(source: Path, out: Path, repack: Repack) -> None:
+    code, output, errors = repack(source, out, "--chunks", "16,16,16")
+    assert (code, errors) == (0, "")
+    assert re.fullmatch(
+        rf"{out}: 238 KiB → \d+ KiB \([\d.]+× of what is decoded\); 48 chunks in [\d.]+ s "
+        r"\([\d.]+ [KM]iB/s\), every one read back and equal\n",
+        output,
+    )
+    assert names(out) == ["in.npy", "out.zarr"]
+
+
+@pytest.mark.parametrize("codec", ["blosc-zstd", "zstd", "none"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_zarr_python_reads_what_was_copied(tmp_path: Path, repack: Repack, kind: str, codec: str) -> None:
+    rng = np.random.default_rng(1)
+    array = rng.integers(0, 2, (9, 11, 10)) if kind == "?" else rng.normal(0, 50, (9, 11, 10))
+    with np.errstate(invalid="ignore"):
+        array = array.astype(kind)
+    np.save(tmp_path / "in.npy", array)
+    assert repack(tmp_path / "in.npy", tmp_path / "o.zarr", "--chunks", "4,5,3", "--codec", codec)[0] == 0
+    copy = zarr.open_array(tmp_path / "o.zarr", mode="r")
+    assert copy.dtype == array.dtype.newbyteorder("=") and copy.chunks == (4, 5, 3)
+    assert bits(copy[:]) == bits(array)
+    assert np.dtype(open_volume(tmp_path / "o.zarr").dtype).itemsize == array.itemsize
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_any_shape_in_any_chunks(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    shape = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=5))
+    chunk = data.draw(st.lists(st.integers(1, 12), min_size=1, max_size=len(shape)))
+    array = np.random.default_rng(0).integers(0, 9, shape, np.int16)
+    if data.draw(st.booleans()):
+        array = np.asfortranarray(array)
+    np.save(folder / "in.npy", array)
+    arguments = ["--chunks", ",".join(map(str, chunk)), "--threads", str(data.draw(st.integers(1, 3)))]
+    assert main(["repack", str(folder / "in.npy"), str(folder / "o.zarr"), *arguments]) == 0
+    copy = zarr.open_array(folder / "o.zarr", mode="r")
+    np.testing.assert_array_equal(copy[:], array)
+    whole = [1] * (len(shape) - len(chunk)) + chunk
+    assert copy.chunks == tuple(map(min, whole, shape))
+
+
+def _zarr(path: Path, version: int) -> Path:
+    options: dict[str, Any] = {} if version == 2 else {"dimension_names": ["z", "y", "x"]}
+    array = zarr.create_array(
+        path, shape=VOXELS.shape, dtype="uint16", chunks=(7, 50, 20), zarr_format=version,
+        attributes={"voxel_nm": [30, 8, 8]}, fill_value=7, **options,
+    )  # fmt: skip
+    array[:21] = VOXELS[:21]
+    return path
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_of_a_zarr_array_missing_chunks_and_attributes_are_copied(
+    tmp_path: Path, repack: Repack, version: int
+) -> None:
+    source = _zarr(tmp_path / "in.zarr", version)
+    assert repack(source, tmp_path / "out.zarr", "--chunks", "16,16,16")[0] == 0
+    copy = zarr.open_array(tmp_path / "out.zarr", mode="r")
+    np.testing.assert_array_equal(copy[:21], VOXELS[:21])
+    assert (copy[21:] == 7).all() and copy.fill_value == 7
+    # What was never written is not written now.
+    places = sorted(
+        path.relative_to(tmp_path / "out.zarr" / "c").parts for path in _chunks(tmp_path / "out.zarr")
+    )
+    assert len(places) == 2 * 4 * 4 and {place[0] for place in places} == {"0", "1"}
+    assert dict(copy.attrs) == {"voxel_nm": [30, 8, 8]}
+    assert copy.metadata.dimension_names == (("z", "y", "x") if version == 3 else None)
+
+
+def _chunks(array: Path) -> list[Path]:
+    return [path for path in (array / "c").rglob("*") if path.is_file()]
+
+
+FILLS = {
+    "?": [True, False],
+    "<i4": [-(1 << 31), 0],
+    ">u8": [(1 << 64) - 1],
+    ">f4": [-0.0, np.inf, -np.inf, np.nan, 0.1],
+    "<f8": [np.finfo("f8").max],
+    ">c8": [complex(np.nan, -np.inf), 1 - 2j],
+    "<c16": [complex(-0.0, 0.1)],
+}
+
+
+@pytest.mark.parametrize(("kind", "fill"), [(kind, fill) for kind, fills in FILLS.items() for fill in fills])
+@pytest.mark.parametrize("form", ["hdf5", "tensorstore"])
+def test_chunks_of_nothing_but_the_fill_value_are_not_written(
+    tmp_path: Path, repack: Repack, form: str, kind: str, fill: Any
+) -> None:
+    array = np.full((12, 10), fill, kind)
+    array[5, 8:] = not fill  # in one chunk of the copy, which the array's end cuts
+    if form == "hdf5":
+        with h5py.File(tmp_path / "in.h5", "w") as file:
+            file.create_dataset("x", data=array, chunks=(6, 5), fillvalue=np.array(fill, kind)[()])
+    else:
+        pytest.importorskip("tensorstore", reason="pip install tensorstore")
+        store = zarr.create_array(
+            tmp_path / "in.h5", shape=array.shape, chunks=(6, 5), dtype=kind, fill_value=array[0, 0], zarr_format=2,
+            order="F",
+        )  # fmt: skip
+        store[:] = array
+    code, said, _ = repack(tmp_path / "in.h5", tmp_path / "out.zarr", "--chunks", "4,4", "--codec", "none")
+    assert code == 0 and "9 chunks, 8 of them without a file, as they hold nothing but the fill" in said
+    (path,) = _chunks(tmp_path / "out.zarr")
+    assert path == tmp_path / "out.zarr" / "c" / "1" / "2"
+    assert bits(zarr.open_array(tmp_path / "out.zarr", mode="r")[:]) == bits(array)
+    # Behind the array's end, too, there is what was never written.
+    stored = np.frombuffer(path.read_bytes(), np.dtype(kind).newbyteorder("<")).reshape(4, 4)
+    assert bits(stored[1, :2]) == bits(array[5, 8:]) and bits(stored[1, 2:]) == bits(array[0, :2])
+
+
+def test_chunks_of_a_nan_that_is_not_the_usual_one_are_written(tmp_path: Path, repack: Repack) -> None:
+    """Not all readers would give back which one a fill value is."""
+    array = np.full((8, 8), 0xFFC00001, "<u4").view("<f4")
+    with h5py.File(tmp_path / "in.h5", "w") as file:
+        file.create_dataset("x", data=array, chunks=(4, 4), fillvalue=array[0, 0])
+    assert repack(tmp_path / "in.h5", tmp_path / "out.zarr", "--chunks", "4,4")[0] == 0
+    assert len(_chunks(tmp_path / "out.zarr")) == 4
+    copy = zarr.open_array(tmp_path / "out.zarr", mode="r")
+    assert np.isnan(copy.fill_value) and bits(copy[:]) == bits(array)
+
+
+@pytest.mark.parametrize("ended_in", ["_write", "_verify"])
+def test_what_is_empty_is_not_read_again_by_a_run_that_goes_on(
+    tmp_path: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch, ended_in: str
+) -> None:
+    source = _zarr(tmp_path / "in.zarr", 3)  # empty from [21] on
+    monkeypatch.setattr(repacking, "planned_bricks", lambda *some: bricks.Bricks((8, 50, 61), 1, 1.0))
+    monkeypatch.setattr(repacking, "_NOTED_NBYTES", 1)
+    read: list[tuple[str, int]] = []
+    real = repacking._Repacking._read
+
+    def reading(self: Any, volume: Any, box: Any, pool: Any) -> Any:
+        read.append(("copy" if "partial" in volume.name else "source", box[0].start))
+        if len(read) == (4 if ended_in == "_write" else 5 + 2 * 3 + 1) and not goes_on:
+            raise KeyboardInterrupt
+        return real(self, volume, box, pool)
+
+    monkeypatch.setattr(repacking._Repacking, "_read", reading)
+    goes_on = False
+    assert repack(source, tmp_path / "out.zarr", "--chunks", "8,16,16")[0] == 130
+    first, goes_on = [*read], True
+    read.clear()
+    assert repack(source, tmp_path / "out.zarr", "--chunks", "8,16,16")[0] == 0
+    compared = [(which, at) for at in range(0, 40, 8) for which in ("source", "copy")]
+    if ended_in == "_write":
+        assert first == [("source", 0), ("source", 8), ("source", 16), ("source", 24)]
+        assert read == [("source", 24), ("source", 32), *compared]
+    else:
+        assert first[-1] == ("source", 24)
+        assert read == compared[6:]
+
+
+def test_of_an_hdf5_dataset_attributes_are_copied(tmp_path: Path, repack: Repack) -> None:
+    with h5py.File(tmp_path / "in.h5", "w") as file:
+        dataset = file.create_dataset("a/raw", data=VOXELS, chunks=(7, 50, 20))
+        dataset.attrs["element_size_um"] = [0.03, 0.008, 0.008]
+        dataset.attrs["n"] = np.int16(3)
+        dataset.attrs["unit"] = "µm"
+        dataset.attrs["raw"] = np.bytes_(b"x")
+        dataset.attrs["offset"] = np.nan
+        dataset.attrs["other"] = dataset.ref
+    status, _, said = repack(tmp_path / "in.h5" / "a" / "raw", tmp_path / "out.zarr", "--chunks", "16,16,16")
+    assert status == 0
+    copy = zarr.open_array(tmp_path / "out.zarr", mode="r")
+    np.testing.assert_array_equal(copy[:], VOXELS)
+    assert dict(copy.attrs) == {
+        "element_size_um": [0.03, 0.008, 0.008], "n": 3, "unit": "µm", "raw": "x"
+    }  # fmt: skip
+    assert "attributes offset, other" in said
+
+
+def test_an_n5_array(tmp_path: Path, repack: Repack) -> None:
+    tensorstore = pytest.importorskip("tensorstore", reason="pip install tensorstore")
+    spec = {"driver": "n5", "kvstore": {"driver": "file", "path": f"{tmp_path}/in.n5/"}}
+    metadata = {"dimensions": VOXELS.shape, "blockSize": [9, 9, 9], "dataType": "uint16"}
+    spec["metadata"] = {**metadata, "compression": {"type": "gzip"}, "resolution": [30, 8, 8]}
+    tensorstore.open(spec, create=True).result().write(VOXELS).result()
+    assert repack(tmp_path / "in.n5", tmp_path / "out.zarr", "--chunks", "16,16,16")[0] == 0
+    copy = zarr.open_array(tmp_path / "out.zarr", mode="r")
+    np.testing.assert_array_equal(copy[:], VOXELS)
+    assert dict(copy.attrs) == {"resolution": [30, 8, 8]}
+
+
+def test_an_image_that_is_compressed_as_a_whole(
+    tmp_path: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nibabel = pytest.importorskip("nibabel", reason="pip install nibabel")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    nibabel.save(nibabel.Nifti1Image(VOXELS, np.eye(4)), tmp_path / "in.nii.gz")
+    assert repack(tmp_path / "in.nii.gz", tmp_path / "out.zarr", "--chunks", "16,16,16")[0] == 0
+    np.testing.assert_array_equal(zarr.open_array(tmp_path / "out.zarr", mode="r")[:], VOXELS)
+
+
+@pytest.mark.parametrize("dataset", ["", "/raw"])
+def test_a_dataset_of_an_hdf5_file(tmp_path: Path, repack: Repack, dataset: str) -> None:
+    with h5py.File(tmp_path / "in.h5", "w") as file:
+        file.create_dataset("raw", data=VOXELS, chunks=(8, 8, 8), compression="gzip")
+    assert repack(f"{tmp_path}/in.h5{dataset}", tmp_path / "out.zarr", "--chunks", "16,16,16")[0] == 0
+    np.testing.assert_array_equal(zarr.open_array(tmp_path / "out.zarr", mode="r")[:], VOXELS)
+    # Without a name that says Zarr, a file is copied as it always was.
+    assert "--chunks is for a copy in Zarr: name an OUT that ends in .zarr" in refused(
+        repack(tmp_path / "in.h5", tmp_path / "out.h5", "--chunks", "16,16,16")
+    )
+    assert repack(tmp_path / "in.h5", tmp_path / "out.h5", "--codec", "lzf", "--dataset", "raw")[0] == 0
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert file["raw"].compression == "lzf"
+
+
+def test_a_nan_stays_the_nan_it_was(tmp_path: Path, repack: Repack) -> None:
+    array = np.arange(1000, dtype="u4").reshape(10, 10, 10) + 0x7FC00000
+    array[0, 0, :2] = 0x80000000, 0  # -0.0 and 0.0
+    np.save(tmp_path / "in.npy", array.view("f4"))
+    assert repack(tmp_path / "in.npy", tmp_path / "out.zarr", "--chunks", "4,4,4")[0] == 0
+    copy = zarr.open_array(tmp_path / "out.zarr", mode="r")
+    assert copy[:].tobytes() == array.tobytes()
+
+
+def test_an_array_without_elements(tmp_path: Path, repack: Repack) -> None:
+    np.save(tmp_path / "in.npy", np.zeros((0, 5), "f4"))
+    assert repack(tmp_path / "in.npy", tmp_path / "out.zarr", "--chunks", "4,4")[0] == 0
+    assert zarr.open_array(tmp_path / "out.zarr", mode="r").shape == (0, 5)
+
+
+def test_the_copy_is_the_same_with_any_threads_and_memory(source: Path, repack: Repack) -> None:
+    for number, more in enumerate(([], ["--threads", "1"], ["--memory", "1500KiB"], ["--threads", "7"])):
+        assert repack(source, source.with_name(f"{number}.zarr"), "--chunks", "16,32,32", *more)[0] == 0
+    one, *others = (content(source.with_name(f"{number}.zarr")) for number in range(4))
+    assert len(one) == 13 and all(other == one for other in others)
+
+
+def test_parts_of_chunks_can_be_read_alone(tmp_path: Path, repack: Repack) -> None:
+    np.save(tmp_path / "in.npy", np.random.default_rng(0).integers(0, 9, (64, 128, 128), np.uint8))
+    assert repack(tmp_path / "in.npy", tmp_path / "out.zarr", "--chunks", "64,128,128")[0] == 0
+    volume = open_volume(tmp_path / "out.zarr")
+    assert volume.grid.unit == (8, 128, 128) and "in 8 parts" in volume.how
+
+
+# ---- memory -----------------------------------------------------------------------------------
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_bricks_fit_into_memory(data: st.DataObject) -> None:
+    dims = data.draw(st.integers(1, 4))
+    shape, chunk, unit = (
+        tuple(data.draw(st.lists(st.integers(1, most), min_size=dims, max_size=dims)))
+        for most in (300, 40, 60)
+    )
+    layout = ZarrLayout.of(shape, np.dtype("u2"), chunk, Codec("none", 0))
+
+    class Volume:
+        dtype, grid = layout.dtype, UnitGrid(shape, unit)
+        unit_nbytes = int(np.prod(unit)) * 2
+        stored_in = staticmethod(lambda numbers: numbers)
+
+    memory = data.draw(st.integers(1, 1 << 24))
+    try:
+        found = bricks.planned_bricks(Volume(), layout, 4, memory)  # type: ignore[arg-type]
+    except OptionError as error:
+        assert f"--memory of {arguments_in_bytes(memory)} is too little" in str(error)
+        assert memory < 2 * max(Volume.unit_nbytes, layout.chunk_nbytes) + 2 * layout.chunk_nbytes
+        return
+    nbytes = int(np.prod(found.shape)) * 2
+    each = 2 * max(Volume.unit_nbytes, layout.chunk_nbytes)
+    assert 1 <= found.threads <= 4 and 2 * nbytes + found.threads * each <= memory
+    assert all(side % of == 0 for side, of in zip(found.shape, layout.chunk, strict=True))
+    seen = np.zeros(shape, np.uint8)
+    decoded = 0
+    for box in found.boxes(shape):
+        seen[box] += 1
+        decoded += len(Volume.grid.touched([s.start for s in box], [s.stop for s in box]).numbers)
+    assert (seen == 1).all()
+    assert found.amplification == pytest.approx(decoded * np.prod(unit) / np.prod(shape))
+
+
+def arguments_in_bytes(nbytes: int) -> str:
+    return bricks.in_bytes(nbytes)
+
+
+def test_memory_is_bounded(tmp_path: Path, repack: Repack) -> None:
+    array = np.random.default_rng(0).integers(0, 9, (256, 256, 256), np.uint8)
+    zarr.create_array(tmp_path / "in.zarr", shape=array.shape, dtype="u1", chunks=(2, 256, 256))[:] = array
+    assert repack(tmp_path / "in.zarr", tmp_path / "warm.zarr", "--chunks", "64,128,128")[0] == 0
+    tracemalloc.start()
+    try:
+        arguments = ["--chunks", "32,64,64", "--memory", "3MiB", "--threads", "2"]
+        assert repack(tmp_path / "in.zarr", tmp_path / "out.zarr", *arguments)[0] == 0
+        assert tracemalloc.get_traced_memory()[1] < 7 << 19
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(zarr.open_array(tmp_path / "out.zarr", mode="r")[:], array)
+
+
+# ---- options ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "--chunks is missing: give the shape of a chunk, such as --chunks 64,128,128"),
+        (["--chunks", "8,8,8,8"], "in.npy: --chunks has 4 numbers, and the volume 3 dimensions"),
+        (["--chunks", "8,8", "--codec", "lzf"], "--codec for Zarr must be one of blosc-zstd, zstd, none; got 'lzf'"),
+        (["--chunks", "8,8", "--level", "10"], "--level of blosc-zstd is from 0 to 9, got 10"),
+        (["--chunks", "8,8", "--codec", "zstd", "--level", "0"], "--level of zstd is from 1 to 22, got 0"),
+        (["--chunks", "8,8", "--codec", "none", "--level", "1"], "--level goes with a codec"),
+        (["--chunks", "40,50,61", "--memory", "1KiB"], "--memory of 1 KiB is too little"),
+        (["--chunks", "8,8", "--force"], "--force is for copies in HDF5, not in Zarr"),
+        (["--chunks", "8,8", "--chunk-rows", "1"], "--chunk-rows is for copies in HDF5"),
+        (["--chunks", "8,8", "--dataset", "x"], "--dataset is for copies in HDF5"),
+        (["--chunks", "8,8", "--no-shuffle"], "--shuffle and --no-shuffle is for copies in HDF5"),
+        (["--chunks", "8,8", "--sample-dims", "2"], "--sample-dims is for copies in HDF5"),
+    ],
+)  # fmt: skip
+def test_options_that_cannot_work(
+    source: Path, out: Path, repack: Repack, options: list[str], said: str
+) -> None:
+    assert said in refused(repack(source, out, *options))
+    assert names(out) == ["in.npy"]
+
+
+@pytest.mark.skipif(
+    np.dtype(np.clongdouble).itemsize == 16, reason="run it where NumPy's long double is more than a double"
+)
+def test_elements_that_zarr_has_not(tmp_path: Path, repack: Repack) -> None:
+    np.save(tmp_path / "in.npy", np.zeros((4, 4), np.clongdouble))
+    line = refused(repack(tmp_path / "in.npy", tmp_path / "out.zarr", "--chunks", "2,2"))
+    assert re.search(r"in\.npy: its elements are complex\d+, for which Zarr has no type", line)
+    with pytest.raises(OptionError, match="for which Zarr has no type"):
+        ZarrLayout.of((4, 4), np.dtype([("a", "i4")]), (2, 2), Codec("none", 0))
+    np.save(tmp_path / "one.npy", np.float32(1))
+    line = refused(repack(tmp_path / "one.npy", tmp_path / "out.zarr", "--chunks", "2"))
+    assert "it is a single value" in line
+    assert names(tmp_path / "out.zarr") == ["in.npy", "one.npy"]
+
+
+def test_a_chunk_that_is_too_large() -> None:
+    with pytest.raises(OptionError, match="--chunks 1024,1024,1024 makes chunks of more than 1 GiB"):
+        ZarrLayout.of((2048, 2048, 2048), np.dtype("u2"), (1024, 1024, 1024), Codec("none", 0))
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "empty folder", "dangling link"])
+def test_what_is_there_is_never_replaced(source: Path, out: Path, repack: Repack, kind: str) -> None:
+    if kind == "file":
+        out.write_bytes(b"mine")
+    elif kind == "dangling link":
+        out.symlink_to("nowhere")
+    else:
+        out.mkdir()
+        if kind == "folder":
+            (out / "mine").write_bytes(b"mine")
+    line = refused(repack(source, out, "--chunks", "16,16"))
+    assert "out.zarr exists; name another folder, or remove it first" in line
+    assert names(out) == ["in.npy", "out.zarr"]
+    assert kind != "folder" or content(out) == {"mine": b"mine"}
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_comes_meanwhile_stays(
+    source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    real = os.rename
+
+    def rename(one: Any, other: Any) -> None:
+        if kind == "file":
+            out.write_bytes(b"mine")
+        else:
+            out.mkdir()
+            (out / "mine").write_bytes(b"mine")
+        real(one, other)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(unfinished.os, "rename", rename)
+        assert "out.zarr exists" in refused(repack(source, out, "--chunks", "16,16"))
+    if kind == "file":
+        assert out.read_bytes() == b"mine"
+        out.unlink()
+    else:
+        assert content(out) == {"mine": b"mine"}
+        (out / "mine").unlink()
+        out.rmdir()
+    assert repack(source, out, "--chunks", "16,16")[0] == 0  # nothing was lost
+    assert names(out) == ["in.npy", "out.zarr"]
+
+
+def test_a_folder_of_the_users_own_is_no_unfinished_copy(source: Path, out: Path, repack: Repack) -> None:
+    mine = out.with_name("out.zarr.partial")
+    mine.mkdir()
+    for name in ("precious.txt", "lock", "temporary/notes"):
+        (mine / name).parent.mkdir(exist_ok=True)
+        (mine / name).write_text("mine")
+        line = refused(repack(source, out, "--chunks", "16,16"))
+        assert "out.zarr.partial is not that of an unfinished copy" in line
+        assert content(mine) == {name: b"mine"}
+        (mine / name).unlink()
+    assert repack(source, out, "--chunks", "16,16")[0] == 0  # an empty one is taken
+    assert names(out) == ["in.npy", "out.zarr"]
+
+
+def test_what_others_put_beside_the_growing_copy_stays(
+    source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(repacking._Repacking, "_verify", _interrupted)
+        assert repack(source, out, "--chunks", "16,16")[0] == 130
+    mine = out.with_name("out.zarr.partial")
+    (mine / "precious.txt").write_bytes(b"mine")
+    assert repack(source, out, "--chunks", "16,16")[0] == 0
+    assert content(mine) == {"precious.txt": b"mine"}
+
+
+@pytest.mark.parametrize("ending", ["h5", "hdf5", "tif", "TIFF", "nii.gz", "npy", "b2nd", "n5"])
+def test_a_zarr_array_is_not_named_as_something_else(source: Path, repack: Repack, ending: str) -> None:
+    line = refused(repack(source, source.with_name(f"copy.{ending}"), "--chunks", "16,16"))
+    assert "volumes are written as Zarr, in a folder" in line and ".zarr" in line.split("name it")[1]
+    assert names(source) == ["in.npy"]
+
+
+def test_a_copy_within_its_input_is_refused_at_once(tmp_path: Path, repack: Repack) -> None:
+    source = _zarr(tmp_path / "group" / "image", 3)
+    before = content(source)
+    (tmp_path / "link").symlink_to(source)
+    for within in (source / "copy.zarr", source / "c" / "copy.zarr", tmp_path / "link" / "copy.zarr"):
+        assert "is within the input" in refused(repack(source, within, "--chunks", "16,16"))
+    assert content(source) == before
+    assert repack(source, tmp_path / "group" / "copy.zarr", "--chunks", "16,16")[0] == 0
+    assert repack(source, tmp_path / "group" / "image2.zarr", "--chunks", "16,16")[0] == 0
+
+
+@pytest.mark.parametrize("kind", ["zarr", "npy"])
+def test_a_copy_goes_on_however_its_input_is_spelled(
+    source: Path, tmp_path: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    if kind == "zarr":
+        source = _zarr(tmp_path / "in.zarr", 3)
+    out, written = tmp_path / "out.zarr", 32 if kind == "zarr" else 48
+    with monkeypatch.context() as patch:
+        patch.setattr(repacking._Repacking, "_verify", _interrupted)
+        assert repack(source, out, "--chunks", "16,16,16")[0] == 130
+        (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
+        patch.chdir(tmp_path)
+        for spelled in (source.name, f"./{source.name}", f"link/{source.name}"):
+            code, _, errors = repack(spelled, out, "--chunks", "16,16,16")
+            assert code == 130 and f"going on: {written} of 48 chunks are written" in errors
+    assert repack(source, out, "--chunks", "16,16,16")[0] == 0
+
+
+def test_paths_that_cannot_be_used(source: Path, out: Path, repack: Repack) -> None:
+    some = ["--chunks", "8,8,8"]
+    assert "No such file" in refused(repack(source.with_name("none.npy"), out, *some))
+    assert "No such file" in refused(repack(source.with_name("none.zarr") / "0", out, *some))
+    (source.parent / "text").write_text("text")
+    assert "is no HDF5 file" in refused(repack(source.parent / "text", out, *some))
+    assert "there is no folder" in refused(repack(source, source.parent / "no" / "out.zarr", *some))
+    assert "is not on this machine" in refused(repack(source, "gs://bucket/out.zarr", *some))
+    assert repack(source, out, *some)[0] == 0
+    assert "is the input itself" in refused(repack(out, out, *some))
+    assert names(out) == ["in.npy", "out.zarr", "text"]
+
+
+@pytest.mark.parametrize("text", ["", "0,4", "4,-1", "4;4", "a", "4,,4"])
+def test_shapes_that_are_none(text: str) -> None:
+    with pytest.raises(ArgumentTypeError, match="must be whole numbers from 1, such as 64,128,128"):
+        console.sides(text)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "8XiB", "GiB", "1e9", "0.1"])
+def test_sizes_that_are_none(text: str) -> None:
+    with pytest.raises(ArgumentTypeError, match="must be a number of bytes, such as 8GiB"):
+        console.size(text)
+
+
+def test_an_hdf5_file_is_told_from_a_volume(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w", userblock_size=2048) as file:
+        file["x"] = 1
+    np.save(tmp_path / "a.npy", VOXELS)
+    (tmp_path / "empty").write_bytes(b"")
+    paths = ["a.h5", "a.h5/x", "a.h5/x/y", "a.npy", "empty", "none", "none/x", "."]
+    found = [path for path in paths if console.is_volume(str(tmp_path / path))]
+    assert found == ["a.h5/x", "a.h5/x/y", "a.npy", "empty", "."]
+    assert console.is_volume("s3://bucket/volume")
+
+
+# ---- what goes wrong --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [0, 1, 20, 47])
+def test_a_full_disk(
+    source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """What was written before is used when there is room again."""
+    calls, write, written = 0, repacking.write_chunk, set()
+
+    def full(array: Path, temporary: Path, place: Any, data: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > after:
+            raise OSError(errno.ENOSPC, "No space left on device", str(temporary))
+        write(array, temporary, place, data)
+        written.add(tuple(place))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(repacking, "write_chunk", full)
+        line = refused(repack(source, out, "--chunks", "16,16,16", "--threads", "1"))
+    assert "No space left on device: free some, and run the same command again" in line
+    assert names(out) == ["in.npy", "out.zarr.partial"] and len(written) == after
+    assert not list((out.parent / "out.zarr.partial" / "temporary").iterdir())
+    again = []
+    monkeypatch.setattr(repacking, "write_chunk", lambda *some: (again.append(tuple(some[2])), write(*some)))
+    code, _, errors = repack(source, out, "--chunks", "16,16,16")
+    assert code == 0 and f"going on: {after} of 48 chunks are written" in errors
+    assert not written & set(again) and len(written) + len(again) == 48
+    np.testing.assert_array_equal(zarr.open_array(out, mode="r")[:], VOXELS)
+    assert names(out) == ["in.npy", "out.zarr"]
+
+
+def test_a_full_disk_within_a_file(
+    source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replace(one: Any, other: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", replace)
+        assert "No space left on device" in refused(repack(source, out, "--chunks", "16,16"))
+    assert names(out) == ["in.npy"]  # there was not even room for a note
+    assert repack(source, out, "--chunks", "16,16")[0] == 0
+
+
+def test_a_folder_that_cannot_be_made(
+    source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mkdir(*arguments: Any, **options: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", "out.zarr.partial")
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    assert "Read-only file system: 'out.zarr.partial'" in refused(repack(source, out, "--chunks", "16,16"))
+    assert names(out) == ["in.npy"]
+
+
+@pytest.mark.parametrize("codec", ["blosc-zstd", "none"])
+def test_a_copy_that_is_wrong_never_gets_its_name(
+    source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch, codec: str
+) -> None:
+    real = repacking.write_chunk
+
+    def write(array: Path, temporary: Path, place: Any, data: Any) -> None:
+        if tuple(place) == (1, 2, 3):
+            data = bytes(data[:-9]) + bytes(byte ^ 1 for byte in data[-9:])
+        real(array, temporary, place, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(repacking, "write_chunk", write)
+        line = refused(repack(source, out, "--chunks", "16,16,16", "--codec", codec))
+    assert "the chunk at [16:32, 32:48, 48:61]: what was read back is not what the source holds" in line
+    assert names(out) == ["in.npy", "out.zarr.partial"]
+    assert not (out.parent / "out.zarr.partial" / "array" / "c" / "1" / "2" / "3").exists()
+    code, _, errors = repack(source, out, "--chunks", "16,16,16", "--codec", codec)
+    assert code == 0 and "going on: 47 of 48 chunks are written" in errors
+    np.testing.assert_array_equal(zarr.open_array(out, mode="r")[:], VOXELS)
+
+
+@pytest.mark.parametrize("damage", ["empty", "other bytes"])
+def test_a_chunk_that_the_machine_lost_is_written_anew(
+    source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(repacking._Repacking, "_verify", _interrupted)
+        assert repack(source, out, "--chunks", "16,16,16", "--codec", "none")[0] == 130
+    assert names(out) == ["in.npy", "out.zarr.partial"]
+    chunk = out.parent / "out.zarr.partial" / "array" / "c" / "0" / "1" / "0"
+    chunk.write_bytes(b"" if damage == "empty" else bytes(chunk.stat().st_size))
+    synced, real = [], repacking.sync_chunk
+    monkeypatch.setattr(repacking, "sync_chunk", lambda *some: (synced.append(some[1]), real(*some)))
+    code, _, errors = repack(source, out, "--chunks", "16,16,16", "--codec", "none")
+    assert code == 0
+    assert synced == [(0, 1, 0)]  # before it is noted that it was compared
+    assert errors.splitlines() == [
+        "going on: 48 of 48 chunks are written",
+        "chunk [0:16, 16:32, 0:16] was not whole: it is written anew",
+    ]
+    np.testing.assert_array_equal(zarr.open_array(out, mode="r")[:], VOXELS)
+
+
+def _interrupted(*arguments: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("when", ["_write_chunks", "_verify"])
+def test_an_input_that_changes(
+    source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    real, status = getattr(repacking._Repacking, when), source.stat()
+
+    def changed(*arguments: Any) -> None:
+        real(*arguments)
+        os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(repacking._Repacking, when, changed)
+        line = refused(repack(source, out, "--chunks", "16,16"))
+    assert re.search("in.npy has changed (meanwhile|since)", line)
+    assert names(out) == ["in.npy", "out.zarr.partial"]
+    line = refused(repack(source, out, "--chunks", "16,16"))
+    assert "an unfinished copy whose source has changed since; remove the folder" in line
+    assert str(status.st_size) not in line  # numbers of the file say nothing to people
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (["--chunks", "8,8,8"], "its --chunks were 16,16,16"),
+        (["--chunks", "16,16,16", "--codec", "zstd"], "its --codec was blosc-zstd"),
+        (["--chunks", "16,16,16", "--level", "1"], "its --level was 5"),
+        ("input", "its source was "),
+        ("version", "it is of another version"),
+        ("no state", "out.zarr.partial is not that of an unfinished copy, or damaged"),
+    ],
+)
+def test_what_is_there_is_another_copy(
+    source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch, other: Any, said: str
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(repacking._Repacking, "_verify", _interrupted)
+        assert repack(source, out, "--chunks", "16,16,16")[0] == 130
+    before = content(out.parent / "out.zarr.partial" / "array")
+    options, state = ["--chunks", "16,16,16"], out.parent / "out.zarr.partial" / "state.json"
+    if isinstance(other, list):
+        options = other
+    elif other == "input":
+        np.save(source.with_name("in2.npy"), VOXELS)
+        source = source.with_name("in2.npy")
+    elif other == "version":
+        state.write_text(state.read_text().replace('"format": 2', '"format": 1'))
+    else:
+        state.write_text("{}")
+    assert said in refused(repack(source, out, *options))
+    assert content(out.parent / "out.zarr.partial" / "array") == before
+
+
+@pytest.mark.parametrize("change", ["chunk", "metadata"])
+def test_a_zarr_array_that_changes(
+    tmp_path: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    source = _zarr(tmp_path / "in.zarr", 3)
+    real = repacking._Repacking._verify
+
+    def changed(*arguments: Any) -> None:
+        real(*arguments)
+        file = source / ("zarr.json" if change == "metadata" else "c/5/0/3")
+        file.parent.mkdir(exist_ok=True, parents=True)
+        file.write_bytes(file.read_bytes() + b" " if change == "metadata" else b"new")
+
+    monkeypatch.setattr(repacking._Repacking, "_verify", changed)
+    line = refused(repack(source, tmp_path / "out.zarr", "--chunks", "16,16"))
+    assert "in.zarr has changed meanwhile; remove" in line and not (tmp_path / "out.zarr").exists()
+
+
+def test_a_damaged_input(tmp_path: Path, repack: Repack) -> None:
+    source = _zarr(tmp_path / "in.zarr", 3)
+    (source / "c" / "1" / "0" / "2").write_bytes(b"damaged")
+    line = refused(repack(source, tmp_path / "out.zarr", "--chunks", "16,16"))
+    assert "the chunk at [7:14, 0:50, 40:60]" in line and "in.zarr" in line
+    assert not (tmp_path / "out.zarr").exists()
+
+
+def test_two_at_once(source: Path, out: Path, repack: Repack) -> None:
+    holder = f"""
+import sys
+from pathlib import Path
+from fastpipe.volumes.unfinished import Unfinished
+with Unfinished(Path({str(out)!r}), {{}}):
+    print(flush=True)
+    sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None and child.stdin is not None
+        child.stdout.readline()
+        assert "another process is writing" in refused(repack(source, out, "--chunks", "16,16"))
+        child.stdin.close()
+
+
+@pytest.mark.parametrize("then", ["again", "other options"])
+def test_ended_when_the_copy_had_its_name_already(
+    source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(unfinished, "clear", _interrupted)
+        assert repack(source, out, "--chunks", "16,16")[0] == 130
+    assert names(out) == ["in.npy", "out.zarr", "out.zarr.partial"]
+    before = content(out)
+    if then == "again":
+        code, output, _ = repack(source, out, "--chunks", "16,16")
+        assert code == 0 and "every one read back and equal" in output
+        assert names(out) == ["in.npy", "out.zarr"]
+    else:
+        assert "out.zarr exists" in refused(repack(source, out, "--chunks", "8,8"))
+    assert content(out) == before
+
+
+def test_a_copy_that_was_moved_away_is_made_again(
+    source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(unfinished, "clear", _interrupted)
+        assert repack(source, out, "--chunks", "16,16")[0] == 130
+    out.rename(out.with_name("other.zarr"))
+    seen = []
+    real = repacking._Repacking._wrong_chunks
+    monkeypatch.setattr(
+        repacking._Repacking, "_wrong_chunks", lambda *some: (seen.append(some), real(*some))[1]
+    )
+    assert repack(source, out, "--chunks", "16,16")[0] == 0
+    assert seen and content(out) == content(out.with_name("other.zarr"))
+
+
+def test_a_file_of_several_arrays_says_which(tmp_path: Path, repack: Repack) -> None:
+    group = zarr.create_group(tmp_path / "in.zarr")
+    group.create_array("a", data=VOXELS)
+    line = refused(repack(tmp_path / "in.zarr", tmp_path / "out.zarr", "--chunks", "16,16"))
+    assert "in.zarr is a Zarr group" in line
+    assert repack(tmp_path / "in.zarr" / "a", tmp_path / "out.zarr", "--chunks", "16,16")[0] == 0
+
+
+@pytest.mark.parametrize("side", [1, 7, 360, 1 << 20, 999983])
+def test_blocks_are_the_fewest_slabs_that_are_worth_it(side: int) -> None:
+    layout = ZarrLayout.of((side,), np.dtype("u1"), (side,), Codec.of("keep", None))
+    good = [slab for slab in range(1, side + 1) if side % slab == 0 and slab >= 1 << 17]
+    assert layout.block == (good or [side])[0]
+
+
+def test_the_block_of_a_long_chunk_is_found_by_few_divisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+    monkeypatch.setattr(
+        zarr_writing, "range", lambda *some: tried.append(range(*some)) or tried[-1], raising=False
+    )
+    layout = ZarrLayout.of((1 << 26,), np.dtype("u1"), (1 << 26,), Codec.of("keep", None))
+    assert layout.block == 1 << 17
+    assert sum(map(len, tried)) <= 1 << 13
+
+
+@pytest.mark.parametrize("kind", ["<u2", "<c16"])
+def test_comparing_takes_little_memory(kind: str) -> None:
+    one = np.zeros((3, 700, 1000), kind)
+    other = one.copy()
+    tracemalloc.start()
+    try:
+        assert repacking._are_same(one, other)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 18
+    finally:
+        tracemalloc.stop()
+    for at in ((0, 0, 0), (1, 350, 499), (2, 699, 999)):
+        other[at] = 1
+        assert not repacking._are_same(one, other)
+        other[at] = 0
+
+
+def test_files_of_numpy_are_read_by_threads_at_once(source: Path) -> None:
+    """Each unit of a box is read once, whatever threads do."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    volume = npy_volume(str(source))
+    box = (slice(3, 33), slice(0, 50), slice(7, 60))
+    with ThreadPoolExecutor(3) as pool:
+        found = bricks.read_box(volume, volume.open(), box, np.dtype("<u2"), pool)
+    np.testing.assert_array_equal(found, VOXELS[box])

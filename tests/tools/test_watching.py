@@ -1,0 +1,218 @@
+"""Loaders that are watched give what they gave, and what they do is seen in every kind of process."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+from fastpipe.tools.costs import costs_of
+from fastpipe.tools.loaders import Watch
+from fastpipe.tools.loops import Loop, WatchedIterator
+
+
+class Squares(Dataset[Any]):
+    """Of a thread that runs long enough to be seen; draws, so that generators show."""
+
+    def __init__(self, length: int = 24) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        for _ in range(40):
+            torch.arange(2000).double().sin()
+        return torch.tensor(index**2), torch.rand(())
+
+
+class Batches(Squares):
+    """Answers for a whole batch."""
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return [(torch.tensor(index), "batch") for index in indices]
+
+
+class Stream(IterableDataset[int]):
+    """Is iterated, a part of it in each worker."""
+
+    def __iter__(self) -> Iterator[int]:
+        worker = get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        return iter(range(first, 20, step))
+
+
+class WhoseDataset:
+    """An init function that looks whose dataset the worker has."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __call__(self, worker_id: int) -> None:
+        worker = get_worker_info()
+        assert worker is not None
+        (self.path / f"{worker_id}").write_text(type(worker.dataset).__name__)
+
+
+def watch() -> Watch:
+    return Watch(lambda _: Loop(float("inf"), is_replayed=False))
+
+
+def epochs(loader: Any, count: int = 2) -> list[Any]:
+    torch.manual_seed(7)
+    return [*(list(loader) for _ in range(count)), torch.rand(())]
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, (list, tuple)):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+KINDS: list[dict[str, Any]] = [
+    {}, {"num_workers": 1}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True},
+    {"num_workers": 1, "multiprocessing_context": "spawn"},
+    {"num_workers": 1, "multiprocessing_context": "forkserver", "persistent_workers": True},
+]  # fmt: skip
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("dataset", [Squares, Batches, Stream])
+def test_batches_order_and_draws_stay_and_all_are_counted(dataset: Any, kind: dict[str, Any]) -> None:
+    options = {"batch_size": 4, **({} if dataset is Stream else {"shuffle": True}), **kind}
+    wanted = epochs(DataLoader(dataset(), **options))
+    with watch() as watching:
+        loader = DataLoader(dataset(), **options)
+        assert same(epochs(loader), wanted)
+        (known,) = watching.found
+        assert known.loader is loader and known.witness is not None
+        known.witness.close()
+        samples = 2 * (20 if dataset is Stream else 24)
+        costs = costs_of(known.witness.accounts())
+        for _ in range(600):  # workers that stay tell from time to time, the others when they ended
+            if costs.samples == samples:
+                break
+            threading.Event().wait(0.05)
+            costs = costs_of(known.witness.accounts())
+    assert costs.samples == samples
+    assert costs.batches == sum(map(len, wanted[:-1]))
+    assert costs.makers == kind.get("num_workers", 0)
+
+
+def test_stages_and_lines_are_those_of_the_dataset() -> None:
+    with watch() as watching:
+        loader = DataLoader(Squares(256), batch_size=8, num_workers=1)
+        epochs(loader)
+        assert watching.found[0].witness is not None
+        costs = costs_of(watching.found[0].witness.accounts())
+    assert {"transform", "collate"} <= set(costs.stages) <= {"transform", "collate", "transfer", "other"}
+    assert costs.wall_s > 0 and costs.cpu_s > 0
+    functions = {(Path(line.file).name, line.function) for line, _, _ in costs.lines}
+    assert any(file == Path(__file__).name and name.endswith("__getitem__") for file, name in functions)
+
+
+def test_the_lines_that_made_and_iterate_a_loader_are_known() -> None:
+    with watch() as watching:
+        loader = DataLoader(range(8))
+        list(loader)
+    (known,) = watching.found
+    assert known.made_at is not None
+    assert (
+        known.made_at.function
+        == known.used_at.function
+        == "test_the_lines_that_made_and_iterate_a_loader_are_known"
+    )
+    assert known.used_at.line == known.made_at.line + 1
+    assert known.made_at.file == __file__
+
+
+def test_the_users_init_function_sees_the_users_dataset(tmp_path: Path) -> None:
+    with watch():
+        list(DataLoader(Squares(), 4, num_workers=2, worker_init_fn=WhoseDataset(tmp_path)))
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"0": "Squares", "1": "Squares"}
+
+
+def test_afterwards_nothing_is_watched_and_nothing_is_left() -> None:
+    begin, init = DataLoader.__iter__, DataLoader.__init__
+    before = set(os.listdir(tempfile.gettempdir()))
+    with watch():
+        loader = DataLoader(Squares(), batch_size=4, num_workers=1, persistent_workers=True)
+        assert isinstance(iter(loader), WatchedIterator)
+    assert DataLoader.__iter__ is begin and DataLoader.__init__ is init
+    assert set(os.listdir(tempfile.gettempdir())) == before
+    assert len(list(loader)) == 6 and not isinstance(iter(loader), WatchedIterator)
+
+
+def test_an_error_of_a_dataset_is_raised_as_ever() -> None:
+    class Bad(Squares):
+        def __getitem__(self, index: int) -> Any:
+            raise ValueError(f"sample {index}")
+
+    def error_of(loader: Any) -> str:  # which keeps nothing of its traceback
+        try:
+            return str(list(loader))
+        except ValueError as error:
+            return str(error)
+
+    for workers in (0, 1):
+        with watch():
+            assert "sample 0" in error_of(DataLoader(Bad(), batch_size=4, num_workers=workers))
+    gc.collect()  # torch's worker waits for 5 s, if what its error refers to is collected as garbage
+
+
+def test_a_subclass_with_an_iterator_of_its_own_is_left_alone() -> None:
+    class Own(DataLoader[Any]):
+        def __iter__(self) -> Any:
+            return iter(["mine"])
+
+    with watch() as watching:
+        assert list(Own(range(4))) == ["mine"]
+    assert not watching.found
+
+
+def test_a_loader_that_is_made_anew_for_each_epoch_is_the_same_loop() -> None:
+    def loader(length: int) -> DataLoader[Any]:
+        return DataLoader(Squares(length), batch_size=4, num_workers=1)
+
+    with watch() as watching:
+        for _ in range(3):
+            assert len([batch for batch in loader(24)]) == 6  # noqa: C416
+        assert len([batch for batch in loader(8)]) == 2  # noqa: C416  # another loop over what that line made
+        training, other = watching.found
+        assert training.witness is not None and other.witness is not None
+        assert [costs_of(one.witness.accounts()).batches for one in (training, other)] == [18, 2]
+    assert len(training.loop.epoch_starts) == 3
+
+
+def test_while_it_is_paused_nothing_is_watched() -> None:
+    with watch() as watching:
+        with watching.paused():
+            assert list(DataLoader(range(3), batch_size=None)) == [0, 1, 2]
+        assert not watching.found
+        list(DataLoader(range(3), batch_size=None))
+        assert len(watching.found) == 1
+
+
+def test_attributes_of_the_dataset_are_reached_through_the_one_that_is_timed() -> None:
+    def collate(samples: list[Any]) -> int:
+        return len(samples)
+
+    with watch() as watching:
+        loader = DataLoader(Squares(6), batch_size=4, collate_fn=collate)
+        assert list(loader) == [4, 2]
+        view = watching.found[0].view
+        assert view.dataset.length == 6 and len(view.dataset) == 6
+        assert loader.dataset.__class__ is Squares and loader.collate_fn is collate
+        with pytest.raises(AttributeError, match="missing"):
+            view.dataset.missing
