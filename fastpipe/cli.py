@@ -67,7 +67,7 @@ COMMANDS = {
         "find the images of a folder that a training could not read, and move them out of its way",
     ),
     "generate": Command(
-        "fastpipe.generation.generate_cli",
+        "fastpipe.generation.cli",
         "make samples with a function, by all cores, and store them in an HDF5 file",
     ),
     "doctor": Command(

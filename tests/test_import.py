@@ -220,7 +220,7 @@ print(json.dumps([shapes, list(dataset[0][0].shape)]))
 def test_a_worker_of_generate_loads_little() -> None:
     code = """
 import json, sys
-from fastpipe.generation.processes import serve
+from fastpipe.generation.workers import serve
 heavy = {"torch", "h5py", "joblib", "cloudpickle", "threadpoolctl", "rich", "PIL", "tensorflow"}
 print(json.dumps(sorted(heavy & set(sys.modules))))
 """

@@ -1,19 +1,6 @@
-"""Samples that a function makes: by all cores, stored once, never lost; and results that are kept.
+"""Make samples with a function on all cores and store each once; keep the results of functions.
 
-=====================================  =====================================================
-``public``                             ``generate`` and ``probe``; ``asked``: their arguments, checked
-``generating`` ``outcome``             one call, from what is there to the last name; what came of it
-``first`` ``form``                     the first row; columns of samples
-``seeds``                              a row's own random numbers
-``making`` ``blocks`` ``work``         rows made by the function, as arrays; what a worker runs
-``crews`` ``processes`` ``limits``     who makes blocks: this thread, threads, processes, a cluster
-``scheduling`` ``interrupts``          blocks in flight; Ctrl-C
-``layout`` ``storing`` ``journal``     where rows are in the files; writing them; what is done
-``job`` ``finishing``                  whether it is the same job; the structure around the rows
-``probing`` ``reporting``              a look before; how far it is
-``memoizing`` ``entries`` ``values``   results that are kept, in files, without pickle
-``fingerprints`` ``code_version``      by arguments, data and code; ``sealing``: where pickle is asked for
-=====================================  =====================================================
+``public`` has ``generate`` and ``probe``, ``memoized`` has ``memoize``.  ARCHITECTURE.md has the map.
 """
 
 from __future__ import annotations
@@ -23,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 from fastpipe.core.extras import load_part, load_rich
 
 if TYPE_CHECKING:
-    from fastpipe.generation.memoizing import memoize
-    from fastpipe.generation.outcome import Generated
-    from fastpipe.generation.probing import ProbeReport
+    from fastpipe.generation.estimate import ProbeReport
+    from fastpipe.generation.memoized import memoize
     from fastpipe.generation.public import generate, probe
+    from fastpipe.generation.run import Generated
 
 __all__ = ["Generated", "ProbeReport", "generate", "memoize", "probe"]
 
 # Loaded when first used: a worker that starts loads none of them.  No module has the name of a function: it
 # would be in that one's place.
 _WHERE = {
-    "Generated": "outcome",
-    "ProbeReport": "probing",
+    "Generated": "run",
+    "ProbeReport": "estimate",
     "generate": "public",
-    "memoize": "memoizing",
+    "memoize": "memoized",
     "probe": "public",
 }
 

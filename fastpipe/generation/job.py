@@ -1,4 +1,4 @@
-"""What a job is, and whether what is there already is of the same."""
+"""What a job is, whether what is there already is of the same, and the folder in which its files grow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,28 +17,18 @@ import numpy as np
 from fastpipe.core.extras import require
 from fastpipe.core.files import require_regular
 from fastpipe.errors import GenerationError, OptionError
-from fastpipe.generation.code_version import changed, code_name, code_version
-from fastpipe.generation.form import Form
-from fastpipe.generation.journal import JOURNAL
-from fastpipe.generation.making import Policy
-from fastpipe.generation.storing import Stored
-from fastpipe.generation.work import FUNCTION
+from fastpipe.generation.code import changed
+from fastpipe.generation.columns import Schema
+from fastpipe.generation.rows import Policy
+from fastpipe.generation.storage import JOURNAL, Stored
+from fastpipe.generation.workers import FUNCTION
 from fastpipe.hdf5.growing import LOCK, GrowingFolder, has_empty_lock
 
-__all__ = [
-    "Finished",
-    "Folder",
-    "Job",
-    "differences",
-    "job_named",
-    "paths_of",
-    "shard_path",
-]
+__all__ = ["Finished", "Folder", "Job", "differences", "paths_of", "shard_path", "versions"]
 
 _FORMAT = 1
 _ATTRIBUTE = "fastpipe_generation"
-_SHARD_DIGITS = 5
-_OWN_SUFFIXES = (".data", ".spool", ".part", ".h5", ".unfinished")
+_OWN_SUFFIXES = (".data", ".spool", ".h5", ".unfinished")
 
 
 @dataclass(frozen=True)
@@ -47,9 +37,9 @@ class Job:
 
     Attributes:
         function, code, parts: the function's name, and its version as of `code_version`.
-        seed, rows, form: as given, and learned.
+        seed, rows, schema: as given, and learned.
         columns, chunk_rows, max_bytes, policy, seeds_globals: as given.
-        shard_rows: rows of a file, at most; None of all in one.
+        shard_rows: rows of a file, at most; None for all in one.
         batch_rows: rows of a call of ``batch``; 0 without.
         versions: of what had a hand in it.
         extends: rows that come from files which are there already.
@@ -60,7 +50,7 @@ class Job:
     parts: Mapping[str, str]
     seed: int
     rows: int
-    form: Form
+    schema: Schema
     columns: str
     chunk_rows: int | None
     max_bytes: int | None
@@ -73,7 +63,8 @@ class Job:
 
     def as_json(self) -> dict[str, Any]:
         """For the journal."""
-        return {"format": _FORMAT, **self.__dict__, "parts": dict(self.parts), "form": self.form.as_json(),
+        values = {name: value for name, value in self.__dict__.items() if name != "schema"}
+        return {"format": _FORMAT, **values, "parts": dict(self.parts), "form": self.schema.as_json(),
                 "versions": dict(self.versions)}  # fmt: skip
 
     @classmethod
@@ -85,15 +76,15 @@ class Job:
         """
         if content.get("format") != _FORMAT:
             raise GenerationError("it was made by another version of fastpipe")
-        values = {name: value for name, value in content.items() if name != "format"}
-        return cls(**{"parts": {}, "extends": 0, **values, "form": Form.from_json(values["form"])})
+        values = {name: value for name, value in content.items() if name not in ("format", "form")}
+        return cls(**{"parts": {}, "extends": 0, **values, "schema": Schema.from_json(content["form"])})
 
     def attributes(self, rows: range, skipped: Sequence[int], nan_rows: int) -> dict[str, Any]:
-        """Of a finished file: what it is of, for people and for whoever extends it.
+        """Return the attributes of a finished file, for people and for extending it.
 
         Args:
-            rows: the first, and the one behind the last.
-            skipped: those of them that it has not.
+            rows: of the file.
+            skipped: those of them that it lacks.
             nan_rows: how many of the job's rows have a NaN.
         """
         content = self.as_json()
@@ -116,14 +107,8 @@ class Job:
         return found
 
 
-def job_named(function: Callable[..., Any]) -> tuple[str, str, dict[str, str]]:
-    """A function's name, its version, and what that is made of."""
-    version = code_version(function)
-    return code_name(function), version.digest, dict(version.parts)
-
-
 def versions() -> dict[str, str]:
-    """Of what had a hand in the rows, and in the file."""
+    """Return the versions of what has a hand in the rows, and in the file."""
     h5py = require("h5py", extra="generation")
     return {
         "python": platform.python_version(),
@@ -134,12 +119,14 @@ def versions() -> dict[str, str]:
 
 
 def differences(one: Job, wanted: Job) -> list[str]:
-    """In what a job that is there differs from one that is asked for, but for the number of rows."""
+    """Say in what a job that is there differs from the wanted one, but for the number of rows."""
     found = []
     if one.code != wanted.code:
         what = changed(one.parts, wanted.parts) if one.parts else []
         found.append(
-            f"the function has changed ({'; '.join(what[:4])})" if what else "the function is another"
+            f"the function has changed ({'; '.join(what[:4])})"
+            if what
+            else "the function is another, or the version of Python or of a package is"
         )
     for name, words in (
         ("seed", "seed"), ("seeds_globals", "seed_globals"), ("columns", "columns"),
@@ -152,12 +139,12 @@ def differences(one: Job, wanted: Job) -> list[str]:
 
 
 def shard_path(out: Path, number: int, count: int) -> Path:
-    """A file's name: ``out`` of a single one, else with a number."""
-    return out if count == 1 else out.with_name(f"{out.stem}-{number:0{_SHARD_DIGITS}d}{out.suffix}")
+    """Return a file's name: ``out`` of a single one, else with a number."""
+    return out if count == 1 else out.with_name(f"{out.stem}-{number:05d}{out.suffix}")
 
 
 def paths_of(out: Path) -> tuple[Path, ...]:
-    """The files that are there under a name, or under that with numbers."""
+    """Return the files that are there under a name, or under that with numbers."""
     if os.path.lexists(out):
         return (out,)
     found: list[Path] = []
@@ -171,7 +158,7 @@ class Finished:
     """Finished files.
 
     Attributes:
-        paths: they, in the order of their rows.
+        paths: in the order of their rows.
         job: what they are of.
         skipped: rows that are in none of them.
         nan_rows: how many rows have a NaN.
@@ -184,7 +171,7 @@ class Finished:
 
     @classmethod
     def at(cls, out: Path) -> Finished | None:
-        """The files of a name; None if there are none.
+        """Return the files of a name; None if there are none.
 
         Raises:
             OptionError: there is something else.
@@ -210,10 +197,13 @@ def _head(path: Path) -> dict[str, Any]:
     """The attributes of a finished file."""
     h5py = require("h5py", extra="generation")
     try:
-        require_regular(path, os.stat(path))  # the library would wait for who writes to a fifo
+        require_regular(path, os.stat(path))  # the library would wait for a writer of a fifo
         with h5py.File(path, "r") as file:
-            found = {name: file.attrs[name] for name in (_ATTRIBUTE, "first_row", "last_row", "nan_rows")}
-            skipped = file.attrs.get("skipped", np.zeros(0, np.int64)).tolist()
+            found: dict[str, Any] = {
+                name: int(file.attrs[name]) for name in ("first_row", "last_row", "nan_rows")
+            }
+            found[_ATTRIBUTE] = str(file.attrs[_ATTRIBUTE])
+            found["skipped"] = file.attrs.get("skipped", np.zeros(0, np.int64)).tolist()
     except (OSError, KeyError) as error:
         # HDF5's own have no number, and what is no file has this one.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
@@ -221,8 +211,7 @@ def _head(path: Path) -> dict[str, Any]:
         raise OptionError(
             f"{path} exists, and fastpipe.generate has not made it; name another file, or remove it"
         ) from None
-    rows = {name: int(found[name]) for name in ("first_row", "last_row", "nan_rows")}
-    return {_ATTRIBUTE: str(found[_ATTRIBUTE]), **rows, "skipped": skipped}
+    return found
 
 
 class Folder(GrowingFolder):
@@ -246,19 +235,13 @@ class Folder(GrowingFolder):
                 os.unlink(self.folder / name)
 
     def tidy(self, blocks: Sequence[Stored]) -> None:
-        """Remove what was written and not noted: where the disk was full, it is still.
-
-        Args:
-            blocks: noted ones.
-        """
+        """Remove what was written and is not in the journal: where the disk was full, it is still."""
         ends: dict[str, int] = {}
         for spooled in (spooled for one in blocks for spooled in one.spooled):
             ends[spooled.file] = max(ends.get(spooled.file, 0), spooled.begin + spooled.nbytes)
         for name in os.listdir(self.folder):
-            if name.endswith((".part", ".unfinished")) or (name.endswith(".spool") and name not in ends):
-                # A task of an earlier call may still write on another machine, and rename or remove its file.
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self.folder / name)
+            if name.endswith(".unfinished") or (name.endswith(".spool") and name not in ends):
+                os.unlink(self.folder / name)
             elif name in ends:
                 os.truncate(self.folder / name, ends[name])
 

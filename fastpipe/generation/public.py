@@ -11,18 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fastpipe.generation.asked import Asked
-from fastpipe.generation.crews import Kind
-from fastpipe.generation.first import first_row
-from fastpipe.generation.form import Columns
-from fastpipe.generation.generating import Generation
-from fastpipe.generation.making import Policy
-from fastpipe.generation.outcome import Generated
-from fastpipe.generation.probing import Probe, ProbeReport
-from fastpipe.generation.reporting import Report
-from fastpipe.generation.work import Task
+from fastpipe.generation.columns import Columns
+from fastpipe.generation.estimate import Probe, ProbeReport
+from fastpipe.generation.progress import Report
+from fastpipe.generation.rows import Policy
+from fastpipe.generation.run import Generated, Options, Run, first_row
+from fastpipe.generation.workers import Kind
 
-__all__ = ["Generated", "generate"]
+__all__ = ["generate", "probe"]
 
 
 def generate(
@@ -97,12 +93,12 @@ def generate(
     >>> folder.cleanup()
     """
     begun = time.monotonic()
-    asked = Asked(
+    options = Options(
         fn, operator.index(n), Path(out).absolute(), operator.index(seed), workers, executor, columns,
         None if chunk_rows == "auto" else chunk_rows, resume, probe, max_bytes, bad_samples, seed_globals,
     )  # fmt: skip
-    with Report(Path(out).name, asked.rows, is_shown=progress) as report:
-        made = Generation(asked, report).run()
+    with Report(Path(out).name, options.rows, is_shown=progress) as report:
+        made = Run(options, report).run()
         made = replace(made, seconds=time.monotonic() - begun)
         report.say(str(made))
     return made
@@ -136,7 +132,7 @@ def probe(
     >>> found.rows, found.row_nbytes, found.seconds > 0
     (1000, 800, True)
     """
-    asked = Asked(fn, n, Path(out), seed, workers, executor, columns, seeds_globals=seed_globals)
-    first = first_row(asked)
-    task = Task(fn, seed, first.form, first.batch_rows, "raise", seed_globals)
-    return Probe(task, n, first.row_nbytes, asked.most_workers, executor == "threads", asked.out).run()
+    options = Options(fn, n, Path(out), seed, workers, executor, columns, seeds_globals=seed_globals)
+    first = first_row(options)
+    task, are_threads = options.task(first.schema, first.batch_rows), executor == "threads"
+    return Probe(task, n, first.row_nbytes, options.most_workers, are_threads, options.out).run()

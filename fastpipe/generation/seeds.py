@@ -1,9 +1,9 @@
 """A row's own random numbers: a function of (seed, index) and of nothing else.
 
-Row ``i`` draws from ``np.random.default_rng([seed, i])``, so that whoever wants to make it again needs
-NumPy alone.  Making one takes 18 µs, most of which NumPy hashes the two numbers; here the hashes of many
-rows are computed at once, by the algorithm of ``np.random.SeedSequence`` (M. E. O'Neill, "Developing a
-seed_seq Alternative", 2015), and are compared with NumPy's own for each block.
+Row ``i`` draws from ``np.random.default_rng([seed, i])``, so that NumPy alone can make it again.  Making one
+takes 18 µs, most of which NumPy hashes the two numbers.  Here the hashes of many rows are computed at once,
+by the algorithm of ``np.random.SeedSequence`` (M. E. O'Neill, "Developing a seed_seq Alternative", 2015), and
+compared with NumPy's own for each block.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["RowGenerators", "globals_seeded", "row_generator", "row_generators"]
 UInt32Array = npt.NDArray[np.uint32]
 UInt64Array = npt.NDArray[np.uint64]
 
-_GLOBALS = threading.RLock()  # threads, also those of somebody's executor, share the global generators
+_GLOBALS = threading.RLock()  # threads, also those of an executor, share the global generators
 _FEW = 8  # so many are made sooner one by one
 _POOL = 4
 _INIT_A, _MULT_A, _INIT_B, _MULT_B = 0x43B0D7E5, 0x931E8875, 0x8B51F9DD, 0x58F38DED
@@ -33,22 +33,12 @@ _SHIFT, _MASK = np.uint32(16), 0xFFFFFFFF
 
 
 def row_generator(seed: int, index: int, attempt: int = 0) -> np.random.Generator:
-    """The generator of a row.
-
-    Args:
-        seed: of all rows.
-        index: the row's.
-        attempt: 0 for the first; a row that is tried again draws other numbers.
-    """
+    """Return the generator of a row; another attempt draws other numbers."""
     return np.random.default_rng([seed, index, attempt] if attempt else [seed, index])
 
 
 def row_generators(seed: int, indices: Sequence[int]) -> RowGenerators:
-    """The generators of rows, a block at a time.
-
-    Args:
-        seed: of all rows.
-        indices: the rows'.
+    """Return the generators of rows, a block at a time.
 
     >>> rows = row_generators(7, range(3))
     >>> rows[2].random() == np.random.default_rng([7, 2]).random()
@@ -56,10 +46,9 @@ def row_generators(seed: int, indices: Sequence[int]) -> RowGenerators:
     """
     if len(indices) < _FEW:
         return RowGenerators(row_generator(seed, int(index)) for index in indices)
-    words = _hashed(seed, indices)
     return RowGenerators(
-        np.random.Generator(np.random.PCG64(_Hashed(seed, index, row)))  # type: ignore[arg-type]
-        for index, row in zip(indices, words, strict=True)
+        np.random.Generator(np.random.PCG64(_Hashed(seed, index, words)))  # type: ignore[arg-type]
+        for index, words in zip(indices, _hashed(seed, indices), strict=True)
     )
 
 
@@ -99,11 +88,9 @@ class RowGenerators(Sequence[np.random.Generator]):
 
 @contextmanager
 def globals_seeded(seed: int, index: int, attempt: int = 0) -> Iterator[None]:
-    """Seed ``random``, ``np.random`` and, where it is loaded, torch for a row; put back what was there.  One
-    thread after another.
+    """Seed ``random``, ``np.random`` and, where it is loaded, torch for a row; restore them afterwards.
 
-    Args:
-        seed, index, attempt: as of `row_generator`.
+    Threads wait for each other.
     """
     torch = sys.modules.get("torch")
     first, second = row_generator(seed, index, attempt).integers(2**32, size=2).tolist()
@@ -152,41 +139,41 @@ def _hashed(seed: int, indices: Sequence[int]) -> UInt64Array:
     """What ``SeedSequence([seed, i]).generate_state(4, np.uint64)`` is for each ``i``: (B, 4)."""
     rows = np.asarray(indices, np.uint64)
     words = np.empty((len(rows), _POOL), np.uint64)
+    start = [seed & _MASK]  # in words of 32 bits, the lowest first
+    while seed >> 32 * len(start):
+        start.append(seed >> 32 * len(start) & _MASK)
     for is_long in (False, True):
         some = np.flatnonzero((rows > _MASK) == is_long)
         if len(some):
             low = (rows[some] & np.uint64(_MASK)).astype(np.uint32)
             high = [(rows[some] >> np.uint64(32)).astype(np.uint32)] if is_long else []
-            entropy = [np.full(len(some), word, np.uint32) for word in _words_of(seed)]
-            words[some] = _state(_pool([*entropy, low, *high]))
-    if len(rows):
-        # Should NumPy's algorithm ever become another one.
-        first = np.random.SeedSequence([seed, int(rows[0])]).generate_state(_POOL, np.uint64)
-        if not np.array_equal(first, words[0]):
-            own = (np.random.SeedSequence([seed, int(row)]) for row in rows)
-            words[:] = [one.generate_state(_POOL, np.uint64) for one in own]
+            words[some] = _state(
+                _pool([*(np.full(len(some), word, np.uint32) for word in start), low, *high])
+            )
+    # Should NumPy's algorithm ever become another one.
+    first = np.random.SeedSequence([seed, int(rows[0])]).generate_state(_POOL, np.uint64)
+    if not np.array_equal(first, words[0]):
+        own = (np.random.SeedSequence([seed, int(row)]) for row in rows)
+        words[:] = [one.generate_state(_POOL, np.uint64) for one in own]
     return words
 
 
-def _words_of(number: int) -> list[int]:
-    """A number in words of 32 bits, the lowest first."""
-    words = [number & _MASK]
-    while number := number >> 32:
-        words.append(number & _MASK)
-    return words
+class _Hash:
+    """One hash after another, each with a constant of its own."""
+
+    def __init__(self, constant: int, factor: int) -> None:
+        self._constant, self._factor = constant, factor
+
+    def __call__(self, value: UInt32Array) -> UInt32Array:
+        value = value ^ np.uint32(self._constant)
+        self._constant = self._constant * self._factor & _MASK
+        value = value * np.uint32(self._constant)
+        return value ^ (value >> _SHIFT)
 
 
 def _pool(entropy: list[UInt32Array]) -> list[UInt32Array]:
     """The mixed entropy of each row."""
-    constant = _INIT_A
-
-    def hashed(value: UInt32Array) -> UInt32Array:
-        nonlocal constant
-        value = value ^ np.uint32(constant)
-        constant = constant * _MULT_A & _MASK
-        value = value * np.uint32(constant)
-        found: UInt32Array = value ^ (value >> _SHIFT)
-        return found
+    hashed = _Hash(_INIT_A, _MULT_A)
 
     def mixed(one: UInt32Array, other: UInt32Array) -> UInt32Array:
         result: UInt32Array = _MIX_L * one - _MIX_R * other
@@ -206,10 +193,6 @@ def _pool(entropy: list[UInt32Array]) -> list[UInt32Array]:
 
 def _state(pool: list[UInt32Array]) -> UInt64Array:
     """Four words of 64 bits for each row: (B, 4)."""
-    constant, words = _INIT_B, np.empty((len(pool[0]), 2 * _POOL), np.uint32)
-    for at in range(2 * _POOL):
-        value = pool[at % _POOL] ^ np.uint32(constant)
-        constant = constant * _MULT_B & _MASK
-        value = value * np.uint32(constant)
-        words[:, at] = value ^ (value >> _SHIFT)
+    hashed = _Hash(_INIT_B, _MULT_B)
+    words = np.stack([hashed(pool[at % _POOL]) for at in range(2 * _POOL)], axis=1)
     return words.astype("<u4").view("<u8").astype(np.uint64)

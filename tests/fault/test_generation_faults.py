@@ -20,13 +20,13 @@ from typing import Any
 
 import h5py
 import numpy as np
-import psutil
 import pytest
+from scripts import Started, children, has_ended
 
 import fastpipe
 from fastpipe.cli import main
 from fastpipe.errors import GenerationError, OptionError
-from fastpipe.generation import Generated, generate, scheduling
+from fastpipe.generation import Generated, generate, schedule
 
 N = 30
 RAGGED = {"columns": {"r": ("int64", (None,))}}
@@ -80,8 +80,8 @@ def content(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduling.Schedule, "_block_rows", lambda self: 4)
-    monkeypatch.setattr(scheduling, "_COMMIT_S", -1.0)
+    monkeypatch.setattr(schedule.Schedule, "_block_rows", lambda self: 4)
+    monkeypatch.setattr(schedule, "_COMMIT_S", -1.0)
 
 
 def unfinished(fn: Callable[..., Any], folder: Path, at: int = 26, **options: Any) -> Path:
@@ -684,9 +684,9 @@ def test_nothing_is_asked_where_nothing_was_made(tmp_path: Path) -> None:
 _INTERRUPTED = """
 import os, signal, sys
 import numpy as np
-from fastpipe.generation import finishing, generate, generating, scheduling
+from fastpipe.generation import files, generate, run, schedule
 
-scheduling._BLOCK_S, scheduling._COMMIT_S = 0.02, 0.0
+schedule._BLOCK_S, schedule._COMMIT_S = 0.02, 0.0
 who = sys.argv[1]
 options = {"threads": {"executor": "threads", "workers": 2}}.get(who) or {"workers": int(who)}
 
@@ -707,11 +707,11 @@ def sample(index, rng):
 
 stuck = os.environ["STUCK"]
 if stuck == "finish" and not os.path.exists("go"):
-    really = finishing._write_ragged
+    really = files._write_ragged
     def interrupted(*arguments):
         os.kill(os.getpid(), signal.SIGINT)
         return really(*arguments)
-    finishing._write_ragged = interrupted
+    files._write_ragged = interrupted
 if stuck == "handled":
     signal.signal(signal.SIGINT, lambda number, frame: open("handled", "w").close())
 generate(sample, 800, "x.h5", seed=0, columns={"r": ("int64", (None,))}, **options)
@@ -726,21 +726,21 @@ class Script:
         self.folder, self.out, self._who, self._stuck = folder, folder / "x.h5", who, stuck
         (folder / "script.py").write_text(_INTERRUPTED)
 
-    def start(self) -> subprocess.Popen[str]:
-        return subprocess.Popen(
+    def start(self) -> Started:
+        return Started(
             [sys.executable, "script.py", self._who], cwd=self.folder,
             env={**environment(), "STUCK": self._stuck},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
     @staticmethod
-    def wait(process: subprocess.Popen[str], when: Callable[[], bool]) -> list[psutil.Process]:
+    def wait(process: subprocess.Popen[str], when: Callable[[], bool]) -> list[int]:
         """Until something is so; the workers then."""
         while not when():
             assert process.poll() is None, process.communicate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.001)
-        return psutil.Process(process.pid).children()
+        return children(process.pid)
 
     def finish(self) -> bytes:
         (self.folder / "go").touch()
@@ -784,8 +784,7 @@ def test_an_interrupt_lets_be_finished_what_is_begun(
         row = int(begun.name[4:])
         assert any(first <= row < last for first, last in noted(script.out))
     assert "Traceback" in errors and "FileNotFound" not in errors
-    for worker in workers:
-        assert not worker.is_running()
+    assert all(map(has_ended, workers))
     assert script.finish() == reference
 
 
@@ -807,8 +806,7 @@ def test_a_second_interrupt_waits_for_nothing(tmp_path: Path, who: str, stuck: s
         assert told_rows(errors) == noted_rows(script.out) > 0
     else:
         assert sorted(path.name for path in tmp_path.iterdir()) == ["script.py", "stuck"]
-    for worker in workers:
-        assert not worker.is_running()
+    assert all(map(has_ended, workers))
     assert script.finish() == reference
 
 

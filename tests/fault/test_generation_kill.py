@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
+from scripts import Started, children, parent, wait_until_ended
 
 import fastpipe
 from fastpipe.errors import GenerationError
-from fastpipe.generation import Generated, generate, processes, scheduling
+from fastpipe.generation import Generated, generate, schedule, workers
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="run it on Linux, which has SIGKILL and /proc"
@@ -83,9 +83,9 @@ JOBS: dict[str, tuple[Callable[..., Any], dict[str, Any], int]] = {
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of seven rows, each noted at once: the calls to the system come in one order."""
-    monkeypatch.setattr(scheduling.Schedule, "_block_rows", lambda self: 7)
-    monkeypatch.setattr(scheduling, "_COMMIT_S", -1.0)
-    monkeypatch.setattr("fastpipe.generation.first._MOST_BATCH_ROWS", 4)
+    monkeypatch.setattr(schedule.Schedule, "_block_rows", lambda self: 7)
+    monkeypatch.setattr(schedule, "_COMMIT_S", -1.0)
+    monkeypatch.setattr("fastpipe.generation.run._MOST_BATCH_ROWS", 4)
 
 
 def made(job: str, out: Path, n: int = N, **options: Any) -> Generated:
@@ -403,9 +403,9 @@ _SCRIPT = """
 # No guard: workers do not run it again.
 import os, signal, sys
 import numpy as np
-from fastpipe.generation import generate, generating, scheduling
+from fastpipe.generation import generate, run, schedule
 
-scheduling._COMMIT_S, scheduling._BLOCK_S = 0.0, 0.02
+schedule._COMMIT_S, schedule._BLOCK_S = 0.0, 0.02
 kind, rows, die_at = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 left = die_at
 
@@ -428,7 +428,7 @@ def armed(step):
     return instead
 
 if die_at:
-    generating.finish, generating.name_files = armed(generating.finish), armed(generating.name_files)
+    run.finish, run.name_files = armed(run.finish), armed(run.name_files)
 
 def sample(index, rng):
     x = rng.normal(size=(24, 24)).astype("f4")
@@ -456,8 +456,8 @@ class _Runs:
         self.out = folder / "x.h5"
         (folder / "script.py").write_text(_SCRIPT.replace("STEPS", str(steps)))
 
-    def start(self, rows: int, die_at: int = 0) -> subprocess.Popen[str]:
-        return subprocess.Popen(
+    def start(self, rows: int, die_at: int = 0) -> Started:
+        return Started(
             [sys.executable, "script.py", self._kind, str(rows), str(die_at)], cwd=self.folder,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**os.environ, "PYTHONPATH": str(Path(fastpipe.__file__).parents[1])},
@@ -469,18 +469,16 @@ class _Runs:
             workers = self.wait(process, when)
             process.kill()
             code = process.wait()
-            _gone(workers)
+            wait_until_ended(workers)
             assert code in (0, -signal.SIGKILL), process.stderr and process.stderr.read()
         return code != 0
 
-    def wait(self, process: subprocess.Popen[str], when: Callable[[], bool]) -> list[psutil.Process]:
+    def wait(self, process: subprocess.Popen[str], when: Callable[[], object]) -> list[int]:
         """Until something is so; the workers then."""
         while process.poll() is None and not when():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.001)
-        with contextlib.suppress(psutil.NoSuchProcess):
-            return psutil.Process(process.pid).children()
-        return []
+        return children(process.pid)
 
     def finish(self, rows: int, die_at: int = 0) -> int:
         """Run to its end; its exit code."""
@@ -495,14 +493,6 @@ class _Runs:
         names = {path.name for path in self.folder.iterdir()} - {"script.py"}
         assert all(name.startswith("x") and name.endswith(".h5") for name in names)
         return {name: hashlib.sha256((self.folder / name).read_bytes()).hexdigest() for name in names}
-
-
-def _gone(workers: list[psutil.Process]) -> None:
-    """Workers end with their parent, whatever they do at the time; nobody may be there to wait for them."""
-    for worker in workers:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            while worker.status() != psutil.STATUS_ZOMBIE:
-                pass
 
 
 @pytest.mark.parametrize(
@@ -546,7 +536,7 @@ def test_workers_end_with_their_parent_even_in_a_row_without_end(tmp_path: Path,
         "import os\nfrom fastpipe.generation import generate\n"
         "def sample(index, rng):\n"
         "    if index and os.getpid() != parent:\n"
-        "        print(os.getpid(), flush=True)\n"
+        "        os.write(1, f'{os.getpid()}\\n'.encode())  # in one piece, unlike print() without a buffer\n"
         "        while True:\n"
         "            pass\n"
         "    return {'x': index}\n"
@@ -554,16 +544,15 @@ def test_workers_end_with_their_parent_even_in_a_row_without_end(tmp_path: Path,
         f"generate(sample, 100, {str(tmp_path / 'x.h5')!r}, seed=0, workers=2)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(fastpipe.__file__).parents[1])}
-    with subprocess.Popen(
+    with Started(
         [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
         assert process.stdout is not None
-        pids = {int(process.stdout.readline()) for _ in range(2)}
-        workers = [psutil.Process(pid) for pid in pids]
-        assert {one.pid for one in psutil.Process(process.pid).children()} == pids
+        workers = {int(process.stdout.readline()) for _ in range(2)}
+        assert [parent(worker) for worker in workers] == [process.pid] * 2
         process.send_signal(how)
         assert process.wait() == -how
-        _gone(workers)
+        wait_until_ended(workers)
 
 
 # ---- workers that die ---------------------------------------------------------------------------
@@ -577,11 +566,11 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path: Path) -> None:
     with runs.start(400) as process:
         workers = runs.wait(process, lambda: noted_rows(runs.out) > 60)
         assert len(workers) == 2
-        workers[0].kill()
-        again = runs.wait(process, lambda: set(psutil.Process(process.pid).children()) - set(workers))
+        os.kill(workers[0], signal.SIGKILL)
+        again = runs.wait(process, lambda: set(children(process.pid)) - set(workers))
         new = [one for one in again if one not in workers]
         assert new
-        new[0].kill()
+        os.kill(new[0], signal.SIGKILL)
         assert process.wait() == 0, process.stderr and process.stderr.read()
     assert runs.content() == reference.content()
 
@@ -698,7 +687,7 @@ def test_workers_that_cannot_be_started_again(tmp_path: Path, monkeypatch: pytes
             os._exit(1)
         return {"x": index}
 
-    monkeypatch.setattr(processes.subprocess, "Popen", popen)
+    monkeypatch.setattr(workers.subprocess, "Popen", popen)
     with pytest.raises((GenerationError, OSError), match=r"Resource temporarily unavailable.* rows are kept"):
         generate(sample, N, tmp_path / "x.h5", workers=2, seed=0, progress=False)
 
@@ -715,7 +704,7 @@ def test_workers_that_cannot_be_started_at_all(tmp_path: Path, monkeypatch: pyte
     def sample(index: int, rng: np.random.Generator) -> dict[str, Any]:
         return {"x": index}
 
-    monkeypatch.setattr(processes.subprocess, "Popen", popen)
+    monkeypatch.setattr(workers.subprocess, "Popen", popen)
     with pytest.raises(OSError, match="Resource temporarily unavailable; 0 of 60 rows are kept"):
         generate(sample, N, tmp_path / "x.h5", workers=4, seed=0, progress=False)
     monkeypatch.undo()

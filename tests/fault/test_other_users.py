@@ -25,7 +25,7 @@ from fastpipe.cli import main
 from fastpipe.core.files import open_output, who_else_may_write, write_whole
 from fastpipe.core.private_folder import made_folder
 from fastpipe.errors import OptionError, StageError, VolumeError
-from fastpipe.generation import generating
+from fastpipe.generation import run
 from fastpipe.hdf5 import growing
 from fastpipe.hdf5 import partial as partial_module
 from fastpipe.sampling import Grid
@@ -313,7 +313,7 @@ def test_what_another_user_puts_there_while_a_copy_grows(
         for name in ("lock", "data.h5", "00000.data", "array.npy"):
             (place / "forged" / name).write_bytes(b"forged")
         (place / "forged" / "array").mkdir()
-    for module in (partial_module, unfinished, stitching, generating):
+    for module in (partial_module, unfinished, stitching, run):
         monkeypatch.setattr(module, "opened_folder", opened_folder)
     last[0] = place / way.split()[0]
     with pytest.raises(OptionError) as raised:

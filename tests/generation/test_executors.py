@@ -21,8 +21,8 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from fastpipe.errors import GenerationError, OptionError
-from fastpipe.generation import Generated, generate, scheduling
-from fastpipe.generation.limits import OneThreadEach
+from fastpipe.generation import Generated, generate, schedule
+from fastpipe.generation.workers import OneThreadEach
 
 _N = 700
 _RAGGED = {"r": ("int64", (None,))}
@@ -31,8 +31,8 @@ _RAGGED = {"r": ("int64", (None,))}
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So many blocks that they come in another order each time, and begin elsewhere."""
-    monkeypatch.setattr(scheduling, "_BLOCK_S", 0.01)
-    monkeypatch.setattr(scheduling, "_LEAST_BLOCK_S", 0.001)
+    monkeypatch.setattr(schedule, "_BLOCK_S", 0.01)
+    monkeypatch.setattr(schedule, "_LEAST_BLOCK_S", 0.001)
 
 
 def made(fn: Callable[..., Any], path: Path, n: int = _N, **options: Any) -> Generated:
@@ -276,30 +276,7 @@ def test_a_row_that_raises_elsewhere_is_named(tmp_path: Path, index: int, elsewh
     assert {path.name for path in tmp_path.iterdir()} == {"x.h5", "mended"}
 
 
-def test_a_file_that_an_earlier_task_renames_meanwhile_ends_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def sample(index: int, rng: np.random.Generator) -> dict[str, Any]:
-        if index == 20 and not (tmp_path / "mended").exists():
-            raise KeyError("scene")
-        return {"x": np.float32(index)}
-
-    real = os.listdir
-
-    def listdir(path: Any) -> list[str]:
-        return [*real(path), "20-30-0.part.unfinished"] if str(path).endswith(".partial") else real(path)
-
-    with ThreadPoolExecutor(1) as pool:
-        with pytest.raises(GenerationError, match="row 20 failed"):
-            made(sample, tmp_path / "x.h5", 40, executor=pool)
-        (tmp_path / "mended").touch()
-        monkeypatch.setattr(os, "listdir", listdir)  # the file is gone when it is to be removed
-        found = made(sample, tmp_path / "x.h5", 40, executor=pool)
-    with h5py.File(found.paths[0]) as file:
-        assert file["x"][:].tolist() == list(range(40))
-
-
-def test_a_failed_first_row_of_a_block_leaves_an_empty_part(tmp_path: Path) -> None:
+def test_a_failed_first_row_of_a_block_leaves_an_empty_block(tmp_path: Path) -> None:
     def sample(index: int, rng: np.random.Generator) -> dict[str, Any]:
         if index and not (tmp_path / "mended").exists():
             raise KeyError("scene")

@@ -20,8 +20,8 @@ import pytest
 
 from fastpipe import memoize
 from fastpipe.core.private_folder import PrivateFolder
-from fastpipe.generation import entries, sealing
-from fastpipe.generation.entries import Entries, Header
+from fastpipe.generation import store
+from fastpipe.generation.store import Entries, Header
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -88,7 +88,7 @@ def test_it_may_be_cut_off_or_longer(fn: Any, folder: Path, warned: Any) -> None
 def test_sizes_that_lie_ask_for_no_memory(folder: Path, warned: Any) -> None:
     kept = memoize(plain, dir=folder)
     kept()
-    for place in (24, 32, 40):
+    for place in (56, 64):
         for size in (2**63, 2**64 - 1, 2**40):
             content = bytearray(_entry(folder).read_bytes())
             content[place : place + 8] = size.to_bytes(8, "little")
@@ -96,13 +96,13 @@ def test_sizes_that_lie_ask_for_no_memory(folder: Path, warned: Any) -> None:
 
 
 def _sealed_anew(content: bytes) -> bytes:
-    return content[:-32] + hashlib.sha256(content[:-32]).digest()
+    return content[:24] + hashlib.sha256(content[16:24] + content[56:]).digest() + content[56:]
 
 
 def test_another_format_is_not_read(folder: Path, warned: Any) -> None:
     kept = memoize(plain, dir=folder)
     kept()
-    content = _entry(folder).read_bytes().replace(b"fastpipe memo 1\n", b"fastpipe memo 2\n")
+    content = _entry(folder).read_bytes().replace(b"fastpipe memo 2\n", b"fastpipe memo 1\n")
     _check_made_anew(kept, folder, _sealed_anew(content), warned)
     _entry(folder).write_bytes(_sealed_anew(content))
     kept()
@@ -136,10 +136,10 @@ def test_what_is_kept_aside_is_bounded(folder: Path) -> None:
     for number in range(15):
         _entry(folder).write_bytes(b"%d" % number)
         kept()
-    aside = {path.name.rpartition("-")[2]: path.read_bytes() for path in folder.glob("*.corrupt-*")}
-    assert aside == {str(n + 1): b"%d" % n for n in range(8)} | {"9": b"14"}
+    (aside,) = folder.glob("*.corrupt")
+    assert aside.read_bytes() == b"14"
     assert kept.clear() == 1
-    assert len(list(folder.glob("*.corrupt-*"))) == 9
+    assert list(folder.iterdir()) == [aside]
 
 
 @pytest.mark.parametrize("what", ["fifo", "link", "nowhere", "folder", "closed"])
@@ -187,8 +187,8 @@ def _forge(folder: Path, content: Any, mark: Path) -> None:
     name, key = _entry(folder).name, _entry(folder).name[-37:-5]
     with PrivateFolder(folder) as opened:
         sizes = (folder / name).read_bytes()
-        length = int.from_bytes(sizes[24:32], "little")
-        header = Header(**entries.json.loads(sizes[80 : 80 + length]))
+        length = int.from_bytes(sizes[56:64], "little")
+        header = Header(**store.json.loads(sizes[72 : 72 + length]))
         assert header.key == key
         Entries(opened, header.name).store(header, content, pickled=True)
     assert not mark.exists()
@@ -207,7 +207,7 @@ def test_a_forged_pickle_is_never_loaded(
     entry = _entry(folder)
     content = entry.read_bytes()
     if seal == "none":
-        content = content[:-32] + bytes(32)
+        content = content[:24] + bytes(32) + content[56:]
     elif seal == "a checksum's":
         content = _sealed_anew(content)
     elif seal == "as if plain":
@@ -218,7 +218,7 @@ def test_a_forged_pickle_is_never_loaded(
     warning = warned()[0]
     if allowed or seal == "as if plain":
         assert "seal is" in warning and "kept as" in warning
-        assert (folder / f"{entry.name}.corrupt-1").read_bytes() == content
+        assert (folder / f"{entry.name}.corrupt").read_bytes() == content
     else:
         assert "pass pickle=True" in warning
 
@@ -238,7 +238,7 @@ def test_without_a_key_of_the_users_own_nothing_is_unpickled(
     kept = memoize(pickled, dir=folder, pickle=True)
     kept()
     content = _entry(folder).read_bytes()
-    key = sealing.key_path()
+    key = store.key_path()
     secret = key.read_bytes()
     assert key == tmp_path / "config" / "fastpipe" / "memoize.key" and len(secret) == 32
 
@@ -271,13 +271,13 @@ def test_without_a_key_of_the_users_own_nothing_is_unpickled(
 
 def test_all_processes_have_one_key(forked: Any) -> None:
     begin, end = os.pipe()
-    pids = [forked(lambda: os.write(end, sealing.sealing_key()) and None) for _ in range(8)]
+    pids = [forked(lambda: os.write(end, store.sealing_key()) and None) for _ in range(8)]
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
     found = os.read(begin, 1000)
     os.close(begin)
     os.close(end)
     assert codes == [0] * 8
-    assert found == sealing.sealing_key() * 8
+    assert found == store.sealing_key() * 8
 
 
 def test_a_package_that_is_gone(
@@ -296,7 +296,7 @@ def test_a_package_that_is_gone(
     sys.path_importer_cache.pop(str(tmp_path), None)
     assert kept() == {}
     (message,) = warned()
-    assert "ModuleNotFoundError" in message and "corrupt-1" in message
+    assert "ModuleNotFoundError" in message and ".corrupt" in message
 
 
 @pytest.mark.slow
@@ -326,7 +326,7 @@ print(memoize(train, dir="kept")())
         said.append(run.stdout.splitlines())
     assert said[0] == said[1] == ["tensor(1.)"]
     assert "pip install 'fastpipe[torch]'" in said[2][0] and said[2][1:] == ["[]"]
-    assert len(list(folder.glob("*.corrupt-1"))) == 1
+    assert len(list(folder.glob("*.corrupt"))) == 1
 
 
 # ---- what cannot be written ------------------------------------------------------------------------
@@ -382,7 +382,7 @@ def test_a_file_system_without_locks(folder: Path, warned: Any, monkeypatch: pyt
     def fail(descriptor: int, how: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("fastpipe.generation.entry_locks.fcntl.flock", fail)
+    monkeypatch.setattr("fastpipe.generation.store.fcntl.flock", fail)
     kept = memoize(plain, dir=folder)
     assert _is_right(kept()) and _is_right(kept())
     assert "two processes may compute the same" in warned()[0]

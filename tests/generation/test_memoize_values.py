@@ -16,23 +16,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fastpipe import memoize
-from fastpipe.generation.values import Blob, NotStorableError, decode, encode
+from fastpipe.generation.store import NotStorableError, decode, encode
 
 
-class _InMemory:
-    def __init__(self, blobs: list[Blob]) -> None:
-        self._blobs = [bytes(blob) for blob in blobs]
-
-    def nbytes(self, number: int) -> int:
-        return len(self._blobs[number])
-
-    def into(self, number: int, memory: memoryview) -> None:
-        memory[:] = self._blobs[number]
+def _read(blobs: list[Any]) -> list[Any]:
+    return [np.frombuffer(bytearray(blob), np.uint8) for blob in blobs]
 
 
 def _again(value: Any) -> Any:
     tree, blobs = encode(value)
-    return decode(json.loads(json.dumps(tree, allow_nan=False)), _InMemory(blobs))
+    return decode(json.loads(json.dumps(tree, allow_nan=False)), _read(blobs))
 
 
 def check_same(one: Any, other: Any) -> None:
@@ -170,12 +163,12 @@ def test_a_tree_that_does_not_fit_asks_for_no_memory() -> None:
     kind, words, _, is_fortran, blob = tree["value"]
     for shape in ([2**40], [4], [-3], [3, 2**50]):
         with pytest.raises(ValueError, match="bytes"):
-            decode({**tree, "value": [kind, words, shape, is_fortran, blob]}, _InMemory(blobs))
-    with pytest.raises(ValueError, match=r"object|bytes"):
-        decode({**tree, "value": [kind, "'|O'", [3], is_fortran, blob]}, _InMemory(blobs))
+            decode({**tree, "value": [kind, words, shape, is_fortran, blob]}, _read(blobs))
+    with pytest.raises(ValueError, match="object"):
+        decode({**tree, "value": [kind, "'|O'", [3], is_fortran, blob]}, _read(blobs))
     for node in (["loaded"], ["_init__"], {"a": 1}, ["tensors"]):
         with pytest.raises(ValueError, match=r"kind|node"):
-            decode({"value": node, "tensors": None}, _InMemory([]))
+            decode({"value": node, "tensors": None}, [])
 
 
 # ---- torch -----------------------------------------------------------------------------------------
@@ -256,13 +249,14 @@ def test_any_value_comes_back_from_its_file(tmp_path_factory: pytest.TempPathFac
     assert entry.stat().st_ino == made, "it was not computed again"
 
 
-def test_large_arrays_lie_in_memory_of_their_own(tmp_path: Path) -> None:
+def test_an_array_keeps_little_more_memory_than_its_own(tmp_path: Path) -> None:
     def make() -> Any:
         return {"images": np.arange(1 << 19), "odd": np.arange(7, dtype=np.uint8), "labels": np.arange(5)}
 
     kept = memoize(make, dir=tmp_path / "kept")
     made, again = kept(), kept()
     check_same(made, again)
-    assert all(array.base is None or array.base.nbytes == array.nbytes for array in again.values())
+    for array in again.values():  # a small one does not keep the memory of all
+        assert array.base is None or array.base.nbytes < 2 * array.nbytes
     again["images"][0] = 5
     assert kept()["images"][0] == 0

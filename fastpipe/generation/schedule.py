@@ -1,25 +1,21 @@
-"""Blocks in flight: how large they are, how many, and what happens when one fails."""
+"""The schedule: which blocks are in flight, how large they are, and what happens when one fails."""
 
 from __future__ import annotations
 
-import os
+import signal
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
-from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from fastpipe.errors import GenerationError, WorkerError
-from fastpipe.generation.blocks import Failure
-from fastpipe.generation.crews import Crew
-from fastpipe.generation.first import First
-from fastpipe.generation.form import Form
-from fastpipe.generation.interrupts import Interrupts
-from fastpipe.generation.journal import Journal
-from fastpipe.generation.reporting import Report
-from fastpipe.generation.storing import Parts, Stored, Stores
-from fastpipe.generation.work import Done
+from fastpipe.generation.progress import Report
+from fastpipe.generation.storage import Journal, Stored, Writer
+from fastpipe.generation.workers import Done, Workers
 
-__all__ = ["Missing", "Schedule"]
+__all__ = ["Interrupts", "Missing", "Schedule"]
 
 _BLOCK_S = 1.0
 _FIRST_BLOCK_S = 0.1  # while nothing is known of how long rows take in workers
@@ -27,7 +23,39 @@ _LEAST_BLOCK_S = 0.02
 _BLOCK_NBYTES = 8 << 20  # so that memory is used again, and is in the cache when it is written
 _COMMIT_S = 1.0
 _DEATHS = 3  # of workers in which a row may be found before it is taken for the cause
-_LOOK_S = 0.25  # how often somebody who waits looks whether to stop
+_LOOK_S = 0.25  # how often it is looked whether to stop
+
+
+class Interrupts:
+    """Counts Ctrl-C instead of raising it, in a ``with`` block of the main thread.
+
+    Args:
+        is_here: whether this thread makes rows: then the second one is raised, as nobody would look for it.
+
+    Attributes:
+        count: of interrupts so far.
+    """
+
+    def __init__(self, *, is_here: bool = False) -> None:
+        self.count, self._is_here = 0, is_here
+        self._before: Any = None
+
+    def __enter__(self) -> Interrupts:
+        is_main = threading.current_thread() is threading.main_thread()
+        # A script that handles it, or ignores it, goes on doing so.
+        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._before = signal.signal(signal.SIGINT, self._add)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        before, self._before = self._before, None
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
+
+    def _add(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        if self._is_here and self.count > 1:
+            raise KeyboardInterrupt
 
 
 class Missing:
@@ -56,7 +84,7 @@ class Missing:
         self.left = sum(last - first for first, last in self._ranges)
 
     def take(self, rows: int) -> tuple[int, int] | None:
-        """The next rows, about so many; None if there are none."""
+        """Take the next rows, about so many; None if there are none."""
         if not self._ranges:
             return None
         first, end = self._ranges.pop()
@@ -69,40 +97,40 @@ class Missing:
         return first, last
 
     def give_back(self, first: int, last: int) -> None:
-        """Rows that are missing still."""
+        """Return rows that are missing still."""
         self._ranges.append((first, last))
         self.left += last - first
 
 
 class Schedule:
-    """Has all missing rows made, stored and noted.
+    """Has all missing rows made, stored and added to the journal.
 
     Args:
-        crew: who makes them.
+        workers: make rows.
         missing: rows.
         journal: of what is done.
-        stores: of this process: puts parts into place, and brings data to the disk.
-        form: of samples.
-        folder: of the parts.
-        report: is told how far it is.
+        writer: of this process: brings data to the disk.
+        report: of the progress.
         interrupts: whether to stop.
-        first: about how long a row takes, and how large it is, where that is known.
     """
 
     def __init__(
-        self, crew: Crew, missing: Missing, journal: Journal, stores: Stores, form: Form, folder: Path,
-        report: Report, interrupts: Interrupts, first: First | None = None,
+        self, workers: Workers, missing: Missing, journal: Journal, writer: Writer, report: Report,
+        interrupts: Interrupts,
     ) -> None:  # fmt: skip
-        self._crew, self._missing, self._journal, self._stores = crew, missing, journal, stores
-        self._form, self._folder, self._report, self._interrupts = form, folder, report, interrupts
-        self._row_s, self._row_nbytes = (first.row_s, first.row_nbytes) if first else (_FIRST_BLOCK_S, 1)
-        self._is_measured = False
+        self._workers, self._missing, self._journal, self._writer = workers, missing, journal, writer
+        self._report, self._interrupts = report, interrupts
+        self._row_s, self._row_nbytes, self._is_measured = _FIRST_BLOCK_S, 1, False
         self._flying: dict[Future[Done], tuple[int, int]] = {}
         self._pending: list[Stored] = []
         self._committed = time.monotonic()
         self._deaths: dict[int, int] = {}
         self._most: dict[int, int] = {}  # rows of a block that begins there, after a worker died in it
         self._stop: BaseException | None = None
+
+    def expect(self, row_s: float, row_nbytes: int) -> None:
+        """Say about how long a row takes, and how large it is."""
+        self._row_s, self._row_nbytes = row_s, row_nbytes
 
     def run(self) -> None:
         """Make everything; what is done stays done, however this ends.
@@ -120,15 +148,15 @@ class Schedule:
                     self._stop = KeyboardInterrupt()
                 if self._stop is not None:
                     self._withdraw()
-                if self._interrupts.count > 1:  # who does not end now is not waited for
-                    self._crew.abandon()
+                if self._interrupts.count > 1:  # a block that does not end now is not waited for
+                    self._workers.abandon()
                     self._collect()
                     break
                 if time.monotonic() - self._committed > _COMMIT_S:
                     self._commit()
         finally:
             if self._flying:
-                self._crew.abandon()
+                self._workers.abandon()
             self._commit()
         if self._interrupts.count and self._stop is None:
             self._stop = KeyboardInterrupt()
@@ -137,7 +165,7 @@ class Schedule:
 
     def _fill(self) -> None:
         """Have as many blocks in flight as there is room for."""
-        while self._stop is None and len(self._flying) < self._crew.slots:
+        while self._stop is None and len(self._flying) < self._workers.slots:
             block = self._missing.take(self._block_rows())
             if block is None:
                 return
@@ -145,21 +173,21 @@ class Schedule:
                 self._missing.give_back(block[0] + most, block[1])
                 block = block[0], block[0] + most
             try:
-                self._flying[self._crew.submit(*block)] = block
-            except Exception as error:  # somebody's executor that was shut down, or is broken
+                self._flying[self._workers.submit(*block)] = block
+            except Exception as error:  # an executor that was shut down, or is broken
                 text = f"workers take no more rows: {type(error).__name__}: {error}"
                 self._end(GenerationError(text), *block, error)
 
     def _withdraw(self) -> None:
-        """Take back what nobody has begun."""
+        """Take back what no worker has begun."""
         for future in list(self._flying):
-            if self._crew.withdraw(future):
+            if future.cancel():
                 self._missing.give_back(*self._flying.pop(future))
 
     def _block_rows(self) -> int:
         """Rows of the next block: about a second's, and less towards the end, so that all end together."""
         wanted = (_BLOCK_S if self._is_measured else _FIRST_BLOCK_S) / self._row_s
-        share = self._missing.left / (2 * max(self._crew.workers, 1))
+        share = self._missing.left / (2 * max(self._workers.count, 1))
         # What one row takes tells little of the others: all workers have some before that is relied upon.
         least = _LEAST_BLOCK_S / self._row_s if self._is_measured else 1
         return max(1, min(int(min(wanted, max(share, least))), _BLOCK_NBYTES // self._row_nbytes))
@@ -182,28 +210,22 @@ class Schedule:
                 self._end(GenerationError(text), first, last, error)
 
     def _take(self, done: Done, first: int, last: int) -> None:
-        stored = done.stored
-        rows = stored.last - stored.first
-        if stored.part:
-            stored = self._put_part(stored)
+        stored, rows = done.stored, done.stored.last - done.stored.first
         if rows:
+            if done.block is not None:
+                stored = self._writer.put(done.block)
             self._pending.append(stored)
             self._report.advance(rows, stored.nbytes, len(stored.failed))
             row_s = max(done.seconds / rows, 1e-9)
             self._row_s = 0.5 * (self._row_s + row_s) if self._is_measured else row_s
             self._row_nbytes, self._is_measured = max(1, stored.nbytes // rows), True
-        if done.failure is not None:
+        if (failure := done.failure) is not None:
             self._missing.give_back(first + rows, last)
-            self._stop = self._stop or _sample_error(done.failure)
-
-    def _put_part(self, stored: Stored) -> Stored:
-        """Put into place what a worker of a cluster has made."""
-        placed = self._stores.put(Parts.taken(self._folder, self._form, stored))
-        os.unlink(self._folder / stored.part)
-        return placed
+            text = f"row {failure.index} failed: {failure.error}"
+            self._stop = self._stop or GenerationError(text, index=failure.index, trace=failure.trace)
 
     def _died(self, error: WorkerError, first: int, last: int) -> None:
-        """A worker died: in one that takes its place the rows are made in smaller blocks, to find the row."""
+        """Make the rows of a worker that died in smaller blocks, to find the row."""
         self._missing.give_back(first, last)
         if self._stop is not None:
             return
@@ -211,10 +233,8 @@ class Schedule:
         self._most[first] = max(1, calls // 2) * self._missing.align
         self._deaths[first] = self._deaths.get(first, 0) + (calls == 1)
         if self._deaths[first] >= _DEATHS or sum(self._deaths.values()) + len(self._most) > 40:
-            self._stop = GenerationError(
-                f"{error}. Was memory short? Does a library that it calls crash?",
-                index=first,
-            )
+            text = f"{error}. Was memory short? Does a library that it calls crash?"
+            self._stop = GenerationError(text, index=first)
             self._stop.__cause__ = error
 
     def _end(self, error: BaseException, first: int, last: int, cause: BaseException | None = None) -> None:
@@ -225,21 +245,14 @@ class Schedule:
             error.__cause__ = cause
 
     def _commit(self) -> None:
-        """Note what has come, after it is on the disk."""
+        """Add what has come to the journal, after it is on the disk."""
         pending, self._pending = self._pending, []
         self._committed = time.monotonic()
         if not pending:
             return
         try:
-            self._stores.sync(pending)
+            self._writer.sync(pending)
             self._journal.add(pending)
         except OSError as error:
             if self._stop is None:
                 self._stop = error
-
-
-def _sample_error(failure: Failure) -> GenerationError:
-    """The error of a row."""
-    return GenerationError(
-        f"row {failure.index} failed: {failure.error}", index=failure.index, trace=failure.trace
-    )

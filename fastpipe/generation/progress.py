@@ -1,10 +1,9 @@
-"""How far generation is: a bar in a terminal, a line now and then elsewhere."""
+"""Progress: a bar in a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
 import logging
 import time
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
@@ -15,13 +14,12 @@ from fastpipe.core.text import in_bytes, printable
 __all__ = ["Report"]
 
 _log = logging.getLogger("fastpipe.generate")
-
 _LINE_S = 30.0  # between lines, where there is no terminal
-_RATE_S = 0.2  # at least, before a rate is told
+_RATE_S = 0.2  # at least, before a rate is shown
 
 
 class Report:
-    """Tells how far it is, in a ``with`` block.
+    """Shows how far it is, in a ``with`` block.
 
     Args:
         name: of the file.
@@ -42,39 +40,26 @@ class Report:
 
     def __enter__(self) -> Report:
         if self._is_shown and self._console.is_terminal:
-            columns = (
+            self._bar = Progress(
                 TextColumn("{task.description}", markup=False), BarColumn(),
-                TextColumn("{task.fields[told]}", markup=False),
+                TextColumn("{task.fields[told]}", markup=False), console=self._console, transient=True,
             )  # fmt: skip
-            self._bar = Progress(*columns, console=self._console, transient=True)
             self._task = self._bar.add_task(printable(self._name), total=self._rows, told="")
             self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
     def begin(self, done: int) -> None:
-        """The clock begins.
-
-        Args:
-            done: rows that are there already.
-        """
+        """Start the clock, with so many rows that are there already."""
         self._done, self._begun = done, time.monotonic()
         self._said = self._begun
         self._show()
 
     def advance(self, rows: int, nbytes: int, failed: int) -> None:
-        """So many rows more are done.
-
-        Args:
-            rows: made.
-            nbytes: of their values.
-            failed: how many of them are left out.
-        """
+        """Add rows that were made, the bytes of their values, and how many of them are left out."""
         self._done += rows
         self._made += rows
         self._nbytes += nbytes
@@ -82,12 +67,12 @@ class Report:
         self._show()
 
     def step(self, text: str) -> None:
-        """What is done now, beside rows; shown in a terminal only."""
+        """Show what is done beside rows; in a terminal only."""
         if self._bar is not None:
             self._bar.update(self._task, told=printable(text))
 
     def say(self, text: str, level: int = logging.INFO) -> None:
-        """A line that stays, and goes to the log."""
+        """Print a line that stays, and log it."""
         _log.log(level, "%s", text)
         if self._is_shown:
             print_line(self._console, text)

@@ -1,4 +1,4 @@
-"""What a sample is made of: columns, learned from the first one or declared, and held to by all."""
+"""Columns of samples: learned from the first row or declared, and enforced for all rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from fastpipe.core.casting import unheld
 from fastpipe.core.extras import require
 from fastpipe.errors import OptionError
 
-__all__ = ["Column", "Columns", "Form", "SampleError", "declared"]
+__all__ = ["Column", "Columns", "SampleError", "Schema", "declared"]
+
 
 _TEXT = "text"
 _LARGEST_ROW = 2**32 - 1  # of an HDF5 chunk
@@ -55,21 +56,21 @@ class Column:
 
     @cached_property
     def element(self) -> np.dtype[Any]:
-        """Of what is stored; of text, bytes."""
+        """The type of what is stored; bytes for text."""
         return np.dtype(np.uint8) if self.is_text else np.dtype(_dtype(self.dtype))
 
     @cached_property
     def inner(self) -> tuple[int, ...]:
-        """A value's shape; of a ragged one, that of each element along its length."""
+        """The shape of a value, or of each element along the length of a ragged one."""
         return tuple(length for length in self.shape if length is not None)
 
     @cached_property
     def nbytes(self) -> int:
-        """Of a value; of a ragged one, of each element along its length."""
+        """The bytes of a value, or of each element along the length of a ragged one."""
         return int(np.prod(self.inner, dtype=np.int64)) * self.element.itemsize
 
     def array(self, value: Any) -> npt.NDArray[Any]:
-        """A value as it is stored: of the column's type; ragged ones (length, …).
+        """Return a value as it is stored: of the column's type; ragged ones (length, …).
 
         Raises:
             SampleError: it is none of this column's.
@@ -107,7 +108,7 @@ class Column:
         return array
 
     def stacked(self, values: Any, count: int) -> npt.NDArray[Any]:
-        """The values of several samples, which are not ragged: (count, …)."""
+        """Return the values of several samples, which are not ragged: (count, …)."""
         return replace(self, shape=(count, *self.shape)).array(values)
 
     def _as_ragged(self, array: npt.NDArray[Any]) -> str:
@@ -121,7 +122,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Form:
+class Schema:
     """The columns of all samples.
 
     Attributes:
@@ -133,20 +134,20 @@ class Form:
     is_dict: bool
 
     @classmethod
-    def learned(cls, sample: Any, wanted: Columns) -> Form:
-        """The form of a sample.
+    def learned(cls, sample: Any, wanted: Columns) -> Schema:
+        """Return the schema of a sample.
 
         Args:
             sample: a dict, a tuple, or a single value.
             wanted: names of a tuple's values; or for some names the type, or a type and a shape.
 
         Raises:
-            SampleError: it is none.
-            OptionError: columns were declared that it has not.
+            SampleError: it cannot be stored.
+            OptionError: it lacks a column that was declared.
         """
-        told = declared(wanted)
-        named, is_dict = _named(sample, list(told))
-        if unknown := [name for name in told if name not in named]:
+        known = declared(wanted)
+        named, is_dict = _named(sample, list(known))
+        if unknown := [name for name in known if name not in named]:
             raise OptionError(f"columns= names {unknown}, and a sample has {list(named)}")
         if not named:
             raise SampleError("a sample has no values")
@@ -154,15 +155,15 @@ class Form:
         for name, value in named.items():
             if not isinstance(name, str) or not name or "/" in name or name == ".":
                 raise SampleError(f"{name!r} is no name of a dataset: give a string without '/'")
-            columns.append(told.get(name) or _column(name, value))
-        form = cls(tuple(columns), is_dict)
-        form._check_lengths()
+            columns.append(known.get(name) or _column(name, value))
+        schema = cls(tuple(columns), is_dict)
+        schema._check_lengths()
         for column in columns:
             column.array(named[column.name])
-        return form
+        return schema
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Form:
+    def from_json(cls, content: Mapping[str, Any]) -> Schema:
         """As `as_json` gives it."""
         columns = (Column(**{**one, "shape": tuple(one["shape"])}) for one in content["columns"])
         return cls(tuple(columns), bool(content["is_dict"]))
@@ -173,19 +174,19 @@ class Form:
 
     @cached_property
     def fixed(self) -> list[Column]:
-        """Columns whose values have all one shape."""
+        """The columns whose values have all one shape."""
         return [one for one in self.columns if not one.is_ragged]
 
     @cached_property
     def ragged(self) -> list[Column]:
-        """Columns whose values have lengths of their own."""
+        """The columns whose values have lengths of their own."""
         return [one for one in self.columns if one.is_ragged]
 
     def arrays(self, sample: Any) -> list[npt.NDArray[Any]]:
-        """A sample's values as they are stored, in the order of columns.
+        """Return a sample's values as they are stored, in the order of columns.
 
         Raises:
-            SampleError: it is not of this form.
+            SampleError: it is not of this schema.
         """
         if type(sample) is dict and sample.keys() == self._names:
             return [column.array(sample[column.name]) for column in self.columns]
@@ -193,7 +194,7 @@ class Form:
         return [column.array(value) for column, value in zip(self.columns, values, strict=True)]
 
     def values(self, sample: Any) -> list[Any]:
-        """A sample's values, or a batch's, in the order of columns."""
+        """Return a sample's values, or a batch's, in the order of columns."""
         names = [one.name for one in self.columns]
         named, is_dict = _named(sample, names)
         if is_dict != self.is_dict or named.keys() != set(names):
@@ -205,7 +206,7 @@ class Form:
         return {one.name for one in self.columns} if self.is_dict else set()
 
     def row_nbytes(self, sample: Any) -> int:
-        """About how many bytes of the file one sample needs."""
+        """Return about how many bytes of the file one sample needs."""
         return sum(max(one.nbytes, 1) for one in self.arrays(sample))
 
     def _check_lengths(self) -> None:
@@ -219,15 +220,15 @@ class Form:
 
 
 def length_name(name: str) -> str:
-    """The dataset with the lengths of a ragged column."""
+    """Return the name of the dataset with the lengths of a ragged column."""
     return f"{name}_length"
 
 
 def declared(wanted: Columns) -> dict[str, Column | None]:
-    """What ``columns=`` says, by name; None where only the name is given.
+    """Return the columns that ``columns=`` describes, by name; None where only the name is given.
 
     Raises:
-        OptionError: it says nothing that can be.
+        OptionError: it cannot be understood.
     """
     if wanted is None:
         return {}
@@ -235,11 +236,10 @@ def declared(wanted: Columns) -> dict[str, Column | None]:
         raise OptionError(f"columns= is names, or a mapping of names to types, got {wanted!r}")
     if not isinstance(wanted, Mapping):
         return dict.fromkeys(map(str, wanted))
-    return {str(name): _told(str(name), spec) for name, spec in wanted.items()}
+    return {str(name): _declared_column(str(name), spec) for name, spec in wanted.items()}
 
 
-def _told(name: str, spec: Any) -> Column | None:
-    """A declared column."""
+def _declared_column(name: str, spec: Any) -> Column | None:
     if spec is None:
         return None
     kind, shape = spec if isinstance(spec, tuple) and len(spec) == 2 else (spec, ())
@@ -258,7 +258,7 @@ def _told(name: str, spec: Any) -> Column | None:
 
 
 def _column(name: str, value: Any) -> Column:
-    """A column such as a value is of."""
+    """The column of a value."""
     if isinstance(value, str):
         return Column(name, _TEXT)
     array = _as_array(name, value)
@@ -273,7 +273,7 @@ def _column(name: str, value: Any) -> Column:
 
 
 def _checked(column: Column) -> Column:
-    """A column that HDF5 can have."""
+    """Raise an error for a column that HDF5 cannot have."""
     h5py = require("h5py", extra="generation")
     try:
         h5py.h5t.py_create(column.element, logical=True)

@@ -1,4 +1,4 @@
-"""``fastpipe generate MODULE:FUNCTION``: its options."""
+"""The command ``fastpipe generate``."""
 
 from __future__ import annotations
 

@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 
 from fastpipe.errors import GenerationError, OptionError, WorkerError
-from fastpipe.generation import ProbeReport, generate, probe
-from fastpipe.generation import first as first_module
-from fastpipe.generation import generating as generating_module
-from fastpipe.generation.probing import TopFunction
+from fastpipe.generation import ProbeReport, generate, probe, run
+from fastpipe.generation.estimate import TopFunction
 
 
 def _slow() -> Callable:
@@ -43,9 +41,9 @@ def test_the_slow_function_is_named_with_its_calls(tmp_path: Path) -> None:
     found = probe(_slow(), 1000, tmp_path / "x.h5", workers=2)
     assert found.rows == 1000 and found.row_nbytes == 160 and found.workers == 2
     assert found.seconds == pytest.approx(1000 / found.rate) and found.nbytes == 160_000
-    [pose] = [one for one in found.top if one.where.startswith("get_pose (test_probe.py:")]
+    [pose] = [one for one in found.top if one.where.startswith("get_pose (test_estimate.py:")]
     assert pose.calls == 40 and pose.share > 0.5
-    assert re.search(r"\d% into get_pose \(test_probe\.py:\d+\), called 40 times", str(found))
+    assert re.search(r"\d% into get_pose \(test_estimate\.py:\d+\), called 40 times", str(found))
     assert not list(tmp_path.iterdir())
 
 
@@ -85,7 +83,7 @@ def test_a_function_with_batch_and_few_rows(tmp_path: Path) -> None:
 def test_long_work_begins_with_a_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setattr(generating_module, "_PROBED_S", 0.0)
+    monkeypatch.setattr(run, "_PROBED_S", 0.0)
     made = generate(_slow(), 30, tmp_path / "x.h5", seed=0, workers=2)
     told = capfd.readouterr().err
     assert made.rows == 30 and "30 rows will take" in told and "into get_pose" in told
@@ -113,8 +111,8 @@ def test_a_first_row_that_loads_things_is_not_taken_for_the_pace(
         probed.append(args)
         raise WorkerError("no look", pid=0)
 
-    monkeypatch.setattr(first_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    monkeypatch.setattr(generating_module, "Probe", probe_of)
+    monkeypatch.setattr(run, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(run, "Probe", probe_of)
     generate(sample, 50, tmp_path / "x.h5", seed=0, workers=1, executor="threads", progress=False)
     assert bool(probed) == is_probed
 

@@ -1,4 +1,4 @@
-"""Results of functions, kept in a folder and told from others by arguments, data and code."""
+"""Memoized functions: results kept in a folder by arguments, files that arguments name, and code."""
 
 from __future__ import annotations
 
@@ -7,22 +7,37 @@ import hashlib
 import inspect
 import logging
 import os
+import stat
 import sys
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
+from fastpipe.core.file_identity import state_of
 from fastpipe.core.private_folder import PrivateFolder
 from fastpipe.errors import CacheError, OptionError
-from fastpipe.generation.code_version import changed, code_name, code_version
-from fastpipe.generation.entries import FORMAT, Entries, EntryError, Header, NeedsPickleError
-from fastpipe.generation.entry_locks import computing, is_computing
-from fastpipe.generation.fingerprints import fingerprint
-from fastpipe.generation.origins import Origin, origin_of_module
-from fastpipe.generation.values import NotStorableError
+from fastpipe.generation.code import (
+    DigestError,
+    ValueDigests,
+    changed,
+    code_name,
+    code_version,
+    joined,
+    origin_of_module,
+)
+from fastpipe.generation.store import (
+    FORMAT,
+    Entries,
+    EntryError,
+    Header,
+    NeedsPickleError,
+    NotStorableError,
+    computing,
+    is_computing,
+)
 
 __all__ = ["Memoized", "memoize"]
 
@@ -51,7 +66,7 @@ def memoize(
     - unchanged files: of every argument, or part of one, that is a path, or a string that is the path of a
       file or folder: device, inode, size and times of each file;
     - the same code: the function's, and that of the user's functions, classes and constants that it names,
-      see ``code_version``; and the same versions of packages.
+      without comments, docstrings and formatting; and the same versions of Python (3.12, say) and packages.
 
     Everything else that it depends on (random generators, the environment, files whose paths are not
     among the arguments) must be made an argument or be set inside the function; and a result that is loaded
@@ -98,11 +113,9 @@ class Memoized(Generic[P, T]):
     def __init__(self, fn: Callable[P, T], *, dir: str | os.PathLike[str], pickle: bool = False) -> None:
         self._signature = _checked_signature(fn)
         functools.update_wrapper(self, fn)
-        self._fn = fn
-        self._name = code_name(fn)
-        self._dir = Path(dir).absolute()
-        self._pickle = pickle
-        code_version(fn)  # learns the source while it is certainly that of this code
+        self._fn, self._name = fn, code_name(fn)
+        self._dir, self._pickle = Path(dir).absolute(), pickle
+        code_version(fn)  # reads the source of decorators while it is certainly that of this code
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
@@ -142,7 +155,7 @@ class Memoized(Generic[P, T]):
         return _again, (self._fn, self._dir, self._pickle)
 
     def clear(self) -> int:
-        """Remove this function's entries, of whatever arguments and code; how many there were.
+        """Remove this function's entries, of whatever arguments and code; return how many there were.
 
         What was kept aside as damaged stays.
 
@@ -166,16 +179,11 @@ class Memoized(Generic[P, T]):
             if parameter.kind is parameter.VAR_KEYWORD:
                 arguments[name] = dict(sorted(arguments[name].items()))
         status, version = os.stat(folder.here()), code_version(self._fn)
-        found = fingerprint(self._name, _held(self._fn) | arguments, (status.st_dev, status.st_ino))
-        parts = (
-            FORMAT,
-            self._name,
-            version.digest,
-            sorted(found.arguments.items()),
-            sorted(found.data.items()),
-        )
+        own = status.st_dev, status.st_ino
+        digests, data = _digests(self._name, _held(self._fn) | arguments, own)
+        parts = FORMAT, self._name, version.digest, sorted(digests.items()), sorted(data.items())
         key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
-        return Header(self._name, key, version.parts, found.arguments, found.data)
+        return Header(self._name, key, version.parts, digests, data)
 
     def _load(self, entries: Entries, key: str, *, is_alone: bool) -> tuple[Header, Any] | str:
         """What is kept, or why it is not used; only who is alone with a key does something about that."""
@@ -203,22 +211,17 @@ class Memoized(Generic[P, T]):
         result = compute()
         seconds = time.perf_counter() - begin
         try:
-            entries.store(replace(wanted, created=time.time(), seconds=seconds), result, pickled=self._pickle)
+            entries.store(replace(wanted, seconds=seconds), result, pickled=self._pickle)
         except Exception as error:  # it may have taken hours: whatever goes wrong, it is returned
             what, remedy = f"{type(error).__name__}: {error}", "It is computed again at the next call"
             if isinstance(error, NotStorableError):
                 also = "" if self._pickle else ", or pass pickle=True"
-                what, remedy = (
-                    str(error),
-                    f"Return arrays, numbers, strings, and dicts or lists of them{also}",
-                )
+                what = str(error)
+                remedy = f"Return arrays, numbers, strings, and dicts or lists of them{also}"
             _log.warning(
                 "%s: its result, of %.1f s, is returned but not kept: %s. %s",
-                self._name,
-                seconds,
-                what,
-                remedy,
-            )
+                self._name, seconds, what, remedy,
+            )  # fmt: skip
         return result
 
 
@@ -227,11 +230,7 @@ def _again(fn: Callable[P, T], dir: Path, pickle: bool) -> Memoized[P, T]:
 
 
 def _checked_signature(fn: Callable[..., Any]) -> inspect.Signature:
-    """A function's signature.
-
-    Raises:
-        OptionError: it has none, or what it returns cannot be kept in any case.
-    """
+    """A function's signature, or an ``OptionError`` if what it returns can never be kept."""
     for is_kind, kind in (
         (inspect.isgeneratorfunction, "a generator"),
         (inspect.isasyncgenfunction, "a generator"),
@@ -254,9 +253,12 @@ def _held(fn: Any) -> dict[str, Any]:
     if isinstance(fn, types.MethodType):
         return {"self": fn.__self__}
     is_code = isinstance(fn, types.FunctionType | types.BuiltinFunctionType | type)
-    if is_code or origin_of_module(type(fn).__module__) is not Origin.USER:
+    if is_code or origin_of_module(type(fn).__module__) != "user":
         return {}
     return {"self": fn}
+
+
+# ---- why there is no entry --------------------------------------------------------------------------
 
 
 def _reason(headers: list[Header], wanted: Header) -> str:
@@ -288,3 +290,91 @@ def _differences(header: Header, wanted: Header) -> tuple[list[str], list[str], 
     data = sorted({*header.data, *wanted.data} - set(arguments))
     files = [name for name in data if header.data.get(name) != wanted.data.get(name)]
     return arguments, files, header.parts != wanted.parts
+
+
+# ---- arguments, and the files that they name --------------------------------------------------------
+
+
+def _digests(
+    name: str, arguments: Mapping[str, Any], own: tuple[int, int]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Digests of arguments' values, and of the files and folders that they name, by the arguments' names.
+
+    An ``os.PathLike`` names a file or folder, and so does a string that is the path of one, also inside
+    lists, tuples, sets and dicts; ``"/"``, ``"."`` and the like are no paths as strings.
+
+    Args:
+        name: of the function, for messages.
+        arguments: by name.
+        own: device and inode of the folder of entries, which does not count where it is below another.
+    """
+    values, digests, data = ValueDigests(_code), {}, {}
+    for argument, value in arguments.items():
+        try:
+            digests[argument] = values.hex(value)
+        except DigestError as error:
+            raise OptionError(
+                f"memoize cannot tell argument {argument!r} of {name!r} from other values: {error}. It is a "
+                f"{type(value).__module__}.{type(value).__qualname__}: pass what it is made from (numbers, "
+                "arrays, a path), and make it inside the function"
+            ) from error
+        files = [joined(os.fsencode(path), _of_path(path, own)) for path in _paths(value, set())]
+        if files:
+            data[argument] = joined(*files).hex()
+    return digests, data
+
+
+def _code(thing: Any) -> str:
+    """A function or class in an argument: the user's counts by its code."""
+    module = thing.__module__ if isinstance(thing, type) else thing.__globals__.get("__name__")
+    name = code_name(thing)
+    return f"{name} {code_version(thing).digest}" if origin_of_module(str(module)) == "user" else name
+
+
+def _paths(value: Any, seen: set[int]) -> Iterator[str]:
+    if isinstance(value, os.PathLike):
+        yield os.fsdecode(value)
+    elif isinstance(value, str):
+        if value.strip("./") and os.path.lexists(value):
+            yield value
+    elif isinstance(value, list | tuple | set | frozenset | dict) and id(value) not in seen:
+        seen.add(id(value))
+        inside = value.values() if isinstance(value, dict) else value
+        for one in sorted(inside, key=str) if isinstance(value, set | frozenset) else inside:
+            yield from _paths(one, seen)
+
+
+def _of_path(path: str, own: tuple[int, int]) -> bytes:
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        return joined(b"missing", str(error.errno).encode())
+    if stat.S_ISDIR(status.st_mode):
+        return joined(*sorted(_of_folder(path, {own, (status.st_dev, status.st_ino)})))
+    return state_of(status)
+
+
+def _of_folder(top: str, seen: set[tuple[int, int]]) -> Iterator[bytes]:
+    """Of all files below a folder, also of folders that links lead to, each once."""
+    todo = [top]
+    while todo:
+        folder = todo.pop()
+        try:
+            with os.scandir(folder) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+        except OSError as error:
+            yield joined(b"closed", os.fsencode(os.path.relpath(folder, top)), str(error.errno).encode())
+            continue
+        for entry in entries:
+            name = os.fsencode(entry.path[len(top) :])
+            try:
+                status = entry.stat()
+            except OSError:  # a link to nothing, or it has gone just now
+                yield joined(b"missing", name)
+                continue
+            place = (status.st_dev, status.st_ino)
+            if not stat.S_ISDIR(status.st_mode):
+                yield joined(name, state_of(status))
+            elif place not in seen:
+                seen.add(place)
+                todo.append(entry.path)

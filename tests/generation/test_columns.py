@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from fastpipe.errors import OptionError
-from fastpipe.generation.form import Column, Form, SampleError
+from fastpipe.generation.columns import Column, SampleError, Schema
 
 
 def _learned(sample: Any, columns: Any = None) -> list[tuple[str, str, tuple]]:
-    form = Form.learned(sample, columns)
-    assert Form.from_json(form.as_json()) == form
-    return [(one.name, one.dtype, one.shape) for one in form.columns]
+    schema = Schema.learned(sample, columns)
+    assert Schema.from_json(schema.as_json()) == schema
+    return [(one.name, one.dtype, one.shape) for one in schema.columns]
 
 
 def test_columns_are_learned_from_a_sample() -> None:
@@ -36,16 +36,16 @@ def test_tuples_and_single_values_have_numbers_or_names_that_are_given() -> None
 def test_tensors_and_structured_arrays_are_arrays() -> None:
     assert _learned({"x": torch.zeros(2, 3)}) == [("x", "<f4", (2, 3))]
     pairs = np.zeros(2, [("at", "<i4"), ("x", "<f4", (3,))])
-    form = Form.learned({"x": pairs}, None)
-    assert form.columns[0].element == pairs.dtype and Form.from_json(form.as_json()) == form
+    schema = Schema.learned({"x": pairs}, None)
+    assert schema.columns[0].element == pairs.dtype and Schema.from_json(schema.as_json()) == schema
 
 
 def test_declared_columns_cast_within_a_kind_and_are_ragged_where_none_is() -> None:
-    form = Form.learned({"x": np.zeros((4, 2)), "t": "a"}, {"x": ("float32", (None, 2)), "t": str})
-    x, t = form.arrays({"x": np.ones((7, 2)), "t": "héllo"})
+    schema = Schema.learned({"x": np.zeros((4, 2)), "t": "a"}, {"x": ("float32", (None, 2)), "t": str})
+    x, t = schema.arrays({"x": np.ones((7, 2)), "t": "héllo"})
     assert x.dtype == np.float32 and x.shape == (7, 2) and bytes(t) == "héllo".encode()
     with pytest.raises(SampleError, match="'x' is of complex128"):
-        form.arrays({"x": np.ones((7, 2), complex), "t": ""})
+        schema.arrays({"x": np.ones((7, 2), complex), "t": ""})
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_declared_columns_cast_within_a_kind_and_are_ragged_where_none_is() -> N
 )  # fmt: skip
 def test_a_value_that_its_declared_type_cannot_hold_is_an_error(kind: str, value: Any, words: str) -> None:
     with pytest.raises(SampleError, match=words):
-        Form.learned({"x": np.asarray(value)}, {"x": kind})
+        Schema.learned({"x": np.asarray(value)}, {"x": kind})
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_value_that_its_declared_type_cannot_hold_is_an_error(kind: str, value
 )  # fmt: skip
 def test_what_cannot_be_stored_is_named_with_a_remedy(value: Any, words: str) -> None:
     with pytest.raises(SampleError, match=words):
-        Form.learned({"x": value}, None)
+        Schema.learned({"x": value}, None)
 
 
 @pytest.mark.parametrize(
@@ -84,14 +84,14 @@ def test_what_cannot_be_stored_is_named_with_a_remedy(value: Any, words: str) ->
      ((np.zeros((2, 3), "f4"), 1), "it has the values")],
 )  # fmt: skip
 def test_a_sample_that_is_not_like_the_others(sample: Any, words: str) -> None:
-    form = Form.learned({"x": np.zeros((2, 3), "f4"), "n": 1}, None)
+    schema = Schema.learned({"x": np.zeros((2, 3), "f4"), "n": 1}, None)
     with pytest.raises(SampleError, match=words):
-        form.arrays(sample)
+        schema.arrays(sample)
 
 
 def test_the_order_of_a_dict_does_not_matter() -> None:
-    form = Form.learned({"x": 1, "y": 2.0}, None)
-    assert [one.item() for one in form.arrays({"y": 3.0, "x": 4})] == [4, 3.0]
+    schema = Schema.learned({"x": 1, "y": 2.0}, None)
+    assert [one.item() for one in schema.arrays({"y": 3.0, "x": 4})] == [4, 3.0]
 
 
 @pytest.mark.parametrize(
@@ -102,17 +102,17 @@ def test_the_order_of_a_dict_does_not_matter() -> None:
 )  # fmt: skip
 def test_columns_that_cannot_be(columns: Any, words: str) -> None:
     with pytest.raises(OptionError, match=words):
-        Form.learned({"x": np.zeros(2, "f4")}, columns)
+        Schema.learned({"x": np.zeros(2, "f4")}, columns)
 
 
 def test_names_that_are_taken_or_none() -> None:
     with pytest.raises(OptionError, match="the lengths of 'x' are stored as 'x_length'"):
-        Form.learned({"x": [1], "x_length": 1}, {"x": ("int64", (None,))})
+        Schema.learned({"x": [1], "x_length": 1}, {"x": ("int64", (None,))})
     for name in ("a/b", "", 3):
         with pytest.raises(SampleError, match="is no name of a dataset"):
-            Form.learned({name: 1}, None)
+            Schema.learned({name: 1}, None)
     with pytest.raises(SampleError, match="has no values"):
-        Form.learned({}, None)
+        Schema.learned({}, None)
 
 
 def test_text_with_nul_would_come_back_shorter() -> None:

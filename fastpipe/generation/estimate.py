@@ -1,4 +1,4 @@
-"""A look at a function before it is called for hours: how long, how large, where the time goes, who helps."""
+"""An estimate before a long run: how long, how large, where the time goes, what workers bring."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pathlib import Path
 
 from fastpipe.console import in_time
 from fastpipe.core.text import in_bytes, in_duration
-from fastpipe.generation.crews import Crew, Here, Separate, Threads
-from fastpipe.generation.work import Done, Task
+from fastpipe.generation.rows import Maker, Task
+from fastpipe.generation.workers import Done, Processes, ThisThread, Threads, Workers
 
 __all__ = ["Probe", "ProbeReport", "TopFunction"]
 
 _ALONE_S, _PROFILED_S, _TOGETHER_S = 0.8, 0.6, 1.6
 _BLOCK_S = 0.05  # at least, of a block of quick rows
 _MANY_CORES = 1.2
-_TOP = 6
+_TOP, _LEAST_SHARE = 6, 0.03
 _HOURS_S = 3600.0
 _GAIN = 1.1  # of workers, from which on they are worth their memory
 
@@ -129,31 +129,30 @@ class Probe:
         self, task: Task, rows: int, row_nbytes: int, workers: int, are_threads: bool, out: Path
     ) -> None:
         self._task, self._rows, self._row_nbytes = task, rows, row_nbytes
-        self._workers, self._are_threads, self._out = max(workers, 1), are_threads, out
-        self._is_here = not workers
+        self._workers, self._are_threads, self._out = workers, are_threads, out
         self._step = max(task.batch_rows, 1)
 
     def run(self) -> ProbeReport:
         """Look; takes about three seconds, or a few rows."""
         alone, cores = self._alone()
-        single = self._rate(Here(self._task, None), _ALONE_S) if cores > _MANY_CORES else alone
-        top = self._profiled()
-        together = self._rate(self._crew(), _TOGETHER_S)
-        free = shutil.disk_usage(self._out.parent).free
+        single = self._rate(ThisThread(self._task, None), _ALONE_S) if cores > _MANY_CORES else alone
+        top = tuple(self._profiled())
+        together = self._rate(self._started(), _TOGETHER_S)
+        free, workers = shutil.disk_usage(self._out.parent).free, max(self._workers, 1)
         return ProbeReport(
-            self._rows, self._row_nbytes, alone, cores, single, self._workers, together, free, tuple(top)
-        )
+            self._rows, self._row_nbytes, alone, cores, single, workers, together, free, top
+        )  # fmt: skip
 
-    def _crew(self) -> Crew:
-        if self._is_here:
-            return Here(self._task, None)
+    def _started(self) -> Workers:
+        if not self._workers:
+            return ThisThread(self._task, None)
         if self._are_threads:
             return Threads(self._task, None, self._workers)
-        return Separate(self._task, None, self._workers)
+        return Processes(self._task, None, self._workers)
 
     def _alone(self) -> tuple[float, float]:
         """Rows a second in this thread, and how many cores are busy."""
-        maker, made = self._task.maker(), 0
+        maker, made = Maker(self._task), 0
         begun, used = time.perf_counter(), time.process_time()
         while made == 0 or time.perf_counter() - begun < _ALONE_S:
             first, last = self._block(made)
@@ -165,25 +164,24 @@ class Probe:
         seconds = max(time.perf_counter() - begun, 1e-9)
         return made / seconds, (time.process_time() - used) / seconds
 
-    def _rate(self, crew: Crew, seconds: float) -> float:
-        """Rows a second of a crew, from when all of it are at work; what they make is thrown away."""
-        with crew:
+    def _rate(self, workers: Workers, seconds: float) -> float:
+        """Rows a second, from when all workers have begun; what they make is thrown away."""
+        with workers:
             # The first block of each has its start in it.
-            wait([crew.submit(*self._block(number * self._step)) for number in range(crew.workers)])
+            wait([workers.submit(*self._block(number * self._step)) for number in range(workers.count)])
             flying: dict[Future[Done], int] = {}
             begun, done, at = time.perf_counter(), 0, 0
             while True:
-                while len(flying) < crew.slots and time.perf_counter() - begun < seconds:
+                while len(flying) < workers.slots and time.perf_counter() - begun < seconds:
                     first, last = self._block(at)
-                    flying[crew.submit(first, last)] = last - first
+                    flying[workers.submit(first, last)] = last - first
                     at += last - first
                 if not flying:
-                    break
+                    return done / max(time.perf_counter() - begun, 1e-9)
                 ready, _ = wait(flying, return_when=FIRST_COMPLETED)
                 for future in ready:
                     future.result()
                     done += flying.pop(future)
-            return done / max(time.perf_counter() - begun, 1e-9)
 
     def _block(self, at: int) -> tuple[int, int]:
         """Some rows, beginning anew behind the last."""
@@ -192,7 +190,7 @@ class Probe:
 
     def _profiled(self) -> Iterator[TopFunction]:
         """Where the time of a row goes."""
-        maker, profile, at = self._task.maker(), cProfile.Profile(), 0
+        maker, profile, at = Maker(self._task), cProfile.Profile(), 0
         begun = time.perf_counter()
         profile.enable()
         try:
@@ -204,11 +202,10 @@ class Probe:
             profile.disable()
         stats = pstats.Stats(profile)
         total = max(getattr(stats, "total_tt", 0.0), 1e-9)
-        own = Path(__file__).parent
+        own, shown = Path(__file__).parent, 0
         found = sorted(getattr(stats, "stats", {}).items(), key=lambda item: -item[1][3])
-        shown = 0
         for (file, line, name), (_, calls, _, cumulative, _) in found:
-            if shown == _TOP or cumulative / total < 0.03:
+            if shown == _TOP or cumulative / total < _LEAST_SHARE:
                 return
             if Path(file).parent == own or name.startswith("<method 'disable'"):
                 continue

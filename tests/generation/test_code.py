@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastpipe.generation.code_version import changed, code_version
-from fastpipe.generation.value_digests import DigestError, ValueDigests
+from fastpipe.generation.code import DigestError, ValueDigests, changed, code_version
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -89,7 +88,7 @@ def test_pieces_have_names(module: Any) -> None:
     parts = _parts(BASE, module)
     assert set(parts) == {
         "scenes:make", "scenes:noise", "scenes:Actor", "scenes:Actor.pose", "scenes:Actor.height", "scenes:RATE",
-        "scenes:make[frames]", "numpy",
+        "scenes:make[frames]", "numpy", "python",
     }  # fmt: skip
     assert parts["numpy"] == f"package:{np.__version__}"
     assert parts["scenes:make"].startswith("function:") and parts["scenes:noise"].startswith("helper:")
@@ -212,7 +211,7 @@ def test_attributes_of_modules_of_the_users(module: Any) -> None:
     module("RATE = 1\ndef noise(x): return x * RATE\ndef other(x): return x", "low")
     source = "import low\nimport low as other\ndef make(x): return low.noise(x)"
     parts = _parts(source, module)
-    assert set(parts) == {"scenes:make", "low:noise", "low:RATE"}
+    assert set(parts) == {"scenes:make", "low:noise", "low:RATE", "python"}
     module("RATE = 2\ndef noise(x): return x * RATE", "low")
     assert changed(parts, _parts(source, module)) == ["constant 'low:RATE' changed"]
 
@@ -222,7 +221,7 @@ def test_imports_inside_functions_count_by_their_sources(module: Any, tmp_path: 
     (tmp_path / "low.py").write_text("import deep, json, numpy  # and more\ndef noise(x): return deep.RATE")
     source = "def make(x):\n    import low\n    return low.noise(x)"
     parts = _parts(source, module)
-    assert set(parts) == {"scenes:make", "low", "deep", "numpy"}
+    assert set(parts) == {"scenes:make", "low", "deep", "numpy", "python"}
     assert "low" not in sys.modules, "nothing is imported for it"
     __import__("low")
     try:
@@ -256,6 +255,27 @@ def test_packages_count_by_their_versions(monkeypatch: pytest.MonkeyPatch) -> No
     other = "import sklearn.ensemble\ndef f(x): return sklearn.ensemble.RandomForestClassifier()"
     pytest.importorskip("sklearn", reason="needs scikit-learn: pip install scikit-learn")
     assert code_version(_ran(other)["f"]).parts["sklearn"].startswith("package:scikit-learn ")
+
+
+def test_the_arguments_of_a_packages_decorator_count(module: Any) -> None:
+    """They are in the source alone."""
+    source = "import functools\n@functools.lru_cache(VALUE)\ndef g(x): return x\ndef make(x): return g(x)"
+    versions = [code_version(module(source.replace("VALUE", value)).make) for value in ("1", "1", "2")]
+    assert versions[0] == versions[1] != versions[2]
+
+
+def test_another_python_is_named() -> None:
+    parts = code_version(_ran("def f(x): return x")["f"]).parts
+    assert parts["python"] == f"package:{sys.version_info.major}.{sys.version_info.minor}"
+    assert changed({**parts, "python": "package:3.7"}, parts) == [
+        f"package 'python' is {parts['python'].partition(':')[2]}, was 3.7"
+    ]
+
+
+def test_classes_inside_functions_count_without_their_docstrings_and_lines() -> None:
+    source = "def f(x):\n    class A:\n        'Doc.'\n        y = 1\n    return A.y"
+    assert not _differ(source, "\n\n# moved\n" + source.replace("'Doc.'", "'Other.'"))
+    assert _differ(source, source.replace("y = 1", "y = 2"))
 
 
 def test_state_is_no_constant() -> None:
@@ -295,7 +315,7 @@ _SCRIPT = '''
 import functools, json
 import numpy as np
 import helpers
-from fastpipe.generation.code_version import code_version
+from fastpipe.generation.code import code_version
 
 TABLE = {"a": 1, 2: {"x", 3, None}, "f": helpers.noise}
 
@@ -350,7 +370,7 @@ def test_a_file_that_was_edited_since_its_import_does_not_count(module: Any, tmp
     assert code_version(made.make) == before
     fresh = module(BASE.replace("range(frames)", "range(frames + 1)"))
     (tmp_path / "scenes.py").write_text("something else = it is no Python")
-    edited = code_version(fresh.make)  # never looked at before: its bytecode counts
+    edited = code_version(fresh.make)
     assert edited.digest != before.digest
     assert edited == code_version(fresh.make)
 

@@ -1,0 +1,707 @@
+"""Versions of code: what a result depends on besides arguments, and digests of values.
+
+The code of a function counts, and all of the user's that it names: functions, classes, constants, modules.
+Each of these is a *part* with a digest of its own, so that a difference can be named.  Code counts as the
+instructions that Python runs, without line numbers and docstrings: they are there for every function, and are
+those that run even if the file was edited since.  Packages and Python count by their versions.
+"""
+
+from __future__ import annotations
+
+import ast
+import copyreg
+import dis
+import functools
+import hashlib
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import inspect
+import marshal
+import os
+import struct
+import sys
+import sysconfig
+import textwrap
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "CodeVersion",
+    "DigestError",
+    "ValueDigests",
+    "changed",
+    "code_name",
+    "code_version",
+    "joined",
+    "origin_of_module",
+]
+
+Origin = Literal["user", "package", "python"]
+
+
+@dataclass(frozen=True)
+class CodeVersion:
+    """A function's code, and all that it names, at one time.
+
+    Attributes:
+        digest: of everything, in hexadecimal digits.
+        parts: by ``"module:name"``, the kind of each part and its digest: ``"helper:3f0c…"``.
+    """
+
+    digest: str
+    parts: dict[str, str]
+
+
+def code_version(fn: Callable[..., Any]) -> CodeVersion:
+    """Return the version of a function's code: the same in every process that would run the same.
+
+    Counted are its own code; defaults, closures, and what a ``functools.partial`` or bound method holds; its
+    attribute ``batch``; the user's functions, classes and constants that it names, and what those name; the
+    versions of Python and of packages.  A value that has no digest counts by its type; a global variable that
+    the user's functions assign to does not count.
+
+    >>> mine = {"__name__": "mine"}
+    >>> exec("rate = 2; fast = lambda x: x * rate", mine)
+    >>> sorted(code_version(mine["fast"]).parts)
+    ['mine:<lambda>', 'mine:rate', 'python']
+    """
+    walk = _Walk()
+    root = walk.run(fn)
+    return CodeVersion(_hex((root, sorted(walk.parts.items()))), walk.parts)
+
+
+def changed(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    """Say what differs between the ``parts`` of two versions.
+
+    >>> changed({"a:f": "function:1", "a:g": "helper:2"}, {"a:f": "function:1", "a:g": "helper:3"})
+    ["helper 'a:g' changed"]
+    """
+    found = []
+    for name in [*new, *(name for name in old if name not in new)]:
+        kind, _, is_now = new.get(name, old.get(name, "")).partition(":")
+        was = old.get(name, "").partition(":")[2]
+        if name not in old:
+            found.append(f"{kind} {name!r} is used now")
+        elif name not in new:
+            found.append(f"{kind} {name!r} is not used any more")
+        elif kind == "package" and is_now != was:
+            found.append(f"package {name!r} is {is_now or 'without a version'}, was {was or 'without one'}")
+        elif old[name] != new[name]:
+            found.append(f"{kind} {name!r} changed")
+    return found
+
+
+def code_name(fn: Any) -> str:
+    """Return the name of a function, a class, or another callable: ``"module:name"``.
+
+    >>> code_name(code_name)
+    'fastpipe.generation.code:code_name'
+    """
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    named = fn if hasattr(fn, "__qualname__") else type(fn)
+    return f"{_module_name(str(getattr(named, '__module__', None) or 'builtins'))}:{named.__qualname__}"
+
+
+def _hex(value: Any) -> str:
+    return hashlib.sha256(repr(value).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+# ---- one piece of code ------------------------------------------------------------------------------
+
+_COUNTING_FLAGS = 0x3FF  # *args, **kwargs, generators, coroutines …, but not from where they are compiled
+_LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_GLOBALS",
+          "LOAD_FROM_DICT_OR_DEREF"}  # fmt: skip
+_SKIPPED = {"PUSH_NULL", "CACHE", "EXTENDED_ARG", "NOP"}
+_NOTES = {"__doc__", "__firstlineno__", "__static_attributes__"}  # that Python writes into a class or module
+
+
+@dataclass(frozen=True)
+class _Code:
+    """What a code object does.
+
+    Attributes:
+        digest: of its instructions.
+        chains: the names it uses, each with the attributes that are looked up at once: ``np.random.normal``.
+        imports: modules that it imports, with the names it takes from them, and their level.
+        written: the global names that it assigns.
+    """
+
+    digest: str
+    chains: tuple[tuple[str, ...], ...]
+    imports: tuple[tuple[str, tuple[str, ...], int], ...]
+    written: frozenset[str]
+
+
+@functools.lru_cache(4096)
+def _read_code(code: types.CodeType) -> _Code:
+    chains: set[tuple[str, ...]] = set()
+    imports: set[tuple[str, tuple[str, ...], int]] = set()
+    written: set[str] = set()
+
+    def words(code: types.CodeType) -> Any:
+        steps = [step for step in dis.get_instructions(code) if step.opname not in _SKIPPED]
+        found: list[Any] = []
+        for at, step in enumerate(steps):
+            then = steps[at + 1] if at + 1 < len(steps) else step
+            if step.opname.startswith("LOAD_") and then.opname == "STORE_NAME" and then.argval in _NOTES:
+                continue
+            found.append((step.opname, constant(step.argval)))
+            if step.opname in _LOADS:
+                chains.add((str(step.argval), *_attributes(steps, at + 1)))
+            elif step.opname == "STORE_GLOBAL":
+                written.add(str(step.argval))
+            elif step.opname == "IMPORT_NAME":
+                level, names = steps[at - 2].argval, steps[at - 1].argval
+                imports.add((str(step.argval), tuple(names or ()), int(level or 0)))
+        counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount
+        handlers = getattr(code, "co_exceptiontable", b"").hex()
+        names = code.co_varnames, code.co_freevars, code.co_cellvars
+        return found, names, counts, code.co_flags & _COUNTING_FLAGS, handlers
+
+    def constant(value: Any) -> Any:
+        if isinstance(value, types.CodeType):
+            return value.co_name, words(value)
+        if isinstance(value, tuple):
+            return "tuple", [constant(one) for one in value]
+        if isinstance(value, frozenset):
+            return "frozenset", sorted(repr(constant(one)) for one in value)
+        return type(value).__name__, repr(value)
+
+    digest = _hex(words(code))
+    return _Code(digest, tuple(sorted(chains)), tuple(sorted(imports)), frozenset(written))
+
+
+def _attributes(steps: list[dis.Instruction], at: int) -> Iterator[str]:
+    while at < len(steps) and steps[at].opname in ("LOAD_ATTR", "LOAD_METHOD"):
+        yield str(steps[at].argval)
+        at += 1
+
+
+_decorators_known: weakref.WeakKeyDictionary[types.FunctionType, str] = weakref.WeakKeyDictionary()
+
+
+def _decorators(fn: types.FunctionType) -> str:
+    """The decorators of a function, which are in its source only; "" without one."""
+    if fn not in _decorators_known:
+        try:
+            (node,) = ast.parse(textwrap.dedent(inspect.getsource(fn))).body
+            found = "; ".join(map(ast.unparse, getattr(node, "decorator_list", ())))
+        except (OSError, TypeError, ValueError, SyntaxError):
+            found = ""
+        _decorators_known[fn] = found
+    return _decorators_known[fn]
+
+
+# ---- from one function to all that counts -------------------------------------------------------------
+
+# What Python and packages note in a class does not count, as it may have addresses in it; but fields do.
+_LEFT_OUT = {"__annotate__", "__annotate_func__", "_abc_impl"}
+_FIELDS = {"__attrs_attrs__", "__pydantic_fields__", "__slots__"}
+_DESCRIPTORS = types.MemberDescriptorType | types.GetSetDescriptorType
+_FUNCTIONS = types.FunctionType, staticmethod, classmethod, property
+
+
+class _Walk:
+    """Collects the parts of a function.
+
+    Attributes:
+        parts: as of `CodeVersion`.
+    """
+
+    def __init__(self) -> None:
+        self.parts = {"python": f"package:{sys.version_info.major}.{sys.version_info.minor}"}
+        self._names: dict[int, tuple[object, str]] = {}
+        self._written: dict[int, frozenset[str]] = {}
+        self._todo: list[
+            tuple[Any, str, str, bool]
+        ] = []  # functions and classes: name, kind, with decorators
+        self._values = ValueDigests(self._code)
+
+    def run(self, fn: Any) -> str:
+        """Words for the function itself; all parts are complete afterwards."""
+        name = code_name(fn)
+        is_code = isinstance(fn, types.FunctionType | types.MethodType | functools.partial | type)
+        words = [name, self._mention(fn, name if is_code else f"{name}[self]", kind="function")]
+        batch = getattr(fn, "batch", None)
+        if callable(batch) and not isinstance(fn, types.FunctionType):
+            words.append(self._mention(batch, f"{name}.batch"))
+        while self._todo:
+            thing, name, kind, decorators = self._todo.pop(0)
+            is_class = isinstance(thing, type)
+            lines = self._of_class(thing, name) if is_class else self._of_function(thing, name, decorators)
+            self.parts[name] = f"{kind}:{_hex([line for line in lines if line])}"
+        return "; ".join(words)
+
+    def _mention(self, thing: Any, place: str, *, kind: str = "helper", decorators: bool = False) -> str:
+        """Words for what code names; "" if it does not count.
+
+        Args:
+            thing: a function, a value …
+            place: the name of a value that is found there.
+            kind: the kind of a function, in messages.
+            decorators: whether a function's decorators count.
+        """
+        if isinstance(thing, types.FunctionType | type):
+            return self._code(thing, kind=kind, decorators=decorators)
+        if isinstance(thing, types.ModuleType):
+            return self._module(thing.__name__)
+        if isinstance(thing, staticmethod | classmethod):
+            return f"{type(thing).__name__} {self._mention(thing.__func__, place)}"
+        if isinstance(thing, property):
+            parts = (thing.fget, thing.fset, thing.fdel)
+            return "; ".join(self._mention(part, place) for part in parts if part is not None)
+        if isinstance(thing, functools.cached_property):
+            return self._mention(thing.func, place)
+        if isinstance(thing, types.MethodType):
+            bound = self._mention(thing.__self__, f"{place}[self]")
+            return f"{self._mention(thing.__func__, place, kind=kind)} of {bound}"
+        if isinstance(thing, functools.partial):
+            given = self._value((thing.args, thing.keywords), f"{place}[partial]")
+            return f"{self._mention(thing.func, place, kind=kind)} with {given}"
+        if thing is None or isinstance(thing, _DESCRIPTORS):
+            return ""
+        if isinstance(thing, types.BuiltinFunctionType) and thing.__module__:
+            self._package(thing.__module__)
+            return code_name(thing)
+        wrapped, module = _wrapped(thing), type(thing).__module__
+        if wrapped is not None and callable(thing) and origin_of_module(module) != "user":
+            is_ours = module.startswith("fastpipe.")  # else functools.cache, numba.jit, tf.function …
+            maker = "" if is_ours else self._code(type(thing))
+            return f"{maker} {self._mention(wrapped, place, kind=kind, decorators=not is_ours)}"
+        return self._value(thing, place)
+
+    def _value(self, value: Any, place: str) -> str:
+        """Add a constant, a default, or what else is no code."""
+        try:
+            words = self._values.hex(value)
+        except DigestError:
+            words = self._code(type(value))
+        kind = "value" if place.endswith("]") else "constant"
+        place = self._free(place, f"{kind}:{words}")
+        self.parts[place] = f"{kind}:{words}"
+        return place
+
+    def _free(self, name: str, words: str | None = None) -> str:
+        """A name that no other part has."""
+        count, wanted = 1, name
+        while name in self.parts and self.parts[name] != words:
+            count += 1
+            name = f"{wanted}#{count}"
+        return name
+
+    def _code(self, thing: Any, *, kind: str = "", decorators: bool = False) -> str:
+        """The name of a function or class; the user's is followed later."""
+        if id(thing) in self._names:
+            return self._names[id(thing)][1]
+        is_class = isinstance(thing, type)
+        module = str(thing.__module__ if is_class else thing.__globals__.get("__name__"))
+        name = code_name(thing)
+        if origin_of_module(module) != "user":
+            self._package(module)
+            inner = _wrapped(thing)  # what a package's decorator made of a function of the user's
+            if inner is not None:
+                name = f"{module} {self._mention(inner, name, kind=kind or 'helper', decorators=True)}"
+            return name
+        name = self._free(name)
+        self._names[id(thing)] = thing, name
+        self.parts[name] = ""
+        self._todo.append((thing, name, "class" if is_class else kind or "helper", decorators))
+        return name
+
+    def _package(self, module: str) -> None:
+        if origin_of_module(module) == "package":
+            top = module.partition(".")[0]
+            self.parts[top] = f"package:{_package_version(top)}"
+
+    def _of_class(self, kind: type, name: str) -> Iterator[str]:
+        for base in kind.__bases__:
+            yield f"from {self._code(base)}"
+        if type(kind) is not type:
+            yield f"by {self._code(type(kind))}"
+        for attribute, value in sorted(vars(kind).items()):
+            is_note = attribute.startswith("__") and not isinstance(value, _FUNCTIONS)
+            if attribute not in _LEFT_OUT and (not is_note or attribute in _FIELDS):
+                yield f"{attribute} = {self._mention(value, f'{name}.{attribute}')}"
+
+    def _of_function(self, fn: types.FunctionType, name: str, decorators: bool) -> Iterator[str]:
+        code, read = fn.__code__, _read_code(fn.__code__)
+        yield read.digest
+        if decorators:
+            yield _decorators(fn)
+        defaults = fn.__defaults__ or ()
+        last = code.co_varnames[: code.co_argcount][code.co_argcount - len(defaults) :]
+        given = [*zip(last, defaults, strict=True), *(fn.__kwdefaults__ or {}).items()]
+        for parameter, value in given:
+            yield f"{parameter} = {self._mention(value, f'{name}[{parameter}]')}"
+        closure = {}
+        for variable, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True):
+            try:
+                closure[variable] = cell.cell_contents
+            except ValueError:  # not assigned yet
+                continue
+        for chain in read.chains:
+            yield self._reference(chain, fn.__globals__, closure, name)
+        for module, names, level in read.imports:
+            yield from self._imported(module, names, level, str(fn.__globals__.get("__package__") or ""))
+        for attribute in ("__wrapped__", "batch"):
+            if callable(inner := fn.__dict__.get(attribute)):
+                yield f"{attribute} {self._mention(inner, f'{name}.{attribute}')}"
+
+    def _reference(
+        self, chain: tuple[str, ...], namespace: dict[str, Any], closure: dict[str, Any], name: str
+    ) -> str:
+        """What a name, with attributes, stands for."""
+        first, *attributes = chain
+        holder, at = _module_name(str(namespace.get("__name__", "?"))), first
+        if first in closure:
+            found, place = closure[first], f"{name}[{first}]"
+        elif first in namespace and not first.startswith("__"):
+            found, place = namespace[first], ""
+        else:  # of Python, a local variable of a function around it, or not there yet
+            return ""
+        while isinstance(found, types.ModuleType) and attributes and _is_users(found.__name__):
+            namespace, holder, at = vars(found), _module_name(found.__name__), attributes.pop(0)
+            found, place = getattr(found, at, None), ""
+        is_value = not isinstance(found, types.FunctionType | types.ModuleType | type)
+        if not place and is_value and at in self._names_written(namespace):
+            return ""
+        return f"{'.'.join(chain)} is {self._mention(found, place or f'{holder}:{at}')}"
+
+    def _names_written(self, namespace: dict[str, Any]) -> frozenset[str]:
+        """The global names that functions and methods of a module assign: they are state, no constants."""
+        if id(namespace) not in self._written:
+            found: set[str] = set()
+            for value in list(namespace.values()):
+                for one in list(vars(value).values()) if isinstance(value, type) else [value]:
+                    while one is not None:
+                        if isinstance(one, types.FunctionType) and one.__globals__ is namespace:
+                            found |= _read_code(one.__code__).written
+                        one = inspect.getattr_static(one, "__wrapped__", None)
+            self._written[id(namespace)] = frozenset(found)
+        return self._written[id(namespace)]
+
+    def _imported(self, module: str, names: tuple[str, ...], level: int, package: str) -> Iterator[str]:
+        """A module that code imports when it runs; that may not have happened yet."""
+        if level:
+            try:
+                module = importlib.util.resolve_name("." * level + module, package)
+            except ImportError:
+                return
+        yield self._module(module)
+        if _module_file(module)[0] == "user":
+            for name in names:  # which may be modules of a package
+                if _module_file(f"{module}.{name}")[1] is not None:
+                    yield self._module(f"{module}.{name}")
+
+    def _module(self, module: str) -> str:
+        """A module as a whole counts by its code, and by what that imports."""
+        module, (origin, file) = _module_name(module), _module_file(module)
+        if origin == "package":
+            self._package(module)
+        if origin != "user" or file is None or module in self.parts:
+            return module
+        try:
+            with open(file, "rb") as opened:
+                code = compile(opened.read(), file, "exec", dont_inherit=True)
+        except (OSError, SyntaxError, ValueError):
+            return module
+        read = _read_code(code)
+        self.parts[module] = f"module:{read.digest}"
+        package = module if file.endswith("__init__.py") else module.rpartition(".")[0]
+        for name, names, level in read.imports:
+            for _ in self._imported(name, names, level, package):
+                pass
+        return module
+
+
+def _wrapped(thing: Any) -> Any:
+    """The function that was wrapped to make this; None if there is none."""
+    try:
+        inner = getattr(thing, "__wrapped__", None)
+    except Exception:  # of an object that stands for another one
+        return None
+    return inner if callable(inner) else None
+
+
+# ---- where code is from -------------------------------------------------------------------------------
+
+_PACKAGES = ("site-packages", "dist-packages")
+_STDLIB = {PurePath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+_MAIN = ("__main__", "__mp_main__")  # the second is the script in a process that multiprocessing has started
+
+
+def origin_of_module(name: str) -> Origin:
+    """Return whose code a module has, by where its file is.
+
+    >>> origin_of_module("json.decoder"), origin_of_module("numpy")
+    ('python', 'package')
+    """
+    top = name.partition(".")[0]
+    if top == "fastpipe":  # also from a checkout
+        return "package"
+    module = sys.modules.get(name, sys.modules.get(top))
+    file = getattr(module, "__file__", None) or getattr(getattr(module, "__spec__", None), "origin", None)
+    return _origin_of_file(top, file)
+
+
+def _is_users(module: str) -> bool:
+    return origin_of_module(module) == "user"
+
+
+@functools.lru_cache(4096)
+def _origin_of_file(top: str, file: str | None) -> Origin:
+    path = None if file in (None, "built-in", "frozen") else PurePath(str(file))
+    if path is None:
+        return "python" if top in sys.stdlib_module_names and top not in _MAIN else "user"
+    if any(name in path.parts for name in _PACKAGES):
+        return "package"
+    return "python" if _STDLIB & set(path.parents) else "user"
+
+
+def _module_name(name: str) -> str:
+    """A module's name as those who import it know it, also of the script that runs."""
+    if name not in _MAIN:
+        return name
+    module = sys.modules.get(name)
+    spec = getattr(module, "__spec__", None)
+    if spec is not None and spec.name not in _MAIN:  # python -m
+        return str(spec.name).removesuffix(".__main__")
+    file = getattr(module, "__file__", None)
+    return PurePath(file).stem if file else "__main__"
+
+
+def _module_file(name: str) -> tuple[Origin, str | None]:
+    """Whose a module is, and the file with its source; nothing is imported for it."""
+    top, search, spec = name.partition(".")[0], None, None
+    if top == "fastpipe":
+        return "package", None
+    if top in sys.builtin_module_names:
+        return "python", None
+    parts = name.split(".")
+    for count in range(1, len(parts) + 1):
+        spec = _found(".".join(parts[:count]), search)
+        if spec is None:
+            return _origin_of_file(top, None), None
+        search = spec.submodule_search_locations
+    file = spec.origin if spec is not None and spec.has_location else None
+    return _origin_of_file(top, file), file if file and file.endswith(".py") else None
+
+
+def _found(name: str, search: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
+    loaded = getattr(sys.modules.get(name), "__spec__", None)
+    if isinstance(loaded, importlib.machinery.ModuleSpec) and loaded.has_location:
+        return loaded
+    try:
+        return importlib.machinery.PathFinder.find_spec(name, search)
+    except (ImportError, ValueError):
+        return None
+
+
+@functools.cache
+def _package_version(top: str) -> str:
+    """The version of the distributions that have a package; "" if none says so."""
+    if top == "fastpipe":
+        return str(sys.modules["fastpipe"].__version__)
+    try:
+        return importlib.metadata.version(top)
+    except importlib.metadata.PackageNotFoundError:  # the distribution has another name
+        names = sorted(set(_distributions().get(top, ())))
+        return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+
+
+@functools.cache
+def _distributions() -> Any:
+    return importlib.metadata.packages_distributions()
+
+
+# ---- digests of values --------------------------------------------------------------------------------
+#
+# joblib.hash will not do: equal values have several of its hashes if parts of them are one object, those of a
+# tensor depend on its address, and code counts by its name.
+
+_NUMBERS = {bool, int, float, complex, type(None)}
+_double = struct.Struct(">d").pack
+_SCALARS: dict[type, Callable[[Any], bytes]] = {
+    type(None): lambda value: b"",
+    type(...): lambda value: b"",
+    bool: lambda value: b"1" if value else b"0",
+    int: lambda value: hex(value).encode(),
+    float: _double,
+    complex: lambda value: _double(value.real) + _double(value.imag),
+    str: lambda value: value.encode("utf-8", "surrogatepass"),
+    bytes: bytes,
+    bytearray: bytes,
+}
+
+
+class DigestError(TypeError):
+    """A value that cannot be told from others: pickle would take no state of it."""
+
+
+def joined(*parts: bytes | memoryview) -> bytes:
+    """Return one digest of many parts, 32 bytes."""
+    made = hashlib.blake2b(digest_size=32)
+    for part in parts:
+        made.update(len(part).to_bytes(8, "little"))
+        made.update(part)
+    return made.digest()
+
+
+class ValueDigests:
+    """Digests of values: equal ones have the same in every process.
+
+    Arrays, tables and tensors count by their values, functions and classes by their code, other objects by
+    what pickle would take of them.  The order of a dict counts, as a function may go through it.
+
+    Args:
+        code: words for a function or a class, which are the same in every process.
+
+    >>> values = ValueDigests(lambda thing: thing.__qualname__)
+    >>> values.hex([1, (2.0, "x")]) == values.hex([1, (2.0, "x")]) != values.hex([1, (2, "x")])
+    True
+    """
+
+    def __init__(self, code: Callable[[Any], str]) -> None:
+        self._code = code
+        self._path: dict[int, int] = {}  # of the objects around the present one, their depths
+        self._known: dict[int, tuple[object, bytes]] = {}  # with the object, whose id is another's otherwise
+        self._highest = 0  # the least depth to which an object in the present one refers
+
+    def hex(self, value: object) -> str:
+        """Return the digest of a value.
+
+        Raises:
+            DigestError: there is none.
+        """
+        self._highest = 0
+        try:
+            return self._of(value).hex()
+        except (DigestError, MemoryError):
+            raise
+        except RecursionError:
+            raise DigestError("it is nested too deep") from None
+        except Exception as error:  # of code of the user's or of a package's
+            raise DigestError(f"{type(error).__name__}: {error}") from error
+        finally:
+            self._path.clear()
+
+    def _of(self, value: Any) -> bytes:
+        scalar = _SCALARS.get(type(value))
+        if scalar is not None:
+            return joined(type(value).__name__.encode(), scalar(value))
+        if isinstance(value, type | types.FunctionType):
+            return joined(b"code", self._code(value).encode())
+        key, depth = id(value), len(self._path)
+        if key in self._known:
+            return self._known[key][1]
+        if key in self._path:
+            self._highest = min(self._highest, self._path[key])
+            return joined(b"around", str(depth - self._path[key]).encode())
+        self._path[key] = depth
+        outer, self._highest = self._highest, depth
+        made = self._of_parts(value)
+        del self._path[key]
+        if self._highest >= depth:  # else it counts by where it is in what is around it
+            self._known[key] = value, made
+        self._highest = min(outer, self._highest)
+        return made
+
+    def _of_parts(self, value: Any) -> bytes:
+        kind = type(value)
+        if kind in (list, tuple):
+            tag = kind.__name__.encode()
+            if value and set(map(type, value)) <= _NUMBERS:
+                # Version 2 writes values only; later ones note which are the same object.
+                return joined(tag, marshal.dumps(value, 2))
+            return joined(tag, b"", *map(self._of, value))
+        if kind is dict:
+            return joined(b"dict", *(self._of(part) for pair in value.items() for part in pair))
+        if kind in (set, frozenset):
+            return joined(kind.__name__.encode(), *sorted(map(self._of, value)))
+        if kind in (np.ndarray, np.memmap):
+            return self._of_array(np.asarray(value))
+        if isinstance(value, np.generic):
+            return joined(b"scalar", kind.__name__.encode(), self._of_array(np.asarray(value)))
+        if isinstance(value, os.PathLike):
+            return joined(b"path", self._of(os.fspath(value)))
+        if isinstance(value, types.ModuleType):
+            return joined(b"module", value.__name__.encode())
+        return self._of_table(value) or self._of_tensor(value) or self._of_object(value)
+
+    def _of_array(self, array: npt.NDArray[Any]) -> bytes:
+        dtype = array.dtype
+        tag = joined(b"array", repr((dtype.name, dtype.str, array.shape)).encode())
+        if dtype.names is not None:  # between the fields may be anything
+            fields = (joined(name.encode(), self._of_array(array[name])) for name in dtype.names)
+            return joined(tag, *fields)
+        if dtype.hasobject or dtype.kind == "T":
+            return joined(tag, *map(self._of, array.reshape(-1).tolist()))
+        if not array.nbytes:
+            return tag
+        as_bytes = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        if dtype.char in "gG" and np.finfo(dtype).nmant == 63:  # 80 bits, of 128 that it takes
+            as_bytes = as_bytes.reshape(-1, 16)[:, :10].reshape(-1)
+        return joined(tag, as_bytes.data)
+
+    def _of_table(self, value: Any) -> bytes | None:
+        """Of pandas' tables the values: how they lie in memory is another matter."""
+        pandas = sys.modules.get("pandas")
+        if pandas is None or not isinstance(value, pandas.Index | pandas.Series | pandas.DataFrame):
+            return None
+        if isinstance(value, pandas.DataFrame):
+            columns = (self._of(value.iloc[:, place]) for place in range(value.shape[1]))
+            return joined(b"frame", self._of(value.columns), self._of(value.index), *columns)
+        names = self._of(list(value.names) if isinstance(value, pandas.Index) else value.name)
+        index = self._of(value.index) if isinstance(value, pandas.Series) else b""
+        if isinstance(value.dtype, np.dtype) and not value.dtype.hasobject:
+            values = self._of_array(value.to_numpy())
+        else:
+            values = self._of(value.tolist())
+        categories = getattr(value.dtype, "categories", None)
+        more = b"" if categories is None else self._of((categories.tolist(), value.dtype.ordered))
+        return joined(b"column", str(value.dtype).encode(), names, index, values, more)
+
+    def _of_tensor(self, value: Any) -> bytes | None:
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(value, torch.Tensor):
+            return None
+        if value.layout != torch.strided or value.is_quantized or value.device.type == "meta":
+            raise DigestError("of tensors only dense ones with values are known")
+        plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+        tag = type(value).__name__, str(value.dtype), tuple(value.shape), value.requires_grad
+        values = memoryview(plain.view(torch.uint8).numpy()) if plain.numel() else b""
+        return joined(b"tensor", repr((*tag, value.device.type)).encode(), values)
+
+    def _of_object(self, value: Any) -> bytes:
+        """Of any other object, what pickle would take of it."""
+        if any(one.__name__ == "KerasSaveable" for one in type(value).__mro__):
+            raise DigestError(
+                "Keras writes the time into what it makes of a model; its get_weights() can be told"
+            )
+        reduce = copyreg.dispatch_table.get(type(value))
+        reduced: Any = reduce(value) if reduce is not None else value.__reduce_ex__(4)
+        if isinstance(reduced, str):
+            return joined(b"global", str(getattr(value, "__module__", "")).encode(), reduced.encode())
+        function, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
+        parts = [self._of(function), self._of(arguments), self._of_state(state)]
+        parts += [self._of(list(part)) if part is not None else b"" for part in (items, pairs)]
+        return joined(b"object", *parts)
+
+    def _of_state(self, state: Any) -> bytes:
+        if isinstance(state, tuple) and len(state) == 2:  # of a class with slots
+            return joined(b"slots", *map(self._of_state, state))
+        if type(state) is dict:  # in which order attributes were set does not count
+            return joined(b"state", *sorted(self._pairs(state.items())))
+        return self._of(state)
+
+    def _pairs(self, items: Iterable[tuple[Any, Any]]) -> Iterable[bytes]:
+        return (joined(self._of(name), self._of(value)) for name, value in items)

@@ -1,0 +1,424 @@
+"""HDF5 files around rows that are already in place.
+
+The library makes the structure of a file before there is any data, with chunks allocated at once and not
+filled.  Chunks of whole rows then follow each other, so that row ``r`` of a dataset lies at ``begin + r *
+row_nbytes``, whoever writes it and when; and the structure depends on nothing but the datasets, the library
+and the attributes.  So rows are written without the library, and the structure is put around them at the end.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import zlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.core.extras import require
+from fastpipe.core.files import open_regular, sync_folder
+from fastpipe.core.machine import available_cpus
+from fastpipe.errors import GenerationError, OptionError
+from fastpipe.generation.columns import Column, Schema, length_name
+from fastpipe.generation.job import Job, shard_path
+from fastpipe.generation.rows import Block, Failure
+from fastpipe.generation.storage import (
+    Journal,
+    Layout,
+    Region,
+    Stored,
+    Writer,
+    bytes_of,
+    data_file,
+    write_all,
+)
+
+__all__ = ["LEFT_OUT", "OldRows", "damaged", "finish", "layout_of", "name_files"]
+
+_CHUNK_NBYTES = 64 << 10
+_LARGEST_CHUNK = 2**32 - 1
+_AT_ONCE = 32 << 20
+_STRUCTURE, _COMPACT = "structure.h5", ".compact.data"
+LEFT_OUT = "left out before"  # of a row that failed when a file was made, which keeps no more of it
+
+
+# ---- structure --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Array:
+    """A dataset of a file: its name, type, the shape of a row, and attributes."""
+
+    name: str
+    dtype: Any
+    shape: tuple[int, ...]
+    attributes: Mapping[str, Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Of a row."""
+        return int(np.prod(self.shape, dtype=np.int64)) * int(np.dtype(self.dtype).itemsize)
+
+
+def _fixed_arrays(schema: Schema) -> list[_Array]:
+    return [_Array(one.name, one.element, one.inner, {}) for one in schema.fixed]
+
+
+def _arrays(schema: Schema, widths: Sequence[int]) -> list[_Array]:
+    """All datasets of a finished file, given the greatest length in each ragged column.
+
+    A ragged column is text of the greatest length; or rows of the greatest length, and lengths.
+    """
+    found = _fixed_arrays(schema)
+    for column, longest in zip(schema.ragged, widths, strict=True):
+        width = max(longest, 1)
+        if column.is_text:
+            h5py = require("h5py", extra="generation")
+            found.append(_Array(column.name, h5py.string_dtype("utf-8", width), (), {}))
+        else:
+            lengths = length_name(column.name)
+            found.append(_Array(column.name, column.element, (width, *column.inner), {"lengths": lengths}))
+            found.append(_Array(lengths, np.dtype(np.int64), (), {}))
+    return found
+
+
+def _create(
+    path: Path, arrays: Sequence[_Array], rows: int, chunk_rows: int | None, attributes: Mapping[str, Any]
+) -> list[Region]:
+    """Make a file with structure and without data; return where the rows of each dataset go."""
+    h5py = require("h5py", extra="generation")
+    # Without times, by which no file would be like another.
+    creation, access = (h5py.h5p.create(kind) for kind in (h5py.h5p.FILE_CREATE, h5py.h5p.FILE_ACCESS))
+    creation.set_obj_track_times(False)
+    access.set_libver_bounds(h5py.h5f.LIBVER_V110, h5py.h5f.LIBVER_V110)
+    regions = []
+    with h5py.File(h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_TRUNC, creation, access)) as file:
+        for array in arrays:
+            regions.append(_create_dataset(h5py, file, array, rows, chunk_rows))
+        for array in arrays:
+            file[array.name].attrs.update(array.attributes)
+        file.attrs.update(attributes)
+    return regions
+
+
+def _create_dataset(h5py: Any, file: Any, array: _Array, rows: int, chunk_rows: int | None) -> Region:
+    limit = _LARGEST_CHUNK // array.nbytes
+    wanted = _CHUNK_NBYTES // array.nbytes if chunk_rows is None else min(chunk_rows, limit)
+    chunk = max(1, min(wanted, rows))
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_chunk((chunk, *array.shape))
+    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    properties.set_obj_track_times(False)
+    space = h5py.h5s.create_simple((rows, *array.shape))
+    kind = h5py.h5t.py_create(array.dtype, logical=True)
+    dataset = h5py.h5d.create(file.id, array.name.encode(), kind, space, properties)
+
+    def offset(row: int) -> int:
+        return int(dataset.get_chunk_info_by_coord((row, *(0,) * len(array.shape))).byte_offset)
+
+    region = Region(offset(0), array.nbytes, rows)
+    last = (rows - 1) // chunk * chunk
+    if offset(last) != region.begin + last * region.row_nbytes:
+        raise RuntimeError(f"HDF5 {array.name!r}: chunks do not follow each other; please report this")
+    return region
+
+
+def layout_of(job: Job, folder: Path) -> Layout:
+    """Return where the rows of a job go."""
+    scratch = folder / _STRUCTURE
+    layout = Layout(folder, job.rows, job.shard_rows or job.rows, [])
+    counts = [len(layout.shard(number)) for number in range(layout.shards)]
+    try:
+        found = {
+            count: _create(scratch, _fixed_arrays(job.schema), count, job.chunk_rows, {})
+            for count in dict.fromkeys(counts)
+        }
+    finally:
+        scratch.unlink(missing_ok=True)
+    return replace(layout, regions=[found[count] for count in counts])
+
+
+# ---- rows that are there already --------------------------------------------------------------------
+
+
+def damaged(blocks: Sequence[Stored], layout: Layout, writer: Writer) -> list[Stored]:
+    """Return blocks whose data is not what the journal says."""
+
+    def is_whole(stored: Stored) -> bool:
+        try:
+            crcs = [0] * len(stored.crcs)
+            for number, rows, at in layout.pieces(stored.first, stored.last):
+                with writer.file(data_file(layout.folder, number).name) as descriptor:
+                    for column, region in enumerate(layout.regions[number]):
+                        begin = region.begin + at * region.row_nbytes
+                        crcs[column] = _crc(descriptor, begin, len(rows) * region.row_nbytes, crcs[column])
+            spooled = []
+            for one in stored.spooled:
+                with writer.file(one.file) as descriptor:
+                    spooled.append(_crc(descriptor, one.begin, one.nbytes, 0))
+        except EOFError:
+            return False
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return False  # the disk has lost it; to be made again is what can be done
+        return tuple(crcs) == stored.crcs and spooled == [one.crc for one in stored.spooled]
+
+    with ThreadPoolExecutor(available_cpus()) as pool:
+        return [one for one, whole in zip(blocks, pool.map(is_whole, blocks), strict=True) if not whole]
+
+
+def _crc(descriptor: int, begin: int, nbytes: int, crc: int) -> int:
+    for data in _pieces(descriptor, begin, nbytes):
+        crc = zlib.crc32(data, crc)
+    return crc
+
+
+def _pieces(descriptor: int, begin: int, nbytes: int) -> Iterator[bytes]:
+    """Bytes of a file, so many at a time that they do not fill memory."""
+    end = begin + nbytes
+    while begin < end:
+        data = os.pread(descriptor, min(end - begin, _AT_ONCE), begin)
+        if not data:
+            raise EOFError(f"a file ends {end - begin:,} bytes too early")
+        yield data
+        begin += len(data)
+
+
+class OldRows:
+    """The rows of finished files, as blocks."""
+
+    def __init__(self, paths: Sequence[Path], schema: Schema) -> None:
+        h5py = require("h5py", extra="generation")
+        self._schema = schema
+        self._files = [h5py.File(path, "r") for path in paths]
+        kept = [self._kept(file) for file in self._files]
+        self._rows = np.concatenate(kept)  # the row of each sample that is there, file by file
+        self._starts = np.cumsum([0, *map(len, kept)])
+
+    def block(self, first: int, last: int) -> Block:
+        """Return rows as they would be made."""
+        at = np.arange(*np.searchsorted(self._rows, (first, last)))
+        rows = self._rows[at] - first
+        block = Block(first, last, [], [], [])
+        for column in self._schema.columns:
+            if not column.is_ragged:
+                made = np.zeros((last - first, *column.inner), column.element)
+                made[rows] = self._read(column.name, at)
+                block.fixed.append(made)
+                continue
+            lengths, values = self._ragged(column, at)
+            full = np.zeros(last - first, np.int64)
+            full[rows] = lengths
+            block.lengths.append(full)
+            block.flat.append(values)
+        missing = sorted(set(range(first, last)) - set(self._rows[at].tolist()))
+        block.failed = [Failure(index, LEFT_OUT) for index in missing]
+        return block
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files:
+            file.close()
+
+    def _kept(self, file: Any) -> npt.NDArray[np.int64]:
+        skipped = file.attrs.get("skipped", np.zeros(0, np.int64))
+        return np.setdiff1d(np.arange(file.attrs["first_row"], file.attrs["last_row"]), skipped)
+
+    def _read(self, name: str, at: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        parts = []
+        for file, start, stop in zip(self._files, self._starts, self._starts[1:], strict=False):
+            some = at[(at >= start) & (at < stop)] - start
+            if len(some):
+                parts.append(file[name][some[0] : some[-1] + 1])
+        return np.concatenate(parts) if parts else self._files[0][name][:0]
+
+    def _ragged(
+        self, column: Column, at: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
+        values = self._read(column.name, at)
+        if column.is_text:
+            texts = [bytes(one) for one in values]
+            return np.array([len(one) for one in texts], np.int64), np.frombuffer(b"".join(texts), np.uint8)
+        lengths = self._read(length_name(column.name), at)
+        rows = [row[:length] for row, length in zip(values, lengths, strict=True)]
+        return lengths, np.concatenate([np.zeros((0, *column.inner), column.element), *rows])
+
+
+# ---- finished files ---------------------------------------------------------------------------------
+
+
+def _files_with_rows(layout: Layout, blocks: Sequence[Stored]) -> dict[int, list[int]]:
+    """For each file that has any rows, by its number, the rows that it lacks as they failed."""
+    failed = sorted(pair for one in blocks for pair in one.failed)
+    found, indices = {}, [index for index, _ in failed]
+    for number in range(layout.shards):
+        rows = layout.shard(number)
+        skipped = indices[bisect_left(indices, rows.start) : bisect_left(indices, rows.stop)]
+        if len(skipped) < len(rows):
+            found[number] = skipped
+    if not found:
+        raise GenerationError(f"all {layout.rows:,} rows failed, the first with {failed[0][1]}")
+    return found
+
+
+def finish(
+    job: Job, layout: Layout, blocks: Sequence[Stored], writer: Writer, say: Callable[[str], None]
+) -> None:
+    """Put the structure around rows that are all in place; may be done again after it was cut off.
+
+    Args:
+        job, layout, blocks, writer: what is there.
+        say: shows what is done.
+
+    Raises:
+        GenerationError: all rows failed.
+        OSError: the disk is full, for instance.
+    """
+    blocks = sorted(blocks, key=lambda one: one.first)
+    firsts, lasts = [one.first for one in blocks], [one.last for one in blocks]
+    columns = range(len(job.schema.ragged))
+    widths = [max((one.spooled[at].longest for one in blocks), default=0) for at in columns]
+    arrays, nan_rows = _arrays(job.schema, widths), sum(one.with_nan for one in blocks)
+    for number, skipped in _files_with_rows(layout, blocks).items():
+        rows = layout.shard(number)
+        some = blocks[bisect_right(lasts, rows.start) : bisect_left(firsts, rows.stop)]
+        attributes = job.attributes(rows, skipped, nan_rows)
+        _finish_file(job, layout, number, arrays, attributes, skipped, some, writer)
+        say(f"file {number + 1} of {layout.shards}")
+
+
+def _finish_file(
+    job: Job, layout: Layout, number: int, arrays: Sequence[_Array], attributes: Mapping[str, Any],
+    skipped: Sequence[int], blocks: Sequence[Stored], writer: Writer,
+) -> None:  # fmt: skip
+    folder, rows, fixed = layout.folder, layout.shard(number), layout.regions[number]
+    scratch, compact = folder / _STRUCTURE, f"{number:05d}{_COMPACT}"
+    with ExitStack() as stack:
+        stack.callback(scratch.unlink, missing_ok=True)
+        source = target = stack.enter_context(writer.file(data_file(folder, number).name))
+        regions = _create(scratch, arrays, len(rows) - len(skipped), job.chunk_rows, attributes)
+        if skipped:
+            target = stack.enter_context(writer.file(compact))
+            _copy_kept(source, target, rows, skipped, fixed, regions)
+        else:  # one of before rows of this file were made again, which then did not fail
+            (folder / compact).unlink(missing_ok=True)
+            if [one.begin for one in regions[: len(fixed)]] != [one.begin for one in fixed]:
+                raise RuntimeError("HDF5 puts rows elsewhere than before; please report this")
+        _copy_structure(scratch, target, regions)
+        _write_ragged(job.schema, rows, skipped, blocks, writer, target, regions[len(fixed) :])
+        os.fsync(target)
+
+
+def _copy_structure(scratch: Path, target: int, regions: Sequence[Region]) -> None:
+    """Copy all of a file but what is between its regions."""
+    descriptor = open_regular(scratch)
+    try:
+        at, size = 0, os.fstat(descriptor).st_size
+        os.ftruncate(target, size)
+        for region in (*sorted(regions, key=lambda one: one.begin), Region(size, 0, 0)):
+            _copy(descriptor, target, at, region.begin - at, at)
+            at = region.end
+    finally:
+        os.close(descriptor)
+
+
+def _copy_kept(
+    source: int, target: int, rows: range, skipped: Sequence[int], old: Sequence[Region],
+    new: Sequence[Region],
+) -> None:  # fmt: skip
+    """Copy the rows that are there, in runs."""
+    at, first = 0, rows.start
+    for end in (*skipped, rows.stop):
+        for before, after in zip(old, new, strict=False):
+            nbytes = before.row_nbytes
+            start = before.begin + (first - rows.start) * nbytes
+            _copy(source, target, start, (end - first) * nbytes, after.begin + at * nbytes)
+        at, first = at + end - first, end + 1
+
+
+def _copy(source: int, target: int, start: int, nbytes: int, to: int) -> None:
+    for data in _pieces(source, start, nbytes):
+        write_all(target, memoryview(data), to)
+        to += len(data)
+
+
+def _write_ragged(
+    schema: Schema, rows: range, skipped: Sequence[int], blocks: Sequence[Stored], writer: Writer,
+    target: int, regions: Sequence[Region],
+) -> None:  # fmt: skip
+    """Write ragged columns from the spools, each row at the width of the longest."""
+    columns_regions = iter(regions)
+    for number, column in enumerate(schema.ragged):
+        values, at = next(columns_regions), 0
+        lengths = None if column.is_text else next(columns_regions)
+        for stored in blocks:
+            spooled = stored.spooled[number]
+            with writer.file(spooled.file) as descriptor:
+                data = os.pread(descriptor, spooled.nbytes, spooled.begin)
+            count = np.frombuffer(data, np.int64, stored.last - stored.first)
+            flat = np.frombuffer(data, np.uint8, offset=count.nbytes)
+            indices = np.arange(stored.first, stored.last)
+            keep = (indices >= rows.start) & (indices < rows.stop) & ~np.isin(indices, skipped)
+            for padded in _padded(count * column.nbytes, flat, keep, values.row_nbytes):
+                write_all(target, bytes_of(padded), values.begin + at * values.row_nbytes)
+                at += len(padded)
+            if lengths is not None:
+                kept = np.ascontiguousarray(count[keep])
+                write_all(target, bytes_of(kept), lengths.begin + (at - len(kept)) * lengths.row_nbytes)
+
+
+def _padded(
+    sizes: npt.NDArray[np.int64], flat: npt.NDArray[np.uint8], keep: npt.NDArray[np.bool_], width: int
+) -> Iterator[npt.NDArray[np.uint8]]:
+    """Rows of one width in bytes, zeros behind; so many at a time that they do not fill memory."""
+    ends = np.cumsum(sizes)
+    rows = np.flatnonzero(keep)
+    step = max(1, _AT_ONCE // width)
+    for first in range(0, len(rows), step):
+        some = rows[first : first + step]
+        padded = np.zeros((len(some), width), np.uint8)
+        for place, row in enumerate(some):
+            padded[place, : sizes[row]] = flat[ends[row] - sizes[row] : ends[row]]
+        yield padded
+
+
+def name_files(out: Path, layout: Layout, journal: Journal, old: Sequence[Path]) -> list[Path]:
+    """Give finished files their names, at once and for good; and remove those that they take the place of.
+
+    Args:
+        out: the name.
+        layout: which files.
+        journal: what is in them; notes that it has begun.
+        old: files of fewer rows.
+
+    Raises:
+        OptionError: there is something else of this name meanwhile.
+    """
+    numbers = list(_files_with_rows(layout, journal.blocks))
+    paths = [shard_path(out, place, len(numbers)) for place in range(len(numbers))]
+    if not journal.is_naming:
+        taken = [path for path in paths if os.path.lexists(path) and path not in old]
+        if taken:
+            raise OptionError(f"{taken[0]} has come meanwhile; move it away, and call again")
+        journal.name()
+    for number, path in zip(numbers, paths, strict=True):
+        compact, made = layout.folder / f"{number:05d}{_COMPACT}", data_file(layout.folder, number)
+        if compact.exists():
+            made.unlink(missing_ok=True)  # first: what is there afterwards has no name yet
+            made = compact
+        if made.exists():
+            os.replace(made, path)
+    for path in old:
+        if path not in paths:
+            path.unlink(missing_ok=True)
+    sync_folder(out.parent)
+    return paths

@@ -1,0 +1,282 @@
+"""Rows that the user's function makes, in blocks of arrays."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.generation.columns import SampleError, Schema
+from fastpipe.generation.seeds import RowGenerators, globals_seeded, row_generator, row_generators
+
+__all__ = ["FAILURES", "Block", "Failure", "Maker", "Policy", "Task"]
+
+Policy = Literal["raise", "skip", "retry"]
+
+_ATTEMPTS = 10  # of a row that is tried again
+FAILURES = (Exception, SystemExit)  # of a row, rather than of what makes it
+_AS_IT_IS: AbstractContextManager[None] = nullcontext()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A row that could not be made.
+
+    Attributes:
+        index: the row.
+        error, trace: type and message, and the traceback's text.
+        is_final: whether no policy goes on without it: others would fail as it did.
+    """
+
+    index: int
+    error: str
+    trace: str = ""
+    is_final: bool = False
+
+
+@dataclass
+class Block:
+    """Consecutive rows, as the arrays that are written.
+
+    Attributes:
+        first, last: the first row, and the one behind the last.
+        fixed: for each column of one shape its rows, (rows, …).
+        lengths: for each ragged column int64 (rows,).
+        flat: for each ragged column all values, one behind the other, (sum of lengths, …).
+        failed: rows that are left out; zeros, or no length, are in their places.
+    """
+
+    first: int
+    last: int
+    fixed: list[npt.NDArray[Any]]
+    lengths: list[npt.NDArray[np.int64]]
+    flat: list[npt.NDArray[Any]]
+    failed: list[Failure] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all values."""
+        return sum(one.nbytes for one in (*self.fixed, *self.flat))
+
+    def rows_with_nan(self) -> list[int]:
+        """The rows in which a number is NaN."""
+        found: set[int] = set()
+        for array in self.fixed:
+            # A sum is NaN if any number is, or if infinities meet: then each is looked at.
+            if array.dtype.kind in "fc" and array.size:
+                with np.errstate(all="ignore"):
+                    is_clean = not np.isnan(array.sum(dtype=array.dtype))
+                if not is_clean:
+                    rows = np.isnan(array).reshape(len(array), -1).any(1)
+                    found.update((np.flatnonzero(rows) + self.first).tolist())
+        for lengths, flat in zip(self.lengths, self.flat, strict=True):
+            if flat.dtype.kind in "fc" and flat.size:
+                at = np.flatnonzero(np.isnan(flat).reshape(len(flat), -1).any(1))
+                rows = np.searchsorted(np.cumsum(lengths), at, side="right")
+                found.update((np.unique(rows) + self.first).tolist())
+        return sorted(found)
+
+
+class _BlockBuilder:
+    """A block in the making: rows are copied as they come, so that a function may use its arrays again."""
+
+    def __init__(self, schema: Schema, first: int, last: int) -> None:
+        self._schema, self._first, self._count = schema, first, 0
+        rows = last - first
+        self._fixed = [np.empty((rows, *one.inner), one.element) for one in schema.fixed]
+        self._lengths = [np.zeros(rows, np.int64) for _ in schema.ragged]
+        self._flat: list[list[npt.NDArray[Any]]] = [[] for _ in schema.ragged]
+        # Where the values of a column go: which of the fixed or the ragged ones it is.
+        self._places = [
+            (one.is_ragged, (schema.ragged if one.is_ragged else schema.fixed).index(one))
+            for one in schema.columns
+        ]
+        self._failed: list[Failure] = []
+
+    def add(self, values: Sequence[npt.NDArray[Any]]) -> None:
+        """Add a row, by column."""
+        at = self._count
+        for value, (is_ragged, place) in zip(values, self._places, strict=True):
+            if is_ragged:
+                self._flat[place].append(value.copy())
+                self._lengths[place][at] = len(value)
+            else:
+                self._fixed[place][at] = value
+        self._count = at + 1
+
+    def add_many(self, values: Sequence[Any], rows: int) -> None:
+        """Add rows, by column: an array (rows, …), or of a ragged one a list of arrays."""
+        at = self._count
+        for value, (is_ragged, place) in zip(values, self._places, strict=True):
+            if is_ragged:
+                self._flat[place] += [one.copy() for one in value]
+                self._lengths[place][at : at + rows] = [len(one) for one in value]
+            else:
+                self._fixed[place][at : at + rows] = value
+        self._count = at + rows
+
+    def leave_out(self, failure: Failure) -> None:
+        """Leave zeros, and no length, in the place of a row that failed."""
+        self._failed.append(failure)
+        for array in self._fixed:
+            array[self._count] = np.zeros((), array.dtype)
+        self._count += 1
+
+    def block(self) -> Block:
+        """All that was added."""
+        count, flat = self._count, []
+        for column, values in zip(self._schema.ragged, self._flat, strict=True):
+            flat.append(np.concatenate([np.zeros((0, *column.inner), column.element), *values]))
+        return Block(
+            self._first, self._first + count, [one[:count] for one in self._fixed],
+            [one[:count] for one in self._lengths], flat, self._failed,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Task:
+    """All about rows that does not change from block to block.
+
+    Attributes:
+        function: ``function(index, rng)``, perhaps with an attribute ``batch``.
+        seed: of all rows.
+        schema: of samples.
+        batch_rows: rows of a call of ``batch``; 0 where there is none.  A call always has the same rows,
+            however blocks are cut: in other company a row may come out with other last bits.
+        policy: what happens to a row that raises.
+        seeds_globals: whether global generators are seeded for each row.
+    """
+
+    function: Callable[..., Any]
+    seed: int
+    schema: Schema
+    batch_rows: int = 0
+    policy: Policy = "raise"
+    seeds_globals: bool = False
+
+
+class Maker:
+    """Makes rows of a task."""
+
+    def __init__(self, task: Task) -> None:
+        self._task, self._schema, self._seed = task, task.schema, task.seed
+
+    def block(self, first: int, last: int) -> tuple[Block, Failure | None]:
+        """Make rows.
+
+        Args:
+            first: row; of a function with ``batch`` one at which a call begins.
+            last: the row behind the last.
+
+        Returns:
+            The rows; and what ended it, but under ``"skip"``, with the rows before.
+        """
+        builder = _BlockBuilder(self._schema, first, last)
+        for failure in self._fill(builder, first, last):
+            if self._task.policy != "skip" or failure.is_final:
+                return builder.block(), failure
+            builder.leave_out(failure)
+        return builder.block(), None
+
+    def sample(self, index: int, attempt: int = 0) -> Any:
+        """Return what the function returns for a row."""
+        with self._seeded(index, attempt):
+            return self._task.function(index, row_generator(self._seed, index, attempt))
+
+    def batch(self, indices: Sequence[int], attempt: int = 0) -> list[Any]:
+        """Return what ``batch`` returns for rows, by column: an array, or of a ragged one a list of arrays.
+
+        Raises:
+            SampleError: it is not of the schema.
+        """
+        rngs = (
+            RowGenerators(row_generator(self._seed, index, attempt) for index in indices)
+            if attempt
+            else row_generators(self._seed, indices)
+        )
+        function: Any = self._task.function
+        with self._seeded(indices[0], attempt):
+            values = self._schema.values(function.batch(np.asarray(indices, np.int64), rngs))
+        count = len(indices)
+        found: list[Any] = []
+        for column, value in zip(self._schema.columns, values, strict=True):
+            if not column.is_ragged:
+                found.append(column.stacked(value, count))
+                continue
+            if len(value) != count:
+                raise SampleError(f"{column.name!r} of a batch of {count} has {len(value)} values")
+            found.append([column.array(str(one) if column.is_text else one) for one in value])
+        return found
+
+    def _fill(self, builder: _BlockBuilder, first: int, last: int) -> Iterator[Failure]:
+        """Make rows one after another; those that fail come out, and are to be left out."""
+        if not self._task.batch_rows:
+            function, rows = self._task.function, range(first, last)
+            for index, rng in zip(rows, row_generators(self._seed, rows), strict=True):
+                try:
+                    with self._seeded(index, 0):
+                        builder.add(self._schema.arrays(function(index, rng)))
+                except FAILURES as error:
+                    yield from self._again(builder, index, error, self._row)
+            return
+        for begin in range(first, last, self._task.batch_rows):
+            indices = range(begin, min(begin + self._task.batch_rows, last))
+            try:
+                builder.add_many(self.batch(indices), len(indices))
+            except FAILURES as error:
+                yield from self._one_by_one(builder, indices, error)
+
+    def _one_by_one(self, builder: _BlockBuilder, indices: range, error: BaseException) -> Iterator[Failure]:
+        """Make the rows of a batch that raised, to find which of them it is.
+
+        Under ``"raise"`` none of them is kept: they are made again in the company that they always have.
+        """
+        is_found = False
+        for index in indices:
+            try:
+                values = self._batch_of_one(index)
+            except FAILURES as own:
+                is_found = True
+                yield from self._again(builder, index, own, self._batch_of_one)
+                continue
+            if self._task.policy != "raise":
+                builder.add(values)
+        if not is_found:
+            text = f"{_text(error)} (in a batch with rows up to {indices[-1]}; alone none of them fails)"
+            yield Failure(indices[0], text, _trace(error), is_final=True)
+
+    def _again(
+        self, builder: _BlockBuilder, index: int, error: BaseException, make: Callable[[int, int], list[Any]]
+    ) -> Iterator[Failure]:
+        """Try a row again, if it is to be; else it has failed."""
+        for attempt in range(1, _ATTEMPTS) if self._task.policy == "retry" else ():
+            try:
+                builder.add(make(index, attempt))
+                return
+            except FAILURES as another:
+                error = another
+        # Without memory, or a module, all rows from here on would be left out.
+        is_of_machine = isinstance(error, (MemoryError, ImportError))
+        yield Failure(index, _text(error), _trace(error), is_of_machine)
+
+    def _row(self, index: int, attempt: int = 0) -> list[Any]:
+        return self._schema.arrays(self.sample(index, attempt))
+
+    def _batch_of_one(self, index: int, attempt: int = 0) -> list[Any]:
+        return [one[0] for one in self.batch([index], attempt)]
+
+    def _seeded(self, index: int, attempt: int) -> AbstractContextManager[None]:
+        return globals_seeded(self._seed, index, attempt) if self._task.seeds_globals else _AS_IT_IS
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _trace(error: BaseException) -> str:
+    return "".join(traceback.format_exception(type(error), error, error.__traceback__))

@@ -1,0 +1,551 @@
+"""One call of ``generate``: its options, what is there and what is missing, and what comes of it."""
+
+from __future__ import annotations
+
+import errno
+import inspect
+import logging
+import math
+import os
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from fastpipe.console import in_time
+from fastpipe.core.machine import default_threads
+from fastpipe.core.processes import why_no_processes
+from fastpipe.core.text import in_bytes
+from fastpipe.errors import FastpipeError, GenerationError, MissingDependencyError, OptionError, WorkerError
+from fastpipe.generation.code import code_name, code_version
+from fastpipe.generation.columns import Columns, SampleError, Schema, declared
+from fastpipe.generation.estimate import Probe, ProbeReport
+from fastpipe.generation.files import LEFT_OUT, OldRows, damaged, finish, layout_of, name_files
+from fastpipe.generation.job import Finished, Folder, Job, differences, paths_of, versions
+from fastpipe.generation.progress import Report
+from fastpipe.generation.rows import FAILURES, Maker, Policy, Task
+from fastpipe.generation.schedule import Interrupts, Missing, Schedule
+from fastpipe.generation.storage import Journal, Layout, Stored, Writer
+from fastpipe.generation.workers import Cluster, Kind, OneThreadEach, Processes, ThisThread, Threads, Workers
+from fastpipe.hdf5.growing import folder_of, opened_folder
+
+__all__ = ["First", "Generated", "Options", "Run", "first_row"]
+
+
+# ---- options ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of ``generate``, checked; see there."""
+
+    function: Callable[..., Any]
+    rows: int
+    out: Path
+    seed: int
+    workers: int | Literal["auto"] = "auto"
+    executor: Executor | Kind | None = None
+    columns: Columns = None
+    chunk_rows: int | None = None
+    resume: bool | Literal["changed"] = True
+    probe: bool = True
+    max_bytes: int | None = None
+    policy: Policy = "raise"
+    seeds_globals: bool = False
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise OptionError(f"fn= is a function fn(index, rng), got {type(self.function).__name__}")
+        for name, value, least in (
+            ("n", self.rows, 1), ("seed", self.seed, 0), ("chunk_rows", self.chunk_rows, 1),
+            ("max_bytes", self.max_bytes, 1),
+            ("workers", None if self.workers == "auto" else self.workers, 0),
+        ):  # fmt: skip
+            if value is not None and (not isinstance(value, int) or value < least):
+                raise OptionError(f"{name}= is a whole number from {least}, got {value!r}")
+        if self.policy not in get_args(Policy):
+            raise OptionError(f"bad_samples= is one of {get_args(Policy)}, got {self.policy!r}")
+        is_named = self.executor in (None, *get_args(Kind))
+        if not is_named and not callable(getattr(self.executor, "submit", None)):
+            raise OptionError(
+                "executor= is 'processes', 'threads', or a concurrent.futures.Executor, got "
+                f"{self.executor!r}"
+            )
+        if self.resume not in (True, False, "changed"):
+            raise OptionError(f"resume= is True, False or 'changed', got {self.resume!r}")
+        if self.seeds_globals and self.executor == "threads" and self.workers not in (0, 1):
+            raise OptionError(
+                "seed_globals=True with executor='threads': threads share the global generators; give "
+                "executor='processes', or workers=1"
+            )
+        declared(self.columns)
+        if self.out.is_dir():
+            raise OptionError(f"{self.out} is a folder; name a file")
+        if not self.out.parent.is_dir():
+            raise OptionError(f"there is no folder {self.out.parent}; make it first")
+
+    @property
+    def most_workers(self) -> int:
+        """How many workers there may be."""
+        if self.workers != "auto":
+            return self.workers
+        return 0 if self.executor != "threads" and why_no_processes() else default_threads()
+
+    def task(self, schema: Schema, batch_rows: int) -> Task:
+        """Return what workers make."""
+        return Task(self.function, self.seed, schema, batch_rows, self.policy, self.seeds_globals)
+
+
+# ---- the first row ----------------------------------------------------------------------------------
+
+_TRIED = 100  # rows, for one that does not fail
+_BATCH_NBYTES, _MOST_BATCH_ROWS = 4 << 20, 256
+_BATCH_ROW_S = 1e-3  # where nothing is known
+_TIMED, _TIMED_S = 9, 0.002  # rows, and seconds from which on there are enough of them
+_TOLERANCE = 1e-5  # relative, between a row and the same of a batch
+
+
+@dataclass(frozen=True)
+class First:
+    """What the first row shows.
+
+    Attributes:
+        schema: of samples.
+        row_nbytes, row_s: about how large one is in the file, and how long it takes.
+        batch_rows: rows of a call of ``batch``; 0 without.
+    """
+
+    schema: Schema
+    row_nbytes: int
+    row_s: float
+    batch_rows: int
+
+
+def first_row(options: Options) -> First:
+    """Make the first row that can be made.
+
+    Raises:
+        GenerationError: none can.
+        OptionError: the columns asked for are not there; or rows of ``batch`` are others.
+    """
+    maker = Maker(options.task(Schema((), is_dict=True), 0))
+    tried = min(_TRIED, options.rows)
+    with OneThreadEach():
+        for index in range(tried):
+            begun = time.perf_counter()
+            try:
+                sample = maker.sample(index)
+                schema = Schema.learned(sample, options.columns)
+            except (OptionError, MissingDependencyError):
+                raise
+            except FAILURES as error:
+                if options.policy == "raise" or isinstance(error, (MemoryError, ImportError)):
+                    raise GenerationError(
+                        f"row {index} failed: {type(error).__name__}: {error}", index=index
+                    ) from error
+                continue
+            row_s = time.perf_counter() - begun
+            row_nbytes = schema.row_nbytes(sample)
+            if not callable(getattr(options.function, "batch", None)):
+                row_s = min(row_s, _next_row_s(maker, range(index + 1, options.rows)))
+                return First(schema, row_nbytes, row_s, 0)
+            batch_rows = max(1, min(_BATCH_NBYTES // row_nbytes, _MOST_BATCH_ROWS))
+            alone = [one.copy() for one in schema.arrays(sample)]  # the function may use its arrays again
+            row_s = _check_batch(options, schema, index, alone, batch_rows)
+            return First(schema, row_nbytes, row_s, batch_rows)
+    raise GenerationError(f"all of the first {tried} rows failed: make one alone to see why")
+
+
+def _next_row_s(maker: Maker, rows: range) -> float:
+    """About how long a row takes that is not the first, which may import, compile or load things."""
+    took: list[float] = []
+    while rows and len(took) < min(_TIMED, len(rows)) and sum(took) < _TIMED_S:
+        begun = time.perf_counter()
+        try:
+            maker.sample(rows[len(took)])
+        except FAILURES:  # which is reported when it is made
+            break
+        took.append(time.perf_counter() - begun)
+    return statistics.median(took) if took else math.inf
+
+
+def _check_batch(options: Options, schema: Schema, index: int, first: list[Any], batch_rows: int) -> float:
+    """Check that ``batch`` makes the same rows; return about how long one takes so."""
+    maker = Maker(options.task(schema, batch_rows))
+    rows = range(index, min(index + batch_rows, options.rows))
+    try:
+        made = maker.batch(rows)  # once for what it compiles or loads
+        begun = time.perf_counter()
+        made = maker.batch(rows)
+        row_s = (time.perf_counter() - begun) / len(rows)
+    except SampleError as error:
+        raise OptionError(f"fn.batch of rows {rows.start} to {rows.stop - 1}: {error}") from error
+    except FAILURES:
+        return _BATCH_ROW_S  # which of the rows it is, and what then, is found out when they are made
+    if options.seeds_globals:  # one seed for a batch: no row of it is what it is alone
+        return row_s
+    for at, alone in ((0, first), (len(rows) - 1, schema.arrays(maker.sample(rows[-1])))):
+        for column, values, value in zip(schema.columns, made, alone, strict=True):
+            one = np.asarray(values[at])
+            if one.shape != value.shape or not _equal(one, value):
+                raise OptionError(
+                    f"fn.batch makes other rows than fn: {column.name!r} of row {rows[at]} differs. Draw "
+                    "numbers with the methods of the rng that batch is given, in the order of fn's"
+                )
+    return row_s
+
+
+def _equal(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
+    if one.dtype.kind in "fc":
+        return np.allclose(one, other, _TOLERANCE, _TOLERANCE, equal_nan=True)
+    return bool(np.array_equal(one, other))
+
+
+# ---- the run ----------------------------------------------------------------------------------------
+
+_SHORT_S = 1.0  # of work, for which processes are not worth starting
+_PROBED_S = 20.0  # of work, from which on it is worth a look before
+_COPIED_NBYTES = 32 << 20
+_ACCEPT = "; or, if rows are as good as those of the function as it is, give resume='changed'"
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What ``generate`` has made.
+
+    Attributes:
+        paths: the files, in the order of their rows.
+        rows: that they have.
+        failed: rows that are left out, with what was wrong.
+        nan_rows: how many rows have a NaN.
+        made: rows that were made by this call; the others were there.
+        seconds: this call took.
+    """
+
+    paths: tuple[Path, ...]
+    rows: int
+    failed: tuple[tuple[int, str], ...] = ()
+    nan_rows: int = 0
+    made: int = 0
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        nbytes = sum(path.stat().st_size for path in self.paths)
+        count = len(self.paths)
+        files = str(self.paths[0]) if count == 1 else f"{count} files from {self.paths[0]}"
+        if not self.made:
+            return f"{files}: {self.rows:,} rows, {in_bytes(nbytes)}, all there already"
+        rate = f"{self.made / max(self.seconds, 1e-9):,.3g} rows/s"
+        took = f"{self.seconds:.1f} s" if self.seconds < 60 else in_time(self.seconds)
+        return f"{files}: {self.rows:,} rows, {in_bytes(nbytes)}; {self.made:,} made in {took}, {rate}"
+
+
+class Run:
+    """One call of ``generate``."""
+
+    def __init__(self, options: Options, report: Report) -> None:
+        self._options, self._report = options, report
+        self._name, self._code = code_name(options.function), code_version(options.function)
+        wanted = declared(options.columns).items()
+        self._columns = "; ".join(f"{name}: {one.dtype} {one.shape}" if one else name for name, one in wanted)
+        self._first: First | None = None  # how long a row takes is unknown if rows are there already
+
+    def run(self) -> Generated:
+        """Make what is missing; raises as ``generate``."""
+        out = self._options.out
+        if not folder_of(out).exists() and (there := self._there(Finished.at(out))) is not None:
+            return there
+        with Folder(out) as folder, ExitStack() as stack:
+            journal = Journal(folder.folder)
+            stack.callback(journal.close)
+            is_begun = bool(journal.blocks) or journal.is_naming  # else there is nothing that could be lost
+            if not self._options.resume or not is_begun:
+                finished = Finished.at(out)  # no other process can have made them from here on
+                # Also where nothing but the folder is left of a job whose files have their names.
+                if (there := self._there(finished)) is not None:
+                    folder.remove()
+                    return there
+                folder.clear()
+                try:
+                    self._begin(journal, finished)
+                except BaseException:
+                    folder.remove()  # nothing is lost with it
+                    raise
+            job = self._checked_journal(journal)
+            made = self._made(job, folder, journal)
+            folder.remove()
+        if job.rows < self._options.rows:  # what was begun is finished; what is asked for is more
+            more = self.run()
+            return replace(more, made=made.made + more.made)
+        return made
+
+    def _there(self, finished: Finished | None) -> Generated | None:
+        """What is there, if it is all that is asked for; None if it has fewer rows.
+
+        Raises:
+            OptionError: there are finished files, and all is to be made anew.
+            GenerationError: they are of another job, or have more rows.
+        """
+        if finished is None:
+            return None
+        path, job, rows = finished.paths[0], finished.job, self._options.rows
+        if not self._options.resume:
+            raise OptionError(f"{path} exists; remove it to make it anew, or name another file")
+        found = self._differences(job)
+        if found:
+            remedy = "Name another file, or remove it" + (_ACCEPT if job.code != self._code.digest else "")
+            raise GenerationError(f"{path} exists, and {', '.join(found)}. {remedy}")
+        if job.rows > rows:
+            raise GenerationError(
+                f"{path} has {job.rows:,} rows, and n={rows:,} is less: read its first ones, or name another "
+                "file"
+            )
+        if job.rows < rows:
+            return None
+        failed = tuple((index, LEFT_OUT) for index in finished.skipped)
+        return Generated(finished.paths, job.rows - len(failed), failed, finished.nan_rows)
+
+    def _differences(self, job: Job) -> list[str]:
+        """In what a job that is there differs from what is asked for, as far as that is not accepted."""
+        wanted = self._wanted(job)
+        if self._options.resume == "changed":
+            job = replace(job, code=wanted.code)
+        return differences(job, wanted)
+
+    def _wanted(self, like: Job) -> Job:
+        """The job that is asked for, of the schema of one that is there."""
+        options = self._options
+        return replace(
+            like, function=self._name, code=self._code.digest, parts=self._code.parts, seed=options.seed,
+            rows=options.rows, columns=self._columns, chunk_rows=options.chunk_rows,
+            max_bytes=options.max_bytes, policy=options.policy, seeds_globals=options.seeds_globals,
+        )  # fmt: skip
+
+    def _checked_journal(self, journal: Journal) -> Job:
+        """The job of a journal, if it is the same, of no more rows."""
+        folder, rows = folder_of(self._options.out), self._options.rows
+        removed = f"which removes {_rows_of(journal.blocks):,} rows"
+        if journal.job is None:
+            raise GenerationError(
+                f"{folder} is of a job, and its journal, which says of which, is damaged. Begin anew with "
+                f"resume=False, {removed}"
+            )
+        remedy = (
+            f"Go on with the arguments that it was begun with; or begin anew with resume=False, {removed}"
+        )
+        job = Job.from_json(journal.job)
+        if found := self._differences(job):
+            remedy += _ACCEPT if job.code != self._code.digest else ""
+            raise GenerationError(
+                f"{folder} is of a job that was not finished, and {', '.join(found)}. {remedy}"
+            )
+        if job.rows > rows:
+            raise GenerationError(
+                f"{folder} is of a job of {job.rows:,} rows that was not finished, and n={rows:,} is less. "
+                f"{remedy}"
+            )
+        return replace(job, code=self._code.digest, parts=self._code.parts)
+
+    def _begin(self, journal: Journal, finished: Finished | None) -> None:
+        """Note what is to be made."""
+        if finished is not None:
+            wanted = self._wanted(finished.job)
+            journal.begin(replace(wanted, extends=finished.job.rows, versions=versions()).as_json())
+            return
+        options = self._options
+        first = self._first = first_row(options)
+        shard_rows = None if options.max_bytes is None else max(1, options.max_bytes // first.row_nbytes)
+        job = Job(
+            self._name, self._code.digest, self._code.parts, options.seed, options.rows, first.schema,
+            self._columns, options.chunk_rows, options.max_bytes, options.policy, options.seeds_globals,
+            shard_rows, first.batch_rows, versions(),
+        )  # fmt: skip
+        journal.begin(job.as_json())
+
+    def _made(self, job: Job, folder: Folder, journal: Journal) -> Generated:
+        """Make the missing rows of a job, and the files of them."""
+        try:
+            return self._all_made(job, folder, journal, self._old(job, journal))
+        except (KeyboardInterrupt, OSError, GenerationError) as error:
+            found = self._explained(error, journal.blocks, job)
+            if isinstance(error, KeyboardInterrupt):
+                self._report.say(str(found), logging.WARNING)
+            raise found from found.__cause__
+
+    def _old(self, job: Job, journal: Journal) -> tuple[Path, ...]:
+        """The files whose rows a job takes over, and whose place its own take."""
+        if not job.extends:
+            return ()
+        if journal.is_naming:  # some of them may be of this job already
+            return paths_of(self._options.out)
+        finished = Finished.at(self._options.out)
+        return finished.paths if finished else ()
+
+    def _all_made(self, job: Job, folder: Folder, journal: Journal, old: Sequence[Path]) -> Generated:
+        layout, made = layout_of(job, folder.folder), 0
+        writer = Writer(layout)
+        try:
+            if not journal.is_naming:
+                self._check_stored(journal, layout, writer)
+                folder.tidy(journal.blocks)
+                self._take_over(job, journal, writer, old)
+                made = self._make(job, journal, layout, writer)
+                finish(job, layout, journal.blocks, writer, self._report.step)
+        finally:
+            writer.close()
+        with opened_folder(self._options.out) as here:
+            paths = name_files(self._options.out, replace(layout, folder=Path(here)), journal, old)
+        failed = tuple(sorted(pair for one in journal.blocks for pair in one.failed))
+        nan_rows = sum(one.with_nan for one in journal.blocks)
+        if nan_rows:
+            first = sorted(index for one in journal.blocks for index in one.first_with_nan)[:5]
+            text = f"{nan_rows:,} rows have NaN, which are kept; the first: {', '.join(map(str, first))}"
+            self._report.say(text, logging.WARNING)
+        if failed:
+            text = f"{len(failed):,} rows are left out; the first: row {failed[0][0]}, {failed[0][1]}"
+            self._report.say(text, logging.WARNING)
+        return Generated(tuple(paths), job.rows - len(failed), failed, nan_rows, made)
+
+    def _check_stored(self, journal: Journal, layout: Layout, writer: Writer) -> None:
+        """Check what was made before."""
+        if not journal.blocks:
+            return
+        if journal.damaged:
+            text = f"{journal.damaged:,} lines of the journal are damaged; the rows of these are made again"
+            self._report.say(text, logging.WARNING)
+        self._report.step("reading what is there")
+        if lost := damaged(journal.blocks, layout, writer):
+            journal.drop(lost)
+            text = f"{_rows_of(lost):,} rows are not as they were noted, and are made again"
+            self._report.say(text, logging.WARNING)
+        self._report.say(f"going on: {_rows_of(journal.blocks):,} of {layout.rows:,} rows are there")
+
+    def _take_over(self, job: Job, journal: Journal, writer: Writer, old: Sequence[Path]) -> None:
+        """Copy the rows of files that are finished, but for a last batch that was not a whole one."""
+        if not old:
+            return
+        align = max(job.batch_rows, 1)
+        missing = Missing(job.extends // align * align, _noted(journal), align)
+        row_nbytes = sum(path.stat().st_size for path in old) // max(job.extends, 1)
+        rows = OldRows(old, job.schema)
+        try:
+            while (block := missing.take(max(1, _COPIED_NBYTES // max(row_nbytes, 1)))) is not None:
+                stored = writer.put(rows.block(*block))
+                writer.sync([stored])
+                journal.add([stored])
+        finally:
+            rows.close()
+
+    def _make(self, job: Job, journal: Journal, layout: Layout, writer: Writer) -> int:
+        """Make the missing rows; return how many these are."""
+        missing = Missing(job.rows, _noted(journal), max(job.batch_rows, 1))
+        count = missing.left
+        if not count:
+            return 0
+        workers = self._workers(self._options.task(job.schema, job.batch_rows), layout, writer, count)
+        with workers, Interrupts(is_here=isinstance(workers, ThisThread)) as interrupts:
+            self._report.begin(job.rows - count)
+            schedule = Schedule(workers, missing, journal, writer, self._report, interrupts)
+            if self._first is not None:
+                schedule.expect(self._first.row_s, self._first.row_nbytes)
+            schedule.run()
+        return count
+
+    def _workers(self, task: Task, layout: Layout, writer: Writer, rows: int) -> Workers:
+        """Start workers."""
+        options, count = self._options, self._options.most_workers
+        if options.executor is not None and not isinstance(options.executor, str):
+            asked = None if options.workers == "auto" else options.workers
+            return Cluster(task, layout.folder, options.executor, asked)
+        seconds = self._first.row_s * rows if self._first else math.inf
+        if count == 0 or (options.workers == "auto" and seconds < _SHORT_S):
+            return ThisThread(task, writer)
+        if self._first and options.probe and seconds / count > _PROBED_S:
+            found = self._probed(task, rows, self._first.row_nbytes, count)
+            if options.workers == "auto" and found is not None and not found.best_workers:
+                return ThisThread(task, writer)
+        if options.executor == "threads":
+            return Threads(task, writer, count)
+        try:
+            return Processes(task, layout, count)
+        except OSError as error:
+            if options.workers != "auto":
+                raise
+            text = f"no worker processes can be started ({error}): this one makes the rows"
+            self._report.say(text, logging.WARNING)
+            return ThisThread(task, writer)
+
+    def _probed(self, task: Task, rows: int, row_nbytes: int, workers: int) -> ProbeReport | None:
+        """Look, and say what was seen; None where a worker died or cannot start, as both are found later."""
+        are_threads = self._options.executor == "threads"
+        try:
+            found = Probe(task, rows, row_nbytes, workers, are_threads, self._options.out).run()
+        except (WorkerError, OSError):
+            return None
+        for line in found.lines():
+            self._report.say(line)
+        return found
+
+    def _explained(self, error: BaseException, blocks: Sequence[Stored], job: Job) -> BaseException:
+        """An error that says what is kept, and how to go on."""
+        out = self._options.out
+        kept = f"{_rows_of(blocks):,} of {job.rows:,} rows are kept in {folder_of(out)}"
+        again = f"{kept}; the same call goes on from there"
+        if sum(len(one.failed) for one in blocks) == job.rows:
+            again = "No row is kept"
+        if isinstance(error, KeyboardInterrupt):
+            return KeyboardInterrupt(f"interrupted: {again}")
+        if isinstance(error, GenerationError):
+            return _of_row(error, again, job, self._options.function)
+        if not isinstance(error, OSError) or isinstance(error, FastpipeError):
+            return error
+        text = error.strerror or str(error)
+        if error.filename is not None:
+            text += f": {os.fsdecode(error.filename)!r}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # of HDF5 the text has many lines
+            free = in_bytes(shutil.disk_usage(out.parent).free)
+            text = f"{os.strerror(error.errno or 0)} ({free} are free)"
+        text = f"{text}; {again}"
+        return type(error)(text) if error.errno is None else type(error)(error.errno, text)
+
+
+def _rows_of(blocks: Sequence[Stored]) -> int:
+    """How many rows blocks have, those that failed included."""
+    return sum(one.last - one.first for one in blocks)
+
+
+def _noted(journal: Journal) -> list[tuple[int, int]]:
+    return [(one.first, one.last) for one in journal.blocks]
+
+
+_BY_VALUE = "<dynamic-code>"  # what cloudpickle says that a function's file is
+
+
+def _of_row(error: GenerationError, again: str, job: Job, function: Callable[..., Any]) -> GenerationError:
+    alone, policy = "", ""
+    if error.trace:
+        name, index = job.function.split(":")[-1], error.index
+        alone = f" Alone it is {name}({index}, np.random.default_rng([{job.seed}, {index}]))."
+        policy = ". bad_samples='skip' leaves such rows out, and 'retry' draws again"
+    plain = getattr(function, "func", function)  # of a partial; of an object, its class has the source
+    plain = plain if inspect.isfunction(inspect.unwrap(plain)) else type(plain)
+    trace = error.trace.replace(_BY_VALUE, inspect.getsourcefile(plain) or _BY_VALUE)
+    found = GenerationError(
+        f"{str(error).rstrip('.')}.{alone} {again}{policy}", index=error.index, trace=trace
+    )
+    found.__cause__ = error.__cause__ or (_WorkerTraceError(trace) if trace else None)
+    return found
+
+
+class _WorkerTraceError(Exception):
+    """The traceback of an error in a worker, as text."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"

@@ -1,0 +1,356 @@
+"""Blocks on disk, and the journal of those that are complete.
+
+Rows of one shape are written to the place in the file that they will have.  The place of ragged rows depends
+on the longest, which is unknown until the end: they wait in a *spool*, as lengths and values.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import threading
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.core.files import UNFINISHED, is_tight, open_regular, retrying_open, sync_folder, write_whole
+from fastpipe.generation.rows import Block
+
+__all__ = [
+    "JOURNAL", "Journal", "Layout", "Region", "Spooled", "Stored", "Writer", "bytes_of", "data_file",
+    "described", "replace_file", "write_all",
+]  # fmt: skip
+
+JOURNAL = "journal"
+_MOST_OPEN = 64  # files, of which there may be thousands
+_MOST_NOTED = 20  # rows with NaN of a block, by number
+
+
+def data_file(folder: Path, shard: int) -> Path:
+    """Return the file that grows to be a shard."""
+    return folder / f"{shard:05d}.data"
+
+
+def bytes_of(array: npt.NDArray[Any]) -> memoryview:
+    """Return an array's bytes, also of types that Python's buffers do not know."""
+    if not array.size:
+        return memoryview(b"")
+    flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return memoryview(flat)
+
+
+def write_all(descriptor: int, view: memoryview, offset: int) -> None:
+    """Write all bytes at a place of a file."""
+    done = 0
+    while done < len(view):
+        done += os.pwrite(descriptor, view[done:], offset + done)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Make or replace a file, on the disk when this returns: all of it or nothing."""
+    unfinished = path.with_name(f"{path.name}{UNFINISHED}")
+    write_whole(path, lambda file: file.write(content), sync=True, unfinished=unfinished)
+
+
+@dataclass(frozen=True)
+class Region:
+    """Where a dataset's rows are in a file, in bytes."""
+
+    begin: int
+    row_nbytes: int
+    rows: int
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.rows * self.row_nbytes
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where rows are in the files.
+
+    Attributes:
+        folder: in which the files grow.
+        rows, shard_rows: of all, and of each file.
+        regions: for each file, where the rows of each column of one shape are.
+    """
+
+    folder: Path
+    rows: int
+    shard_rows: int
+    regions: Sequence[Sequence[Region]]
+
+    @property
+    def shards(self) -> int:
+        """How many files there are."""
+        return -(-self.rows // self.shard_rows)
+
+    def shard(self, number: int) -> range:
+        """The rows of a file."""
+        first = number * self.shard_rows
+        return range(first, min(first + self.shard_rows, self.rows))
+
+    def pieces(self, first: int, last: int) -> list[tuple[int, range, int]]:
+        """The rows of a block by file: its number, the rows, and the first one's place in it."""
+        found = []
+        for number in range(first // self.shard_rows, -(-last // self.shard_rows)):
+            shard = self.shard(number)
+            rows = range(max(first, shard.start), min(last, shard.stop))
+            found.append((number, rows, rows.start - shard.start))
+        return found
+
+
+class Spooled(NamedTuple):
+    """A ragged column of a block in a spool: its file, place, checksum, and greatest length."""
+
+    file: str
+    begin: int
+    nbytes: int
+    crc: int
+    longest: int
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What the journal says of a block.
+
+    Attributes:
+        first, last: its first row, and the one behind its last.
+        crcs: checksums of each column of one shape.
+        spooled: the ragged columns.
+        failed: rows that are left out, with the error.
+        with_nan, first_with_nan: how many rows have NaN, and the first of them.
+        nbytes: of its values.
+    """
+
+    first: int
+    last: int
+    crcs: tuple[int, ...]
+    spooled: tuple[Spooled, ...]
+    failed: tuple[tuple[int, str], ...] = ()
+    with_nan: int = 0
+    first_with_nan: tuple[int, ...] = ()
+    nbytes: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """For the journal."""
+        found: dict[str, Any] = {"rows": [self.first, self.last], "crcs": self.crcs, "nbytes": self.nbytes}
+        if self.spooled:
+            found["spooled"] = self.spooled
+        if self.failed:
+            found["failed"] = self.failed
+        if self.with_nan:
+            found["nan"] = [self.with_nan, self.first_with_nan]
+        return found
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Stored:
+        """As `as_json` gives it."""
+        count, rows = content.get("nan", (0, ()))
+        first, last = content["rows"]
+        return cls(
+            first, last, tuple(content["crcs"]), tuple(Spooled(*one) for one in content.get("spooled", ())),
+            tuple((index, text) for index, text in content.get("failed", ())), count, tuple(rows),
+            nbytes=content["nbytes"],
+        )  # fmt: skip
+
+
+def described(block: Block, spooled: tuple[Spooled, ...] = ()) -> Stored:
+    """Return what the journal says of a block."""
+    with_nan = block.rows_with_nan()
+    return Stored(
+        block.first, block.last, tuple(zlib.crc32(bytes_of(one)) for one in block.fixed), spooled,
+        tuple((one.index, one.error) for one in block.failed),
+        len(with_nan), tuple(with_nan[:_MOST_NOTED]), nbytes=block.nbytes,
+    )  # fmt: skip
+
+
+@dataclass
+class _Open:
+    """An open file, and how many use it just now."""
+
+    descriptor: int
+    users: int = 0
+
+
+class Writer:
+    """Writes blocks into place.  Safe between threads; processes have one each, with a spool of its own."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout, self._lock = layout, threading.Lock()
+        self._files: dict[str, _Open] = {}  # the one that was used last is the last
+        self._spool, self._spool_end = "", 0
+        self._synced: set[str] = set()  # names
+
+    def put(self, block: Block) -> Stored:
+        """Write a block.
+
+        Raises:
+            OSError: the disk is full, for instance.
+        """
+        for number, rows, at in self._layout.pieces(block.first, block.last):
+            with self.file(data_file(self._layout.folder, number).name) as descriptor:
+                for array, region in zip(block.fixed, self._layout.regions[number], strict=True):
+                    some = array[rows.start - block.first : rows.stop - block.first]
+                    write_all(descriptor, bytes_of(some), region.begin + at * region.row_nbytes)
+        spooled = [self._put_ragged(*one) for one in zip(block.lengths, block.flat, strict=True)]
+        return described(block, tuple(spooled))
+
+    @contextmanager
+    def file(self, name: str) -> Iterator[int]:
+        """Give the descriptor of a file of the folder, which is made if it is missing."""
+        with self._lock:
+            one, too_many = self._files.pop(name, None), 0
+            if one is None:
+                one = _Open(retrying_open(open_regular, self._layout.folder / name, os.O_RDWR | os.O_CREAT))
+                too_many = 1 if is_tight(one.descriptor) else max(len(self._files) + 1 - _MOST_OPEN, 0)
+            self._files[name] = one
+            one.users += 1
+            idle = [key for key, other in self._files.items() if not other.users]
+            for key in idle[:too_many]:
+                os.close(self._files.pop(key).descriptor)
+        try:
+            yield one.descriptor
+        finally:
+            with self._lock:
+                one.users -= 1
+
+    def sync(self, blocks: Sequence[Stored]) -> None:
+        """Wait until blocks are on the disk, whichever process has written them."""
+        names = {spooled.file for one in blocks for spooled in one.spooled}
+        for one in blocks:
+            pieces = self._layout.pieces(one.first, one.last)
+            names |= {data_file(self._layout.folder, number).name for number, _, _ in pieces}
+        for name in sorted(names):
+            with self.file(name) as descriptor:
+                os.fsync(descriptor)
+        if not names <= self._synced:
+            sync_folder(self._layout.folder)
+            self._synced |= names
+
+    def close(self) -> None:
+        """Close the files."""
+        with self._lock:
+            files, self._files = self._files, {}
+        for one in files.values():
+            os.close(one.descriptor)
+
+    def _put_ragged(self, lengths: npt.NDArray[np.int64], flat: npt.NDArray[Any]) -> Spooled:
+        views = [bytes_of(lengths), bytes_of(flat)]
+        nbytes, crc = sum(map(len, views)), 0
+        with self._lock:
+            self._spool = self._spool or f"{secrets.token_hex(4)}.spool"
+            begin, self._spool_end = self._spool_end, self._spool_end + nbytes
+        at = begin
+        with self.file(self._spool) as descriptor:
+            for view in views:
+                write_all(descriptor, view, at)
+                at, crc = at + len(view), zlib.crc32(view, crc)
+        return Spooled(self._spool, begin, nbytes, crc, int(lengths.max(initial=0)))
+
+
+class Journal:
+    """The journal of a folder: a line for each block, written after the block is on the disk.
+
+    So what it says is there after the machine failed, too.  A line begins with the checksum of the rest, so
+    that one that was cut off is not taken for a whole one.
+
+    Attributes:
+        job: what is made; None in a new journal.
+        blocks: those that are stored.
+        is_naming: whether all is done, and files are getting their names.
+        damaged: how many lines cannot be read any more.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._path = folder, folder / JOURNAL
+        self.job: dict[str, Any] | None = None
+        self.blocks: list[Stored] = []
+        self.is_naming, self.damaged = False, 0
+        self._descriptor = open_regular(self._path, os.O_RDWR | os.O_CREAT)
+        try:
+            self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    def begin(self, job: dict[str, Any]) -> None:
+        """Begin anew."""
+        os.ftruncate(self._descriptor, 0)
+        self.job, self.blocks, self.is_naming, self.damaged = job, [], False, 0
+        self._append([{"job": job}])
+        sync_folder(self._folder)
+
+    def add(self, blocks: Sequence[Stored]) -> None:
+        """Add blocks whose data is on the disk.
+
+        Raises:
+            OSError: the disk is full, for instance; what was added before stays.
+        """
+        self._append([one.as_json() for one in blocks])
+        self.blocks += blocks
+
+    def name(self) -> None:
+        """Note that files are getting their names."""
+        self._append([{"naming": True}])
+        self.is_naming = True
+
+    def drop(self, blocks: Sequence[Stored]) -> None:
+        """Remove blocks that are not there as the journal says."""
+        gone = {(one.first, one.last) for one in blocks}
+        kept = [one for one in self.blocks if (one.first, one.last) not in gone]
+        lines = ({"job": self.job}, *(one.as_json() for one in kept))
+        replace_file(self._path, "".join(map(_line, lines)).encode())
+        os.close(self._descriptor)
+        self._descriptor = open_regular(self._path, os.O_RDWR)
+        self.blocks = kept
+
+    def close(self) -> None:
+        """Close the file."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def _append(self, entries: Sequence[dict[str, Any]]) -> None:
+        """Write lines behind the others, or none."""
+        end = os.lseek(self._descriptor, 0, os.SEEK_END)
+        data = memoryview("".join(map(_line, entries)).encode())
+        try:
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+            os.fsync(self._descriptor)
+        except BaseException:  # an interrupt, too: lines behind half a line are lost
+            os.ftruncate(self._descriptor, end)
+            raise
+
+    def _read(self) -> None:
+        """Read all lines; cut off a last one that is not whole.  Rows of damaged ones are missing."""
+        whole = 0
+        with open(self._path, "rb", opener=open_regular) as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                whole += len(line)
+                is_whole = len(line) > 9 and f"{zlib.crc32(line[9:-1]):08x}".encode() == line[:8]
+                entry = json.loads(line[9:-1]) if is_whole else None
+                if not isinstance(entry, dict):
+                    self.damaged += 1
+                elif "job" in entry:
+                    self.job = entry["job"]
+                elif "naming" in entry:
+                    self.is_naming = True
+                else:
+                    self.blocks.append(Stored.from_json(entry))
+        os.ftruncate(self._descriptor, whole)
+
+
+def _line(entry: dict[str, Any]) -> str:
+    text = json.dumps(entry, separators=(",", ":"))
+    return f"{zlib.crc32(text.encode()):08x} {text}\n"
