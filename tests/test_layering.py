@@ -135,7 +135,7 @@ _LAZY = {
     "torch/split.py": {"augment"},
 }
 # What commands show of files; only they load these.
-_SHOWING = {"hdf5/inspect_report.py", "hdf5/repacking.py", "volumes/report.py", "volumes/repacking.py"}
+_SHOWING = {"hdf5/inspect_report.py", "hdf5/repacking.py", "volumes/inspection.py", "volumes/repack.py"}
 _LIGHT = {*sys.stdlib_module_names, "numpy", "fastpipe"}
 
 

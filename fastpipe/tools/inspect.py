@@ -56,7 +56,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     """Print what is found, and return 0."""
     code: int
     if args.patch is not None or is_volume(args.file):
-        code = load_part("fastpipe.volumes.report").inspect_volume(args, console, progress)
+        code = load_part("fastpipe.volumes.inspection").inspect_volume(args, console, progress)
         return code
     for name in ("labels", "budget"):
         if getattr(args, name) is not None:

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     """Make the copy, and return 0."""
     code: int
     if args.output.rstrip("/").endswith(".zarr") or is_volume(args.input):
-        code = load_part("fastpipe.volumes.repacking").repack_volume(args, console, progress)
+        code = load_part("fastpipe.volumes.repack").repack_volume(args, console, progress)
         return code
     for name in ("chunks", "level", "memory"):
         if getattr(args, name) is not None:

@@ -20,11 +20,10 @@ from fastpipe.torch.randomness import take_key
 from fastpipe.torch.samples import Value
 from fastpipe.torch.source import integers, located
 from fastpipe.torch.threads import process_of
-from fastpipe.volumes.memory import received, sendable
-from fastpipe.volumes.patch_chunks import PatchChunks
 from fastpipe.volumes.places import KeyedIndex, Places
+from fastpipe.volumes.raw import received, sendable
 from fastpipe.volumes.samples import PatchSamples
-from fastpipe.volumes.units import Foreseen
+from fastpipe.volumes.units import Foreseen, PatchChunks
 
 __all__ = ["FastPatchDataset"]
 

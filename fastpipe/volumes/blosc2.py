@@ -13,15 +13,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from fastpipe.core.extras import require
 from fastpipe.core.files import open_file, regular_status
 from fastpipe.core.text import in_bytes
 from fastpipe.errors import MissingDependencyError, VolumeError
-from fastpipe.volumes.damage import as_volume_error, shortened
-from fastpipe.volumes.volume import DamagedUnitError, FileState, UnitGrid, UnitReader, Volume, box_text
-from fastpipe.volumes.wrappers import grown_unit
+from fastpipe.volumes.volume import (
+    DamagedUnitError,
+    FileState,
+    Int64Array,
+    UInt8Array,
+    UnitGrid,
+    UnitReader,
+    Volume,
+    as_volume_error,
+    box_text,
+    grown_unit,
+    shortened,
+)
 
 __all__ = ["Blosc2Volume"]
 
@@ -33,11 +42,7 @@ _MADE = {b"LazyArray", b"proxy-source", b"b2o", b"b2embed", b"listarray", b"vlar
 
 
 class Blosc2Volume(Volume):
-    """An array in a file.
-
-    Args:
-        path: the file.
-    """
+    """An array in a file."""
 
     def __init__(self, path: str) -> None:
         self.name = path
@@ -58,12 +63,7 @@ class Blosc2Volume(Volume):
         """Each thread opens it for itself, as an open file is for one of them at a time."""
         return _Reader(self)
 
-    def stored_in(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Each by itself."""
-        return numbers
-
     def state(self) -> tuple[str, str]:
-        """The file's."""
         return self.name, f"blosc2 {self.opened.state}"
 
 
@@ -77,11 +77,9 @@ class _Reader(UnitReader):
         self._volume, self._own = volume, _OfThread()
 
     def check(self) -> None:
-        """Look at the file."""
         self._volume.opened.check()
 
-    def read(self, numbers: npt.NDArray[np.int64], outs: Sequence[npt.NDArray[np.uint8]]) -> None:
-        """Read units."""
+    def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
         volume, own = self._volume, self._own
         self.check()
         if own.handle is None:
@@ -105,7 +103,7 @@ class _Handle:
         self._array = array
         weakref.finalize(self, library.b2nd_free, array).atexit = False
 
-    def is_read(self, box: Sequence[slice], unit: Sequence[int], out: npt.NDArray[np.uint8]) -> bool:
+    def is_read(self, box: Sequence[slice], unit: Sequence[int], out: UInt8Array) -> bool:
         """Read a box into memory of a unit; whether it went well."""
         numbers = ctypes.c_int64 * len(unit)
         start, stop = numbers(*(side.start for side in box)), numbers(*(side.stop for side in box))
@@ -145,28 +143,19 @@ def _library() -> Any:
 
 
 class _Header(NamedTuple):
-    """What a file says of its array.
+    """What a file says of its array."""
 
-    Attributes:
-        shape, chunks, blocks: of the array, a chunk and a block.
-        dtype: of the elements.
-        codec: the number of the compressor.
-    """
-
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the array, a chunk and a block
     chunks: tuple[int, ...]
     blocks: tuple[int, ...]
-    dtype: np.dtype[Any]
-    codec: int
+    dtype: np.dtype[Any]  # of the elements
+    codec: int  # the number of the compressor
 
     @classmethod
     def of(cls, path: str) -> _Header:
         """Read the frame's header, which is in MessagePack (README_CFRAME_FORMAT.rst of c-blosc2).
 
         ``blosc2.open`` is not asked: releases before 4.14 run code that a file of a lazy array holds.
-
-        Raises:
-            VolumeError: the file is damaged, or holds no array of numbers.
         """
         msgpack = require("msgpack", extra="volume")
         with (

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fastpipe.core.files import lent
 from fastpipe.core.native import native
@@ -26,20 +25,25 @@ from fastpipe.hdf5.layout import Layout, read_layout
 from fastpipe.hdf5.library import OpenFiles, require_filters
 from fastpipe.hdf5.objects import dataset_named, dataset_names, datasets_of, lies_in, name_of, raw_name
 from fastpipe.hdf5.opening import library_errors, open_library, opened
-from fastpipe.volumes.files import RawVolume, raw_unit
-from fastpipe.volumes.volume import DamagedUnitError, FileState, UnitGrid, UnitReader, Volume, box_text
+from fastpipe.volumes.raw import RawVolume, raw_unit
+from fastpipe.volumes.volume import (
+    DamagedUnitError,
+    FileState,
+    Int64Array,
+    UInt8Array,
+    UnitGrid,
+    UnitReader,
+    Volume,
+    box_text,
+)
 
 __all__ = ["HDF5Volume", "hdf5_volume"]
 
-UInt8Array = npt.NDArray[np.uint8]
-Int64Array = npt.NDArray[np.int64]
-
 
 def hdf5_volume(path: str, inside: str, tables: ChunkTables | None = None) -> Volume:
-    """A dataset of an HDF5 file.
+    """Open a dataset of an HDF5 file.
 
     Args:
-        path: the file.
         inside: the dataset's path in it; may be empty where there is but one.
         tables: where chunk tables are kept, or None.
 
@@ -89,23 +93,13 @@ class HDF5Volume(Volume):
     """A dataset, chunk by chunk.
 
     Args:
-        path: the file.
-        layout: of the dataset.
-        state: of the file.
         chunks: the shape of the library's chunks; None where it has none.
-        is_alone: the file's state is that of the values, which do not lie in other files and are not being
-            written.
     """
 
     def __init__(
-        self,
-        path: str,
-        layout: Layout,
-        state: FileState,
-        chunks: Sequence[int] | None,
-        *,
+        self, path: str, layout: Layout, state: FileState, chunks: Sequence[int] | None, *,
         is_alone: bool = True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._is_alone = is_alone
         self.name, self.path, self.layout = f"{path}{layout.name}", path, layout
         self.shape, self.dtype, self.opened = layout.shape, layout.dtype, state
@@ -129,7 +123,6 @@ class HDF5Volume(Volume):
         return self.layout.fill or super().fill
 
     def native_source(self) -> Any | None:
-        """The file and where its chunks are; None where these are not alone in it."""
         layout = self.layout
         if layout.kind != "chunked":
             return None
@@ -140,7 +133,6 @@ class HDF5Volume(Volume):
         )  # fmt: skip
 
     def open(self) -> UnitReader:
-        """Open the file in this process."""
         return _LibraryReader(self) if self.layout.kind == "h5py" else _ChunkReader(self)
 
     def stored_in(self, numbers: Int64Array) -> Int64Array:
@@ -165,7 +157,6 @@ class _ChunkReader(UnitReader):
         self.check()
 
     def check(self) -> None:
-        """Look at the file."""
         try:
             with lent(self._file, self._volume.path):
                 pass
@@ -175,7 +166,6 @@ class _ChunkReader(UnitReader):
             raise
 
     def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
-        """Read chunks, many by one call."""
         volume, layout = self._volume, self._volume.layout
         self.check()
         if layout.kind == "compact":
@@ -208,11 +198,9 @@ class _LibraryReader(UnitReader):
         self._files = OpenFiles()
 
     def check(self) -> None:
-        """Look at the file."""
         self._volume.opened.check(self._volume.path)
 
     def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
-        """Read chunks."""
         volume = self._volume
         with self._lock:
             volume.opened.check(volume.path)
@@ -227,8 +215,7 @@ class _LibraryReader(UnitReader):
                         part = dataset[box]
                 except DamagedError as error:
                     raise DamagedUnitError(str(error)) from None
-                unit = out.view(volume.dtype).reshape(volume.grid.unit)
-                unit[tuple(slice(size) for size in part.shape)] = part
+                volume.put(part, out)
 
     def _opened(self) -> Any:
         """The file, in a process whose library has the filters: it may be another than where it was found."""

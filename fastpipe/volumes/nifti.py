@@ -18,9 +18,17 @@ from fastpipe.core.extras import require
 from fastpipe.core.files import open_file, regular_status, retrying_open
 from fastpipe.core.text import in_bytes
 from fastpipe.errors import VolumeError
-from fastpipe.volumes.damage import as_volume_error
-from fastpipe.volumes.files import RawVolume
-from fastpipe.volumes.volume import FileState, UnitGrid, UnitReader, Volume
+from fastpipe.volumes.raw import RawVolume
+from fastpipe.volumes.volume import (
+    FileState,
+    Int64Array,
+    UInt8Array,
+    UnitReader,
+    Volume,
+    WrappedReader,
+    WrappedVolume,
+    as_volume_error,
+)
 
 __all__ = ["Converter", "ScaledVolume", "nifti_volume"]
 
@@ -31,22 +39,19 @@ _MOST_RATIO = 1032  # of bytes to those that deflate makes of them
 
 
 def nifti_volume(path: str, convert: Converter | None) -> Volume:
-    """An image, as ``nibabel.load(path).dataobj`` has it.
+    """Open an image, as ``nibabel.load(path).dataobj`` has it.
 
     Args:
         path: of the file, ``.nii`` or ``.nii.gz``, or of one of a pair, ``.hdr`` and ``.img``.
-        convert: keeps what is made of compressed files.
 
     Raises:
         VolumeError: it is damaged or cut off, or no NIfTI image.
     """
     nibabel = require("nibabel", extra="volume")
     status = regular_status(path)  # from before it is read, so that a change since then is noticed
-    headers = nibabel.spatialimages
+    headers, files = nibabel.spatialimages, nibabel.filebasedimages
     own = headers.HeaderDataError, headers.HeaderTypeError, nibabel.wrapstruct.WrapStructError
-    with as_volume_error(
-        f"{path} cannot be read as a NIfTI image", nibabel.filebasedimages.ImageFileError, *own
-    ):
+    with as_volume_error(f"{path} cannot be read as a NIfTI image", files.ImageFileError, *own):
         proxy = retrying_open(nibabel.load, path).dataobj
         shape, dtype, offset = tuple(map(int, proxy.shape)), np.dtype(proxy.dtype), int(proxy.offset)
         slope, inter = float(proxy.slope), float(proxy.inter)
@@ -80,29 +85,26 @@ def nifti_volume(path: str, convert: Converter | None) -> Volume:
     return volume if (slope, inter) == (1.0, 0.0) else ScaledVolume(volume, slope, inter)
 
 
-class ScaledVolume(Volume):
-    """A volume whose elements stand for others, slope · element + inter.
+class ScaledVolume(WrappedVolume):
+    """A volume whose elements stand for others, slope · element + inter, as in an image's header."""
 
-    Args:
-        volume: as it is stored.
-        slope, inter: as in an image's header.
-    """
+    def __init__(self, inner: Volume, slope: float, inter: float) -> None:
+        super().__init__(inner)
+        self.slope, self.inter = slope, inter
+        self.dtype = self.scaled(np.zeros(1, inner.dtype)).dtype
+        self.how = f"{inner.how}, scaled to {self.dtype}"
 
-    def __init__(self, volume: Volume, slope: float, inter: float) -> None:
-        self.inner, self.slope, self.inter = volume, slope, inter
-        self.name, self.shape = volume.name, volume.shape
-        self.grid = UnitGrid(volume.shape, volume.grid.unit)
-        self.dtype = self.scaled(np.zeros(1, volume.dtype)).dtype
-        self.how = f"{volume.how}, scaled to {self.dtype}"
+    @property
+    def fill(self) -> bytes:
+        return bytes(self.dtype.itemsize)
 
     def scaled(self, stored: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """What elements stand for, of the type that nibabel gives them."""
+        """Return what elements stand for, of the type that nibabel gives them."""
         scale = require("nibabel.volumeutils", extra="volume").apply_read_scaling
         made: npt.NDArray[Any] = scale(stored, np.float64(self.slope), np.float64(self.inter))
         return made
 
     def native_source(self) -> Any | None:
-        """The volume's, scaled."""
         source, stored = self.inner.native_source(), self.inner.dtype
         if source is None or self.dtype != np.float64 or stored.kind == "c":
             return None
@@ -111,29 +113,17 @@ class ScaledVolume(Volume):
         return source.scale(stored.str[1:], self.slope, self.inter)
 
     def open(self) -> UnitReader:
-        """Open the volume."""
         return _ScaledReader(self)
 
-    def stored_in(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """As of the volume."""
-        return self.inner.stored_in(numbers)
-
     def state(self) -> tuple[str, str]:
-        """The volume's, and how it is scaled."""
         file, state = self.inner.state()
         return file, f"{state} scaled {self.slope!r} {self.inter!r}"
 
 
-class _ScaledReader(UnitReader):
-    def __init__(self, volume: ScaledVolume) -> None:
-        self._volume, self._reader = volume, volume.inner.open()
+class _ScaledReader(WrappedReader):
+    _volume: ScaledVolume
 
-    def check(self) -> None:
-        """As of the volume."""
-        self._reader.check()
-
-    def read(self, numbers: npt.NDArray[np.int64], outs: Sequence[npt.NDArray[np.uint8]]) -> None:
-        """Read units, and scale them."""
+    def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
         inner = self._volume.inner
         for number, out in zip(numbers, outs, strict=True):
             # What lies beyond the array's ends is arbitrary, but must not be a number that cannot be scaled.
@@ -143,16 +133,7 @@ class _ScaledReader(UnitReader):
 
 
 def unpack(path: str, target: BinaryIO, nbytes: int) -> None:
-    """Decompress a gzip file, a piece at a time.
-
-    Args:
-        path: of the file.
-        target: the new file, open for writing.
-        nbytes: of its content that are wanted: what follows is not, and can be any amount.
-
-    Raises:
-        VolumeError: it is damaged, or cut off.
-    """
+    """Decompress a gzip file, a piece at a time."""
     done = 0
     with open(path, "rb", opener=open_file) as source:
         stream, is_over = zlib.decompressobj(wbits=31), False

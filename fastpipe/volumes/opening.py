@@ -12,16 +12,13 @@ from fastpipe.core.text import in_bytes
 from fastpipe.core.types import ChunkObjects, ChunkTables
 from fastpipe.errors import OptionError, VolumeError
 from fastpipe.volumes.blosc2 import Blosc2Volume
-from fastpipe.volumes.files import npy_volume
 from fastpipe.volumes.hdf5 import hdf5_volume
-from fastpipe.volumes.memory import MemoryVolume
 from fastpipe.volumes.nifti import Converter, nifti_volume
+from fastpipe.volumes.raw import MemoryVolume, npy_volume
 from fastpipe.volumes.tensorstore import TensorStoreVolume
 from fastpipe.volumes.tiff import is_tiff_name, slices_volume, tiff_volume
-from fastpipe.volumes.volume import LARGEST_UNIT, Volume
-from fastpipe.volumes.wrappers import NativeVolume, in_worthwhile_units
-from fastpipe.volumes.zarr import ZarrVolume
-from fastpipe.volumes.zarr_metadata import METADATA, ZarrArray, is_zarr, json_object, zarr_array
+from fastpipe.volumes.volume import LARGEST_UNIT, NativeVolume, Volume, in_worthwhile_units
+from fastpipe.volumes.zarr import METADATA, ZarrArray, ZarrVolume, is_zarr, json_object, zarr_array
 from fastpipe.volumes.zarr_python import ZarrPythonVolume, zarr_in_zip
 
 __all__ = ["open_volume", "zarr_of_objects"]
@@ -35,11 +32,7 @@ _NIFTI_NAMES = (".nii", ".nii.gz", ".hdr.gz", ".hdr", ".img.gz", ".img")
 
 
 def open_volume(
-    what: Any,
-    place: str = "volume",
-    *,
-    convert: Converter | None = None,
-    tables: ChunkTables | None = None,
+    what: Any, place: str = "volume", *, convert: Converter | None = None, tables: ChunkTables | None = None
 ) -> Volume:
     """Open a volume.
 
@@ -78,12 +71,6 @@ def open_volume(
 
 def zarr_of_objects(name: str, array: ZarrArray, objects: ChunkObjects, place: str = "volume") -> Volume:
     """The volume whose chunks are objects of a store.
-
-    Args:
-        name: its URL, or folder.
-        array: what its metadata say.
-        objects: its chunks.
-        place: which argument it is, for messages.
 
     Raises:
         OptionError: it is not of numbers.

@@ -14,56 +14,33 @@ import numpy.typing as npt
 from fastpipe.core.machine import free_memory
 from fastpipe.core.text import in_bytes
 from fastpipe.errors import OptionError
+from fastpipe.volumes.volume import Int64Array
 
 __all__ = [
-    "FixedPatches",
-    "ForegroundPatches",
-    "KeyedIndex",
-    "PatchPlaces",
-    "PatchSpace",
-    "Places",
-    "UniformPatches",
-    "check_room",
-    "given_places",
-    "grid_places",
-    "keys_of",
-]
+    "FixedPatches", "ForegroundPatches", "KeyedIndex", "PatchPlaces", "PatchSpace", "Places",
+    "UniformPatches", "check_room", "given_places", "grid_places", "keys_of",
+]  # fmt: skip
 
-Int64Array = npt.NDArray[np.int64]
 _LIST_NBYTES = 3 * 8  # of each number in a list of places, with what is there while it is made
 # (seed, epoch, indices, count) to uniform numbers in [0, 1): float64 (N, count).
 Draw = Callable[[int, int, Int64Array, int], npt.NDArray[np.float64]]
 
 
 class Places(NamedTuple):
-    """Where patches begin.
+    """Where patches begin."""
 
-    Attributes:
-        volumes: int64 (N,): the number of the volume of each.
-        starts: int64 (N, D): where it begins there; with padding perhaps below 0.
-    """
-
-    volumes: Int64Array
-    starts: Int64Array
+    volumes: Int64Array  # int64 (N,): the number of the volume of each
+    starts: Int64Array  # int64 (N, D): where it begins there; with padding perhaps below 0
 
 
 class PatchSpace:
     """Where patches of one size can be in volumes.
-
-    Args:
-        shapes: of the volumes, of D dimensions each.
-        patch: the patches' size, of D dimensions.
-        names: the volumes', for messages.
-        pads: whether a patch that is larger than a volume reaches beyond it, on both sides alike.
 
     Attributes:
         shapes: int64 (V, D).
         patch: int64 (D,).
         lows: int64 (V, D): where the first patch of each begins.
         counts: int64 (V, D): places along each dimension.
-
-    Raises:
-        OptionError: a patch does not fit.
     """
 
     def __init__(
@@ -88,26 +65,17 @@ class PatchSpace:
 
 
 class PatchPlaces(Protocol):
-    """The patches of epochs.
+    """The patches of epochs."""
 
-    Attributes:
-        count: of an epoch.
-        is_random: whether they are others in each epoch.
-    """
-
-    count: int
-    is_random: bool
+    count: int  # of an epoch
+    is_random: bool  # they are others in each epoch
 
     def places(self, seed: int, epoch: int, indices: Int64Array) -> Places:
         """Where patches of an epoch are: a row depends on its own index only."""
 
 
 class FixedPatches:
-    """The same patches in every epoch.
-
-    Args:
-        found: where they are.
-    """
+    """The same patches in every epoch."""
 
     is_random = False
 
@@ -120,14 +88,7 @@ class FixedPatches:
 
 
 class UniformPatches:
-    """Patches anywhere.
-
-    Args:
-        space: where they can be.
-        count: how many in an epoch.
-        by_size: whether volumes are taken by the number of their places, and not as often as each other.
-        draw: gives random numbers.
-    """
+    """Patches anywhere."""
 
     is_random = True
 
@@ -152,9 +113,7 @@ class ForegroundPatches:
     """Patches anywhere, some of them around a voxel of the foreground.
 
     Args:
-        space: where they can be.
         elsewhere: the patches that are not around the foreground; as many as there are to be.
-        fraction: of patches around the foreground.
         voxels: for each volume, the voxels of each of its labels, as places in C order: int64 (M,).
         draw: gives random numbers, others than ``elsewhere`` has.
     """
@@ -216,7 +175,6 @@ def grid_places(space: PatchSpace, stride: Sequence[int]) -> Places:
     """All patches at regular distances, in C order, volume after volume.
 
     Args:
-        space: where they can be.
         stride: integers (D,).
 
     Raises:
@@ -259,9 +217,7 @@ def given_places(space: PatchSpace, array: Int64Array, pads: bool) -> Places:
     """Patches at given places.
 
     Args:
-        space: where they can be.
         array: int64 (N, D), or (N, 1 + D) with the number of the volume in front.
-        pads: whether they may reach beyond it.
 
     Raises:
         OptionError: one cannot be there.
@@ -294,11 +250,7 @@ def given_places(space: PatchSpace, array: Int64Array, pads: bool) -> Places:
 
 
 class KeyedIndex(int):
-    """A sample's number in the epoch of a seed.
-
-    Attributes:
-        seed, epoch: of the epoch.
-    """
+    """A sample's number in the epoch of a seed."""
 
     seed: int
     epoch: int
@@ -312,7 +264,7 @@ class KeyedIndex(int):
         return KeyedIndex, (int(self), self.seed, self.epoch)
 
 
-def keys_of(indices: Sequence[int] | npt.NDArray[np.int64]) -> dict[tuple[int, int], npt.NDArray[np.int64]]:
+def keys_of(indices: Sequence[int] | Int64Array) -> dict[tuple[int, int], Int64Array]:
     """By seed and epoch the places among indices that carry these; empty where one carries none."""
     if isinstance(indices, np.ndarray):
         return {}

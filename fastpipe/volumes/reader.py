@@ -1,29 +1,36 @@
-"""Boxes of a volume, copied into a batch from units that are decoded once, as long as they are remembered.
+"""Patches read one at a time, by Python: what the native core declines, and what is beyond a volume's ends.
 
-The native core does this for whole batches.  Here it is done for what that declines, a box at a time.
+The core reads whole batches.  Here a box is copied from units that are decoded once, as long as they are
+remembered.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
+import operator
 import threading
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.core.casting import unheld
 from fastpipe.core.clock import ranged
 from fastpipe.core.text import in_bytes
 from fastpipe.core.types import Stopwatch
 from fastpipe.errors import OptionError, VolumeError
-from fastpipe.volumes.volume import DIMS, DamagedUnitError, Volume
+from fastpipe.volumes.places import PatchPlaces, PatchSpace, Places
+from fastpipe.volumes.volume import DIMS, DamagedUnitError, Int64Array, UInt8Array, Volume, aligned
 
-__all__ = ["Counts", "PatchReader", "padded_indices"]
+__all__ = [
+    "PADDING_MODES", "Counts", "Padding", "PatchReader", "WithMargin", "check_held", "checked_margin",
+    "checked_nan", "checked_size", "filling", "padded_indices", "read_patch",
+]  # fmt: skip
 
-Int64Array = npt.NDArray[np.int64]
 
-_ALIGNMENT = 16
 _MOST_WAITS = 40  # of a twentieth of a second, for a process that may be stopped
 
 
@@ -58,15 +65,8 @@ class PatchReader:
     """Reads boxes of one volume.  For threads at once.
 
     Args:
-        volume: the volume.
         clock: hears how long was decoded (``"decode"``, with reading) and copied (``"copy"``).
-        counts: hears how much.
         units: a ``native.UnitMemory`` where decoded units are remembered; None for nowhere.
-        first_key: the number there of the volume's first unit.
-
-    Raises:
-        OSError, VolumeError: it cannot be opened.
-        OptionError: it has too many dimensions.
     """
 
     def __init__(
@@ -117,16 +117,16 @@ class PatchReader:
 
     @ranged("sample")
     def _read(self, start: Sequence[int], out: npt.NDArray[Any]) -> None:
-        stop = [at + size for at, size in zip(start, out.shape, strict=True)]
+        box = tuple(slice(at, at + size) for at, size in zip(start, out.shape, strict=True))
         array = self._volume.array
         if array is not None:
             begun = perf_counter_ns()
-            out[...] = array[tuple(slice(*ends) for ends in zip(start, stop, strict=True))]
+            out[...] = array[box]
             self._clock.add("copy", perf_counter_ns() - begun)
             return
-        numbers = self._volume.grid.touched(start, stop).numbers
+        numbers = self._volume.grid.touched(box)
 
-        def copy(number: int, memory: npt.NDArray[np.uint8]) -> None:
+        def copy(number: int, memory: UInt8Array) -> None:
             self._copy(number, memory, start, out)
 
         if self._units is None:
@@ -171,7 +171,7 @@ class PatchReader:
     def _decode(self, claims: dict[int, Any], copy: Callable[[int, Any], None]) -> None:
         """Decode units into slots that were claimed for them, chunk by chunk, and copy from there."""
         try:
-            for some in self._by_chunks(np.array(list(claims))):
+            for some in self._volume.together(np.array(list(claims))):
                 parts = [claims[number].memory for number in some.tolist()]
                 self._read_units(some, parts, copy)
                 lost = [number for number in some.tolist() if not claims.pop(number).publish()]
@@ -184,19 +184,11 @@ class PatchReader:
     @ranged("decode")
     def _read_alone(self, numbers: Int64Array, copy: Callable[[int, Any], None]) -> None:
         """Decode units into memory of this call, chunk by chunk."""
-        step = -(-self._volume.unit_nbytes // _ALIGNMENT) * _ALIGNMENT
-        for some in self._by_chunks(numbers):
-            memory = np.empty(step * len(some) + _ALIGNMENT, np.uint8)
-            memory = memory[-memory.__array_interface__["data"][0] % _ALIGNMENT :]
-            self._read_units(some, [memory[step * place :] for place in range(len(some))], copy)
-
-    def _by_chunks(self, numbers: Int64Array) -> list[Int64Array]:
-        """Units, those of one chunk together."""
-        chunks = self._volume.stored_in(numbers)
-        return [numbers[chunks == chunk] for chunk in np.unique(chunks)]
+        for some in self._volume.together(numbers):
+            self._read_units(some, aligned(self._volume.unit_nbytes, len(some)), copy)
 
     def _read_units(
-        self, numbers: Int64Array, parts: Sequence[npt.NDArray[np.uint8]], copy: Callable[[int, Any], None]
+        self, numbers: Int64Array, parts: Sequence[UInt8Array], copy: Callable[[int, Any], None]
     ) -> None:
         nbytes, begun = self._volume.unit_nbytes, perf_counter_ns()
         self._reader.read(numbers, [part[:nbytes] for part in parts])
@@ -205,9 +197,7 @@ class PatchReader:
         for number, part in zip(numbers.tolist(), parts, strict=True):
             copy(number, part)
 
-    def _copy(
-        self, number: int, memory: npt.NDArray[np.uint8], start: Sequence[int], out: npt.NDArray[Any]
-    ) -> None:
+    def _copy(self, number: int, memory: UInt8Array, start: Sequence[int], out: npt.NDArray[Any]) -> None:
         """Copy what a box has of a unit."""
         begun, volume = perf_counter_ns(), self._volume
         unit = memory[: volume.unit_nbytes].view(volume.dtype).reshape(volume.grid.unit)
@@ -225,8 +215,6 @@ def padded_indices(start: int, size: int, length: int, mode: str) -> Int64Array:
 
     Args:
         start: where the patch begins, perhaps below 0.
-        size: of the patch.
-        length: of the dimension.
         mode: ``"constant"`` (-1 where the constant goes), ``"edge"``, ``"reflect"``, ``"symmetric"`` or
             ``"wrap"``.
     """
@@ -240,3 +228,182 @@ def padded_indices(start: int, size: int, length: int, mode: str) -> Int64Array:
     period = 2 * length - 2 if mode == "reflect" else 2 * length
     at = at % period
     return np.where(at < length, at, period - at if mode == "reflect" else period - 1 - at)
+
+
+# ---- options of a dataset, and what is beyond the ends of volumes -----------------------------
+
+PADDING_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
+
+
+def checked_size(patch_size: Sequence[int]) -> tuple[int, ...]:
+    try:
+        size = tuple(operator.index(side) for side in patch_size)
+    except TypeError:
+        size = ()
+    if not size or min(size) < 1:
+        raise OptionError(f"patch_size must be numbers from 1, one for each dimension, got {patch_size!r}")
+    return size
+
+
+def checked_nan(nan: Any, dtype: np.dtype[Any]) -> Any:
+    if nan in ("keep", "error"):
+        return nan
+    if not isinstance(nan, (int, float)) or isinstance(nan, bool):
+        raise OptionError(f"nan must be 'keep', 'error' or a number, got {nan!r}")
+    if dtype.kind in "fc":
+        check_held(nan, dtype, "nan=")
+    return nan
+
+
+def check_held(value: float, dtype: np.dtype[Any], what: str) -> None:
+    """Refuse a number that elements of a type would hold as another; floats round.
+
+    Raises:
+        OptionError: they would.
+    """
+    if dtype.kind in "fc":
+        is_lost = float(np.finfo(dtype).max) < abs(value) != np.inf
+    else:
+        whole = int(value) if isinstance(value, float) and value.is_integer() else value
+        is_lost = bool(unheld(np.asarray(whole), dtype).any())
+    if is_lost:
+        raise OptionError(f"{what} is {value}, which elements of {dtype} cannot hold: give one that they can")
+
+
+def filling(space: PatchSpace) -> int:
+    """As many patches as have the size of the volumes."""
+    voxels = sum(math.prod(shape) for shape in space.shapes.tolist())
+    return int(max(1, voxels // math.prod(space.patch.tolist())))
+
+
+def checked_margin(margin: Any, patch_size: Sequence[int]) -> tuple[int, ...]:
+    """Voxels on each side, of each dimension.
+
+    Args:
+        margin: a number for all, one for each, or something that says what it needs:
+            ``margin(patch_size)``.
+
+    Raises:
+        OptionError: it is nothing of these.
+    """
+    asks = getattr(margin, "margin", None)
+    given = asks(tuple(patch_size)) if callable(asks) else margin
+    try:
+        found = tuple(operator.index(one) for one in np.atleast_1d(np.asarray(given, object)).tolist())
+    except TypeError:
+        found = (-1,)
+    found = found * len(patch_size) if len(found) == 1 else found
+    if len(found) != len(patch_size) or min(found) < 0:
+        raise OptionError(
+            "margin must be a number of voxels from 0, one for each dimension, or an augmentation of "
+            f"fastpipe.augment, got {margin!r}"
+        )
+    return found
+
+
+class WithMargin:
+    """Where patches begin with what is around them."""
+
+    def __init__(self, places: PatchPlaces, margin: Sequence[int]) -> None:
+        self._places, self._margin = places, np.array(margin, np.int64)
+        self.count, self.is_random = places.count, places.is_random
+
+    def places(self, seed: int, epoch: int, indices: Int64Array) -> Places:
+        """As of ``PatchPlaces``; perhaps before the volume's beginning."""
+        found = self._places.places(seed, epoch, indices)
+        return Places(found.volumes, found.starts - self._margin)
+
+
+class Padding(NamedTuple):
+    """What is beyond the ends of volumes."""
+
+    mode: str  # one of ``numpy.pad``; ``"error"`` for nothing
+    value: float = 0  # with ``"constant"``, of the volume
+    label: float = 0  # of the labels; masks have 0
+
+    @classmethod
+    def of(cls, option: Any) -> Padding:
+        """What ``padding=`` asks for."""
+        if isinstance(option, str) and option in ("error", *PADDING_MODES):
+            return cls(option)
+        if isinstance(option, tuple) and len(option) in (2, 3) and option[0] == "constant":
+            try:
+                return cls("constant", *map(_number, option[1:]))
+            except (TypeError, ValueError):
+                pass
+        raise OptionError(
+            f"padding must be 'error', one of {', '.join(map(repr, PADDING_MODES))}, or ('constant', value[, "
+            f"value of labels]), got {option!r}"
+        )
+
+    def check(self, role: str, dtype: np.dtype[Any]) -> None:
+        """Raise an error if elements of a type cannot be what is beyond."""
+        if self.mode == "constant":
+            check_held(self.constant(role), dtype, f"the constant of padding= for {role}")
+
+    def constant(self, role: str) -> float:
+        """With ``"constant"``, what is beyond an array: ``"volume"``, ``"labels"`` or ``"mask"``."""
+        return {"volume": self.value, "labels": self.label, "mask": 0}[role]
+
+    @property
+    def pads(self) -> bool:
+        """Whether patches may reach beyond a volume."""
+        return self.mode != "error"
+
+
+def _number(value: Any) -> float:
+    """A number as it is: integers stay exact."""
+    if isinstance(value, (str, bytes)):
+        raise TypeError(value)
+    try:
+        return operator.index(value)
+    except TypeError:
+        return float(value)
+
+
+def read_patch(
+    reader: PatchReader, shape: Sequence[int], start: Sequence[int], out: npt.NDArray[Any], lead: int,
+    padding: Padding, role: str,
+) -> None:  # fmt: skip
+    """Read a patch, and what is beyond the ends of its volume.
+
+    Args:
+        reader: of the volume.
+        shape: of the volume, along the D dimensions that patches are cut along.
+        start: integers (D,): where it begins, perhaps below 0.
+        out: (*lead, *patch): its memory.
+        lead: dimensions in front.
+        padding: what is beyond.
+        role: ``"volume"``, ``"labels"`` or ``"mask"``.
+    """
+    size = out.shape[lead:]
+    front = [0] * lead
+    if all(at >= 0 and at + side <= most for at, side, most in zip(start, size, shape, strict=True)):
+        reader.read([*front, *start], out)
+        return
+    indices = [
+        padded_indices(at, side, most, padding.mode)
+        for at, side, most in zip(start, size, shape, strict=True)
+    ]
+    needed = [np.unique(index[index >= 0]) for index in indices]
+    sizes = [len(some) for some in needed]  # never more than the patch has
+    box = np.empty((*out.shape[:lead], *sizes), out.dtype)
+    for runs in itertools.product(*map(_runs, needed)):
+        lows = [int(some[run.start]) for some, run in zip(needed, runs, strict=True)]
+        some_box: list[Any] = [slice(None)] * lead + list(runs)
+        reader.read([*front, *lows], box[tuple(some_box)])
+    if padding.mode == "constant":
+        out[...] = padding.constant(role)
+        begins = [int(some[0]) - at for some, at in zip(needed, start, strict=True)]
+        inside: list[Any] = [slice(at, at + side) for at, side in zip(begins, sizes, strict=True)]
+        out[(..., *inside)] = box
+        return
+    taken = [np.searchsorted(some, index) for some, index in zip(needed, indices, strict=True)]
+    out[...] = box[np.ix_(*map(range, out.shape[:lead]), *taken)]
+
+
+def _runs(indices: Int64Array) -> list[slice]:
+    """Of ascending numbers the parts that follow each other: with ``"wrap"`` there may be two, at both ends
+    of a dimension, and all between them need not be read."""
+    cuts = [0, *(np.flatnonzero(np.diff(indices) > 1) + 1).tolist(), len(indices)]
+    return [slice(begin, end) for begin, end in itertools.pairwise(cuts)]

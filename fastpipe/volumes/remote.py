@@ -29,12 +29,11 @@ from fastpipe.stage.stores import Location, Retries, RetryingStore, open_store
 from fastpipe.stores.class_folders import scan_store
 from fastpipe.stores.listing import Listing, Rows
 from fastpipe.volumes.opening import zarr_of_objects
-from fastpipe.volumes.volume import LARGEST_UNIT, Volume
-from fastpipe.volumes.zarr_metadata import METADATA, ZarrArray, is_zarr, parsed
+from fastpipe.volumes.volume import LARGEST_UNIT, Int64Array, Volume
+from fastpipe.volumes.zarr import METADATA, ZarrArray, is_zarr, parsed
 
 __all__ = ["ChunkStore", "Needed", "RemoteChunks", "RemoteVolumes", "remote_volumes"]
 
-Int64Array = npt.NDArray[np.int64]
 
 _log = logging.getLogger("fastpipe.stage")
 
@@ -51,11 +50,7 @@ class RemoteVolumes:
     """The Zarr arrays of a dataset whose chunks are objects of stores, or files of folders that are far away.
 
     Args:
-        storage_options: as fsspec's file system for their URLs takes them.
         stage: where chunks are copied near, or None.
-
-    Attributes:
-        stores: where their chunks are.
     """
 
     def __init__(self, storage_options: Mapping[str, Any] | None, stage: Stage | None) -> None:
@@ -66,17 +61,7 @@ class RemoteVolumes:
         self._found: dict[str, tuple[ZarrArray, RemoteChunks]] = {}
 
     def look(self, paths: Sequence[str]) -> None:
-        """Find arrays, and which of their chunks there are; those that are not to be read here are left out.
-
-        Args:
-            paths: their URLs, or folders.
-
-        Raises:
-            FileNotFoundError: there is nothing.
-            VolumeError: one is damaged; or, with a stage or options, it cannot be read chunk by chunk.
-            OptionError: a URL cannot work.
-            StoreError: a store does not answer as it must.
-        """
+        """Find arrays, and which of their chunks there are; what is not to be read here is left out."""
         if self._stage is not None:
             StageFolder(self._stage).close()  # whether it can be used shows now
         paths = list(dict.fromkeys(paths))
@@ -99,12 +84,7 @@ class RemoteVolumes:
         self._options = None  # stores have them, and say them to nobody
 
     def volume(self, path: str, place: str) -> Volume | None:
-        """One that was found.
-
-        Args:
-            path: as it was looked for.
-            place: which argument it is, for messages.
-        """
+        """One that was found."""
         found = self._found.get(path)
         return None if found is None else zarr_of_objects(_shown(path), *found, place)
 
@@ -167,7 +147,6 @@ def remote_volumes(
     """What brings the chunks of volumes here; None where all of them are in local files.
 
     Args:
-        given: paths, URLs and arrays.
         storage_options, stage: as for ``RemoteVolumes``.
 
     Raises:
@@ -244,13 +223,10 @@ class ChunkStore:
     """One store, and the chunks in it that a dataset needs.
 
     Args:
-        bare: the store, which is asked once.
-        location: of its beginning.
         stage: where chunks are copied near, or None.
 
     Attributes:
         asking: the store, asked again where that may help; for listing.
-        bare, location: as given.
     """
 
     def __init__(self, bare: Store, location: Location, stage: Stage | None) -> None:
@@ -288,14 +264,7 @@ class ChunkStore:
         return self._listing is not None or bool(self._parts)
 
     def add(self, path: str, prefix: str, array: ZarrArray, listing: Listing) -> RemoteChunks:
-        """Note the chunks of an array.
-
-        Args:
-            path: its URL, or folder.
-            prefix: what all of its keys begin with.
-            array: what its metadata say.
-            listing: the objects below that.
-        """
+        """Note the chunks of an array."""
         counts = [-(-size // side) for size, side in zip(array.shape, array.chunk, strict=True)]
         numbers, rows = [], []
         for row in range(len(listing)):
@@ -340,12 +309,7 @@ class ChunkStore:
             self._begin()
 
     def need(self, rows: Int64Array, needed: Needed) -> None:
-        """Say that rows will be read, each as often as it is among them.
-
-        Args:
-            rows: which.
-            needed: notes it.
-        """
+        """Say that rows will be read, each as often as it is among them."""
         reader = self.reader()
         self.settle()
         if len(rows):
@@ -447,16 +411,7 @@ class RemoteChunks:
     """The chunks of one array: a ``protocols.ChunkObjects``.
 
     Args:
-        store: where they are.
-        prefix: what all of its keys begin with.
-        array: what its metadata say.
-        counts: chunks along each dimension.
-        first: the row of the first chunk that there is.
         numbers: int64 (N,): which chunks there are, ascending.
-        state: which objects they are, and of which versions, in words.
-
-    Attributes:
-        store, state: as given.
     """
 
     def __init__(

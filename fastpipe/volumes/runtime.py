@@ -19,14 +19,12 @@ from fastpipe.core.pool import Process, ProcessRuntime
 from fastpipe.core.reads import DECLINED, ReadThreads, Started, Task
 from fastpipe.core.slots import KEPT_SLOTS, SlotPool
 from fastpipe.options import BadSamples
-from fastpipe.volumes.options import PADDING_MODES, Padding, read_patch
-from fastpipe.volumes.patch_chunks import PatchChunks
 from fastpipe.volumes.places import Places
-from fastpipe.volumes.reader import Counts, PatchReader
+from fastpipe.volumes.reader import PADDING_MODES, Counts, Padding, PatchReader, read_patch
 from fastpipe.volumes.remote import Needed
 from fastpipe.volumes.sources import Role
-from fastpipe.volumes.units import Remembered
-from fastpipe.volumes.volume import DamagedUnitError
+from fastpipe.volumes.units import PatchChunks, Remembered
+from fastpipe.volumes.volume import DamagedUnitError, Int64Array, UInt8Array
 
 __all__ = ["NativePatches", "Options", "Runtime"]
 
@@ -41,11 +39,8 @@ class NativePatches:
     """Describes batches of patches of one dataset in one process.
 
     Args:
-        roles: the arrays.
-        units: of all volumes of each role, the ``native.UnitMemory`` of its units, or None, and the number
-            there of its first.
-        size: of the patches.
-        padding, nan: the dataset's options.
+        units: of all volumes of each role, the ``native.UnitMemory`` of its units, or None, and the
+            number there of its first.
     """
 
     def __init__(
@@ -65,16 +60,11 @@ class NativePatches:
         self._declined: dict[int, int] = {}  # patches, by the numbers of volumes
 
     def batch(
-        self,
-        places: Places,
-        rows: npt.NDArray[np.int64],
-        arrays: Sequence[npt.NDArray[Any]],
-        statuses: npt.NDArray[np.uint8],
+        self, places: Places, rows: Int64Array, arrays: Sequence[npt.NDArray[Any]], statuses: UInt8Array
     ) -> tuple[Any, list[tuple[int, int]]]:
         """Describe a batch.
 
         Args:
-            places: of its patches.
             rows: int64 (N,): their rows.
             arrays: for each role the batch's memory, (M, *lead, *patch).
             statuses: uint8 (M, 8): what becomes of each row.
@@ -92,7 +82,7 @@ class NativePatches:
         starts = np.ascontiguousarray(places.starts, np.int64)
         return native.patch_batch(self._kinds, outs, volumes, starts, rows, statuses), left
 
-    def heard(self, places: Places, rows: npt.NDArray[np.int64], statuses: npt.NDArray[np.uint8]) -> None:
+    def heard(self, places: Places, rows: Int64Array, statuses: UInt8Array) -> None:
         """Look at what became of a batch: of a volume that the core declines, no more is left to it.
 
         Not so where patches are as they were because the batch was given up.
@@ -147,16 +137,11 @@ def _kind(role: Role, size: Sequence[int], padding: Padding, nan: str | float) -
 
 
 class Options(NamedTuple):
-    """A dataset's options that a runtime is made by.
+    """A dataset's options that a runtime is made by."""
 
-    Attributes:
-        bad_samples, threads, nan: as given.
-        padding: what is beyond the ends of volumes.
-    """
-
-    bad_samples: BadSamples
+    bad_samples: BadSamples  # as given
     threads: int | str
-    padding: Padding
+    padding: Padding  # what is beyond the ends of volumes
     nan: str | float
 
 
@@ -164,11 +149,6 @@ class Runtime(ProcessRuntime[Options]):
     """Threads, memory and open volumes of one dataset in one process.
 
     Args:
-        options: the dataset's.
-        roles: the arrays.
-        size: of the patches.
-        remembered: memory for decoded units.
-        process: this one.
         chunks: those of arrays that are somewhere else; None without any.
     """
 
@@ -195,17 +175,16 @@ class Runtime(ProcessRuntime[Options]):
         self._open: OrderedDict[tuple[int, int], PatchReader] = OrderedDict()
 
     def expect(
-        self, seed: int, epoch: int, uses: Callable[[], tuple[Callable[[int], npt.NDArray[np.int64]], bool]]
+        self, seed: int, epoch: int, uses: Callable[[], tuple[Callable[[int], Int64Array], bool]]
     ) -> None:
         """Hear which patches an epoch has: units that none of them will use any more make room first.
 
         Args:
-            seed, epoch: of the epoch.
             uses: gives a function of a size, to the units of that size as often as they are used, int64 (N,);
                 and whether that is the order of their use: then those that are used last make room first.
         """
         what = zlib.crc32(f"{seed} {epoch}".encode()) + 1
-        found: list[tuple[Callable[[int], npt.NDArray[np.int64]], bool]] = []
+        found: list[tuple[Callable[[int], Int64Array], bool]] = []
         for units, expected in self._expected.items():
             # While others go on, once only: who takes turns with them would say it again and again.
             if (what == units.expected or what in expected) and not units.is_over:
@@ -215,13 +194,10 @@ class Runtime(ProcessRuntime[Options]):
             found = [(of, is_in_order)]
             units.expect(what, of(units.slot_nbytes), is_in_order)
 
-    def start(
-        self, places: Places, rows: npt.NDArray[np.int64], arrays: Sequence[npt.NDArray[Any]]
-    ) -> Started:
+    def start(self, places: Places, rows: Int64Array, arrays: Sequence[npt.NDArray[Any]]) -> Started:
         """Describe what there is to do to read patches.
 
         Args:
-            places: where they are.
             rows: int64 (N,): the batch's rows where they belong.
             arrays: for each role the batch's memory, (M, *lead, *patch).
         """
@@ -231,7 +207,7 @@ class Runtime(ProcessRuntime[Options]):
         batch, left = self._native.batch(places, rows, arrays, statuses)
         return Started(batch, statuses, self._tasks(places, rows, arrays, left) if left else ())
 
-    def heard(self, places: Places, rows: npt.NDArray[np.int64], started: Started) -> None:
+    def heard(self, places: Places, rows: Int64Array, started: Started) -> None:
         """Hear that the core has done its part of a batch."""
         for stage, nanoseconds in zip(("decode", "copy"), started.batch.times, strict=True):
             self.clock.add(stage, nanoseconds)
@@ -245,7 +221,7 @@ class Runtime(ProcessRuntime[Options]):
             task.run()
 
     def _tasks(
-        self, places: Places, rows: npt.NDArray[np.int64], arrays: Sequence[npt.NDArray[Any]],
+        self, places: Places, rows: Int64Array, arrays: Sequence[npt.NDArray[Any]],
         left: Sequence[tuple[int, int]],
     ) -> list[Task]:  # fmt: skip
         """What Python does for some patches, by their numbers and roles."""

@@ -21,7 +21,8 @@ from fastpipe.core.reads import ReadPolicy, Started
 from fastpipe.core.types import Key
 from fastpipe.options import BadSamples, Cache, Stage
 from fastpipe.sampling import Sampling, Uniform
-from fastpipe.volumes.options import (
+from fastpipe.volumes.places import PatchPlaces, PatchSpace, Places, keys_of
+from fastpipe.volumes.reader import (
     Padding,
     WithMargin,
     check_held,
@@ -30,15 +31,13 @@ from fastpipe.volumes.options import (
     checked_size,
     filling,
 )
-from fastpipe.volumes.patch_chunks import PatchChunks
-from fastpipe.volumes.places import PatchPlaces, PatchSpace, Places, keys_of
 from fastpipe.volumes.runtime import Options, Runtime
 from fastpipe.volumes.sampling import places_of
 from fastpipe.volumes.sources import PatchPlan, opened_roles
 from fastpipe.volumes.stock import SlicedPatches
 from fastpipe.volumes.tours import Touring
-from fastpipe.volumes.units import Remembered, budget_of, planned_room
-from fastpipe.volumes.volume import DamagedUnitError
+from fastpipe.volumes.units import PatchChunks, Remembered, budget_of, planned_room
+from fastpipe.volumes.volume import DamagedUnitError, Int64Array
 
 __all__ = ["PatchSamples"]
 
@@ -51,14 +50,7 @@ _is_bad = partial(is_of_samples, damaged=DamagedUnitError)
 class PatchSamples(TouredSamples):
     """Patches of volumes.
 
-    Args:
-        process: gives this process, for a number of threads and their name.
-        volume, patch_size, labels, mask, sampling, padding, margin, cache, stage, storage_options, nan,
-        bad_samples, threads: see :class:`fastpipe.FastPatchDataset`, with whose errors.
-
     Attributes:
-        volume, labels, mask, patch_size, sampling, padding, stage: as given.
-        margin: voxels around each patch that are cut as well, of each dimension.
         cache, nan, bad_samples, threads: these options; what is changed counts from the next batch on.
     """
 
@@ -135,7 +127,7 @@ class PatchSamples(TouredSamples):
         """For each of a sample's values the type of its elements, and its shape."""
         return [(role.dtype, (*role.lead, *self._cut)) for role in self._roles]
 
-    def places(self, epoch: int = 0) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def places(self, epoch: int = 0) -> tuple[Int64Array, Int64Array]:
         """Where the patches of an epoch are.
 
         Args:
@@ -147,7 +139,7 @@ class PatchSamples(TouredSamples):
         """
         return self._own_places.places(self.seed or 0, epoch, np.arange(len(self)))
 
-    def locality_groups(self, epoch: int = 0) -> npt.NDArray[np.int64]:
+    def locality_groups(self, epoch: int = 0) -> Int64Array:
         """The group of each sample: int64 (N,).  Patches of one group begin in the same unit of a volume,
         the least of it that is decoded by itself."""
         return self._touring.groups(self._places.places(self.seed or 0, epoch, np.arange(len(self))))
@@ -192,7 +184,7 @@ class PatchSamples(TouredSamples):
     def _tour_window(self) -> int:
         return self._touring.planned(None)[0]
 
-    def _tour_ranks(self, window: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    def _tour_ranks(self, window: int, seed: int, epoch: int) -> Int64Array:
         return self._touring.ranks(window, seed, epoch)
 
     def _tour_about(self, window: int) -> str:
@@ -206,7 +198,7 @@ class PatchSamples(TouredSamples):
         """Whether which samples there are is drawn for each epoch."""
         return self._places.is_random
 
-    def follow(self, batches: Callable[[], Iterator[npt.NDArray[np.int64]]], seed: int, epoch: int) -> None:
+    def follow(self, batches: Callable[[], Iterator[Int64Array]], seed: int, epoch: int) -> None:
         """Have fetched ahead what an epoch needs; as of `BatchReader`."""
         if self._chunks is None:
             return
@@ -218,7 +210,7 @@ class PatchSamples(TouredSamples):
     # ---- how a batch is made ------------------------------------------------------------------
 
     def _reading(
-        self, indices: Any, samples: npt.NDArray[np.int64], key: Key | None, is_keyed: bool, runtime: Any,
+        self, indices: Any, samples: Int64Array, key: Key | None, is_keyed: bool, runtime: Any,
         arrays: list[npt.NDArray[Any]],
     ) -> Reading:  # fmt: skip
         """How a batch is read; as of `BatchReader`."""
@@ -234,9 +226,7 @@ class PatchSamples(TouredSamples):
             None if key is None else batch.substitute, batch.heard, lambda: batch.item(0).path,
         )  # fmt: skip
 
-    def _places_of(
-        self, indices: Sequence[int] | npt.NDArray[np.int64], samples: npt.NDArray[np.int64], key: Key | None
-    ) -> Places:
+    def _places_of(self, indices: Sequence[int] | Int64Array, samples: Int64Array, key: Key | None) -> Places:
         """Where samples are."""
         if not self._places.is_random:
             return self._places.places(0, 0, samples)
@@ -251,18 +241,13 @@ class PatchSamples(TouredSamples):
         return Places(volumes, starts)
 
     def _expect_epoch(
-        self, seed: int, epoch: int, order: Callable[[], npt.NDArray[np.int64] | None] = lambda: None
+        self, seed: int, epoch: int, order: Callable[[], Int64Array | None] = lambda: None
     ) -> None:
-        """Say which patches an epoch has, and in which order they are asked for, if that is known.
-
-        Args:
-            seed, epoch: of the epoch.
-            order: gives the patches' indices, int64 (N,), or None; called where nobody has said this before.
-        """
+        """Say which patches an epoch has, and in which order they are asked for, if that is known."""
         if self._remembered.keeps_all or len(self) * self._most_uses > _MOST_EXPECTED:
             return
 
-        def uses() -> tuple[Callable[[int], npt.NDArray[np.int64]], bool]:
+        def uses() -> tuple[Callable[[int], Int64Array], bool]:
             given = order()
             indices = np.arange(len(self)) if given is None else given
             places = self._places.places(seed, epoch, indices)
@@ -287,9 +272,9 @@ class PatchSamples(TouredSamples):
 
 
 def _followed(
-    living: weakref.ref[PatchSamples], name: str, batches: Iterator[npt.NDArray[np.int64]], seed: int,
+    living: weakref.ref[PatchSamples], name: str, batches: Iterator[Int64Array], seed: int,
     epoch: int,
-) -> Iterator[npt.NDArray[np.int64]]:  # fmt: skip
+) -> Iterator[Int64Array]:  # fmt: skip
     """The objects of a store that batches will need, as long as the samples are there: whoever goes on with
     this must not keep them."""
     samples = living()
@@ -314,7 +299,7 @@ class _Batch:
     def __init__(
         self,
         dataset: PatchSamples,
-        samples: npt.NDArray[np.int64],
+        samples: Int64Array,
         places: Places,
         key: Key | None,
         runtime: Runtime,
@@ -323,9 +308,9 @@ class _Batch:
         self._dataset, self._samples, self._places, self._key = dataset, samples, places, key
         self._runtime, self._arrays = runtime, arrays
         self._rows = list(range(len(samples)))  # for which each place is
-        self._started: tuple[Places, npt.NDArray[np.int64], Started] | None = None
+        self._started: tuple[Places, Int64Array, Started] | None = None
 
-    def start(self, places: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> Started:
+    def start(self, places: Int64Array, rows: Int64Array) -> Started:
         """What is to be done to have patches at rows of the batch."""
         at = self._at(places)
         started = self._runtime.start(at, rows, self._arrays)
@@ -342,7 +327,7 @@ class _Batch:
         """Read one patch."""
         self._runtime.read_alone(self._at(np.array([place])), row, self._arrays)
 
-    def _at(self, places: npt.NDArray[np.int64]) -> Places:
+    def _at(self, places: Int64Array) -> Places:
         volumes, starts = self._places
         return Places(volumes[places], starts[places])
 

@@ -1,4 +1,4 @@
-"""Where the patches of a dataset are, by its sampling; for which some volumes are looked at as a whole."""
+"""Where the patches of a dataset are, by its sampling; labels and masks are read as a whole for it."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import itertools
 import logging
 import math
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe.core.array_cache import FileArrays
+from fastpipe.core.clock import StageClock
 from fastpipe.core.keys import sample_seed, uniforms
 from fastpipe.core.machine import default_threads
 from fastpipe.errors import OptionError
 from fastpipe.sampling import Foreground, Grid, Positions, Sampling, Uniform
-from fastpipe.volumes.foreground import LabelVoxels, VoxelSketch
-from fastpipe.volumes.masks import BlockCounts, MaskDensity, MaskedPatches, PatchCells
 from fastpipe.volumes.places import (
     FixedPatches,
     ForegroundPatches,
@@ -32,10 +32,392 @@ from fastpipe.volumes.places import (
     given_places,
     grid_places,
 )
+from fastpipe.volumes.reader import Counts, PatchReader
 from fastpipe.volumes.sources import Role
-from fastpipe.volumes.volume import Volume
+from fastpipe.volumes.volume import Int64Array, UnitGrid, Volume, grown_unit
 
-__all__ = ["label_voxels", "mask_density", "places_of"]
+__all__ = [
+    "BlockCounts", "LabelVoxels", "MaskDensity", "MaskedPatches", "PatchCells", "VoxelSketch",
+    "block_sides", "label_voxels", "mask_density", "places_of",
+]  # fmt: skip
+
+
+# ---- labels: some voxels of each, drawn from all in one pass, in any order --------------------
+
+UInt64Array = npt.NDArray[np.uint64]
+
+# Labels that are no whole numbers, as those of soft segmentations, are classes of their own up to so many.
+_MOST_FRACTIONS = 1000
+_TOGETHER = math.nan  # what they are together; told from others by its identity
+
+_GOLDEN, _MIX_1, _MIX_2 = 0x9E37_79B9_7F4A_7C15, 0xBF58_476D_1CE4_E5B9, 0x94D0_49BB_1331_11EB
+
+
+class LabelVoxels(NamedTuple):
+    """Some voxels of each class of a volume.
+
+    Attributes:
+        labels: (C,), the classes' labels, of the volume's own kind: int64, uint64 or float64; ascending.
+            NaN, at the end, is the class of all that are no whole numbers, if there are too many of them.
+    """
+
+    labels: npt.NDArray[Any]
+    counts: Int64Array  # int64 (C,): how many voxels each has
+    ends: Int64Array  # int64 (C,): where its voxels end in ``voxels``; they begin where those before end
+    voxels: Int64Array  # int64 (M,): the voxels, as places in the volume in C order
+
+    def each(self) -> list[Int64Array]:
+        """The voxels of each class that are known."""
+        return np.split(self.voxels, self.ends)[:-1]
+
+
+class VoxelSketch:
+    """Draws voxels of each label: those whose places have the least hash values, so that the parts of a
+    volume may come in any order, and every set of voxels is as likely as any other.
+
+    Args:
+        labels: which labels, compared as NumPy compares numbers with the volume's; None takes all above
+            0. Of these, labels that are no whole numbers are one class together if there are more than
+            1,000.
+    """
+
+    def __init__(self, shape: Sequence[int], most: int, labels: Sequence[float] | None = None) -> None:
+        self._shape, self._most = tuple(shape), most
+        self._labels = None if labels is None else list(dict.fromkeys(labels))
+        self._kind: np.dtype[Any] = np.dtype(np.int64)
+        self._counts: dict[float, int] = {}
+        self._kept: dict[float, tuple[UInt64Array, Int64Array]] = {}
+        self._fractions: set[float] = set()
+
+    def add(self, part: npt.NDArray[Any], start: Sequence[int]) -> None:
+        """Look at a part of the volume."""
+        flat = np.ascontiguousarray(part).reshape(-1)
+        flat = flat.view(np.uint8) if flat.dtype.kind == "b" else flat
+        self._kind = np.dtype({"u": np.uint64, "f": np.float64}.get(flat.dtype.kind, np.int64))
+        for label, inside in self._classes_in(flat):
+            self._counts[label] = self._counts.get(label, 0) + len(inside)
+            at = np.unravel_index(inside, part.shape)
+            places = np.ravel_multi_index(
+                tuple(axis + first for axis, first in zip(at, start, strict=True)), self._shape
+            ).astype(np.int64)
+            self._keep(label, _hashes(places), places)
+
+    def _classes_in(self, flat: npt.NDArray[Any]) -> Iterator[tuple[float, npt.NDArray[np.intp]]]:
+        """The classes of some voxels, and which of them each has."""
+        if self._labels is not None:
+            for label in self._labels:
+                with np.errstate(over="ignore"):  # of labels that a small float cannot be
+                    inside = np.flatnonzero(flat == label)
+                if len(inside):
+                    yield label, inside
+            return
+        if flat.dtype.kind == "u" and flat.dtype.itemsize <= 2:  # much faster than sorting
+            for label in np.flatnonzero(np.bincount(flat.astype(np.intp, copy=False))).tolist():
+                if label:
+                    yield label, np.flatnonzero(flat == label)
+            return
+        above = np.flatnonzero(flat > 0)
+        above = above[np.argsort(flat[above], kind="stable")]
+        values = flat[above]
+        is_whole = values == np.floor(values) if values.dtype.kind == "f" else np.ones(len(values), np.bool_)
+        yield from _grouped(values[is_whole], above[is_whole])
+        values, above = values[~is_whole], above[~is_whole]
+        if not len(above):
+            return
+        yield _TOGETHER, above
+        if len(self._fractions) <= _MOST_FRACTIONS:
+            self._fractions.update(np.unique(values).tolist())
+            if len(self._fractions) <= _MOST_FRACTIONS:
+                yield from _grouped(values, above)
+
+    def _keep(self, label: float, hashes: UInt64Array, places: Int64Array) -> None:
+        before = self._kept.get(label)
+        if before is not None:
+            if len(before[0]) == self._most:  # most of what comes later is not among the least
+                less = hashes < before[0].max()
+                hashes, places = hashes[less], places[less]
+            hashes, places = np.concatenate([before[0], hashes]), np.concatenate([before[1], places])
+        if len(hashes) > self._most:
+            least = np.argpartition(hashes, self._most - 1)[: self._most]
+            hashes, places = hashes[least], places[least]
+        self._kept[label] = hashes, places
+
+    def found(self) -> LabelVoxels:
+        """What was drawn of all parts that were added."""
+        is_many = len(self._fractions) > _MOST_FRACTIONS
+        left_out = self._fractions if is_many else set()
+        labels = sorted(label for label in self._kept if label is not _TOGETHER and label not in left_out)
+        labels += [_TOGETHER] if is_many else []
+        voxels = [np.sort(self._kept[label][1]) for label in labels]
+        return LabelVoxels(
+            np.array(labels, self._kind),
+            np.array([self._counts[label] for label in labels], np.int64),
+            np.cumsum([len(some) for some in voxels], dtype=np.int64),
+            np.concatenate([np.zeros(0, np.int64), *voxels]),
+        )
+
+
+def _grouped(
+    values: npt.NDArray[Any], places: npt.NDArray[np.intp]
+) -> Iterator[tuple[float, npt.NDArray[np.intp]]]:
+    """Values that are sorted, each with its places."""
+    if len(values):
+        ends = np.flatnonzero(values[1:] != values[:-1]) + 1
+        yield from zip(values[[0, *ends]].tolist(), np.split(places, ends), strict=True)
+
+
+def _hashes(places: Int64Array) -> UInt64Array:
+    """SplitMix64's finaliser of each place (D. Stafford's variant 13), which is one to one."""
+    values = places.astype(np.uint64)
+    values += np.uint64(1)
+    values *= np.uint64(_GOLDEN)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(_MIX_1)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(_MIX_2)
+    return values ^ (values >> np.uint64(31))
+
+
+# ---- masks: patches of which enough is in them, by counts of blocks of voxels -----------------
+
+# (number, seed, epoch, indices, count) to numbers in [0, 1): float64 (N, count); others for each number.
+Draws = Callable[[int, int, int, Int64Array, int], npt.NDArray[np.float64]]
+
+_MOST_BLOCKS = 1 << 22
+_MOST_SIDE = 4  # where there may be so many blocks
+_MOST_CELLS, _CELLS_AT_ONCE = 1 << 18, 1 << 14
+_TRIED, _ROUNDS = 4096, 4  # patches that are tried when a dataset is made
+_DRAWS, _AT_ONCE = 4, 16  # rounds of attempts to find a patch, and how many each has
+
+
+def _doubled(sides: Sequence[int], shape: Sequence[int], patch: Sequence[int], most: int) -> list[int]:
+    """Sides of boxes, doubled until there are not too many: first where a patch has most of them."""
+    found = list(sides)
+    while math.prod(-(-size // side) for size, side in zip(shape, found, strict=True)) > most:
+        dims = [dim for dim, size in enumerate(shape) if found[dim] < size]
+        found[max(dims, key=lambda dim: patch[dim] / found[dim])] *= 2
+    return [min(side, max(1, size)) for side, size in zip(found, shape, strict=True)]
+
+
+def block_sides(shape: Sequence[int], patch: Sequence[int]) -> list[int]:
+    """The sides of blocks: a quarter of a patch's, and at most 4, or as small as there may be so many."""
+    return _doubled([min(_MOST_SIDE, max(1, side // 4)) for side in patch], shape, patch, _MOST_BLOCKS)
+
+
+class BlockCounts:
+    """Counts the voxels of a mask that are not 0, block by block.  Parts may come in any order.
+
+    Attributes:
+        counts: int64, of the voxels of each block that are not 0.
+    """
+
+    def __init__(self, shape: Sequence[int], patch: Sequence[int]) -> None:
+        self.shape, self.sides = tuple(shape), block_sides(shape, patch)
+        blocks = [-(-size // side) for size, side in zip(self.shape, self.sides, strict=True)]
+        self.counts = np.zeros(blocks, np.int64)
+
+    def add(self, part: npt.NDArray[Any], start: Sequence[int]) -> None:
+        """Count a part."""
+        sums = (part != 0).astype(np.int64)
+        box = []
+        for dim, (first, side) in enumerate(zip(start, self.sides, strict=True)):
+            last = first + part.shape[dim]
+            cuts = np.arange(first // side * side, last, side) - first
+            cuts[0] = 0
+            sums = np.add.reduceat(sums, cuts, axis=dim)
+            box.append(slice(first // side, first // side + len(cuts)))
+        self.counts[tuple(box)] += sums
+
+
+class MaskDensity:
+    """How much of boxes is in a mask: what is known of it by the counts of blocks.
+
+    A box has all of the blocks within it, and of blocks that are all in the mask the part within it.  Of
+    other blocks at its surface it is not known which of their voxels are in the box.
+
+    Args:
+        counts: int64, of the voxels of each block that are not 0.
+    """
+
+    def __init__(self, counts: Int64Array, sides: Sequence[int], shape: Sequence[int]) -> None:
+        self._sides, self._shape = np.array(sides, np.int64), np.array(shape, np.int64)
+        self._blocks = np.array(counts.shape, np.int64)
+        sizes = np.ones((), np.int64)
+        for side, size in zip(sides, shape, strict=True):
+            sizes = np.multiply.outer(sizes, np.diff(np.append(np.arange(0, size, side), size)))
+        is_full = counts == sizes
+        self._full, self._others = _summed(counts, is_full), _summed(counts, ~is_full)
+
+    def fractions(self, starts: Int64Array, patch: Int64Array) -> npt.NDArray[np.float64]:
+        """The part of boxes that is in the mask at least: float64 (N,).
+
+        Args:
+            starts: int64 (N, D): where they begin, perhaps outside of the mask.
+            patch: int64 (D,): their size.
+        """
+        ends = np.clip(starts + patch, 0, self._shape)
+        starts = np.clip(starts, 0, self._shape)
+        lows = -(-starts // self._sides)
+        highs = np.where(ends == self._shape, self._blocks, ends // self._sides)
+        voxels = self._voxels(starts, ends, lows, np.maximum(lows, highs))
+        return np.asarray(voxels / math.prod(patch.tolist()), np.float64)
+
+    def most(self, starts: Int64Array, size: Int64Array) -> npt.NDArray[np.float64]:
+        """The most voxels of boxes that can be in the mask: float64 (N,).
+
+        Args:
+            starts: int64 (N, D): where they begin, perhaps outside of the mask.
+            size: int64 (D,): theirs.
+        """
+        ends = np.clip(starts + size, 0, self._shape)
+        starts = np.clip(starts, 0, self._shape)
+        lows, highs = starts // self._sides, -(-ends // self._sides)
+        return self._voxels(starts, ends, np.minimum(lows, highs), highs)
+
+    def _voxels(
+        self, starts: Int64Array, ends: Int64Array, lows: Int64Array, highs: Int64Array
+    ) -> npt.NDArray[np.float64]:
+        """Voxels of full blocks within boxes, and all of other blocks from ``lows`` to ``highs``."""
+        total = np.zeros(len(starts))
+        for corner in itertools.product((False, True), repeat=starts.shape[1]):
+            is_end = np.array(corner)
+            sign = -1.0 if (len(corner) - sum(corner)) % 2 else 1.0
+            others = self._others[tuple(np.where(is_end, highs, lows).T)]
+            total += sign * (others + self._full_before(np.where(is_end, ends, starts)))
+        counts: npt.NDArray[np.float64] = np.rint(total)  # they are integers
+        return counts
+
+    def _full_before(self, at: Int64Array) -> npt.NDArray[np.float64]:
+        """The voxels of full blocks before corners: those of a block in proportion to each side."""
+        low = np.minimum(at // self._sides, self._blocks - 1)
+        begins = low * self._sides
+        part = (at - begins) / np.minimum(self._sides, self._shape - begins)
+        found = np.zeros(len(at))
+        for corner in itertools.product((0, 1), repeat=at.shape[1]):
+            weight = np.ones(len(at))
+            for dim, side in enumerate(corner):
+                weight *= part[:, dim] if side else 1.0 - part[:, dim]
+            found += weight * self._full[tuple((low + np.array(corner)).T)]
+        return found
+
+
+def _summed(counts: Int64Array, where: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
+    """Of some blocks, the sums of all before each corner."""
+    total = int(counts.sum())
+    sums = np.where(where, counts, 0).astype(np.int32 if total <= np.iinfo(np.int32).max else np.int64)
+    for dim in range(sums.ndim):
+        sums = np.cumsum(sums, axis=dim, dtype=sums.dtype)
+    return np.pad(sums, [(1, 0)] * sums.ndim)
+
+
+class PatchCells:
+    """Draws patches near to a mask: each place that can have enough of it is as likely as any other.
+
+    Places are looked at in cells, boxes of them; cells of which no place can have enough are left out.
+
+    Attributes:
+        count: of cells; if there are none, no patch has enough.
+    """
+
+    def __init__(
+        self, space: PatchSpace, by_size: bool, least: float, densities: Sequence[MaskDensity]
+    ) -> None:
+        self._space, patch = space, space.patch.tolist()
+        wanted = max(1.0, least * math.prod(patch))
+        most = max(1, _MOST_CELLS // len(densities))
+        volumes, cells, weights, sides = [], [], [], []
+        for volume, (density, counts) in enumerate(zip(densities, space.counts.tolist(), strict=True)):
+            side = np.array(_doubled([max(1, side // 8) for side in patch], counts, patch, most), np.int64)
+            grid = -(-space.counts[volume] // side)
+            begins = np.indices(tuple(grid.tolist())).reshape(len(patch), -1).T * side
+            starts = np.array_split(space.lows[volume] + begins, 1 + len(begins) // _CELLS_AT_ONCE)
+            held = np.concatenate([density.most(some, side + space.patch - 1) for some in starts])
+            # The box that all patches of a cell are in; a little less is enough, as both are rounded.
+            begins = begins[held >= wanted * (1 - 1e-9)]
+            places = np.minimum(side, space.counts[volume] - begins).prod(axis=1, dtype=np.float64)
+            volumes.append(np.full(len(begins), volume))
+            cells.append(begins)
+            weights.append(places / (1 if by_size else math.prod(counts)))
+            sides.append(side)
+        self._volumes, self._cells = np.concatenate(volumes), np.concatenate(cells)
+        self._sides = np.array(sides)
+        self.count, self.numbers = len(self._volumes), 1 + len(patch)
+        self._ends = np.cumsum(np.concatenate(weights))
+
+    def places(self, drawn: npt.NDArray[np.float64]) -> Places:
+        """Where patches are.
+
+        Args:
+            drawn: numbers in [0, 1), float64 (N, 1 + D).
+        """
+        cells = np.searchsorted(self._ends[:-1], drawn[:, 0] * self._ends[-1], side="right")
+        volumes, begins = self._volumes[cells], self._cells[cells]
+        sides = np.minimum(self._sides[volumes], self._space.counts[volumes] - begins)
+        steps = np.minimum((drawn[:, 1:] * sides).astype(np.int64), sides - 1)
+        return Places(volumes, self._space.lows[volumes] + begins + steps)
+
+
+class MaskedPatches:
+    """Patches of which enough is in a mask: in the place of others some near to the mask are drawn.
+
+    Args:
+        draws: gives random numbers, others than ``base`` has.
+    """
+
+    is_random = True
+
+    def __init__(
+        self,
+        base: PatchPlaces,
+        cells: PatchCells,
+        least: float,
+        fractions: Callable[[Places], npt.NDArray[np.float64]],
+        draws: Draws,
+    ) -> None:
+        self._base, self._cells, self._least = base, cells, least
+        self._fractions, self._draws, self.count = fractions, draws, base.count
+        # What is left after many attempts is taken from these.
+        tried = np.arange(_TRIED)
+        found = [
+            self._near(_DRAWS + 1, 0, number, tried, 1) if cells.count else base.places(0, number, tried)
+            for number in range(_ROUNDS)
+        ]
+        places = Places(*(np.concatenate(some) for some in zip(*found, strict=True)))
+        shares = fractions(places)
+        good = np.flatnonzero(shares >= least)
+        if not len(good):
+            raise OptionError(
+                f"mask_fraction={least}: of {len(shares):,} patches that were tried none has so much of the "
+                f"mask; the most is {shares.max():.3f}"
+            )
+        self._good = Places(places.volumes[good], places.starts[good])
+
+    def places(self, seed: int, epoch: int, indices: Int64Array) -> Places:
+        """As for ``PatchPlaces``."""
+        volumes, starts = (part.copy() for part in self._base.places(seed, epoch, indices))
+        left = np.flatnonzero(self._fractions(Places(volumes, starts)) < self._least)
+        for number in range(1, _DRAWS + 1):
+            if not len(left):
+                break
+            again = self._near(number, seed, epoch, indices[left], _AT_ONCE)
+            is_good = (self._fractions(again) >= self._least).reshape(-1, _AT_ONCE)
+            # The first that is good, or any.
+            some = np.arange(len(left)) * _AT_ONCE + is_good.argmax(axis=1)
+            volumes[left], starts[left] = again.volumes[some], again.starts[some]
+            left = left[~is_good.any(axis=1)]
+        if len(left):
+            count = len(self._good.volumes)
+            drawn = self._draws(_DRAWS + 2, seed, epoch, indices[left], 1)[:, 0]
+            some = np.minimum((drawn * count).astype(np.int64), count - 1)
+            volumes[left], starts[left] = self._good.volumes[some], self._good.starts[some]
+        return Places(volumes, starts)
+
+    def _near(self, number: int, seed: int, epoch: int, indices: Int64Array, count: int) -> Places:
+        """So many patches near to the mask for each index, those of an index after each other."""
+        each = self._cells.numbers
+        drawn = self._draws(number, seed, epoch, indices, count * each)
+        return self._cells.places(drawn.reshape(-1, each))
+
+
+# ---- the patches of a dataset -----------------------------------------------------------------
 
 _log = logging.getLogger("fastpipe.patches")
 
@@ -55,19 +437,14 @@ def label_voxels(
     """Some voxels of each label of a volume, drawn from all.
 
     Args:
-        role: the labels.
-        number: of the volume.
-        most: voxels of each label.
         labels: which; None takes all above 0.
-        kept: where they are kept from one time to the next.
     """
     shape = role.spatial(number)
     sketch = VoxelSketch(shape, most, labels)
 
-    def look(parts: list[npt.NDArray[Any]], start: Sequence[int]) -> None:
-        for part in parts:
-            for channel in part.reshape(-1, *part.shape[len(role.lead) :]):
-                sketch.add(channel, start)
+    def look(part: npt.NDArray[Any], start: Sequence[int]) -> None:
+        for channel in part.reshape(-1, *part.shape[len(role.lead) :]):
+            sketch.add(channel, start)
 
     def find() -> list[npt.NDArray[Any]]:
         _scan(role, number, look)
@@ -79,18 +456,11 @@ def label_voxels(
 
 
 def mask_density(role: Role, number: int, patch: Sequence[int], kept: FileArrays | None) -> MaskDensity:
-    """How much of patches of a volume is in its mask: where any of its channels is not 0.
-
-    Args:
-        role: the mask.
-        number: of the volume.
-        patch: the patches' size.
-        kept: where counts are kept from one time to the next.
-    """
+    """How much of patches of a volume is in its mask: where any of its channels is not 0."""
     blocks, axes = BlockCounts(role.spatial(number), patch), tuple(range(len(role.lead)))
 
-    def look(parts: list[npt.NDArray[Any]], start: Sequence[int]) -> None:
-        blocks.add(np.logical_or.reduce([(part != 0).any(axis=axes) for part in parts]), start)
+    def look(part: npt.NDArray[Any], start: Sequence[int]) -> None:
+        blocks.add((part != 0).any(axis=axes), start)
 
     def find() -> list[npt.NDArray[Any]]:
         _scan(role, number, look)
@@ -117,103 +487,68 @@ def _kept(
     return found
 
 
-def _scan(role: Role, number: int, look: Callable[[list[npt.NDArray[Any]], Sequence[int]], None]) -> None:
+def _scan(role: Role, number: int, look: Callable[[npt.NDArray[Any], Sequence[int]], None]) -> None:
     """Show all of a volume, box by box along the dimensions of patches, in bounded memory.
 
     Reads in threads, and looks in this one.
-
-    Args:
-        role: the array.
-        number: of the volume.
-        look: is given a box, in parts along the dimensions in front of these, and where it begins.
     """
-    volume, lead = role.volumes[number], len(role.lead)
-    if volume.array is not None:
-        _look([volume.array], lead, [0] * len(role.spatial(number)), look)
-        return
-    reader, grid = volume.open(), volume.grid
-    what = f"the list of the {grid.count:,} parts of {volume.name}, all of which are to be read,"
-    check_room(8 * grid.count, what, "use another sampling")
-    # The units of one box are those of all channels.
-    numbers = np.arange(grid.count).reshape(math.prod(grid.counts[:lead]), -1).T
-    count = max(1, _PIECE_NBYTES // max(1, volume.unit_nbytes * numbers.shape[1]))
-    pieces = [numbers[first : first + count] for first in range(0, len(numbers), count)]
+    volume, shape, lead = role.volumes[number], role.spatial(number), len(role.lead)
+    what = f"the list of the {volume.grid.count:,} parts of {volume.name}, all of which are to be read,"
+    check_room(8 * volume.grid.count, what, "use another sampling")
+    voxel_nbytes = math.prod(role.lead) * volume.dtype.itemsize
+    boxes = UnitGrid(shape, grown_unit(volume.grid.unit[lead:], shape, voxel_nbytes, _PIECE_NBYTES))
+    reader = PatchReader(volume, StageClock(), Counts())
 
-    def read(boxes: npt.NDArray[np.int64]) -> list[npt.NDArray[np.uint8]]:
-        outs = [np.empty(volume.unit_nbytes, np.uint8) for _ in range(boxes.size)]
-        reader.read(boxes.reshape(-1), outs)
-        return outs
+    def read(number: int) -> tuple[npt.NDArray[Any], list[int]]:
+        box = boxes.box(number)
+        start = [side.start for side in box]
+        part = np.empty((*role.lead, *(side.stop - side.start for side in box)), volume.dtype)
+        reader.read([*[0] * lead, *start], part)
+        return part, start
 
-    threads = default_threads(1)
+    threads, coming = default_threads(1), deque[Future[tuple[npt.NDArray[Any], list[int]]]]()
     with ThreadPoolExecutor(threads, "fastpipe-scan") as pool:
-        coming = []
-        for piece in [*pieces, *[None] * threads]:
-            if piece is not None:
-                coming.append((piece, pool.submit(read, piece)))
-            if (piece is None or len(coming) > threads) and coming:
-                boxes, read_parts = coming.pop(0)
-                outs = iter(read_parts.result())
-                for units in boxes.tolist():
-                    parts = [_inside(volume, unit, next(outs)) for unit in units]
-                    _look(parts, lead, [side.start for side in grid.box(units[0])[lead:]], look)
-
-
-def _inside(volume: Volume, number: int, read: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
-    """What of a unit is within the volume."""
-    unit = read.view(volume.dtype).reshape(volume.grid.unit)
-    return unit[tuple(slice(side.stop - side.start) for side in volume.grid.box(number))]
+        for number in range(boxes.count):
+            coming.append(pool.submit(read, number))
+            if len(coming) > threads:
+                _look(*coming.popleft().result(), lead, look)
+        while coming:
+            _look(*coming.popleft().result(), lead, look)
 
 
 def _look(
-    parts: list[npt.NDArray[Any]],
-    lead: int,
-    start: Sequence[int],
-    look: Callable[[list[npt.NDArray[Any]], Sequence[int]], None],
-) -> None:
+    part: npt.NDArray[Any], start: Sequence[int], lead: int,
+    look: Callable[[npt.NDArray[Any], Sequence[int]], None],
+) -> None:  # fmt: skip
     """Show a box as many small ones: what is looked at costs many times its own memory."""
-    shape = parts[0].shape[lead:]
-    sides, left = [], max(1, _MOST_LOOKED_AT // max(1, math.prod(parts[0].shape[:lead])))
+    shape = part.shape[lead:]
+    sides, left = [], max(1, _MOST_LOOKED_AT // max(1, math.prod(part.shape[:lead])))
     for dim, size in enumerate(shape):  # whole rows, as long as they are not too many
         sides.append(min(size, max(1, left // math.prod(shape[dim + 1 :]))))
         left = max(1, left // sides[-1])
     for begins in itertools.product(*map(range, [0] * len(shape), shape, sides)):
         box: list[Any] = [slice(at, at + side) for at, side in zip(begins, sides, strict=True)]
-        look([part[(..., *box)] for part in parts], [a + b for a, b in zip(start, begins, strict=True)])
+        look(part[(..., *box)], [a + b for a, b in zip(start, begins, strict=True)])
 
 
-def drawn(
-    number: int, seed: int, epoch: int, indices: npt.NDArray[np.int64], count: int
-) -> npt.NDArray[np.float64]:
+def drawn(number: int, seed: int, epoch: int, indices: Int64Array, count: int) -> npt.NDArray[np.float64]:
     """Random numbers for the places of patches: others than those for their transforms."""
     return uniforms(sample_seed(seed, number, _PLACES), epoch, indices, count)
 
 
-class Shares:
-    """The part of patches that is in the masks of their volumes at least."""
-
-    def __init__(self, space: PatchSpace, densities: Sequence[MaskDensity]) -> None:
-        self._space, self._densities = space, densities
-
-    def __call__(self, places: Places) -> npt.NDArray[np.float64]:
-        """Of patches at places: float64 (N,)."""
-        found = np.zeros(len(places.volumes))
-        for volume in np.unique(places.volumes).tolist():
-            rows = np.flatnonzero(places.volumes == volume)
-            found[rows] = self._densities[volume].fractions(places.starts[rows], self._space.patch)
-        return found
+def _shares(space: PatchSpace, densities: Sequence[MaskDensity], places: Places) -> npt.NDArray[np.float64]:
+    """The part of each patch that is in the mask of its volume at least: float64 (N,)."""
+    found = np.zeros(len(places.volumes))
+    for volume in np.unique(places.volumes).tolist():
+        rows = np.flatnonzero(places.volumes == volume)
+        found[rows] = densities[volume].fractions(places.starts[rows], space.patch)
+    return found
 
 
 def places_of(
     sampling: Sampling, space: PatchSpace, roles: Sequence[Role], pads: bool, kept: FileArrays | None
 ) -> PatchPlaces:
     """The patches of epochs.
-
-    Args:
-        sampling: the dataset's option.
-        space: where patches can be.
-        roles: the arrays.
-        pads: whether patches may reach beyond volumes.
-        kept: where what is found out about labels and masks is kept from one time to the next.
 
     Raises:
         OptionError: the sampling does not fit the volumes.
@@ -266,7 +601,9 @@ def _anywhere(
         return base
     mask = _role(roles, "mask", "mask_fraction= is a part of the mask")
     found = [mask_density(mask, number, space.patch.tolist(), kept) for number in range(len(mask.volumes))]
-    return MaskedPatches(base, PatchCells(space, by_size, least, found), least, Shares(space, found), drawn)
+    return MaskedPatches(
+        base, PatchCells(space, by_size, least, found), least, partial(_shares, space, found), drawn
+    )
 
 
 def _role(roles: Sequence[Role], name: str, why: str) -> Role:

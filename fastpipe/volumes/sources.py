@@ -2,41 +2,244 @@
 
 from __future__ import annotations
 
+import csv
+import glob
 import itertools
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fastpipe.core.array_cache import default_file_arrays
+from fastpipe.core.files import is_url, open_file
 from fastpipe.core.text import in_bytes, natural_sorted, printable
 from fastpipe.errors import OptionError
 from fastpipe.options import Stage
 from fastpipe.volumes.converted import ConvertedFiles
 from fastpipe.volumes.opening import open_volume
 from fastpipe.volumes.remote import RemoteVolumes, remote_volumes
-from fastpipe.volumes.tables import matched_volumes
 from fastpipe.volumes.volume import DIMS, Volume
 
-__all__ = ["PatchPlan", "Role", "opened_roles"]
+__all__ = ["ROLES", "PatchPlan", "Role", "matched_volumes", "opened_roles"]
+
+
+# ---- which volumes belong together: lists, patterns and tables of paths -----------------------
+
+ROLES = ("volume", "labels", "mask")
+
+_HOW = "give a table, a list of tuples (volume, labels[, mask]), or lists of paths in the same order"
+# As glob has them: which characters a set in brackets has need not be known, as glob has looked for them.
+_WILDCARDS = re.compile(r"(\*+|\?|\[!?[^/][^/\]]*\])")
+
+
+def matched_volumes(volume: Any, labels: Any = None, mask: Any = None) -> dict[str, list[Any]]:
+    """The volumes, their labels and their masks, as far as there are such.
+
+    Args:
+        volume: a path, a pattern such as ``"cases/*/image.zarr"``, an array, or a sequence of some; or a
+            table: a sequence of tuples (volume, labels[, mask]), or the path of a ``.csv`` file with
+            columns of these names.
+        labels, mask: the same for the labels and masks, in the same order; without a table.
+
+    What a pattern matches is in natural order: ``case_2`` before ``case_10``.  A list keeps its order, so
+    ``sorted(glob.glob(pattern))`` gives the order of characters.
+
+    Where several of them are patterns, what belongs together is that for which their wildcards stand for
+    the same: ``"images/*_0000.npy"`` and ``"labels/*.npy"``.  A pattern within a sequence, or a table, is
+    matched with those at the same place.
+
+    Returns:
+        By ``"volume"``, ``"labels"`` and ``"mask"``, as far as given, lists that are equally long.
+
+    Raises:
+        OptionError: they do not fit together, or there are none.
+    """
+    if _is_table(volume):
+        if labels is not None or mask is not None:
+            raise OptionError("labels= and mask= are columns of the table that volume= is: leave them out")
+        columns = _columns(volume)
+    else:
+        given = zip(ROLES, (volume, labels, mask), strict=True)
+        columns = {name: _several(some) for name, some in given if name == "volume" or some is not None}
+    columns = _expanded(columns)
+    if not columns["volume"]:
+        raise OptionError("volume= names no volumes")
+    return columns
+
+
+def _is_table(volume: Any) -> bool:
+    if isinstance(volume, (str, os.PathLike)):
+        is_array = os.path.isdir(volume) or _is_inside_file(volume)
+        return os.fspath(volume).endswith(".csv") and not is_array
+    return isinstance(volume, Sequence) and bool(volume) and all(isinstance(row, tuple) for row in volume)
+
+
+def _columns(table: Any) -> dict[str, list[Any]]:
+    if isinstance(table, (str, os.PathLike)):
+        return _columns_of_file(os.fspath(table))
+    widths = {len(row) for row in table}
+    if len(widths) > 1 or not 1 <= len(table[0]) <= len(ROLES):
+        raise OptionError(
+            f"a table's rows must be tuples (volume, labels[, mask]), got some of {sorted(widths)} values"
+        )
+    return {name: [row[place] for row in table] for place, name in enumerate(ROLES[: len(table[0])])}
+
+
+def _columns_of_file(path: str) -> dict[str, list[Any]]:
+    """Paths in such a file are from its folder on."""
+    with open(path, newline="", encoding="utf-8-sig", opener=open_file) as file:
+        rows = list(csv.DictReader(file))
+        names = list(rows[0]) if rows else []
+    if "volume" not in names or not set(names) <= set(ROLES):
+        raise OptionError(f"{path} must have a column volume, and may have labels and mask; it has {names}")
+    empty = [number for number, row in enumerate(rows) if not all(row.values())]
+    if empty:
+        raise OptionError(f"{path}: row {empty[0] + 2} is not filled in")
+    folder = os.path.dirname(path)
+    return {
+        name: [path if is_url(path) else os.path.join(folder, path) for path in (row[name] for row in rows)]
+        for name in ROLES
+        if name in names
+    }
+
+
+def _several(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def _expanded(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """The columns with what patterns match in their places."""
+    if len({len(column) for column in columns.values()}) == 1:
+        rows = [
+            _expanded_row(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)
+        ]
+        return {name: [one for row in rows for one in row[name]] for name in columns}
+    with_patterns = [name for name, column in columns.items() if any(map(_is_pattern, column))]
+    if len(with_patterns) > 1:
+        raise OptionError(
+            f"the patterns of {'= and '.join(with_patterns)}= cannot be matched, as there are not equally "
+            f"many: {_HOW}"
+        )
+    found = {
+        name: [one for item in column for one in (_found(item, name) if _is_pattern(item) else [item])]
+        for name, column in columns.items()
+    }
+    _check_counts(found)
+    for name in with_patterns:
+        parts = [_found(item, name) for item in columns[name] if _is_pattern(item)]
+        if any(part != sorted(part) for part in parts):
+            raise OptionError(
+                f"{name}= is a pattern, whose matches are in natural order (2 before 10), and the others "
+                f"are lists, perhaps in the order of characters (10 before 2): {_HOW}"
+            )
+    return found
+
+
+def _expanded_row(row: dict[str, Any]) -> dict[str, list[Any]]:
+    patterns = {name: os.fspath(item) for name, item in row.items() if _is_pattern(item)}
+    found = {name: [item] for name, item in row.items()}
+    if len(patterns) > 1:
+        found |= _matched(patterns)
+    else:
+        found |= {name: _found(pattern, name) for name, pattern in patterns.items()}
+    _check_counts(found)
+    return found
+
+
+def _check_counts(columns: dict[str, list[Any]]) -> None:
+    counts = {name: len(column) for name, column in columns.items()}
+    if len(set(counts.values())) > 1:
+        said = ", ".join(f"{count} for {name}=" for name, count in counts.items())
+        raise OptionError(f"there must be equally many of volume, labels and mask, got {said}")
+
+
+def _is_pattern(given: Any) -> bool:
+    if not isinstance(given, (str, os.PathLike)):
+        return False
+    path = os.fspath(given)
+    return not (is_url(path) or not glob.has_magic(path) or os.path.exists(path) or _is_inside_file(path))
+
+
+def _is_inside_file(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is the name of an array behind that of a file, or of a folder that is one store."""
+    path = os.fspath(path)
+    if os.path.exists(path):
+        return False
+    while path := os.path.dirname(path.rstrip("/")):
+        if os.path.exists(path):
+            return not os.path.isdir(path)
+    return False
+
+
+def _found(pattern: str | os.PathLike[str], name: str) -> list[str]:
+    path = os.fspath(pattern)
+    found = natural_sorted(glob.glob(path, recursive=True))
+    if not found:
+        raise OptionError(f"{name}={path!r} matches nothing")
+    return found
+
+
+def _matched(patterns: dict[str, str]) -> dict[str, list[str]]:
+    """What patterns match, in the order of the first, by what their wildcards stand for."""
+    regexes = {name: _regex(pattern) for name, pattern in patterns.items()}
+    counts = {name: regex.groups for name, regex in regexes.items()}
+    if len(set(counts.values())) > 1:
+        said = ", ".join(f"{count} in {name}={patterns[name]!r}" for name, count in counts.items())
+        raise OptionError(f"patterns must have equally many wildcards, got {said}: {_HOW}")
+    by_text: dict[str, dict[tuple[str, ...], str]] = {}
+    for name, pattern in patterns.items():
+        fits = [(regexes[name].fullmatch(path), path) for path in _found(pattern, name)]
+        by_text[name] = {}
+        for match, path in fits:
+            if match is not None and by_text[name].setdefault(match.groups(""), path) != path:
+                other = by_text[name][match.groups("")]
+                raise OptionError(f"{name}={pattern!r} has both {other!r} and {path!r}: {_HOW}")
+    leading = next(iter(patterns))
+    for name in patterns:
+        for some, other in ((leading, name), (name, leading)):
+            missing = [text for text in by_text[some] if text not in by_text[other]]
+            if missing:
+                raise OptionError(
+                    f"{other}={patterns[other]!r} has nothing for {'/'.join(missing[0])!r}, of "
+                    f"{by_text[some][missing[0]]!r}, and {len(missing) - 1} more of {some}=: {_HOW}"
+                )
+    return {name: [by_text[name][text] for text in by_text[leading]] for name in patterns}
+
+
+def _regex(pattern: str) -> re.Pattern[str]:
+    """The pattern with a group for each wildcard, but for one that is the name's ending, as in ``x.*``."""
+    parts = re.split(r"/+", pattern)
+    text = ""
+    for number, part in enumerate(parts):
+        last = number == len(parts) - 1
+        if part == "**":  # any folders, or none
+            text += "(.*)" if last else "(?:(.*)/+)?"
+        else:
+            has_any_ending = last and part.endswith(".*")
+            pieces = _WILDCARDS.split(part.removesuffix("*") if has_any_ending else part)
+            text += "".join(map(_wildcard, pieces)) + ("[^/]*" if has_any_ending else "" if last else "/+")
+    return re.compile(text, re.DOTALL)
+
+
+def _wildcard(piece: str) -> str:
+    if not _WILDCARDS.fullmatch(piece):
+        return re.escape(piece)
+    return "([^/]*)" if piece[0] == "*" else "([^/])"
+
+
+# ---- these volumes, opened --------------------------------------------------------------------
 
 
 class Role(NamedTuple):
-    """One of the values of a sample, in all volumes.
+    """One of the values of a sample, in all volumes."""
 
-    Attributes:
-        name: ``"volume"``, ``"labels"`` or ``"mask"``.
-        volumes: where it comes from.
-        lead: the dimensions in front of those that patches are cut along, such as channels.
-        dtype: of its elements.
-    """
-
-    name: str
-    volumes: list[Volume]
-    lead: tuple[int, ...]
-    dtype: np.dtype[Any]
+    name: str  # ``"volume"``, ``"labels"`` or ``"mask"``
+    volumes: list[Volume]  # where it comes from
+    lead: tuple[int, ...]  # the dimensions in front of those that patches are cut along, such as channels
+    dtype: np.dtype[Any]  # of its elements
 
     def spatial(self, number: int) -> tuple[int, ...]:
         """The shape of a volume, along the dimensions that patches are cut along."""
@@ -57,8 +260,6 @@ def opened_roles(
 
     Args:
         volume, labels, mask: as for ``matched_volumes``.
-        dims: along how many dimensions patches are cut: the last ones.
-        may_write: whether something may be kept in the user's cache folder.
         storage_options, stage: as for ``remote_volumes``.
 
     Returns:
@@ -119,22 +320,12 @@ def _role(name: str, volumes: Sequence[Volume], dims: int) -> Role:
 class PatchPlan:
     """What a dataset of patches does with its volumes.  ``print`` it.
 
-    Attributes:
-        lines: one for each array, and one for what is remembered.
-
     Args:
-        roles: the arrays.
-        patch_size: of the patches.
-        remembered: how much is remembered, in words.
         amplification: bytes that were decoded so far for each that was used; None before the first.
     """
 
     def __init__(
-        self,
-        roles: Sequence[Role],
-        patch_size: Sequence[int],
-        remembered: str,
-        amplification: float | None,
+        self, roles: Sequence[Role], patch_size: Sequence[int], remembered: str, amplification: float | None
     ) -> None:
         self.lines = [printable(_line(role, patch_size)) for role in roles]
         self.lines.append(f"decoded parts  →  {remembered}")

@@ -14,16 +14,15 @@ from fastpipe.errors import BadSampleError
 from fastpipe.hdf5.objects import raw_name
 from fastpipe.hdf5.opening import open_library
 from fastpipe.volumes.blosc2 import Blosc2Volume
-from fastpipe.volumes.files import RawVolume
 from fastpipe.volumes.hdf5 import HDF5Volume
 from fastpipe.volumes.nifti import ScaledVolume
-from fastpipe.volumes.options import Padding
 from fastpipe.volumes.places import PatchPlaces
+from fastpipe.volumes.raw import RawVolume
+from fastpipe.volumes.reader import Padding
 from fastpipe.volumes.sources import Role
 from fastpipe.volumes.tensorstore import TensorStoreVolume
 from fastpipe.volumes.tiff import TiffVolume
-from fastpipe.volumes.volume import Volume
-from fastpipe.volumes.wrappers import GroupedVolume, NativeVolume
+from fastpipe.volumes.volume import GroupedVolume, NativeVolume, Volume
 from fastpipe.volumes.zarr import ZarrVolume
 from fastpipe.volumes.zarr_python import ZarrPythonVolume
 
@@ -31,11 +30,7 @@ __all__ = ["SlicedPatches", "library_array"]
 
 
 def library_array(volume: Volume) -> Any:
-    """An array that slices as NumPy's does.
-
-    Args:
-        volume: what fastpipe reads it as.
-    """
+    """An array that slices as NumPy's does."""
     if volume.array is not None:
         return volume.array
     if isinstance(volume, ZarrVolume):
@@ -82,15 +77,7 @@ class _Sliced:
 
 
 class SlicedPatches:
-    """Patches, cut by slicing what the formats' own libraries open.
-
-    Args:
-        roles: the arrays.
-        places: where patches are.
-        padding: what is beyond the ends of volumes.
-        nan: what is done about elements that are no number.
-        patch_size: of the patches.
-    """
+    """Patches, cut by slicing what the formats' own libraries open."""
 
     def __init__(
         self,

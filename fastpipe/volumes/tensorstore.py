@@ -13,7 +13,6 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import numpy as np
-import numpy.typing as npt
 
 from fastpipe.core.extras import require
 from fastpipe.core.files import is_url
@@ -22,19 +21,21 @@ from fastpipe.errors import VolumeError
 from fastpipe.volumes.volume import (
     LARGEST_UNIT,
     DamagedUnitError,
+    Int64Array,
+    UInt8Array,
     UnitGrid,
     UnitReader,
     Volume,
     box_text,
     folder_state,
+    grown_unit,
 )
-from fastpipe.volumes.wrappers import grown_unit
 
-__all__ = ["TensorStoreVolume", "opened_by_tensorstore"]
+__all__ = ["FAILED", "TensorStoreVolume", "opened_by_tensorstore"]
 
 _PATIENCE_S = 5.0  # after which it is looked whether there is what no read comes back from
 # What tensorstore raises for the states that its messages begin with.
-_FAILED = (ValueError, LookupError, NotImplementedError, OSError, RuntimeError, TypeError)
+FAILED = (ValueError, LookupError, NotImplementedError, OSError, RuntimeError, TypeError)
 _LEAST_NBYTES = 1 << 18  # of a unit: smaller chunks are read some at a time
 # tensorstore's names for what is wrong with stored bytes, with which its messages begin.
 _DAMAGED = ("DATA_LOSS", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE")
@@ -48,8 +49,6 @@ class TensorStoreVolume(Volume):
     """An array that tensorstore opens.
 
     Args:
-        name: for messages.
-        spec: tensorstore's, as JSON.
         why: why it is not read here, in words; empty if it never is.
     """
 
@@ -84,7 +83,6 @@ class TensorStoreVolume(Volume):
 
     @property
     def fill(self) -> bytes:
-        """As its metadata say."""
         return self._fill
 
     @property
@@ -97,7 +95,7 @@ class TensorStoreVolume(Volume):
         return made
 
     def store(self) -> Any:
-        """tensorstore's own array, opened here."""
+        """Open tensorstore's own array here."""
         try:
             return _opened(self.name, self._spec)
         except _StoreError as error:
@@ -124,14 +122,10 @@ class TensorStoreVolume(Volume):
         return _folder_of(self._spec)
 
     def open(self) -> UnitReader:
-        """Open it here.
-
-        Raises:
-            VolumeError: this process was forked from one that used tensorstore, whose threads are missing.
-        """
+        """Open it here."""
         return _Reader(self)
 
-    def stored_in(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def stored_in(self, numbers: Int64Array) -> Int64Array:
         """All in the same: they are read at the same time, as each may take long to come."""
         return np.zeros_like(numbers)
 
@@ -140,8 +134,7 @@ class TensorStoreVolume(Volume):
         store = self._spec["kvstore"]
         if not isinstance(store, dict):
             return "", ""
-        count, nbytes, latest = folder_state(store["path"])
-        return store["path"], f"tensorstore {self._spec} {count} files, {nbytes} bytes, {latest} ns"
+        return store["path"], f"tensorstore {self._spec} {folder_state(store['path'])}"
 
 
 class _Reader(UnitReader):
@@ -149,21 +142,19 @@ class _Reader(UnitReader):
         self._volume, self._grid = volume, volume.grid
         self._store = volume.store()
 
-    def read(self, numbers: npt.NDArray[np.int64], outs: Sequence[npt.NDArray[np.uint8]]) -> None:
-        """Read units, all at the same time."""
+    def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
         boxes = [self._grid.box(number) for number in numbers.tolist()]
         reads = [self._store[box].read(order="C") for box in boxes]
         for box, read, out in zip(boxes, reads, outs, strict=True):
             try:
                 part = _result(read, self._volume.folder)
-            except _FAILED as error:
+            except FAILED as error:
                 said = self._volume.without_secrets(str(error))
                 # What cannot be reached, or not be read by this user, is no reason to do without a sample.
                 is_damaged = said.startswith(_DAMAGED) and not any(what in said for what in _UNKNOWN)
                 kind = DamagedUnitError if is_damaged else VolumeError
                 raise kind(f"{self._volume.name}, the part at {box_text(box)}: {said}") from None
-            unit = out.view(self._volume.dtype).reshape(self._grid.unit)
-            unit[tuple(slice(size) for size in part.shape)] = part
+            self._volume.put(part, out)
 
 
 _used_in: list[int] = []  # the process in which tensorstore has threads
@@ -180,16 +171,16 @@ def _opened(name: str, spec: dict[str, Any]) -> Any:
         return opened_by_tensorstore(spec, read=True, open=True)
     except VolumeError:
         raise
-    except _FAILED as error:
+    except FAILED as error:
         raise _StoreError(str(error)) from None
 
 
 def opened_by_tensorstore(spec: dict[str, Any], **how: Any) -> Any:
-    """Open an array in a folder, or of a URL, by tensorstore.
+    """Open or make an array in a folder, or of a URL, by tensorstore.
 
     Args:
-        spec: tensorstore's, whose ``kvstore`` may be a URL as it is written elsewhere, where a "%" or "#" of
-            a key is itself, and may have the path of any folder.
+        spec: tensorstore's, whose ``kvstore`` may be a URL as it is written elsewhere, where a "%" or "#"
+            of a key is itself, and may have the path of any folder.
         how: further arguments of ``tensorstore.open``.
     """
     tensorstore = require("tensorstore", extra="volume")
@@ -226,12 +217,7 @@ def _folder_of(spec: dict[str, Any]) -> str:
 
 
 def _result(future: Any, folder: str) -> Any:
-    """What tensorstore has found.  It waits for ever for who writes to a fifo, if one has a chunk's name.
-
-    Raises:
-        VolumeError: there is one.
-        Exception: as tensorstore raises it.
-    """
+    """What tensorstore has found.  It waits for ever for who writes to a fifo, if one has a chunk's name."""
     if folder:
         with contextlib.suppress(TimeoutError):
             return future.result(timeout=_PATIENCE_S)

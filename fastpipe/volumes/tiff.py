@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from fastpipe.core.extras import require
 from fastpipe.core.files import open_file, regular_status, retrying_open
@@ -22,13 +21,23 @@ from fastpipe.core.native import native
 from fastpipe.core.reads import read_bytes
 from fastpipe.core.text import in_bytes, natural_sorted
 from fastpipe.errors import FastpipeError, MissingDependencyError, VolumeError
-from fastpipe.volumes.damage import UNREADABLE, as_volume_error, shortened
-from fastpipe.volumes.files import RawVolume, raw_unit, read_box
-from fastpipe.volumes.volume import DamagedUnitError, FileState, UnitGrid, UnitReader, Volume
+from fastpipe.volumes.raw import RawVolume, raw_unit, read_box
+from fastpipe.volumes.volume import (
+    UNREADABLE,
+    DamagedUnitError,
+    FileState,
+    Int64Array,
+    UInt8Array,
+    UnitGrid,
+    UnitReader,
+    Volume,
+    as_volume_error,
+    shortened,
+    swapped,
+)
 
 __all__ = ["TiffVolume", "is_tiff_name", "slices_volume", "tiff_volume"]
 
-Int64Array = npt.NDArray[np.int64]
 
 _ELSEWHERE = (
     "{} refers to pages in other files: write its series to one file, as "
@@ -48,56 +57,34 @@ def is_tiff_name(name: str) -> bool:
 
 
 class _Page(NamedTuple):
-    """What pages of a volume have in common.
+    """What pages of a volume have in common."""
 
-    Attributes:
-        shape: (rows, columns), with samples behind, or in front where they lie in planes of their own.
-        dtype: of the elements, as they are stored.
-        segment: the shape of a strip or tile.
-        is_raw: whether all of a page lies in the file as it is.
-        is_planar: whether samples lie in planes of their own.
-        compression: its name.
-    """
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    segment: tuple[int, ...]
-    is_raw: bool
-    is_planar: bool
+    shape: tuple[int, ...]  # (rows, columns), with samples behind, or in front where they lie in planes
+    dtype: np.dtype[Any]  # as it is stored
+    segment: tuple[int, ...]  # the shape of a strip or tile
+    is_raw: bool  # all of a page lies in the file as it is
+    is_planar: bool  # samples lie in planes of their own
     compression: str
 
 
 class _Segments(NamedTuple):
-    """Where a page's strips or tiles are in its file, and what it says of them by itself.
-
-    Attributes:
-        offsets, sizes: int64 (N,) each.
-        tables: that JPEG's data need; None for none.
-    """
+    """Where a page's strips or tiles are in its file: int64 (N,) each."""
 
     offsets: Int64Array
     sizes: Int64Array
-    tables: bytes | None
+    tables: bytes | None  # that JPEG's data need
 
 
 class _Stored(NamedTuple):
-    """How the native core undoes what segments went through.
+    """How the native core undoes what segments went through."""
 
-    Attributes:
-        filters: as the core takes them; None where tifffile has to.
-        dtype: of the elements, as they are stored.
-        fill: bytes of an element of a segment that was never written.
-        is_clipped: whether the last segments of a page end where it does.
-    """
-
-    filters: list[tuple[int, int, int, int]] | None
-    dtype: np.dtype[Any]
-    fill: bytes
-    is_clipped: bool
+    filters: list[tuple[int, int, int, int]] | None  # None where tifffile has to
+    dtype: np.dtype[Any]  # as it is stored
+    fill: bytes  # of an element of a segment that was never written
+    is_clipped: bool  # the last segments of a page end where it does
 
     @classmethod
     def of(cls, page: Any) -> _Stored:
-        """What one of tifffile's pages says."""
         dtype = np.dtype(page.dtype).newbyteorder(page.parent.byteorder)
         is_plain = (
             page.predictor == 1
@@ -110,24 +97,15 @@ class _Stored(NamedTuple):
 
 
 class _Slice(NamedTuple):
-    """A file of a folder, as it was found.
-
-    Attributes:
-        state: of the file.
-        segments: of its page.
-        keyframe: tifffile's page, which undoes the compression.
-    """
+    """A file of a folder, as it was found."""
 
     state: FileState
     segments: _Segments
-    keyframe: Any
+    keyframe: Any  # tifffile's page, which undoes the compression
 
 
 def tiff_volume(path: str) -> Volume:
     """Open the first series of images in a file, or the files of a folder as slices, in natural order.
-
-    Args:
-        path: the file, or folder.
 
     Raises:
         VolumeError: it is damaged, or its pages are not alike.
@@ -197,12 +175,7 @@ def _series(path: str) -> tuple[tuple[int, ...], _Page, list[_Segments], Any]:
 
 @contextmanager
 def _opened(path: str) -> Iterator[Any]:
-    """Open a file with tifffile, whose errors become those of fastpipe within the block.
-
-    Raises:
-        VolumeError: it is damaged, or refers to other files.  None of these is opened: what a file says of
-            others must not lead anywhere.
-    """
+    """Open a file with tifffile, whose errors become those of fastpipe within the block."""
     tifffile = require("tifffile", extra="volume")
     with (
         as_volume_error(f"{path} cannot be read as TIFF"),
@@ -216,29 +189,17 @@ def _opened(path: str) -> Iterator[Any]:
 
 
 def _check_decodes(file: Any, keyframe: Any, pages: Sequence[_Segments]) -> None:
-    """Have tifffile decode a segment, to see that it can; one that is damaged says nothing about the others.
-
-    Raises:
-        MissingDependencyError: a package is missing for it.
-        ValueError, NotImplementedError: tifffile decodes no segments of this kind.
-    """
-    kind = (
-        keyframe.compression,
-        keyframe.predictor,
-        keyframe.fillorder,
-        keyframe.bitspersample,
-        keyframe.dtype,
-    )
+    """Have tifffile decode a segment, to see that it can; a damaged one says nothing about the others."""
+    coding = keyframe.compression, keyframe.predictor, keyframe.fillorder
+    kind = *coding, keyframe.bitspersample, keyframe.dtype
     if kind in _decoded:
         return
     _decode(keyframe, None, 0, pages[0])  # of a segment that was never written nothing is decoded
     for page in pages:
         for number in np.flatnonzero(page.sizes).tolist():
             try:
-                stored = read_bytes(
-                    file.filehandle.fileno(), int(page.offsets[number]), int(page.sizes[number])
-                )
-                _decode(keyframe, stored, number, page)
+                at, size = int(page.offsets[number]), int(page.sizes[number])
+                _decode(keyframe, read_bytes(file.filehandle.fileno(), at, size), number, page)
             except UNREADABLE:
                 continue
             _decoded.add(kind)
@@ -246,12 +207,7 @@ def _check_decodes(file: Any, keyframe: Any, pages: Sequence[_Segments]) -> None
 
 
 def _decode(keyframe: Any, stored: bytes | None, number: int, page: _Segments) -> tuple[Any, Any, Any]:
-    """Undo the compression of a segment, as tifffile's ``decode`` does.
-
-    Raises:
-        MissingDependencyError: imagecodecs is missing, or does not have the codec.
-        Others: as of ``UNREADABLE``: the segment is damaged.
-    """
+    """Undo the compression of a segment, as tifffile's ``decode`` does."""
     tables = {} if page.tables is None else {"jpegtables": page.tables}
     try:
         made: tuple[Any, Any, Any] = keyframe.decode(stored, number, **tables)
@@ -313,15 +269,9 @@ def _page(first: Any, order: Any, whole: tuple[int, ...], pages: int, is_raw: bo
         segment = (*segment, samples)
     elif shape != (rows, columns):
         raise ValueError(f"its images of {rows}×{columns} with {samples} samples have the shape {shape}")
+    compression = str(getattr(first.compression, "name", first.compression)).lower()
     # What is undone is of the machine's own order of bytes.
-    return _Page(
-        shape,
-        dtype.newbyteorder("="),
-        segment,
-        False,
-        is_planar,
-        str(getattr(first.compression, "name", first.compression)).lower(),
-    )
+    return _Page(shape, dtype.newbyteorder("="), segment, False, is_planar, compression)
 
 
 def _segments(page: Any, common: _Page, first: Any) -> _Segments:
@@ -343,25 +293,13 @@ class TiffVolume(Volume):
     """Pages of one file, or of several.
 
     Args:
-        name: for messages.
-        files: the file, or one for each page.
-        shape: of the volume.
-        page: what pages are.
         segments: where those of the file's pages are; None where each file is asked when it is read.
-        state: of the file, or of the folder of several, from before it was read.
-        order: of several files, in words.
     """
 
     def __init__(
-        self,
-        name: str,
-        files: Sequence[str],
-        shape: Sequence[int],
-        page: _Page,
-        segments: list[_Segments] | None,
-        state: FileState,
-        order: str = "",
-    ) -> None:
+        self, name: str, files: Sequence[str], shape: Sequence[int], page: _Page,
+        segments: list[_Segments] | None, state: FileState, order: str = "",
+    ) -> None:  # fmt: skip
         self.name, self.files, self.page, self.segments = name, list(files), page, segments
         self.stored: _Stored | None = None
         self.order, self.opened = order, state
@@ -379,7 +317,7 @@ class TiffVolume(Volume):
         )
 
     def native_source(self) -> Any | None:
-        """Where its strips or tiles are; None of several files, and where tifffile has to undo them."""
+        """Where its strips or tiles are; None for several files, and where tifffile has to undo them."""
         stored, segments = self.stored, self.segments
         if stored is None or stored.filters is None or segments is None or self.page.is_raw:
             return None
@@ -388,18 +326,14 @@ class TiffVolume(Volume):
             os.fsencode(self.name), self.opened.state, self.shape, self.grid.unit, self.dtype.itemsize,
             np.where(sizes > 0, offsets, -1), sizes, None, stored.filters, stored.fill, stored.is_clipped,
         )  # fmt: skip
-        if stored.dtype.isnative:
-            return source
-        return source.swap(self.dtype.itemsize // 2 if self.dtype.kind == "c" else self.dtype.itemsize)
+        return source if stored.dtype.isnative else swapped(source, self.dtype)
 
     def open(self) -> UnitReader:
-        """Open it in this process."""
         return _Reader(self)
 
     def stored_in(self, numbers: Int64Array) -> Int64Array:
-        """The page of each."""
-        inner = math.prod(self.grid.counts[self.dims :])
-        pages: Int64Array = numbers // inner
+        """Return the page of each."""
+        pages: Int64Array = numbers // math.prod(self.grid.counts[self.dims :])
         return pages
 
     def state(self) -> tuple[str, str]:
@@ -424,11 +358,9 @@ class _Reader(UnitReader):
             _ = self._keyframe.decode  # which of JPEG looks into the file while it is open
 
     def check(self) -> None:
-        """Look at the file, or the folder."""
         self._volume.opened.check()
 
-    def read(self, numbers: Int64Array, outs: Sequence[npt.NDArray[np.uint8]]) -> None:
-        """Read units: strips or tiles, or parts of pages that are not compressed."""
+    def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
         volume = self._volume
         self.check()
         pages = volume.stored_in(numbers)
@@ -468,7 +400,7 @@ class _Reader(UnitReader):
                 found = self._found[page] = _Slice(state, segments, keyframe)
         return found
 
-    def _read_unit(self, descriptor: int, found: _Slice, number: int, out: npt.NDArray[np.uint8]) -> None:
+    def _read_unit(self, descriptor: int, found: _Slice, number: int, out: UInt8Array) -> None:
         volume, page, segments = self._volume, self._volume.page, found.segments
         box = volume.grid.box(number)[volume.dims :]
         unit = out.view(volume.dtype).reshape(volume.grid.unit[volume.dims :])

@@ -24,21 +24,13 @@ from fastpipe.core.native import native
 from fastpipe.core.order import tour_words
 from fastpipe.volumes.places import PatchPlaces, PatchSpace, Places
 from fastpipe.volumes.sources import Role
+from fastpipe.volumes.volume import Int64Array
 
 __all__ = [
-    "Geometry",
-    "Stripes",
-    "TourTrial",
-    "Touring",
-    "TriedOrder",
-    "UnitArray",
-    "planned",
-    "tour_of",
-    "unit_visits",
-    "units_used",
-]
+    "Geometry", "Stripes", "TourTrial", "Touring", "TriedOrder", "UnitArray", "planned", "tour_of",
+    "unit_visits", "units_used",
+]  # fmt: skip
 
-Int64Array = npt.NDArray[np.int64]
 
 _FRONTS = (1, 2, 4, 8, 16, 32, 64)
 _TRIED = 256  # patches on which stripes are tried
@@ -55,9 +47,6 @@ def unit_visits(
     """For each unit of a volume the number of patches that touch it: int32, of the grid's shape.
 
     Args:
-        shape: of the volume, along the D dimensions that patches are cut along.
-        unit: of a unit.
-        patch: of a patch.
         starts: int64 (N, D): where patches begin, perhaps outside of the volume.
 
     >>> unit_visits((6,), (2,), (3,), np.array([[0], [3]]))
@@ -79,17 +68,11 @@ def unit_visits(
 
 
 class UnitArray(NamedTuple):
-    """An array of a volume, or one of several that lie one behind the other, that is read in units.
+    """An array of a volume, or one of several that lie one behind the other, that is read in units."""
 
-    Attributes:
-        volume: the number of the volume.
-        first: the number of its first unit.
-        shape, unit: of the array and of a unit, along the D dimensions that patches are cut along.
-    """
-
-    volume: int
-    first: int
-    shape: Sequence[int]
+    volume: int  # the number of the volume
+    first: int  # the number of its first unit
+    shape: Sequence[int]  # of the array and of a unit, along the D dimensions that patches are cut along
     unit: Sequence[int]
 
 
@@ -97,9 +80,7 @@ def units_used(arrays: Sequence[UnitArray], places: Places, patch: Sequence[int]
     """The numbers of the units that patches touch, patch after patch: int64 (M,).
 
     Args:
-        arrays: of all volumes.
         places: where patches begin, perhaps outside of their volumes.
-        patch: their size.
 
     >>> from fastpipe.volumes.places import Places
     >>> array = UnitArray(volume=0, first=10, shape=(6,), unit=(2,))
@@ -127,29 +108,18 @@ def units_used(arrays: Sequence[UnitArray], places: Places, patch: Sequence[int]
 
 
 class Stripes(NamedTuple):
-    """How volumes are visited.
+    """How volumes are visited."""
 
-    Attributes:
-        axis: the dimension along a stripe.
-        widths: of a stripe along each dimension, in units; along ``axis`` it has no meaning.
-    """
-
-    axis: int
-    widths: tuple[int, ...]
+    axis: int  # the dimension along a stripe
+    widths: tuple[int, ...]  # of a stripe along each dimension, in units; along ``axis`` it has no meaning
 
 
 class Geometry(NamedTuple):
-    """What of volumes decides how they are best visited.
+    """What of volumes decides how they are best visited."""
 
-    Attributes:
-        space: where patches can be.
-        units: int64 (V, D): of each volume, the shape of what is decoded at once.
-        unit_nbytes: of the largest of these, in all arrays that are read at the same place.
-    """
-
-    space: PatchSpace
-    units: Int64Array
-    unit_nbytes: int
+    space: PatchSpace  # where patches can be
+    units: Int64Array  # int64 (V, D): of each volume, the shape of what is decoded at once
+    unit_nbytes: int  # of the largest of these, in all arrays that are read at the same place
 
 
 def tour_of(geometry: Geometry, places: Places, stripes: Stripes, *, seed: int, epoch: int) -> Int64Array:
@@ -157,12 +127,6 @@ def tour_of(geometry: Geometry, places: Places, stripes: Stripes, *, seed: int, 
 
     Another one in each epoch: volumes come in another order, stripes begin elsewhere, and each volume is
     gone through from one end or from the other.
-
-    Args:
-        geometry: of the volumes.
-        places: where patches are.
-        stripes: how volumes are visited.
-        seed, epoch: of the epoch.
 
     Returns:
         int64 (N,): a permutation of ``range(N)``.
@@ -201,14 +165,8 @@ def planned(
     """How volumes are best visited; found by trying on some patches of an epoch.
 
     Args:
-        geometry: of the volumes.
-        places: where the patches of an epoch are.
-        room: bytes for units that are remembered.
         fronts: parts of the tour; None finds the largest number with which not much more is decoded than
             is used.
-
-    Returns:
-        How many fronts, what stripes, and how many bytes are decoded for each that is used.
     """
     if not len(places.volumes):
         return fronts or 1, Stripes(0, (1,) * len(geometry.space.patch)), 1.0
@@ -228,26 +186,18 @@ def planned(
 
 
 class TriedOrder(NamedTuple):
-    """The units of patches in the order in which these come.
+    """The units of patches in the order in which these come."""
 
-    Attributes:
-        units: int64 (M,): numbers of units from 0 to K - 1, patch after patch.
-        ends: int64 (N,): where those of each patch end.
-        visits: int64 (K,): how many patches of the epoch touch each unit.
-    """
-
-    units: Int64Array
-    ends: Int64Array
-    visits: Int64Array
+    units: Int64Array  # int64 (M,): numbers of units from 0 to K - 1, patch after patch
+    ends: Int64Array  # int64 (N,): where those of each patch end
+    visits: Int64Array  # int64 (K,): how many patches of the epoch touch each unit
 
 
 class TourTrial:
     """Tries orders on the patches of an epoch.
 
     Args:
-        geometry: of the volumes.
         places: where the patches are; at least one.
-
     """
 
     def __init__(self, geometry: Geometry, places: Places) -> None:
@@ -304,8 +254,6 @@ class TourTrial:
 
         Args:
             order: as found in ``tours``.
-            room: bytes for units that are remembered.
-            limit: as above.
         """
         geometry = self._geometry
         held = max(1, int(room // max(1, geometry.unit_nbytes)))
@@ -351,14 +299,7 @@ def _some_widths(most: int) -> list[int]:
 
 
 class Touring:
-    """Plans tours through the volumes of a dataset.  Can be sent to other processes.
-
-    Args:
-        roles: the arrays.
-        space: where patches can be.
-        places: where they are.
-        room: bytes for what is remembered.
-    """
+    """Plans tours through the volumes of a dataset.  Can be sent to other processes."""
 
     def __init__(self, roles: Sequence[Role], space: PatchSpace, places: PatchPlaces, room: int) -> None:
         self._places, self._room = places, room
@@ -384,7 +325,7 @@ class Touring:
             self._planned[window] = self._planned[found[0]] = found
         return self._planned[window]
 
-    def ranks(self, window: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    def ranks(self, window: int, seed: int, epoch: int) -> Int64Array:
         """The place of each patch of an epoch in the tour: int64 (N,)."""
         _, stripes, _ = self.planned(window)
         places = self._places.places(seed, epoch, np.arange(self._places.count))
@@ -396,7 +337,7 @@ class Touring:
         shapes = zlib.crc32(np.concatenate([space.shapes, self._geometry.units]).tobytes())
         return f"{self._places.count} patches of {shapes:08x}, {self.planned(window)[1]!r}"
 
-    def groups(self, places: Places) -> npt.NDArray[np.int64]:
+    def groups(self, places: Places) -> Int64Array:
         """The unit in which each patch begins, counted through all volumes: int64 (N,)."""
         space, units = self._geometry.space, self._geometry.units
         counts = -(-space.shapes // units)

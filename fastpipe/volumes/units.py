@@ -1,4 +1,8 @@
-"""The memory for decoded units: one budget for all arrays, threads and processes."""
+"""The memory for decoded units (chunks, or parts of chunks that are decoded alone), and what to fetch for it.
+
+One budget is for all arrays, threads and processes.  For arrays that are somewhere else, the chunks that
+patches will need and that the memory does not hold are fetched ahead.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +22,16 @@ from fastpipe.core.text import in_bytes
 from fastpipe.errors import OptionError
 from fastpipe.options import Cache
 from fastpipe.volumes.places import Places
+from fastpipe.volumes.remote import ChunkStore, Needed, RemoteChunks
 from fastpipe.volumes.sources import Role
 from fastpipe.volumes.tours import UnitArray, units_used
-from fastpipe.volumes.volume import Volume
+from fastpipe.volumes.volume import GroupedVolume, Int64Array, NativeVolume, UnitGrid, Volume
+from fastpipe.volumes.zarr import ZarrVolume
 
-__all__ = ["Foreseen", "Remembered", "budget_of", "planned_room"]
+__all__ = ["Foreseen", "PatchChunks", "Remembered", "Units", "budget_of", "planned_room"]
 
-Int64Array = npt.NDArray[np.int64]
+
+Units = Sequence[tuple[Any, int]]  # of each array its ``native.UnitMemory`` or None, and its first key
 
 _log = logging.getLogger("fastpipe.cache")
 _SHARE = 4  # "auto" takes one part in so many of what is free
@@ -57,31 +64,15 @@ def planned_room(cache: Cache) -> int:
 
 
 class _Class(NamedTuple):
-    """Units of one size.
+    """Units of one size."""
 
-    Attributes:
-        slot_nbytes: of each.
-        keys: how many there are.
-        slots: how many are remembered.
-    """
-
-    slot_nbytes: int
-    keys: int
-    slots: int
+    slot_nbytes: int  # of each
+    keys: int  # how many there are
+    slots: int  # how many are remembered
 
 
 class Remembered:
-    """The memory for the units of some arrays.  Made in the parent of the processes that share it.
-
-    Args:
-        roles: the arrays.
-        budget: bytes for all of it.
-        is_fixed: whether it is the same whenever this is asked.
-
-    Attributes:
-        note: how much is remembered, in words.
-        keeps_all: whether everything is, sooner or later.
-    """
+    """The memory for the units of some arrays.  Made in the parent of the processes that share it."""
 
     def __init__(self, roles: Sequence[Role], budget: int, *, is_fixed: bool = True) -> None:
         self._arrays = [(role, number) for role in roles for number in range(len(role.volumes))]
@@ -124,27 +115,20 @@ class Remembered:
                 found[number] = found.get(number, 0) + math.prod(counts[:lead]) * inside
         return max(found.values(), default=0)
 
-    def uses(self, places: Places, patch: Sequence[int]) -> Callable[[int], npt.NDArray[np.int64]]:
+    def uses(self, places: Places, patch: Sequence[int]) -> Callable[[int], Int64Array]:
         """Which units patches use, patch by patch.
-
-        Args:
-            places: of the patches.
-            patch: their size.
 
         Returns:
             For units of a size, their numbers: int64 (N,).
         """
 
-        def of(size: int) -> npt.NDArray[np.int64]:
+        def of(size: int) -> Int64Array:
             arrays = []
             for (each, first), (role, number) in zip(self._firsts, self._arrays, strict=True):
                 volume, lead = role.volumes[number], len(role.lead)
                 if each == size and volume.array is None:
-                    shape, unit, step = (
-                        role.spatial(number),
-                        volume.grid.unit[lead:],
-                        math.prod(volume.grid.counts[lead:]),
-                    )
+                    shape, unit = role.spatial(number), volume.grid.unit[lead:]
+                    step = math.prod(volume.grid.counts[lead:])
                     boxes = math.prod(volume.grid.counts[:lead])
                     arrays += [UnitArray(number, first + box * step, shape, unit) for box in range(boxes)]
             return units_used(arrays, places, patch)
@@ -170,7 +154,8 @@ class Remembered:
         made: dict[int, Any] = {}
         for one in self._classes:
             memory = self._memories.get(one.slot_nbytes)
-            if memory is None and one.slots and (own := _share_of_worker(one.slots, workers)):
+            # Where workers and ranks cannot share it, each has its part.
+            if memory is None and (own := one.slots // (max(1, workers) * local_ranks())):
                 memory = _memory(one._replace(slots=own))
             made[one.slot_nbytes] = _mapped(memory)
         return [(made.get(size), first) for size, first in self._firsts]
@@ -192,11 +177,6 @@ def _slot_sizes(sizes: Iterable[int]) -> dict[int, int]:
             slot = aligned[size]
         found[size] = slot
     return found
-
-
-def _share_of_worker(slots: int, workers: int) -> int:
-    """Of so many, where workers and ranks cannot share them."""
-    return slots // (max(1, workers) * local_ranks())
 
 
 def _job(volumes: Sequence[Volume], budget: int) -> str:
@@ -235,10 +215,8 @@ def _memory(one: _Class, job: str = "") -> UnitFile | None:
 
 
 def _mapped(memory: UnitFile | None) -> Any:
-    if memory is None:
-        return None
     try:
-        return memory.opened()
+        return None if memory is None else memory.opened()
     except OSError as error:
         _log.warning("decoded parts of volumes are not remembered: %s", str(error))
         return None
@@ -252,15 +230,10 @@ class Foreseen:
     Args:
         units: for each array the ``native.UnitMemory`` of its units, or None, and the number there of its
             first.
-        sizes: for each array the size of its slots.
-        rooms: by that size how many units there are, and how many of them are remembered.
     """
 
     def __init__(
-        self,
-        units: Sequence[tuple[Any, int]],
-        sizes: Sequence[int],
-        rooms: Mapping[int, tuple[int, int]],
+        self, units: Sequence[tuple[Any, int]], sizes: Sequence[int], rooms: Mapping[int, tuple[int, int]]
     ) -> None:
         self._units, self._sizes = units, sizes
         self._kept: dict[int, _All | _Some] = {}
@@ -274,7 +247,6 @@ class Foreseen:
         """Units that will not be remembered.
 
         Args:
-            array: whose.
             numbers: int64 (N,): of those that are used next, one after the other.
         """
         slots, first = self._units[array]
@@ -312,3 +284,120 @@ class _Some:
             if len(kept) > self._room:
                 kept.popitem(last=False)
         return np.array(missed, np.int64)
+
+
+# ---- chunks of arrays that are somewhere else -------------------------------------------------
+
+
+class _Array(NamedTuple):
+    """An array whose chunks are objects."""
+
+    number: int  # of the array, among those of all roles
+    volume: int  # number of the volume
+    lead: int  # dimensions in front of those that patches are cut along
+    units: UnitGrid  # what is decoded, and remembered, at once
+    chunks: UnitGrid  # what is fetched at once
+    objects: RemoteChunks  # these
+
+    def touched(self, places: Places, patch: Int64Array) -> Int64Array:
+        """Numbers of the units that patches touch, one patch after the other."""
+        starts = places.starts[places.volumes == self.volume]
+        shape = np.array(self.units.shape, np.int64)
+        low, high = np.zeros((len(starts), len(shape)), np.int64), np.tile(shape, (len(starts), 1))
+        # Of what is beyond the ends (padding) the nearest inside.
+        low[:, self.lead :] = np.clip(starts, 0, shape[self.lead :] - 1)
+        high[:, self.lead :] = np.clip(starts + patch, 1, shape[self.lead :])
+        numbers, are_there = self.units.touched_by_each(low, np.maximum(high, low + 1))
+        return numbers[are_there]
+
+    def rows(self, numbers: Int64Array) -> Int64Array:
+        """The objects of units, as far as there are any."""
+        if self.units.unit != self.chunks.unit and self.units.unit:
+            unit = np.array(self.units.unit, np.int64)
+            starts = np.stack(np.unravel_index(numbers, self.units.counts), axis=-1) * unit
+            stops = np.minimum(starts + unit, self.units.shape)
+            chunks, are_there = self.chunks.touched_by_each(starts, stops)
+            numbers = chunks[are_there]
+        rows = self.objects.rows(numbers)
+        return rows[rows >= 0]
+
+
+class PatchChunks:
+    """The chunks of all arrays of a dataset that are somewhere else."""
+
+    def __init__(self, arrays: Sequence[_Array], patch: Sequence[int]) -> None:
+        self._arrays, self._patch = arrays, np.array(patch, np.int64)
+        self.stores: list[ChunkStore] = list(dict.fromkeys(one.objects.store for one in arrays))
+        # What an order has for batches that have not begun yet.
+        self._expected: dict[tuple[int, bytes], Int64Array] = {}
+
+    @classmethod
+    def of(cls, roles: Sequence[Role], patch: Sequence[int]) -> PatchChunks | None:
+        """Those of some arrays; None where all are near."""
+        volumes = [(role, number) for role in roles for number in range(len(role.volumes))]
+        found = []
+        for place, (role, number) in enumerate(volumes):
+            volume = role.volumes[number]
+            inner = _innermost(volume)
+            if isinstance(inner, ZarrVolume) and isinstance(inner.objects, RemoteChunks):
+                lead = len(role.lead)
+                found.append(_Array(place, number, lead, volume.grid, inner.chunks, inner.objects))
+        return cls(found, patch) if found else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_expected": {}}
+
+    def need(self, places: Places, units: Units) -> Needed:
+        """Say that patches will be read; what is remembered of them is not fetched."""
+        needed = Needed()
+        rows: dict[ChunkStore, list[Int64Array]] = {store: [] for store in self.stores}
+        for one in self._arrays:
+            numbers = one.touched(places, self._patch)
+            slots, first = units[one.number]
+            store = one.objects.store
+            if slots is None:
+                rows[store].append(one.rows(numbers))
+            else:
+                some = one.rows(_missing(slots, np.unique(numbers) + first) - first)
+                rows[store].append(some[~store.are_needed(some)])
+        for place, (store, parts) in enumerate(rows.items()):
+            some = np.concatenate(parts)
+            store.need(some, needed)
+            expected = self._expected.pop((place, _name(places)), None)
+            if expected is not None:
+                store.are_here(np.setdiff1d(expected, some))
+        return needed
+
+    def foreseen(self, store: ChunkStore, places: Places, foreseen: Foreseen) -> Int64Array:
+        """The objects of a store that will have to be fetched for the patches of a batch."""
+        parts = [np.zeros(0, np.int64)]
+        for one in self._arrays:
+            if one.objects.store is store:
+                parts.append(one.rows(foreseen.missed(one.number, one.touched(places, self._patch))))
+        return np.concatenate(parts)
+
+    def expect(self, store: ChunkStore, places: Places, rows: Int64Array) -> None:
+        """Note that an order has these rows for a batch."""
+        if len(rows):
+            self._expected[self.stores.index(store), _name(places)] = rows
+
+    def expect_nothing(self) -> None:
+        """Another order begins."""
+        self._expected.clear()
+
+
+def _missing(slots: Any, keys: Int64Array) -> Int64Array:
+    """Those of units that nobody remembers, or is decoding."""
+    missing: Int64Array = keys[~slots.are_there(keys, or_coming=True)]
+    return missing
+
+
+def _name(places: Places) -> bytes:
+    """What tells a batch from others: its first patch."""
+    return places.volumes[:1].tobytes() + places.starts[:1].tobytes()
+
+
+def _innermost(volume: Volume) -> Volume:
+    while isinstance(volume, (GroupedVolume, NativeVolume)):
+        volume = volume.inner
+    return volume

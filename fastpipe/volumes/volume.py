@@ -5,53 +5,50 @@ A *unit* is what is decoded, and remembered, at once: a chunk, or as little of o
 
 from __future__ import annotations
 
+import errno
+import lzma
 import math
 import os
+import struct
+import zipfile
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.errors import VolumeError
+from fastpipe.core.extras import missing_package
+from fastpipe.errors import FastpipeError, VolumeError
 
 __all__ = [
-    "DIMS",
-    "LARGEST_UNIT",
-    "Box",
-    "DamagedUnitError",
-    "FileState",
-    "Touched",
-    "UnitGrid",
-    "UnitReader",
-    "Volume",
-    "box_text",
-    "box_within",
-    "folder_state",
-]
+    "DIMS", "LARGEST_UNIT", "UNREADABLE", "Box", "DamagedUnitError", "FileState", "GroupedVolume",
+    "Int64Array", "NativeVolume", "UInt8Array", "UnitGrid", "UnitReader", "Volume",
+    "WrappedReader", "WrappedVolume", "aligned",
+    "as_volume_error", "box_text", "box_within", "folder_state", "grown_unit", "in_worthwhile_units",
+    "shortened", "swapped",
+]  # fmt: skip
 
 Box = tuple[slice, ...]
 Int64Array = npt.NDArray[np.int64]
 UInt8Array = npt.NDArray[np.uint8]
 
 DIMS = 5  # that an array may have
-_MOST = (1 << 63) - 1  # units, and elements along a dimension
 LARGEST_UNIT = 1 << 32  # bytes that are decoded at once
+_ALIGNMENT = 16  # of memory that units are read into
+_MOST = (1 << 63) - 1  # units, and elements along a dimension
+_LEAST_NBYTES = 1 << 17  # bytes: to remember a smaller unit costs more than to decode it
 
-
-class Touched(NamedTuple):
-    """The units that a box touches.
-
-    Attributes:
-        numbers: int64 (N,): of the units, in C order.
-        first: int64 (D,): the place in the grid of the first.
-        counts: int64 (D,): how many along each dimension; N is their product.
-    """
-
-    numbers: Int64Array
-    first: Int64Array
-    counts: Int64Array
+# Parsers raise these about bytes that are not what they expect.  A package that cannot be imported, memory
+# or descriptors that run out and files that must not be opened are none of them.
+UNREADABLE: tuple[type[Exception], ...] = (
+    ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, RuntimeError, SyntaxError,
+    TypeError, ValueError, lzma.LZMAError, struct.error, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+_OF_CONTENT = (None, errno.EINVAL)  # an offset that no file has, or what a library found out by itself
+_MOST_TEXT = 300  # characters of a library's message, which may repeat a whole header
 
 
 class UnitGrid:
@@ -70,7 +67,7 @@ class UnitGrid:
         count: of all.
 
     >>> grid = UnitGrid((10, 10), (4, 8))
-    >>> grid.touched([3, 0], [5, 4]).numbers
+    >>> grid.touched((slice(3, 5), slice(0, 4)))
     array([0, 2])
     """
 
@@ -80,27 +77,24 @@ class UnitGrid:
         self.count = math.prod(self.counts)
         if max(self.count, *self.shape, 0) > _MOST:
             raise OverflowError(f"its shape is {self.shape}, of {self.count:,} parts")
-        self._unit = np.array(self.unit, np.int64)
-        steps = [math.prod(self.counts[dim + 1 :]) for dim in range(len(self.counts))]
-        self._steps = np.array(steps, np.int64)
+        self._steps = [math.prod(self.counts[dim + 1 :]) for dim in range(len(self.counts))]
 
-    def touched(self, start: Sequence[int] | Int64Array, stop: Sequence[int] | Int64Array) -> Touched:
-        """The units that a box touches.
+    def touched(self, box: Sequence[slice]) -> Int64Array:
+        """Return the numbers of the units that a box touches, in C order: int64 (N,).
 
         Args:
-            start, stop: integers (D,): where it begins and ends, within the array and not empty.
+            box: within the array, and not empty.
         """
-        first = np.asarray(start, np.int64) // self._unit
-        counts = (np.asarray(stop, np.int64) - 1) // self._unit - first + 1
         numbers = np.zeros(1, np.int64)
-        for low, count, step in zip(first.tolist(), counts.tolist(), self._steps.tolist(), strict=True):
-            numbers = np.add.outer(numbers, np.arange(low, low + count) * step).ravel()
-        return Touched(numbers, first, counts)
+        for side, unit, step in zip(box, self.unit, self._steps, strict=True):
+            along = np.arange(side.start // unit, (side.stop - 1) // unit + 1) * step
+            numbers = np.add.outer(numbers, along).ravel()
+        return numbers
 
     def touched_by_each(
         self, starts: Int64Array, stops: Int64Array
     ) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
-        """The units that each of several boxes touches.
+        """Return the units that each of several boxes touches.
 
         Args:
             starts, stops: int64 (N, D): where they begin and end, within the array and not empty.
@@ -113,11 +107,12 @@ class UnitGrid:
         >>> numbers[0][are_there[0]], numbers[1][are_there[1]]
         (array([0]), array([0, 1, 2]))
         """
-        first, last = starts // self._unit, (stops - 1) // self._unit
+        unit = np.array(self.unit, np.int64)
+        first, last = starts // unit, (stops - 1) // unit
         most = (last - first).max(axis=0, initial=0) + 1
         numbers = np.zeros((len(starts), 1), np.int64)
         are_there = np.ones((len(starts), 1), np.bool_)
-        for dim, step in enumerate(self._steps.tolist()):
+        for dim, step in enumerate(self._steps):
             at = first[:, dim, None] + np.arange(most[dim])
             shape = len(starts), numbers.shape[1] * at.shape[1]
             numbers = (numbers[:, :, None] + at[:, None, :] * step).reshape(shape)
@@ -126,11 +121,11 @@ class UnitGrid:
         return numbers, are_there
 
     def place(self, number: int) -> tuple[int, ...]:
-        """Where a unit is in the grid."""
+        """Return where a unit is in the grid."""
         return tuple(int(at) for at in np.unravel_index(number, self.counts))
 
     def box(self, number: int) -> Box:
-        """The part of the array that a unit is, as far as it is in the array."""
+        """Return the part of the array that a unit is, as far as it is in the array."""
         return tuple(
             slice(at * side, min((at + 1) * side, size))
             for at, side, size in zip(self.place(number), self.unit, self.shape, strict=True)
@@ -158,17 +153,16 @@ class FileState(NamedTuple):
     """The state of a file, or folder, when it was opened.
 
     Attributes:
-        name: for messages.
-        state: device, inode, size, and when it was modified; of a file that is being written the last two are
-            -1, and do not count.
+        state: device, inode, size, and when it was modified; of a file that is being written the last
+            two are -1, and do not count.
     """
 
-    name: str
+    name: str  # for messages
     state: tuple[int, int, int, int]
 
     @classmethod
     def of(cls, name: str, status: os.stat_result | None = None, *, is_written: bool = False) -> FileState:
-        """The state of a file now, or as it was found to be before."""
+        """Return the state of a file now, or as it was found to be before."""
         return cls(name, _numbers(os.stat(name) if status is None else status, is_written))
 
     def check(self, where: int | str | None = None) -> None:
@@ -185,7 +179,7 @@ class FileState(NamedTuple):
             raise self.changed()
 
     def changed(self) -> VolumeError:
-        """The error that the file is not as it was."""
+        """Return the error that the file is not as it was."""
         return VolumeError(
             f"{self.name} has changed since it was opened; make the dataset anew when it is complete"
         )
@@ -198,12 +192,17 @@ def _numbers(status: os.stat_result, is_written: bool) -> tuple[int, int, int, i
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def folder_state(path: str) -> tuple[int, int, int]:
-    """Of all files in a folder and those in it: how many, their bytes, and when one last changed, in ns."""
+def folder_state(path: str) -> str:
+    """Describe all files in a folder and below: how many, their bytes, and when one last changed."""
+    count, nbytes, latest = _folder_numbers(path)
+    return f"{count} files, {nbytes} bytes, {latest} ns"
+
+
+def _folder_numbers(path: str) -> tuple[int, int, int]:
     count = nbytes = latest = 0
     for entry in os.scandir(path):
         if entry.is_dir():
-            found = folder_state(entry.path)
+            found = _folder_numbers(entry.path)
         else:
             status = entry.stat()
             found = 1, status.st_size, max(status.st_mtime_ns, status.st_ctime_ns)
@@ -285,19 +284,202 @@ class Volume(ABC):
         return None
 
     def native_source(self) -> Any | None:
-        """Where its bytes are, for the native core: a ``native.VolumeSource``; None where only ``open`` reads
-        it."""
+        """Return where its bytes are, for the native core: a ``native.VolumeSource``; None where only
+        ``open`` reads it."""
         return None
 
     @abstractmethod
     def open(self) -> UnitReader:
         """Open it in this process."""
 
-    @abstractmethod
     def stored_in(self, numbers: Int64Array) -> Int64Array:
-        """The number of the chunk in which units are stored: those of one are best read together."""
+        """Return the number of the chunk that each unit is stored in: those of one are best read together."""
+        return numbers
 
     @abstractmethod
     def state(self) -> tuple[str, str]:
-        """A file or folder of it, and in words what it is and in which state all of it is, for what is kept
-        of it from one time to the next; empty where that cannot be known."""
+        """Return a file or folder of it, and in words what it is and in which state all of it is, for what
+        is kept of it from one time to the next; empty where that cannot be known."""
+
+    def together(self, numbers: Int64Array, most_nbytes: float = math.inf) -> list[Int64Array]:
+        """Return units in groups that are best read by one call: those of one chunk, up to so many bytes."""
+        chunks = self.stored_in(numbers)
+        order = np.argsort(chunks, kind="stable")
+        groups = np.split(numbers[order], np.flatnonzero(np.diff(chunks[order])) + 1)
+        most = int(max(1, min(len(numbers), most_nbytes // max(1, self.unit_nbytes))))
+        return [group[at : at + most] for group in groups for at in range(0, len(group), most)]
+
+    def put(self, part: npt.NDArray[Any], out: UInt8Array) -> None:
+        """Put a unit's elements, as far as they are in the array, into memory of the whole unit."""
+        unit = out.view(self.dtype).reshape(self.grid.unit)
+        unit[tuple(map(slice, part.shape))] = part
+
+
+def aligned(nbytes: int, count: int) -> list[UInt8Array]:
+    """Return memory for some units: each uint8 (nbytes,), as ``UnitReader.read`` wants it."""
+    step = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+    memory = np.empty(step * count + _ALIGNMENT, np.uint8)
+    skipped = -memory.__array_interface__["data"][0] % _ALIGNMENT
+    return [memory[skipped + step * number :][:nbytes] for number in range(count)]
+
+
+# ---- volumes made of others -------------------------------------------------------------------
+
+
+def in_worthwhile_units(volume: Volume) -> Volume:
+    """Return the volume with units that are worth remembering."""
+    if volume.array is not None or volume.unit_nbytes >= _LEAST_NBYTES:
+        return volume
+    unit = grown_unit(volume.grid.unit, volume.shape, volume.dtype.itemsize, _LEAST_NBYTES)
+    return volume if tuple(unit) == volume.grid.unit else GroupedVolume(volume, unit)
+
+
+def grown_unit(unit: Sequence[int], shape: Sequence[int], itemsize: int, least: int) -> list[int]:
+    """Return a unit of whole smaller ones, as even as these let it be."""
+    grown = list(unit)
+    while math.prod(grown) * itemsize < least:
+        growing = [dim for dim in range(len(grown)) if grown[dim] < shape[dim]]
+        if not growing:
+            break
+        dim = min(growing, key=lambda dim: grown[dim])
+        grown[dim] = min(2 * grown[dim], -(-shape[dim] // unit[dim]) * unit[dim])
+    return grown
+
+
+class WrappedVolume(Volume):
+    """A volume that is another one with something done to its units."""
+
+    def __init__(self, inner: Volume, unit: Sequence[int] | None = None) -> None:
+        self.inner = inner
+        self.name, self.shape, self.dtype, self.how = inner.name, inner.shape, inner.dtype, inner.how
+        self.grid = UnitGrid(inner.shape, inner.grid.unit if unit is None else unit)
+
+    @property
+    def fill(self) -> bytes:
+        return self.inner.fill
+
+    def stored_in(self, numbers: Int64Array) -> Int64Array:
+        return self.inner.stored_in(numbers)
+
+    def state(self) -> tuple[str, str]:
+        return self.inner.state()
+
+
+class WrappedReader(UnitReader):
+    """Reads a ``WrappedVolume``, whose ``read`` its subclasses define."""
+
+    def __init__(self, volume: WrappedVolume) -> None:
+        self._volume, self._reader = volume, volume.inner.open()
+
+    def check(self) -> None:
+        self._reader.check()
+
+
+class GroupedVolume(WrappedVolume):
+    """A volume in larger units: whole multiples of its own."""
+
+    @property
+    def finer(self) -> Volume:
+        return self.inner
+
+    def native_source(self) -> Any | None:
+        return self.inner.native_source()
+
+    def open(self) -> UnitReader:
+        return _GroupedReader(self)
+
+    def stored_in(self, numbers: Int64Array) -> Int64Array:
+        return numbers
+
+
+class _GroupedReader(WrappedReader):
+    def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
+        volume, inner = self._volume, self._volume.inner
+        for number, out in zip(numbers.tolist(), outs, strict=True):
+            box = volume.grid.box(number)
+            touched = inner.grid.touched(box)
+            parts = aligned(inner.unit_nbytes, len(touched))
+            self._reader.read(touched, parts)
+            made = out.view(volume.dtype).reshape(volume.grid.unit)
+            for small, part in zip(touched.tolist(), parts, strict=True):
+                sides = inner.grid.box(small)
+                whole = part.view(volume.dtype).reshape(inner.grid.unit)
+                made[box_within(sides, box)] = whole[tuple(slice(side.stop - side.start) for side in sides)]
+
+
+class NativeVolume(WrappedVolume):
+    """A volume with elements in the machine's order of bytes."""
+
+    def __init__(self, inner: Volume) -> None:
+        super().__init__(inner)
+        self.dtype = inner.dtype.newbyteorder("=")
+
+    @property
+    def finer(self) -> Volume | None:
+        finer = self.inner.finer
+        return None if finer is None else NativeVolume(finer)
+
+    @property
+    def fill(self) -> bytes:
+        return np.frombuffer(self.inner.fill, self.inner.dtype).astype(self.dtype).tobytes()
+
+    def native_source(self) -> Any | None:
+        source = self.inner.native_source()
+        return source and swapped(source, self.dtype)
+
+    def open(self) -> UnitReader:
+        return _NativeReader(self)
+
+
+class _NativeReader(WrappedReader):
+    def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
+        self._reader.read(numbers, outs)
+        for out in outs:
+            out.view(self._volume.dtype).byteswap(inplace=True)
+
+
+def swapped(source: Any, dtype: np.dtype[Any]) -> Any:
+    """Return a native source whose elements, or parts of complex ones, have their bytes turned around."""
+    return source.swap(dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize)
+
+
+# ---- errors -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def as_volume_error(what: str, *others: type[Exception]) -> Iterator[None]:
+    """Raise what a library finds wrong with a file within the block as a VolumeError.
+
+    Args:
+        what: how the message begins, with the file's name: ``"x.tif cannot be read as TIFF"``.
+        others: errors of the library's own beside ``UNREADABLE``.
+
+    Raises:
+        MissingDependencyError: the library needs a package that is not installed.
+        VolumeError: it cannot make sense of the file, or needs more memory for it than there is.
+        Others: errors that say nothing about the file's content, as they are.
+    """
+    try:
+        yield
+    except FastpipeError:
+        raise
+    except ModuleNotFoundError as error:
+        raise missing_package(error) from error
+    except MemoryError:
+        raise VolumeError(f"{what}: what it says of itself takes more memory than there is") from None
+    except OSError as error:
+        if error.errno not in _OF_CONTENT:
+            raise
+        raise VolumeError(f"{what}: {shortened(error)}") from None
+    except (*UNREADABLE, *others) as error:
+        raise VolumeError(f"{what}: {type(error).__name__}: {shortened(error)}") from None
+
+
+def shortened(what: object) -> str:
+    """Return a text, or the beginning of one that is too long for a message.
+
+    >>> shortened("short")
+    'short'
+    """
+    text = str(what)
+    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]} …"

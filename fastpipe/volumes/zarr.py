@@ -1,33 +1,48 @@
 """Zarr arrays in folders of this machine, and in stores of objects, read without a library in between.
 
 Of a chunk in a file that Blosc compressed, only those of its blocks are read and decompressed that a patch
-needs.  An object is fetched as a whole, and then all of it is decoded: that costs less than it took to come.
+needs (by the native core).  An object is fetched as a whole, and then all of it is decoded: that costs less
+than it took to come.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import re
+import struct
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from fastpipe.core.files import open_file
+from fastpipe.core.extras import require
+from fastpipe.core.files import open_file, read_file
 from fastpipe.core.native import native
-from fastpipe.core.reads import ChunkError, read_fully
-from fastpipe.core.text import in_bytes
+from fastpipe.core.reads import UNKNOWN_CODEC, ChunkError, chunk_error, read_fully
+from fastpipe.core.text import in_bytes, natural_sorted
 from fastpipe.core.types import ChunkObjects
-from fastpipe.volumes.codecs import BLOSC_HEADER, BloscHeader, decode
-from fastpipe.volumes.volume import DamagedUnitError, UnitGrid, UnitReader, Volume, box_text, folder_state
-from fastpipe.volumes.zarr_metadata import ZarrArray, even_parts
+from fastpipe.errors import VolumeError
+from fastpipe.volumes.volume import (
+    DamagedUnitError,
+    Int64Array,
+    UInt8Array,
+    UnitGrid,
+    UnitReader,
+    Volume,
+    as_volume_error,
+    box_text,
+    folder_state,
+    shortened,
+)
 
-__all__ = ["ZarrVolume"]
+__all__ = [
+    "BLOSC_HEADER", "CODECS", "METADATA", "NUMBERS", "BloscHeader", "ZarrArray", "ZarrVolume", "decode",
+    "even_parts", "is_zarr", "json_object", "metadata_in", "parsed", "zarr_array",
+]  # fmt: skip
 
-UInt8Array = npt.NDArray[np.uint8]
-Int64Array = npt.NDArray[np.int64]
 
 _LOOKED_AT = 64  # chunks, to find one that was written
 _LEAST_UNIT = 1 << 17  # bytes of a part of a chunk that is remembered by itself
@@ -39,13 +54,7 @@ class ZarrVolume(Volume, UnitReader):
     """An array of the kind that ``zarr_array`` describes.
 
     Args:
-        path: its folder, or its URL.
-        array: what its metadata say.
         objects: its chunks, where they are objects; None where they are files in the folder.
-
-    Attributes:
-        objects: as given.
-        chunks: its chunks.
     """
 
     def __init__(self, path: str, array: ZarrArray, objects: ChunkObjects | None = None) -> None:
@@ -59,19 +68,16 @@ class ZarrVolume(Volume, UnitReader):
         unit = [*array.chunk[: self._axis], slab, *array.chunk[self._axis + 1 :]] if array.chunk else []
         self.grid = UnitGrid(array.shape, unit)
         self._pieces = array.chunk[self._axis] // slab if array.chunk else 1
-        self.how = self._describe()
+        codec = "not compressed" if array.codec == "none" else array.codec
+        parts = f", in {self._pieces} parts" if self._pieces > 1 else ""
+        chunk = "×".join(map(str, array.chunk))
+        self.how = f"Zarr, chunks of {chunk} ({in_bytes(self._chunk_nbytes)}; {codec}){parts}"
+        if objects is not None:
+            self.how += f", {objects.how}"
 
     def _metadata_file(self) -> str:
         file = os.path.join(self.name, "zarr.json")
         return file if os.path.exists(file) else os.path.join(self.name, ".zarray")
-
-    def _describe(self) -> str:
-        array = self._array
-        codec = "not compressed" if array.codec == "none" else array.codec
-        parts = f", in {self._pieces} parts" if self._pieces > 1 else ""
-        chunk = "×".join(map(str, array.chunk))
-        how = f"Zarr, chunks of {chunk} ({in_bytes(self._chunk_nbytes)}; {codec}){parts}"
-        return how if self.objects is None else f"{how}, {self.objects.how}"
 
     def _slab(self) -> int:
         """How much of a chunk can be decoded by itself, along the first dimension that it has."""
@@ -113,7 +119,6 @@ class ZarrVolume(Volume, UnitReader):
 
     @property
     def fill(self) -> bytes:
-        """As its metadata say."""
         return self._array.fill
 
     def native_source(self) -> Any | None:
@@ -131,80 +136,81 @@ class ZarrVolume(Volume, UnitReader):
         return self
 
     def stored_in(self, numbers: Int64Array) -> Int64Array:
-        """The chunks of units."""
+        """Return the chunks of units."""
+        return self._chunks_and_pieces(numbers)[0]
+
+    def _chunks_and_pieces(self, numbers: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """In which chunks units are, and which of its parts each is."""
+        if not self.grid.counts:
+            return numbers, np.zeros_like(numbers)
         inner = math.prod(self.grid.counts[self._axis + 1 :])
-        along = self.grid.counts[self._axis] if self.grid.counts else 1
         rest, last = np.divmod(numbers, inner)
-        outer, at = np.divmod(rest, along)
-        chunks: Int64Array = (outer * self._along_chunks + at // self._pieces) * inner + last
-        return chunks
-
-    @property
-    def _along_chunks(self) -> int:
-        return self.chunks.counts[self._axis] if self.chunks.counts else 1
-
-    def _pieces_of(self, numbers: Int64Array) -> Int64Array:
-        inner = math.prod(self.grid.counts[self._axis + 1 :])
-        along = self.grid.counts[self._axis] if self.grid.counts else 1
-        pieces: Int64Array = numbers // inner % along % self._pieces
-        return pieces
+        outer, at = np.divmod(rest, self.grid.counts[self._axis])
+        along, piece = np.divmod(at, self._pieces)
+        return (outer * self.chunks.counts[self._axis] + along) * inner + last, piece
 
     def state(self) -> tuple[str, str]:
         """The state of its metadata and of all of its chunks: some seconds for a million of them."""
         if self.objects is not None:
             return "", f"zarr {self.objects.state}"
-        count, nbytes, latest = folder_state(self.name)
-        file = self._metadata_file()
-        return file, f"zarr {os.path.abspath(self.name)} {count} files, {nbytes} bytes, {latest} ns"
+        return self._metadata_file(), f"zarr {os.path.abspath(self.name)} {folder_state(self.name)}"
 
     def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
         """Read units, those of one chunk together."""
-        chunks, pieces = self.stored_in(numbers), self._pieces_of(numbers) * self.unit_nbytes
+        chunks, pieces = self._chunks_and_pieces(numbers)
         several = np.unique(chunks).tolist()
         with nullcontext() if self.objects is None else self.objects.together(several):
             for chunk in several:
                 which = np.flatnonzero(chunks == chunk).tolist()
-                self._read_chunk(chunk, [(int(pieces[at]), outs[at]) for at in which])
+                self._read_chunk(chunk, [(int(pieces[at]) * self.unit_nbytes, outs[at]) for at in which])
 
     def _read_chunk(self, chunk: int, parts: Sequence[tuple[int, UInt8Array]]) -> None:
         """Read parts of a chunk: for each where it begins, and its memory."""
-        if self.objects is not None:
-            self._read_object(self.objects, chunk, parts)
+        objects = self.objects
+        path = self._file(chunk) if objects is None else objects.path(chunk)
+        try:
+            stored = self._stored_in(path) if objects is None else objects.read(chunk)
+            if stored is None:  # never written
+                fill = np.frombuffer(self._array.fill, np.uint8)
+                for _, out in parts:
+                    out.reshape(-1, len(fill))[:] = fill
+            else:
+                self._decode(stored, parts)
+        except ChunkError as error:
+            why = str(error)
+        except FileNotFoundError:
+            if objects is None:  # all of the volume is gone
+                raise
+            why = "it was listed, and is not there any more"
+        else:
             return
-        path = self._file(chunk)
+        raise DamagedUnitError(f"{path}, the chunk at {box_text(self.chunks.box(chunk))}: {why}")
+
+    def _stored_in(self, path: str) -> UInt8Array | None:
+        """The bytes of a chunk's file; None where it was never written."""
         try:
             descriptor = open_file(path)
         except FileNotFoundError:
             self._check_still_there()
-            self._fill(parts)
-            return
+            return None
         try:
-            self._decode(descriptor, parts)
-        except ChunkError as error:
-            raise DamagedUnitError(f"{path}, the chunk at {self._where(chunk)}: {error}") from None
+            size = os.fstat(descriptor).st_size
+            if size > 2 * self._chunk_nbytes + _OVERHEAD:  # before memory is taken for it
+                raise ChunkError(f"it has {size} bytes, more than any chunk of {self._chunk_nbytes}")
+            stored = np.empty(size, np.uint8)
+            read_fully(descriptor, stored, 0)
+            return stored
         except OSError as error:
             error.filename = error.filename or path
             raise
         finally:
             os.close(descriptor)
 
-    def _read_object(
-        self, objects: ChunkObjects, chunk: int, parts: Sequence[tuple[int, UInt8Array]]
-    ) -> None:
-        try:
-            data = objects.read(chunk)
-            if data is None:
-                self._fill(parts)
-            else:
-                self._decode_all(data, parts)
-            return
-        except FileNotFoundError:  # what was never written had not been listed
-            why = "it was listed, and is not there any more"
-        except ChunkError as error:
-            why = str(error)
-        raise DamagedUnitError(f"{objects.path(chunk)}, the chunk at {self._where(chunk)}: {why}")
+    def _check_still_there(self) -> None:
+        """A chunk that is not there was never written, unless all of the volume is gone."""
+        os.stat(self._metadata_file())
 
-    def _decode_all(self, stored: Any, parts: Sequence[tuple[int, UInt8Array]]) -> None:
+    def _decode(self, stored: Any, parts: Sequence[tuple[int, UInt8Array]]) -> None:
         if len(parts) == 1 and len(parts[0][1]) == self._chunk_nbytes:
             decode(self._array.codec, stored, parts[0][1])
             return
@@ -213,22 +219,347 @@ class ZarrVolume(Volume, UnitReader):
         for begin, out in parts:
             out[:] = whole[begin : begin + len(out)]
 
-    def _fill(self, parts: Sequence[tuple[int, UInt8Array]]) -> None:
-        fill = np.frombuffer(self._array.fill, np.uint8)
-        for _, out in parts:
-            out.reshape(-1, len(fill))[:] = fill
 
-    def _check_still_there(self) -> None:
-        """A chunk that is not there was never written, unless all of the volume is gone."""
-        os.stat(self._metadata_file())
+# ---- metadata: https://zarr-specs.readthedocs.io, zarr.json of version 3, .zarray of version 2 ---
 
-    def _where(self, chunk: int) -> str:
-        return box_text(self.chunks.box(chunk))
+METADATA = ("zarr.json", ".zarray")  # of an array, by the version that is taken first
 
-    def _decode(self, descriptor: int, parts: Sequence[tuple[int, UInt8Array]]) -> None:
-        size = os.fstat(descriptor).st_size
-        if size > 2 * self._chunk_nbytes + _OVERHEAD:  # before memory is taken for it
-            raise ChunkError(f"it has {size} bytes, more than any chunk of {self._chunk_nbytes}")
-        stored = np.empty(size, np.uint8)
-        read_fully(descriptor, stored, 0)
-        self._decode_all(stored, parts)
+_LARGEST = 1 << 62  # along a dimension
+_MOST_DIMS = 32  # as NumPy 1 and tensorstore have them
+_MOST_METADATA = 1 << 28  # bytes
+# Those that are undone here, with the settings that say nothing about how; an array with any other codec or
+# setting is read by tensorstore.
+_SETTINGS = {
+    "blosc": {"cname", "clevel", "shuffle", "blocksize", "typesize"}, "zstd": {"level", "checksum"},
+    "gzip": {"level"}, "zlib": {"level"},
+}  # fmt: skip
+CODECS = (*_SETTINGS, "none")
+NUMBERS = {
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
+    "float64", "complex64", "complex128",
+}  # fmt: skip
+_KNOWN = {  # of version 3; what else there is may have to be understood
+    "zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value",
+    "codecs", "attributes", "dimension_names", "storage_transformers", "consolidated_metadata",
+}  # fmt: skip
+
+
+class ZarrArray(NamedTuple):
+    """An array as its metadata say it."""
+
+    shape: tuple[int, ...]  # of the array and of a chunk
+    chunk: tuple[int, ...]
+    dtype: np.dtype[Any]  # of the elements as they are stored
+    codec: str  # one of ``CODECS``, by which a chunk is compressed as a whole
+    fill: bytes  # the bytes of an element of which nothing was written
+    prefix: str
+    separator: str
+
+    @property
+    def chunk_nbytes(self) -> int:
+        """Bytes of a chunk, decoded."""
+        return math.prod(self.chunk) * self.dtype.itemsize
+
+    def key(self, place: tuple[int, ...]) -> str:
+        """The file of a chunk, below the array's folder."""
+        name = self.separator.join(map(str, place))
+        if not self.prefix:
+            return name or "0"
+        return f"{self.prefix}{self.separator}{name}" if place else self.prefix
+
+    def place(self, key: str) -> tuple[int, ...] | None:
+        """Which chunk a file below the array's folder is; None for what is no chunk of it."""
+        name = key
+        if self.prefix and self.shape:
+            name = key.removeprefix(self.prefix + self.separator)
+        try:
+            place = tuple(map(int, name.split(self.separator))) if self.shape else ()
+        except ValueError:
+            return None
+        if len(place) != len(self.shape) or self.key(place) != key:
+            return None
+        ends = zip(place, self.shape, self.chunk, strict=True)
+        return place if all(0 <= at * side < size for at, size, side in ends) else None
+
+
+def is_zarr(path: str) -> bool:
+    """Whether a folder is a Zarr array, or a group of some."""
+    names = ("zarr.json", ".zarray", ".zgroup")
+    return any(os.path.isfile(os.path.join(path, name)) for name in names)
+
+
+def zarr_array(path: str) -> ZarrArray | str:
+    """An array in a folder.
+
+    Returns:
+        What its metadata say; or why it is not to be read here, in words.
+
+    Raises:
+        VolumeError: it is a group, or its metadata are damaged.
+    """
+    for name in METADATA:
+        file = os.path.join(path, name)
+        try:
+            with open(file, "rb", opener=open_file) as opened:
+                content = metadata_in(opened, file, os.fstat(opened.fileno()).st_size)
+        except FileNotFoundError:
+            continue
+        found = parsed(file, content)
+        if found is None:
+            break
+        return found
+    names = ", ".join(_arrays_in(path)) or "none"
+    raise VolumeError(f"{path} is a Zarr group; name one of its arrays behind a slash: it has {names}")
+
+
+def parsed(file: str, content: bytes) -> ZarrArray | str | None:
+    """What one of ``METADATA`` says.
+
+    Returns:
+        As of ``zarr_array``; None for a group.
+
+    Raises:
+        VolumeError: it is damaged.
+    """
+    data = json_object(file, content)
+    if data.get("node_type", "array") == "group":
+        return None
+    if isinstance(data.get("dtype"), list):  # tensorstore takes a structure of one field for that field
+        raise VolumeError(
+            f"{file} says that its elements are {shortened(data['dtype'])}, where numbers are needed"
+        )
+    with as_volume_error(f"{file} is damaged"):
+        return _version_2(data) if file.endswith(METADATA[1]) else _version_3(data)
+
+
+def metadata_in(file: IO[bytes], name: str, size: int) -> bytes:
+    """Read all of an open file of metadata.
+
+    Raises:
+        VolumeError: it is larger than those of any array.
+    """
+    if size > _MOST_METADATA:
+        raise VolumeError(f"{name} is damaged: it has {in_bytes(size)}, more than metadata of any array")
+    return file.read()
+
+
+def json_object(file: str, content: bytes) -> dict[str, Any]:
+    """Return the object in a file of JSON.
+
+    Raises:
+        VolumeError: there is none, or it is nested deeper than Python reads.
+    """
+    with as_volume_error(f"{file} is damaged"):
+        data = json.loads(content)
+        if not isinstance(data, dict):
+            raise ValueError("it holds no object")
+        return data
+
+
+def even_parts(side: int) -> list[int]:
+    """Return the lengths of the parts into which a side of a chunk can be cut evenly, in increasing order.
+
+    >>> even_parts(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    low = [part for part in range(1, math.isqrt(side) + 1) if side % part == 0]
+    return low + [side // part for part in reversed(low) if part * part < side]
+
+
+def _arrays_in(path: str, depth: int = 3) -> list[str]:
+    found = []
+    for name in natural_sorted(os.listdir(path)):
+        inside = os.path.join(path, name)
+        if not os.path.isdir(inside):
+            continue
+        names = set(os.listdir(inside))
+        if ".zarray" in names or ("zarr.json" in names and _is_array(inside)):
+            found.append(name)
+        elif depth:
+            found += [f"{name}/{below}" for below in _arrays_in(inside, depth - 1)]
+    return found
+
+
+def _is_array(path: str) -> bool:
+    file = os.path.join(path, "zarr.json")
+    try:
+        return json_object(file, read_file(file)).get("node_type") == "array"
+    except OSError:  # a VolumeError is one
+        return False
+
+
+def _version_3(data: dict[str, Any]) -> ZarrArray | str:
+    if data["zarr_format"] != 3 or data["node_type"] != "array":
+        raise ValueError(f"it is no array of version 3: {data['zarr_format']!r}, {data['node_type']!r}")
+    for name, value in data.items():
+        if name not in _KNOWN and not (isinstance(value, dict) and value.get("must_understand") is False):
+            return f"its metadata have {name!r}"
+    kind = data["data_type"]
+    if not isinstance(kind, str) or kind not in NUMBERS:
+        return f"its elements are {kind}"
+    grid, encoding = data["chunk_grid"], data["chunk_key_encoding"]
+    if grid["name"] != "regular" or set(grid["configuration"]) != {"chunk_shape"}:
+        return f"its chunks are {grid}"
+    if data.get("storage_transformers"):
+        return "it has storage transformers"
+    dtype = np.dtype(kind)
+    found = _codecs_3(data["codecs"], dtype)
+    if isinstance(found, str):
+        return found
+    dtype, codec = found
+    settings = encoding.get("configuration", {})
+    if encoding["name"] not in ("default", "v2") or not set(settings) <= {"separator"}:
+        return f"its keys are {encoding}"
+    separator = settings.get("separator", "/" if encoding["name"] == "default" else ".")
+    shape, chunk = _sides(data["shape"]), _sides(grid["configuration"]["chunk_shape"])
+    if data["fill_value"] is None:
+        raise ValueError("its fill value is null")
+    fill = _fill(data["fill_value"], dtype, has_bits=True)
+    prefix = "c" if encoding["name"] == "default" else ""
+    return _checked(ZarrArray(shape, chunk, dtype, codec, fill, prefix, separator))
+
+
+def _codecs_3(codecs: list[Any], dtype: np.dtype[Any]) -> tuple[np.dtype[Any], str] | str:
+    """The stored elements' type and the codec of chunks; or what is not known here."""
+    steps = [
+        (codec, {}) if isinstance(codec, str) else (codec["name"], codec.get("configuration") or {})
+        for codec in codecs
+    ]
+    if not steps or steps[0][0] != "bytes":
+        return f"its codecs begin with {steps[0][0] if steps else 'nothing'}"
+    endian = steps[0][1].get("endian", "little")
+    if endian not in ("little", "big") or not set(steps[0][1]) <= {"endian"}:
+        return f"its bytes are {steps[0][1]}"
+    order: Literal[">", "<"] = ">" if endian == "big" else "<"
+    names = [name for name, _ in steps[1:]]
+    if len(names) > 1 or (names and (names[0] == "zlib" or not _is_known(*steps[1]))):
+        return f"its codecs are {' and '.join(names)}"
+    return dtype.newbyteorder(order), names[0] if names else "none"
+
+
+def _version_2(data: dict[str, Any]) -> ZarrArray | str:
+    if data["zarr_format"] != 2:
+        raise ValueError(f"it is no array of version 2: {data['zarr_format']!r}")
+    kind = data["dtype"]
+    if not isinstance(kind, str) or np.dtype(kind).str != kind or np.dtype(kind).name not in NUMBERS:
+        return f"its elements are {kind}"
+    dtype = np.dtype(kind)
+    if data["order"] != "C":
+        return "its chunks are in Fortran's order"
+    if data.get("filters"):
+        return f"it has filters: {', '.join(one['id'] for one in data['filters'])}"
+    compressor = data.get("compressor")
+    codec = "none" if compressor is None else compressor["id"]
+    if compressor is not None and not _is_known(
+        codec, {key: compressor[key] for key in compressor if key != "id"}
+    ):
+        return f"its compressor is {compressor}"
+    fill = _fill(data["fill_value"], dtype)
+    separator = data.get("dimension_separator", ".")
+    return _checked(
+        ZarrArray(_sides(data["shape"]), _sides(data["chunks"]), dtype, codec, fill, "", separator)
+    )
+
+
+def _is_known(codec: str, settings: dict[str, Any]) -> bool:
+    return codec in _SETTINGS and set(settings) <= _SETTINGS[codec]
+
+
+def _sides(given: Any) -> tuple[int, ...]:
+    if not isinstance(given, list) or not all(type(side) is int for side in given):
+        raise ValueError(f"its sides are {given!r}")
+    return tuple(given)
+
+
+def _checked(array: ZarrArray) -> ZarrArray | str:
+    if array.separator not in (".", "/"):
+        raise ValueError(f"the separator of its chunks' names is {array.separator!r}")
+    if len(array.shape) > _MOST_DIMS:
+        raise ValueError(f"it has {len(array.shape)} dimensions")
+    is_grid = len(array.shape) == len(array.chunk) and min(array.chunk, default=1) > 0
+    if not is_grid or min(array.shape, default=0) < 0 or max(array.shape, default=0) > _LARGEST:
+        raise ValueError(f"its chunks are {array.chunk}, of an array {array.shape}")
+    if max(array.chunk, default=0) > _LARGEST:
+        return "its chunks are larger than any array"
+    return array
+
+
+def _fill(value: Any, dtype: np.dtype[Any], *, has_bits: bool = False) -> bytes:
+    """The bytes of an element of which nothing was written."""
+    if value is None:
+        return bytes(dtype.itemsize)
+    if dtype.kind == "c":
+        part = np.dtype(f"f{dtype.itemsize // 2}").newbyteorder(dtype.byteorder)
+        if not isinstance(value, list) or len(value) != 2:
+            raise ValueError(f"its fill value is {value!r}")
+        return b"".join(_fill(one, part, has_bits=has_bits) for one in value)
+    return np.array(_number(value, dtype, has_bits), dtype).tobytes()
+
+
+def _number(value: Any, dtype: np.dtype[Any], has_bits: bool) -> Any:
+    if dtype.kind == "f" and isinstance(value, str):
+        if value in ("NaN", "Infinity", "-Infinity"):
+            return float(value)
+        if has_bits and re.fullmatch(f"0x[0-9a-fA-F]{{{2 * dtype.itemsize}}}", value):
+            return np.array(int(value, 16), f"u{dtype.itemsize}").view(f"f{dtype.itemsize}")[()]
+    elif (dtype.kind == "f" and type(value) in (int, float)) or (dtype.kind == "b" and value in (0, 1)):
+        return value
+    elif dtype.kind in "iu" and type(value) in (int, float, bool) and value == int(value):
+        return int(value)
+    raise ValueError(f"its fill value is {value!r}, of elements that are {dtype.name}")
+
+
+# ---- codecs of whole chunks, undone by the native core ----------------------------------------
+
+BLOSC_HEADER = 16  # bytes
+_HEADER = struct.Struct("<4B3I")
+
+
+class BloscHeader(NamedTuple):
+    """What a buffer of Blosc's says of itself: c-blosc's README_CHUNK_FORMAT.rst."""
+
+    itemsize: int  # of its elements, as far as its compressor was told
+    nbytes: int  # of its content
+    block: int  # of that, in each block, which can be decoded alone
+    stored: int  # bytes of the buffer
+
+    @classmethod
+    def of(cls, data: bytes, nbytes: int) -> BloscHeader:
+        """Of a buffer's first bytes."""
+        if len(data) < BLOSC_HEADER:
+            raise ChunkError("its header is cut off")
+        _, _, _, itemsize, content, block, stored = _HEADER.unpack_from(data)
+        if content != nbytes or not itemsize or not 0 < block <= content or stored < BLOSC_HEADER:
+            raise ChunkError(f"its header is not that of {nbytes} bytes")
+        return cls(itemsize, content, block, stored)
+
+
+def decode(codec: str, stored: Any, out: UInt8Array) -> None:
+    """Undo the codec of a whole chunk.
+
+    Args:
+        codec: one of ``zarr_metadata.CODECS``.
+        out: uint8 (N,): memory that its content fills.
+
+    Raises:
+        ChunkError: it is damaged, or of another size.
+    """
+    problem = native.decode_chunk(codec, stored, out)
+    if problem == UNKNOWN_CODEC and codec == "blosc":
+        _decode_rare(bytes(stored), out)
+    elif problem and codec == "none":
+        raise ChunkError(f"it has {memoryview(stored).nbytes} bytes instead of {len(out)}")
+    elif problem:
+        raise chunk_error(codec, problem, len(out))
+
+
+def _decode_rare(stored: bytes, out: UInt8Array) -> None:
+    """Decode a buffer of Blosc's whose compressor only the library may have, such as Snappy."""
+    blosc = require("numcodecs.blosc", extra="volume")
+    try:
+        made = blosc.decompress(stored)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise ChunkError(f"blosc: {error}") from None
+    if len(made) != len(out):
+        raise ChunkError(f"blosc: {len(made)} bytes instead of {len(out)}")
+    out[:] = np.frombuffer(made, np.uint8)

@@ -10,24 +10,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fastpipe.core.extras import require
 from fastpipe.core.files import regular_status
 from fastpipe.core.text import in_bytes, natural_sorted
 from fastpipe.errors import VolumeError
-from fastpipe.volumes.damage import UNREADABLE, as_volume_error, shortened
 from fastpipe.volumes.volume import (
     LARGEST_UNIT,
+    UNREADABLE,
     DamagedUnitError,
     FileState,
+    Int64Array,
+    UInt8Array,
     UnitGrid,
     UnitReader,
     Volume,
+    as_volume_error,
     box_text,
     folder_state,
+    shortened,
 )
-from fastpipe.volumes.zarr_metadata import METADATA, NUMBERS, json_object, metadata_in
+from fastpipe.volumes.zarr import METADATA, NUMBERS, json_object, metadata_in
 
 __all__ = ["ZarrPythonVolume", "zarr_in_zip"]
 
@@ -44,18 +47,7 @@ _OVERHEAD = 1 << 16  # that a member of a ZIP file may be larger than twice its 
 
 
 class ZarrPythonVolume(Volume):
-    """An array that ``zarr.open_array`` opens.
-
-    Args:
-        path: its folder, or a ZIP file.
-        inside: its path in the ZIP file.
-        metadata: what it says of itself.
-        why: why it is read by zarr-python, in words.
-
-    Raises:
-        MissingDependencyError: zarr, or a package for one of its codecs, is not installed.
-        VolumeError: it is damaged, or has elements or codecs that are not read.
-    """
+    """An array that ``zarr.open_array`` opens."""
 
     def __init__(self, path: str, inside: str, metadata: dict[str, Any], why: str) -> None:
         self.path, self.inside = path, inside
@@ -82,7 +74,7 @@ class ZarrPythonVolume(Volume):
         self.how = f"Zarr by zarr-python, chunks of {'×'.join(map(str, array.chunks))} ({nbytes}), as {why}"
 
     def array_of_library(self) -> Any:
-        """The array of zarr-python, opened here."""
+        """Open the array of zarr-python here."""
         zarr = require("zarr", extra="volume")
         with as_volume_error(f"{self.name} cannot be opened by zarr-python"):
             if self._state is None:
@@ -92,11 +84,9 @@ class ZarrPythonVolume(Volume):
 
     @property
     def fill(self) -> bytes:
-        """As its metadata say."""
         return self._fill
 
     def open(self) -> UnitReader:
-        """Open it here."""
         return _Reader(self)
 
     def check(self) -> None:
@@ -104,16 +94,11 @@ class ZarrPythonVolume(Volume):
         if self._state is not None:
             self._state.check()
 
-    def stored_in(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Each by itself."""
-        return numbers
-
     def state(self) -> tuple[str, str]:
         """That of the ZIP file, or of the folder's files."""
         if self._state is not None:
             return self.path, f"zarr-python {self._state} {self.inside}"
-        count, nbytes, latest = folder_state(self.path)
-        return self.path, f"zarr-python {self.path} {count} files, {nbytes} bytes, {latest} ns"
+        return self.path, f"zarr-python {self.path} {folder_state(self.path)}"
 
 
 class _Reader(UnitReader):
@@ -123,11 +108,9 @@ class _Reader(UnitReader):
         self._array = volume.array_of_library()
 
     def check(self) -> None:
-        """Look at the ZIP file."""
         self._volume.check()
 
-    def read(self, numbers: npt.NDArray[np.int64], outs: Sequence[npt.NDArray[np.uint8]]) -> None:
-        """Read units."""
+    def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
         volume = self._volume
         volume.check()
         for number, out in zip(numbers.tolist(), outs, strict=True):
@@ -137,15 +120,13 @@ class _Reader(UnitReader):
             except UNREADABLE as error:
                 where = box_text(box)
                 raise DamagedUnitError(f"{volume.name}, the part at {where}: {shortened(error)}") from None
-            unit = out.view(volume.dtype).reshape(volume.grid.unit)
-            unit[tuple(slice(size) for size in part.shape)] = part
+            volume.put(part, out)
 
 
 def zarr_in_zip(path: str, inside: str) -> ZarrPythonVolume:
     """Open an array in a ZIP file, as zarr-python's ``ZipStore`` writes it.
 
     Args:
-        path: the file.
         inside: the array's path in it; empty for the file's root.
 
     Raises:

@@ -189,14 +189,6 @@ def test_what_repack_finds(put: Put, tmp_path: Path, name: str) -> None:
     assert code == 2 or (tmp_path / "out.h5").is_file()
 
 
-@pytest.mark.parametrize("name", ["", "lock", "state.json", "state.json.unfinished", "array", "temporary"])
-def test_what_repack_finds_of_a_volume(put: Put, tmp_path: Path, name: str) -> None:
-    np.save(tmp_path / "in.npy", np.arange(64, dtype=np.uint8).reshape(4, 4, 4))
-    put(tmp_path / "out.zarr.partial" / name)
-    code = main(["repack", str(tmp_path / "in.npy"), str(tmp_path / "out.zarr"), "--chunks", "2,2,2"])
-    assert code == 2 or (tmp_path / "out.zarr" / "zarr.json").is_file()
-
-
 @pytest.mark.parametrize("name", ["locks", "objects", "tables", "writing"])
 def test_what_a_stage_holds(put: Put, tmp_path: Path, name: str) -> None:
     (tmp_path / "fastpipe-stage").mkdir(0o700)

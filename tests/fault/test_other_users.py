@@ -33,7 +33,6 @@ from fastpipe.tools.folders import Scratch
 from fastpipe.tools.quarantine import LIST
 from fastpipe.torch import stitching
 from fastpipe.torch.transport import remove_names_of
-from fastpipe.volumes import unfinished
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "geteuid") or os.geteuid() != 0, reason="run as root, to be two users"
@@ -248,20 +247,13 @@ def made_by_repack(folder: Path) -> None:
         raise OptionError("it was refused")
 
 
-def made_as_zarr(folder: Path) -> None:
-    np.save(folder / "in.npy", np.arange(64, dtype=np.uint8).reshape(4, 4, 4))
-    if main(["repack", str(folder / "in.npy"), str(folder / "out.zarr"), "--chunks", "2,2,2"]):
-        raise OptionError("it was refused")
-
-
 def made_by_stitch(folder: Path) -> None:
     dataset = FastPatchDataset(np.zeros((4, 4), np.float32), (2, 2), sampling=Grid())
     stitch([np.zeros((len(dataset), 2, 2), np.float32)], dataset, folder / "out.npy")
 
 
 WAYS = {
-    "out.h5": made_by_generate, "out.h5 by repack": made_by_repack, "out.zarr": made_as_zarr,
-    "out.npy": made_by_stitch,
+    "out.h5": made_by_generate, "out.h5 by repack": made_by_repack, "out.npy": made_by_stitch,
 }  # fmt: skip
 
 
@@ -313,7 +305,7 @@ def test_what_another_user_puts_there_while_a_copy_grows(
         for name in ("lock", "data.h5", "00000.data", "array.npy"):
             (place / "forged" / name).write_bytes(b"forged")
         (place / "forged" / "array").mkdir()
-    for module in (partial_module, unfinished, stitching, run):
+    for module in (partial_module, stitching, run):
         monkeypatch.setattr(module, "opened_folder", opened_folder)
     last[0] = place / way.split()[0]
     with pytest.raises(OptionError) as raised:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastpipe.core.reads import ChunkError
-from fastpipe.volumes.codecs import BloscHeader, decode
+from fastpipe.volumes.zarr import BloscHeader, decode
 
 CNAMES = ["blosclz", "lz4", "lz4hc", "zlib", "zstd"]
 CODECS: dict[str, Any] = {

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastpipe.volumes.foreground import VoxelSketch
 from fastpipe.volumes.places import ForegroundPatches, PatchSpace, Places
+from fastpipe.volumes.sampling import VoxelSketch
 
 
 def parts_of(array: Any, side: int, seed: int) -> list[tuple[Any, list[int]]]:

@@ -14,9 +14,9 @@ from scipy import stats
 
 from fastpipe.core.keys import sample_seed, uniforms
 from fastpipe.errors import OptionError
-from fastpipe.volumes import masks
-from fastpipe.volumes.masks import BlockCounts, MaskDensity, MaskedPatches, PatchCells, block_sides
+from fastpipe.volumes import sampling as masks
 from fastpipe.volumes.places import PatchSpace, Places, UniformPatches
+from fastpipe.volumes.sampling import BlockCounts, MaskDensity, MaskedPatches, PatchCells, block_sides
 
 
 def counted(mask: Any, side: int = 1000, seed: int = 0, patch: Any = (16,) * 3) -> BlockCounts:

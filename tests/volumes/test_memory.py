@@ -12,7 +12,7 @@ import pytest
 
 from fastpipe import FastPatchDataset
 from fastpipe.sampling import Grid
-from fastpipe.volumes.memory import MemoryVolume
+from fastpipe.volumes.raw import MemoryVolume
 
 VOXELS = np.random.default_rng(0).integers(0, 1 << 16, (30, 40, 50), np.uint16)
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from fastpipe.core.files import lent
 from fastpipe.errors import OptionError, VolumeError
-from fastpipe.volumes.files import RawVolume, npy_volume, raw_unit, read_box
 from fastpipe.volumes.opening import open_volume
+from fastpipe.volumes.raw import RawVolume, npy_volume, raw_unit, read_box
 from fastpipe.volumes.volume import DamagedUnitError
 
 KINDS = ["i1", "<i2", ">i4", "<u8", ">u2", "<f2", ">f4", "<f8", "<c8", ">c16", "?"]
@@ -228,7 +228,7 @@ def test_a_file_that_was_replaced_is_read_on_as_it_was(tmp_path: Path) -> None:
 
 def test_a_file_that_is_replaced_while_it_is_opened(tmp_path: Path, replaced_after: Any, whole: Any) -> None:
     path, new = save(tmp_path / "x.npy", np.zeros(100)), save(tmp_path / "new.npy", np.ones(2000, "u1"))
-    replaced_after("fastpipe.volumes.files._npy_header", path, new)
+    replaced_after("fastpipe.volumes.raw._npy_header", path, new)
     volume = open_volume(path)
     with pytest.raises(VolumeError, match=r"x\.npy has changed since it was opened"):
         whole(volume)
@@ -260,7 +260,7 @@ def test_a_file_that_ends_within_a_unit_is_damaged_there(
         reader, out = volume.open(), np.zeros(volume.unit_nbytes, np.uint8)
         with monkeypatch.context() as patch:
             patch.setattr(type(reader), "check", lambda self: None)
-            patch.setattr("fastpipe.volumes.files.lent", cut_off)
+            patch.setattr("fastpipe.volumes.raw.lent", cut_off)
             if not is_last:
                 reader.read(np.array([0]), [out])
                 continue

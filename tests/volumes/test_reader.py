@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fastpipe.core.shared_chunks import UnitFile
 from fastpipe.errors import OptionError
-from fastpipe.volumes.memory import MemoryVolume
+from fastpipe.volumes.raw import MemoryVolume
 from fastpipe.volumes.reader import Counts, PatchReader, padded_indices
 from fastpipe.volumes.volume import DamagedUnitError, UnitGrid, UnitReader, Volume
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fastpipe.errors import OptionError
-from fastpipe.volumes.tables import ROLES, matched_volumes
+from fastpipe.volumes.sources import ROLES, matched_volumes
 
 
 @pytest.fixture

@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 from fastpipe.errors import VolumeError
 from fastpipe.volumes.opening import open_volume
 from fastpipe.volumes.tensorstore import TensorStoreVolume
-from fastpipe.volumes.volume import DamagedUnitError
-from fastpipe.volumes.wrappers import GroupedVolume
+from fastpipe.volumes.volume import DamagedUnitError, GroupedVolume
 
 KINDS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64"]
 COMPRESSIONS = [

@@ -19,13 +19,10 @@ from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, BytesCodec, GzipCodec, ZstdCodec
 
 from fastpipe.errors import VolumeError
-from fastpipe.volumes.codecs import decode
 from fastpipe.volumes.opening import open_volume
 from fastpipe.volumes.tensorstore import TensorStoreVolume
-from fastpipe.volumes.volume import DamagedUnitError
-from fastpipe.volumes.wrappers import GroupedVolume, NativeVolume
-from fastpipe.volumes.zarr import ZarrVolume
-from fastpipe.volumes.zarr_metadata import ZarrArray, even_parts, zarr_array
+from fastpipe.volumes.volume import DamagedUnitError, GroupedVolume, NativeVolume
+from fastpipe.volumes.zarr import ZarrArray, ZarrVolume, decode, even_parts, zarr_array
 
 NUMBERS = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16", "?"]
 CNAMES = ["blosclz", "lz4", "lz4hc", "zlib", "zstd"]

@@ -17,10 +17,10 @@ from zarr.codecs import BloscCodec, BytesCodec, GzipCodec, ZstdCodec
 
 from fastpipe.core.array_cache import FileArrays, default_folder
 from fastpipe.volumes import blosc2 as blosc2_volumes
-from fastpipe.volumes import files as raw_volumes
+from fastpipe.volumes import raw as raw_volumes
 from fastpipe.volumes import samples as samples_module
 from fastpipe.volumes import tensorstore as tensorstore_volumes
-from fastpipe.volumes import wrappers as grouped_volumes
+from fastpipe.volumes import volume as grouped_volumes
 from fastpipe.volumes import zarr as zarr_volumes
 
 Writer = Callable[[str, Any, Sequence[int]], str]

@@ -1,4 +1,4 @@
-"""Volumes that lie in a file as they are: NumPy's format."""
+"""Arrays that lie in memory, or in a file as they are: NumPy's format."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import ast
 import contextlib
 import errno
 import math
+import mmap
 import os
 import tokenize
 from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +20,22 @@ from fastpipe.core.native import native
 from fastpipe.core.reads import ChunkError, read_fully
 from fastpipe.core.text import in_bytes
 from fastpipe.errors import VolumeError
-from fastpipe.volumes.damage import as_volume_error
-from fastpipe.volumes.volume import DamagedUnitError, FileState, UnitGrid, UnitReader, Volume, box_text
+from fastpipe.volumes.volume import (
+    DamagedUnitError,
+    FileState,
+    Int64Array,
+    UInt8Array,
+    UnitGrid,
+    UnitReader,
+    Volume,
+    as_volume_error,
+    box_text,
+    swapped,
+)
 
-__all__ = ["RawVolume", "npy_volume", "raw_unit", "read_box"]
+__all__ = [
+    "MemoryVolume", "RawVolume", "npy_volume", "raw_unit", "read_box", "received", "sendable",
+]  # fmt: skip
 
 _RUN_NBYTES = 1 << 14  # that lie together, and are read by one call
 _UNIT_NBYTES = 1 << 19
@@ -33,29 +46,21 @@ class RawVolume(Volume):
     """An array whose elements lie in a file one after the other, in C order or in Fortran's.
 
     Args:
-        path: the file.
-        shape, dtype: of the array.
-        offset: where its first element is.
-        is_fortran: whether the first index counts fastest.
-        how: how it is stored, in words.
         status: of the file, from before the rest was read from it: a change since then is noticed.
         name: of the volume, for messages, where that is not the file.
+
+    Attributes:
+        source: what the file is a copy of, or the file itself.
+        copied: of a copy, the state that the source was in.
     """
 
     def __init__(
-        self,
-        path: str,
-        shape: Sequence[int],
-        dtype: np.dtype[Any],
-        offset: int,
-        is_fortran: bool,
-        how: str,
-        status: os.stat_result,
-        name: str = "",
-    ) -> None:
+        self, path: str, shape: Sequence[int], dtype: np.dtype[Any], offset: int, is_fortran: bool, how: str,
+        status: os.stat_result, name: str = "",
+    ) -> None:  # fmt: skip
         self.path, self.name, self.shape, self.dtype = path, name or path, tuple(shape), dtype
-        self.offset, self.is_fortran = offset, is_fortran
-        self.source = path  # what the file is a copy of, where it is one, and the state that this was in
+        self.offset, self.is_fortran, self.how = offset, is_fortran, how
+        self.source = path
         self.copied: FileState | None = None
         needed = offset + math.prod(shape) * dtype.itemsize
         if status.st_size < needed:
@@ -66,10 +71,8 @@ class RawVolume(Volume):
         stored = self.shape[::-1] if is_fortran else self.shape
         unit = raw_unit(stored, dtype.itemsize)
         self.grid = UnitGrid(self.shape, unit[::-1] if is_fortran else unit)
-        self.how = how
 
     def native_source(self) -> Any:
-        """The file, in the state that it was in."""
         source = native.volume_in_file(
             os.fsencode(self.path), self.opened.state, self.dtype.itemsize, self.offset, self.is_fortran
         )
@@ -77,12 +80,7 @@ class RawVolume(Volume):
         return source if copied is None else source.copy_of(os.fsencode(copied.name), copied.state)
 
     def open(self) -> UnitReader:
-        """Open the file in this process."""
         return _RawReader(self)
-
-    def stored_in(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Each by itself."""
-        return numbers
 
     def state(self) -> tuple[str, str]:
         """The file's; of a copy that of what it is a copy of."""
@@ -117,20 +115,18 @@ class _RawReader(UnitReader):
         if self._volume.copied is not None:
             self._volume.copied.check()
 
-    def read(self, numbers: npt.NDArray[np.int64], outs: Sequence[npt.NDArray[np.uint8]]) -> None:
-        """Read units."""
+    def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
         self.check()
         with self._descriptor() as descriptor:
             for number, out in zip(numbers.tolist(), outs, strict=True):
                 self._read_unit(descriptor, number, out)
 
-    def _read_unit(self, descriptor: int, number: int, out: npt.NDArray[np.uint8]) -> None:
+    def _read_unit(self, descriptor: int, number: int, out: UInt8Array) -> None:
         volume = self._volume
-        shape, unit, box = volume.shape, volume.grid.unit, volume.grid.box(number)
-        made = out.view(volume.dtype).reshape(unit)
+        shape, box = volume.shape, volume.grid.box(number)
         sizes = [side.stop - side.start for side in box]
-        box_of_unit: list[Any] = list(map(slice, sizes))
-        target = made[(..., *box_of_unit)]
+        inside: list[Any] = [..., *map(slice, sizes)]
+        target = out.view(volume.dtype).reshape(volume.grid.unit)[tuple(inside)]
         if volume.is_fortran:  # the same, seen from behind
             shape, box, sizes, target = shape[::-1], box[::-1], sizes[::-1], target.T
         # What lies together in the file is read into memory without gaps, and put into its place.
@@ -148,13 +144,6 @@ def read_box(
     descriptor: int, offset: int, shape: Sequence[int], box: Sequence[slice], out: npt.NDArray[Any]
 ) -> None:
     """Read a box of an array that lies in a file in C order.
-
-    Args:
-        descriptor: of the file.
-        offset: where the array begins in it.
-        shape: of the array.
-        box: the part of it to be read.
-        out: of the box's shape, C-contiguous.
 
     Raises:
         ChunkError: the file ends within it.
@@ -176,8 +165,8 @@ def read_box(
 
 
 def raw_unit(shape: Sequence[int], itemsize: int) -> list[int]:
-    """The shape of a unit of an array that lies in C order: of runs that are worth a call, and as even as
-    these let it be."""
+    """Return the shape of a unit of an array that lies in C order: of runs that are worth a call, and as
+    even as these let it be."""
     unit = [1] * len(shape)
     if not shape:
         return unit
@@ -198,7 +187,7 @@ def raw_unit(shape: Sequence[int], itemsize: int) -> list[int]:
 
 
 def npy_volume(path: str) -> RawVolume:
-    """The array in a file of NumPy's format.
+    """Open the array in a file of NumPy's format.
 
     Raises:
         VolumeError: it is none, or holds Python objects.
@@ -216,7 +205,7 @@ def npy_volume(path: str) -> RawVolume:
 
 
 def _npy_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, order and type of the array in a file; it is read up to the first element."""
+    """Read shape, order and type of the array in a file, up to its first element."""
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
         return np.lib.format.read_array_header_1_0(file)
@@ -234,3 +223,103 @@ def _npy_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     if not is_right or len(about) != 3 or not isinstance(about["fortran_order"], bool):
         raise ValueError(f"its header says {about!r}")
     return shape, about["fortran_order"], dtype
+
+
+# ---- arrays in memory -------------------------------------------------------------------------
+
+
+class MemoryVolume(Volume, UnitReader):
+    """A NumPy array; patches are copied from it as they are.
+
+    Other processes get a copy; of a ``numpy.memmap``, or a view of one, they map the file.
+    """
+
+    def __init__(self, array: npt.NDArray[Any], name: str) -> None:
+        self._array, self.name = array, name
+        self.shape, self.dtype = array.shape, array.dtype.newbyteorder("=")
+        # As a file of it would be read, for orders that visit neighbours together.
+        self.grid = UnitGrid(array.shape, [min(max(1, size), 64) for size in array.shape])
+        self.how = "an array in memory"
+
+    @property
+    def array(self) -> npt.NDArray[Any]:
+        return self._array
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_array": sendable(self._array)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state | {"_array": received(state["_array"])}
+
+    def native_source(self) -> Any | None:
+        """Its memory; None of elements that the core does not know, or that lie between others unevenly, as a
+        field of a packed structure does."""
+        array = np.asarray(self._array)
+        if self.dtype.char in "gG" or any(step % array.itemsize for step in array.strides):
+            return None
+        source = native.volume_in_memory(array.view(self.dtype))
+        return source if array.dtype.isnative else swapped(source, array.dtype)
+
+    def open(self) -> UnitReader:
+        return self
+
+    def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
+        for number, out in zip(numbers.tolist(), outs, strict=True):
+            self.put(self._array[self.grid.box(number)], out)
+
+    def state(self) -> tuple[str, str]:
+        """Not known: it can change at any time."""
+        return "", ""
+
+
+def sendable(what: Any) -> Any:
+    """Return an array, or lists and tuples of some, as another process is sent it: mapped files as what is
+    needed to map them there."""
+    if isinstance(what, np.ndarray):
+        return _MappedFile.of(what) or what
+    return type(what)(map(sendable, what)) if type(what) in (list, tuple) else what
+
+
+def received(what: Any) -> Any:
+    """Return what was sent.
+
+    Raises:
+        OSError: a file cannot be opened.
+    """
+    if isinstance(what, _MappedFile):
+        return what.opened()
+    return type(what)(map(received, what)) if type(what) in (list, tuple) else what
+
+
+class _MappedFile(NamedTuple):
+    """An array whose elements are those of a file: the bytes that it spans, and where its first one is."""
+
+    path: str
+    begin: int
+    end: int
+    first: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, array: npt.NDArray[Any]) -> _MappedFile | None:
+        """Return what maps the file of an array; None of one that has none."""
+        whole: Any = array
+        while isinstance(whole.base, np.ndarray):
+            whole = whole.base
+        if not isinstance(whole, np.memmap) or not isinstance(whole.base, mmap.mmap) or not array.size:
+            return None
+        if whole.filename is None or whole.mode == "c":  # what was changed is in this process only
+            return None
+        first = whole.offset + array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+        spans = [step * (size - 1) for step, size in zip(array.strides, array.shape, strict=True)]
+        begin = first + sum(min(0, span) for span in spans)
+        end = first + sum(max(0, span) for span in spans) + array.itemsize
+        path = os.path.abspath(whole.filename)
+        return cls(path, begin, end, first - begin, array.dtype, array.shape, array.strides)
+
+    def opened(self) -> npt.NDArray[Any]:
+        """Map the array, of the file as it is now."""
+        mapped = np.memmap(self.path, np.uint8, "r", self.begin, (self.end - self.begin,))
+        return np.ndarray(self.shape, self.dtype, mapped, self.first, self.strides)

@@ -24,13 +24,21 @@ from fastpipe import Cache, FastLoader, FastPatchDataset, Shuffle
 from fastpipe.cli import main
 from fastpipe.core.machine import available_cpus
 from fastpipe.errors import OptionError, VolumeError
-from fastpipe.volumes import advice, inspecting, measuring, report
-from fastpipe.volumes.advice import Rechunked, worthwhile, worthwhile_uniform
-from fastpipe.volumes.inspecting import Cost, Rates, fit_of, volume_facts
-from fastpipe.volumes.measuring import Speed, decode_speed
-from fastpipe.volumes.model import PatchModel, Stored
-from fastpipe.volumes.opened import chunk_of, stored_nbytes
+from fastpipe.volumes import inspection, repack
+from fastpipe.volumes.cost import PatchModel, Stored
+from fastpipe.volumes.inspection import (
+    Cost,
+    Rates,
+    Rechunked,
+    Speed,
+    decode_speed,
+    fit_of,
+    volume_facts,
+    worthwhile,
+    worthwhile_uniform,
+)
 from fastpipe.volumes.opening import open_volume
+from fastpipe.volumes.repack import chunk_of, stored_nbytes
 from fastpipe.volumes.volume import UnitGrid
 
 zarr = pytest.importorskip("zarr", reason="needs zarr-python: pip install zarr (Python 3.11 or later)")
@@ -43,8 +51,8 @@ Inspect = Callable[..., tuple[int, str, str]]
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each thread decodes a little and no more; zarr-python's threads end with the test."""
-    monkeypatch.setattr(inspecting, "_SECONDS", 0.0)
-    monkeypatch.setattr(advice, "_SECONDS", 0.0)
+    monkeypatch.setattr(inspection, "_SECONDS", 0.0)
+    monkeypatch.setattr(inspection, "_TRIED_SECONDS", 0.0)
     yield
     zarr_sync.cleanup_resources()
 
@@ -83,7 +91,7 @@ def _all_places(shape: Sequence[int], patch: Sequence[int]) -> Iterator[tuple[in
 
 def _units(grid: UnitGrid, start: Sequence[int], patch: Sequence[int]) -> list[int]:
     stop = [at + side for at, side in zip(start, patch, strict=True)]
-    return grid.touched(start, stop).numbers.tolist()
+    return grid.touched(tuple(map(slice, start, stop))).tolist()
 
 
 @given(st.data())
@@ -255,7 +263,7 @@ def test_what_patches_need_is_decoded_together(planes: Path, monkeypatch: pytest
 
 
 def test_other_threads_decode_elsewhere(planes: Path) -> None:
-    groups = (measuring._groups(open_volume(planes), (16, 32, 32), None, threads) for threads in (1, 2))
+    groups = (inspection._groups(open_volume(planes), (16, 32, 32), None, threads) for threads in (1, 2))
     one, other = ([next(some).tolist() for _ in range(8)] for some in groups)
     assert one != other
 
@@ -299,14 +307,14 @@ def test_patches_in_a_second_follow_from_what_was_measured() -> None:
 def test_a_budget_is_for_threads_and_for_what_is_remembered(
     planes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inspecting, "available_cpus", lambda: 8)
+    monkeypatch.setattr(inspection, "available_cpus", lambda: 8)
     facts = volume_facts(str(planes), open_volume(planes), None)
     fit = fit_of([facts], 10 << 30)
     assert fit.threads == 8 and fit.remembered == (10 << 30) - 8 * fit.thread_nbytes
     assert facts.unit_nbytes < fit.thread_nbytes <= 2 * facts.unit_nbytes
     fit = fit_of([facts], 5 * fit.thread_nbytes)
     assert fit.threads == 2 and fit.remembered == 3 * fit.thread_nbytes
-    assert fit_of([facts], 1) == inspecting.Fit(1, fit.thread_nbytes, 0)
+    assert fit_of([facts], 1) == inspection.Fit(1, fit.thread_nbytes, 0)
 
 
 def test_how_much_of_the_disk_volumes_take(tmp_path: Path, planes: Path) -> None:
@@ -323,9 +331,7 @@ def test_how_much_of_the_disk_volumes_take(tmp_path: Path, planes: Path) -> None
 
 
 def test_of_very_many_files_the_bytes_are_not_counted(planes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fastpipe.volumes import opened
-
-    monkeypatch.setattr(opened, "_MOST_FILES", 10)
+    monkeypatch.setattr(repack, "_MOST_FILES", 10)
     assert stored_nbytes(str(planes)) is None
 
 
@@ -360,7 +366,7 @@ def test_other_chunks_are_advised_where_they_gain_enough() -> None:
     assert worthwhile([as_it_is, _rechunked(1.3), _rechunked(1.1)]) == _rechunked(1.3)
     assert worthwhile_uniform([as_it_is, _rechunked(0.9), _rechunked(0.5)]) is None
     assert worthwhile_uniform([as_it_is, _rechunked(1.0), _rechunked(1.2)]) == _rechunked(1.2)
-    command = advice.command("a b.zarr", _rechunked(2))
+    command = inspection.command("a b.zarr", _rechunked(2))
     assert command == "fastpipe repack 'a b.zarr' OUT.zarr --chunks 8,8,8 --codec blosc-zstd"
 
 
@@ -381,7 +387,7 @@ def test_chunks_that_are_tried(
         dtype = np.dtype(f"u{itemsize}")
 
     Volume.shape = shape  # type: ignore[attr-defined]
-    candidates = advice._candidates(Volume(), patch)  # type: ignore[arg-type]
+    candidates = inspection._candidates(Volume(), patch)  # type: ignore[arg-type]
     assert set(wanted) <= set(candidates) and len(candidates) == len(set(candidates))
     whole = math.prod(shape) * itemsize
     for chunk in candidates:
@@ -393,7 +399,7 @@ def test_chunks_of_which_a_copy_would_have_too_many_files_are_not_tried() -> Non
     class Volume:
         shape, dtype = (5000, 8000, 8000), np.dtype("u1")
 
-    found = advice._candidates(Volume(), (64, 64, 64))  # type: ignore[arg-type]
+    found = inspection._candidates(Volume(), (64, 64, 64))  # type: ignore[arg-type]
     assert found == [(64, 64, 64)], "of which there are more already, but patches are as large"
 
 
@@ -403,11 +409,10 @@ def _same_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     def decode_speed(volume: Any, patch: Any, threads: int, seconds: float, within: Any = None) -> Speed:
         return Speed(threads, 100, 100 * volume.unit_nbytes, 100 * volume.unit_nbytes / (1e9 * threads))
 
-    monkeypatch.setattr(advice, "_TRIED_NBYTES", 2 << 20)  # which are soon compressed
-    monkeypatch.setattr(inspecting, "decode_speed", decode_speed)
-    monkeypatch.setattr(advice, "decode_speed", decode_speed)
-    monkeypatch.setattr(inspecting, "copy_seconds", lambda *some: 0.0)
-    monkeypatch.setattr(inspecting, "available_cpus", lambda: 2)
+    monkeypatch.setattr(inspection, "_TRIED_NBYTES", 2 << 20)  # which are soon compressed
+    monkeypatch.setattr(inspection, "decode_speed", decode_speed)
+    monkeypatch.setattr(inspection, "copy_seconds", lambda *some: 0.0)
+    monkeypatch.setattr(inspection, "available_cpus", lambda: 2)
 
 
 def test_what_is_advised_can_be_done_and_is_better(
@@ -456,7 +461,7 @@ def test_what_is_advised_in_words(
 def test_of_elements_that_zarr_has_not_no_copy_is_tried(
     planes: Path, inspect: Inspect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fastpipe.volumes.zarr_writing._TYPES", set())
+    monkeypatch.setattr("fastpipe.volumes.repack.NUMBERS", set())
     content = found(inspect(planes, "--patch", "8,8,8", "--json"))
     assert content["rechunked"] == [] and content["advice"] is None
 
@@ -542,18 +547,18 @@ def test_the_memory_that_is_enough_has_room_for_the_threads(planes: Path, inspec
 def test_the_budget_for_what_is_remembered(
     planes: Path, monkeypatch: pytest.MonkeyPatch, remembered: int
 ) -> None:
-    monkeypatch.setattr(inspecting, "available_cpus", lambda: 8)
+    monkeypatch.setattr(inspection, "available_cpus", lambda: 8)
     facts = volume_facts(str(planes), open_volume(planes), None)
     each = fit_of([facts], 1).thread_nbytes
     remembered = remembered * each // 1000
-    assert fit_of([facts], inspecting.budget_for(remembered, each)).remembered == remembered
+    assert fit_of([facts], inspection.budget_for(remembered, each)).remembered == remembered
 
 
 def test_advice_for_uniform_order_is_for_programs_too(
     planes: Path, inspect: Inspect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report, "worthwhile", lambda other: None)
-    monkeypatch.setattr(report, "worthwhile_uniform", lambda other: other[-1])
+    monkeypatch.setattr(inspection, "worthwhile", lambda other: None)
+    monkeypatch.setattr(inspection, "worthwhile_uniform", lambda other: other[-1])
     content = found(inspect(planes, "--patch", "16,32,32", "--budget", "300KiB", "--json"))
     chunk = ",".join(map(str, content["rechunked"][-1]["chunk"]))
     assert f"--chunks {chunk}" in content["advice"]
@@ -626,14 +631,14 @@ def test_files_that_are_no_volumes(tmp_path: Path, inspect: Inspect) -> None:
 
 
 def test_a_patch_is_copied_to_see_how_long_that_takes(planes: Path) -> None:
-    assert measuring.copy_seconds(open_volume(planes), (16, 32, 32)) > 0
+    assert inspection.copy_seconds(open_volume(planes), (16, 32, 32)) > 0
 
 
 def test_the_default_budget_is_that_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspecting, "free_memory", lambda: 40 << 30)
-    assert inspecting.default_budget() == 10 << 30
-    monkeypatch.setattr(inspecting, "free_memory", lambda: None)
-    assert inspecting.default_budget() == 1 << 30
+    monkeypatch.setattr(inspection, "free_memory", lambda: 40 << 30)
+    assert inspection.default_budget() == 10 << 30
+    monkeypatch.setattr(inspection, "free_memory", lambda: None)
+    assert inspection.default_budget() == 1 << 30
 
 
 def test_nothing_stays_of_what_was_tried(
@@ -641,8 +646,8 @@ def test_nothing_stays_of_what_was_tried(
 ) -> None:
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-    seen, real = [], advice.open_volume
-    monkeypatch.setattr(advice, "open_volume", lambda path: (seen.append(path), real(path))[1])
+    seen, real = [], inspection.open_volume
+    monkeypatch.setattr(inspection, "open_volume", lambda path: (seen.append(path), real(path))[1])
     assert found(inspect(planes, "--patch", "16,32,32", "--json"))["rechunked"]
     assert seen and all(str(path).startswith(str(tmp_path / "tmp")) for path in seen)
     assert not os.listdir(tmp_path / "tmp")

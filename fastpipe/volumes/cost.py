@@ -15,8 +15,10 @@ from fastpipe.core.order import interleaved
 from fastpipe.errors import OptionError
 from fastpipe.volumes.places import PatchSpace, Places, UniformPatches
 from fastpipe.volumes.tours import Geometry, Stripes, TourTrial, planned, tour_of
+from fastpipe.volumes.volume import Int64Array
 
 __all__ = ["PatchModel", "Stored", "Tour"]
+
 
 _TRIED = 1024  # patches, by which tours are planned: of a part of the volume that they fill
 _EPOCHS = 3  # of these, in which they are visited
@@ -28,17 +30,11 @@ _FINENESS = 4  # budgets that are tried between one and twice as much
 
 @dataclass(frozen=True)
 class Stored:
-    """An array and the units in which it is decoded.
+    """An array and the units in which it is decoded."""
 
-    Attributes:
-        shape: of the array.
-        unit: of a unit; of as many dimensions.
-        itemsize: bytes of an element.
-    """
-
-    shape: tuple[int, ...]
-    unit: tuple[int, ...]
-    itemsize: int
+    shape: tuple[int, ...]  # of the array
+    unit: tuple[int, ...]  # of a unit; of as many dimensions
+    itemsize: int  # bytes of an element
 
     @property
     def unit_nbytes(self) -> int:
@@ -60,15 +56,10 @@ class Stored:
 
 @dataclass(frozen=True)
 class Tour:
-    """An order that visits patches near to each other soon after each other.
+    """An order that visits patches near to each other soon after each other."""
 
-    Attributes:
-        fronts: from how many places at a time.
-        amplification: bytes that are decoded for each that is used.
-    """
-
-    fronts: int
-    amplification: float
+    fronts: int  # from how many places at a time
+    amplification: float  # bytes that are decoded for each that is used
 
 
 class PatchModel:
@@ -78,14 +69,6 @@ class PatchModel:
 
     Args:
         arrays: that are read at the same place, the volume first; the last dimensions are the same.
-        patch: along the last dimensions.
-        threads: that read patches at the same time.
-
-    Attributes:
-        patch_nbytes: of a patch, in all arrays.
-
-    Raises:
-        OptionError: a patch does not fit.
     """
 
     def __init__(self, arrays: Sequence[Stored], patch: Sequence[int], threads: int = 1) -> None:
@@ -145,9 +128,6 @@ class PatchModel:
         patch of the epoch will want are forgotten first, which makes it a little less, is left out.
 
         If everything can be remembered, it is that of the first epoch.
-
-        Args:
-            budget: bytes for what is remembered.
         """
         share = min(1.0, budget / max(1, self.total_nbytes))
         decoded = 0.0
@@ -164,7 +144,6 @@ class PatchModel:
         """The tour that FastPatchDataset would plan, tried on some patches.
 
         Args:
-            budget: bytes for what is remembered.
             fronts: places at a time; None for as many as decode not much more than they use.
         """
         geometry, places = self._tried
@@ -183,18 +162,11 @@ class PatchModel:
         return Tour(count, statistics.median(times))
 
     def near(self, budget: int) -> float:
-        """Bytes that are decoded for each that is used on a tour from one place.
-
-        Args:
-            budget: bytes for what is remembered.
-        """
+        """Bytes that are decoded for each that is used on a tour from one place."""
         return self.tour(budget, 1).amplification
 
     def least_budget(self, limits: Sequence[float]) -> list[int | None]:
         """The least memory with which a tour from one place decodes no more for each byte that is used.
-
-        Args:
-            limits: for each of which it is looked for.
 
         Returns:
             For each bytes, to a fifth, beyond which more is enough too; None where less than all is not.
@@ -245,9 +217,7 @@ class PatchModel:
         return Geometry(space, np.array([unit], np.int64), max(1, int(nbytes * more))), places
 
 
-def _epoch_order(
-    geometry: Geometry, places: Places, stripes: Stripes, fronts: int, seed: int
-) -> npt.NDArray[np.int64]:
+def _epoch_order(geometry: Geometry, places: Places, stripes: Stripes, fronts: int, seed: int) -> Int64Array:
     """Patches in the order of an epoch."""
     return interleaved(tour_of(geometry, places, stripes, seed=seed, epoch=1), fronts, seed=seed, epoch=1)
 
@@ -264,7 +234,7 @@ def _part(shape: Sequence[int], patch: Sequence[int], count: int) -> tuple[int, 
     return tuple(math.ceil(side) for side in sides)
 
 
-def _draw(seed: int, epoch: int, indices: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.float64]:
+def _draw(seed: int, epoch: int, indices: Int64Array, count: int) -> npt.NDArray[np.float64]:
     return np.random.default_rng([seed, epoch]).random((len(indices), count))
 
 

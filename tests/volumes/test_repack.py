@@ -20,14 +20,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastpipe import console
 from fastpipe.cli import main
+from fastpipe.console import sides, size
+from fastpipe.core.text import in_bytes
 from fastpipe.errors import OptionError
-from fastpipe.volumes import bricks, repacking, unfinished, zarr_writing
-from fastpipe.volumes.files import npy_volume
+from fastpipe.tools.inspect import is_volume
+from fastpipe.volumes import repack as repacking
 from fastpipe.volumes.opening import open_volume
+from fastpipe.volumes.raw import npy_volume
+from fastpipe.volumes.repack import Codec, ZarrLayout
 from fastpipe.volumes.volume import UnitGrid
-from fastpipe.volumes.zarr_writing import Codec, ZarrLayout
 
 zarr = pytest.importorskip("zarr", reason="needs zarr-python: pip install zarr (Python 3.11 or later)")
 zarr_sync = pytest.importorskip("zarr.core.sync", reason="needs zarr-python 3: pip install zarr")
@@ -202,37 +204,6 @@ def test_chunks_of_a_nan_that_is_not_the_usual_one_are_written(tmp_path: Path, r
     assert np.isnan(copy.fill_value) and bits(copy[:]) == bits(array)
 
 
-@pytest.mark.parametrize("ended_in", ["_write", "_verify"])
-def test_what_is_empty_is_not_read_again_by_a_run_that_goes_on(
-    tmp_path: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch, ended_in: str
-) -> None:
-    source = _zarr(tmp_path / "in.zarr", 3)  # empty from [21] on
-    monkeypatch.setattr(repacking, "planned_bricks", lambda *some: bricks.Bricks((8, 50, 61), 1, 1.0))
-    monkeypatch.setattr(repacking, "_NOTED_NBYTES", 1)
-    read: list[tuple[str, int]] = []
-    real = repacking._Repacking._read
-
-    def reading(self: Any, volume: Any, box: Any, pool: Any) -> Any:
-        read.append(("copy" if "partial" in volume.name else "source", box[0].start))
-        if len(read) == (4 if ended_in == "_write" else 5 + 2 * 3 + 1) and not goes_on:
-            raise KeyboardInterrupt
-        return real(self, volume, box, pool)
-
-    monkeypatch.setattr(repacking._Repacking, "_read", reading)
-    goes_on = False
-    assert repack(source, tmp_path / "out.zarr", "--chunks", "8,16,16")[0] == 130
-    first, goes_on = [*read], True
-    read.clear()
-    assert repack(source, tmp_path / "out.zarr", "--chunks", "8,16,16")[0] == 0
-    compared = [(which, at) for at in range(0, 40, 8) for which in ("source", "copy")]
-    if ended_in == "_write":
-        assert first == [("source", 0), ("source", 8), ("source", 16), ("source", 24)]
-        assert read == [("source", 24), ("source", 32), *compared]
-    else:
-        assert first[-1] == ("source", 24)
-        assert read == compared[6:]
-
-
 def test_of_an_hdf5_dataset_attributes_are_copied(tmp_path: Path, repack: Repack) -> None:
     with h5py.File(tmp_path / "in.h5", "w") as file:
         dataset = file.create_dataset("a/raw", data=VOXELS, chunks=(7, 50, 20))
@@ -327,37 +298,38 @@ def test_bricks_fit_into_memory(data: st.DataObject) -> None:
     dims = data.draw(st.integers(1, 4))
     shape, chunk, unit = (
         tuple(data.draw(st.lists(st.integers(1, most), min_size=dims, max_size=dims)))
-        for most in (300, 40, 60)
+        for most in (24, 12, 16)
     )
     layout = ZarrLayout.of(shape, np.dtype("u2"), chunk, Codec("none", 0))
 
     class Volume:
         dtype, grid = layout.dtype, UnitGrid(shape, unit)
         unit_nbytes = int(np.prod(unit)) * 2
-        stored_in = staticmethod(lambda numbers: numbers)
 
-    memory = data.draw(st.integers(1, 1 << 24))
+    memory = data.draw(st.integers(1, 1 << 18))
+    each = 2 * max(Volume.unit_nbytes, layout.chunk_nbytes)
     try:
-        found = bricks.planned_bricks(Volume(), layout, 4, memory)  # type: ignore[arg-type]
+        found = repacking.planned_bricks(Volume(), layout, 4, memory)  # type: ignore[arg-type]
     except OptionError as error:
-        assert f"--memory of {arguments_in_bytes(memory)} is too little" in str(error)
-        assert memory < 2 * max(Volume.unit_nbytes, layout.chunk_nbytes) + 2 * layout.chunk_nbytes
+        assert f"--memory of {in_bytes(memory)} is too little" in str(error)
+        assert memory < each + 3 * layout.chunk_nbytes
         return
     nbytes = int(np.prod(found.shape)) * 2
-    each = 2 * max(Volume.unit_nbytes, layout.chunk_nbytes)
-    assert 1 <= found.threads <= 4 and 2 * nbytes + found.threads * each <= memory
+    assert 1 <= found.threads <= 4 and 3 * nbytes + found.threads * each <= memory
     assert all(side % of == 0 for side, of in zip(found.shape, layout.chunk, strict=True))
     seen = np.zeros(shape, np.uint8)
-    decoded = 0
     for box in found.boxes(shape):
         seen[box] += 1
-        decoded += len(Volume.grid.touched([s.start for s in box], [s.stop for s in box]).numbers)
     assert (seen == 1).all()
-    assert found.amplification == pytest.approx(decoded * np.prod(unit) / np.prod(shape))
 
 
-def arguments_in_bytes(nbytes: int) -> str:
-    return bricks.in_bytes(nbytes)
+def test_with_memory_for_it_nothing_is_decoded_twice() -> None:
+    class Volume:
+        dtype, grid, unit_nbytes = np.dtype("u1"), UnitGrid((100, 512, 512), (1, 512, 512)), 1 << 18
+
+    layout = ZarrLayout.of((100, 512, 512), np.dtype("u1"), (32, 64, 64), Codec("none", 0))
+    bricks = repacking.planned_bricks(Volume(), layout, 2, 64 << 20)  # type: ignore[arg-type]
+    assert bricks.shape[1:] == (512, 512)
 
 
 def test_memory_is_bounded(tmp_path: Path, repack: Repack) -> None:
@@ -437,60 +409,6 @@ def test_what_is_there_is_never_replaced(source: Path, out: Path, repack: Repack
     assert kind != "folder" or content(out) == {"mine": b"mine"}
 
 
-@pytest.mark.parametrize("kind", ["file", "folder"])
-def test_what_comes_meanwhile_stays(
-    source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    real = os.rename
-
-    def rename(one: Any, other: Any) -> None:
-        if kind == "file":
-            out.write_bytes(b"mine")
-        else:
-            out.mkdir()
-            (out / "mine").write_bytes(b"mine")
-        real(one, other)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(unfinished.os, "rename", rename)
-        assert "out.zarr exists" in refused(repack(source, out, "--chunks", "16,16"))
-    if kind == "file":
-        assert out.read_bytes() == b"mine"
-        out.unlink()
-    else:
-        assert content(out) == {"mine": b"mine"}
-        (out / "mine").unlink()
-        out.rmdir()
-    assert repack(source, out, "--chunks", "16,16")[0] == 0  # nothing was lost
-    assert names(out) == ["in.npy", "out.zarr"]
-
-
-def test_a_folder_of_the_users_own_is_no_unfinished_copy(source: Path, out: Path, repack: Repack) -> None:
-    mine = out.with_name("out.zarr.partial")
-    mine.mkdir()
-    for name in ("precious.txt", "lock", "temporary/notes"):
-        (mine / name).parent.mkdir(exist_ok=True)
-        (mine / name).write_text("mine")
-        line = refused(repack(source, out, "--chunks", "16,16"))
-        assert "out.zarr.partial is not that of an unfinished copy" in line
-        assert content(mine) == {name: b"mine"}
-        (mine / name).unlink()
-    assert repack(source, out, "--chunks", "16,16")[0] == 0  # an empty one is taken
-    assert names(out) == ["in.npy", "out.zarr"]
-
-
-def test_what_others_put_beside_the_growing_copy_stays(
-    source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(repacking._Repacking, "_verify", _interrupted)
-        assert repack(source, out, "--chunks", "16,16")[0] == 130
-    mine = out.with_name("out.zarr.partial")
-    (mine / "precious.txt").write_bytes(b"mine")
-    assert repack(source, out, "--chunks", "16,16")[0] == 0
-    assert content(mine) == {"precious.txt": b"mine"}
-
-
 @pytest.mark.parametrize("ending", ["h5", "hdf5", "tif", "TIFF", "nii.gz", "npy", "b2nd", "n5"])
 def test_a_zarr_array_is_not_named_as_something_else(source: Path, repack: Repack, ending: str) -> None:
     line = refused(repack(source, source.with_name(f"copy.{ending}"), "--chunks", "16,16"))
@@ -509,24 +427,6 @@ def test_a_copy_within_its_input_is_refused_at_once(tmp_path: Path, repack: Repa
     assert repack(source, tmp_path / "group" / "image2.zarr", "--chunks", "16,16")[0] == 0
 
 
-@pytest.mark.parametrize("kind", ["zarr", "npy"])
-def test_a_copy_goes_on_however_its_input_is_spelled(
-    source: Path, tmp_path: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    if kind == "zarr":
-        source = _zarr(tmp_path / "in.zarr", 3)
-    out, written = tmp_path / "out.zarr", 32 if kind == "zarr" else 48
-    with monkeypatch.context() as patch:
-        patch.setattr(repacking._Repacking, "_verify", _interrupted)
-        assert repack(source, out, "--chunks", "16,16,16")[0] == 130
-        (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
-        patch.chdir(tmp_path)
-        for spelled in (source.name, f"./{source.name}", f"link/{source.name}"):
-            code, _, errors = repack(spelled, out, "--chunks", "16,16,16")
-            assert code == 130 and f"going on: {written} of 48 chunks are written" in errors
-    assert repack(source, out, "--chunks", "16,16,16")[0] == 0
-
-
 def test_paths_that_cannot_be_used(source: Path, out: Path, repack: Repack) -> None:
     some = ["--chunks", "8,8,8"]
     assert "No such file" in refused(repack(source.with_name("none.npy"), out, *some))
@@ -543,13 +443,13 @@ def test_paths_that_cannot_be_used(source: Path, out: Path, repack: Repack) -> N
 @pytest.mark.parametrize("text", ["", "0,4", "4,-1", "4;4", "a", "4,,4"])
 def test_shapes_that_are_none(text: str) -> None:
     with pytest.raises(ArgumentTypeError, match="must be whole numbers from 1, such as 64,128,128"):
-        console.sides(text)
+        sides(text)
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "8XiB", "GiB", "1e9", "0.1"])
 def test_sizes_that_are_none(text: str) -> None:
     with pytest.raises(ArgumentTypeError, match="must be a number of bytes, such as 8GiB"):
-        console.size(text)
+        size(text)
 
 
 def test_an_hdf5_file_is_told_from_a_volume(tmp_path: Path) -> None:
@@ -558,184 +458,9 @@ def test_an_hdf5_file_is_told_from_a_volume(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", VOXELS)
     (tmp_path / "empty").write_bytes(b"")
     paths = ["a.h5", "a.h5/x", "a.h5/x/y", "a.npy", "empty", "none", "none/x", "."]
-    found = [path for path in paths if console.is_volume(str(tmp_path / path))]
+    found = [path for path in paths if is_volume(str(tmp_path / path))]
     assert found == ["a.h5/x", "a.h5/x/y", "a.npy", "empty", "."]
-    assert console.is_volume("s3://bucket/volume")
-
-
-# ---- what goes wrong --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("after", [0, 1, 20, 47])
-def test_a_full_disk(
-    source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch, after: int
-) -> None:
-    """What was written before is used when there is room again."""
-    calls, write, written = 0, repacking.write_chunk, set()
-
-    def full(array: Path, temporary: Path, place: Any, data: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls > after:
-            raise OSError(errno.ENOSPC, "No space left on device", str(temporary))
-        write(array, temporary, place, data)
-        written.add(tuple(place))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(repacking, "write_chunk", full)
-        line = refused(repack(source, out, "--chunks", "16,16,16", "--threads", "1"))
-    assert "No space left on device: free some, and run the same command again" in line
-    assert names(out) == ["in.npy", "out.zarr.partial"] and len(written) == after
-    assert not list((out.parent / "out.zarr.partial" / "temporary").iterdir())
-    again = []
-    monkeypatch.setattr(repacking, "write_chunk", lambda *some: (again.append(tuple(some[2])), write(*some)))
-    code, _, errors = repack(source, out, "--chunks", "16,16,16")
-    assert code == 0 and f"going on: {after} of 48 chunks are written" in errors
-    assert not written & set(again) and len(written) + len(again) == 48
-    np.testing.assert_array_equal(zarr.open_array(out, mode="r")[:], VOXELS)
-    assert names(out) == ["in.npy", "out.zarr"]
-
-
-def test_a_full_disk_within_a_file(
-    source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def replace(one: Any, other: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", replace)
-        assert "No space left on device" in refused(repack(source, out, "--chunks", "16,16"))
-    assert names(out) == ["in.npy"]  # there was not even room for a note
-    assert repack(source, out, "--chunks", "16,16")[0] == 0
-
-
-def test_a_folder_that_cannot_be_made(
-    source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def mkdir(*arguments: Any, **options: Any) -> None:
-        raise OSError(errno.EROFS, "Read-only file system", "out.zarr.partial")
-
-    monkeypatch.setattr(Path, "mkdir", mkdir)
-    assert "Read-only file system: 'out.zarr.partial'" in refused(repack(source, out, "--chunks", "16,16"))
-    assert names(out) == ["in.npy"]
-
-
-@pytest.mark.parametrize("codec", ["blosc-zstd", "none"])
-def test_a_copy_that_is_wrong_never_gets_its_name(
-    source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch, codec: str
-) -> None:
-    real = repacking.write_chunk
-
-    def write(array: Path, temporary: Path, place: Any, data: Any) -> None:
-        if tuple(place) == (1, 2, 3):
-            data = bytes(data[:-9]) + bytes(byte ^ 1 for byte in data[-9:])
-        real(array, temporary, place, data)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(repacking, "write_chunk", write)
-        line = refused(repack(source, out, "--chunks", "16,16,16", "--codec", codec))
-    assert "the chunk at [16:32, 32:48, 48:61]: what was read back is not what the source holds" in line
-    assert names(out) == ["in.npy", "out.zarr.partial"]
-    assert not (out.parent / "out.zarr.partial" / "array" / "c" / "1" / "2" / "3").exists()
-    code, _, errors = repack(source, out, "--chunks", "16,16,16", "--codec", codec)
-    assert code == 0 and "going on: 47 of 48 chunks are written" in errors
-    np.testing.assert_array_equal(zarr.open_array(out, mode="r")[:], VOXELS)
-
-
-@pytest.mark.parametrize("damage", ["empty", "other bytes"])
-def test_a_chunk_that_the_machine_lost_is_written_anew(
-    source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch, damage: str
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(repacking._Repacking, "_verify", _interrupted)
-        assert repack(source, out, "--chunks", "16,16,16", "--codec", "none")[0] == 130
-    assert names(out) == ["in.npy", "out.zarr.partial"]
-    chunk = out.parent / "out.zarr.partial" / "array" / "c" / "0" / "1" / "0"
-    chunk.write_bytes(b"" if damage == "empty" else bytes(chunk.stat().st_size))
-    synced, real = [], repacking.sync_chunk
-    monkeypatch.setattr(repacking, "sync_chunk", lambda *some: (synced.append(some[1]), real(*some)))
-    code, _, errors = repack(source, out, "--chunks", "16,16,16", "--codec", "none")
-    assert code == 0
-    assert synced == [(0, 1, 0)]  # before it is noted that it was compared
-    assert errors.splitlines() == [
-        "going on: 48 of 48 chunks are written",
-        "chunk [0:16, 16:32, 0:16] was not whole: it is written anew",
-    ]
-    np.testing.assert_array_equal(zarr.open_array(out, mode="r")[:], VOXELS)
-
-
-def _interrupted(*arguments: Any) -> None:
-    raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("when", ["_write_chunks", "_verify"])
-def test_an_input_that_changes(
-    source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
-    real, status = getattr(repacking._Repacking, when), source.stat()
-
-    def changed(*arguments: Any) -> None:
-        real(*arguments)
-        os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(repacking._Repacking, when, changed)
-        line = refused(repack(source, out, "--chunks", "16,16"))
-    assert re.search("in.npy has changed (meanwhile|since)", line)
-    assert names(out) == ["in.npy", "out.zarr.partial"]
-    line = refused(repack(source, out, "--chunks", "16,16"))
-    assert "an unfinished copy whose source has changed since; remove the folder" in line
-    assert str(status.st_size) not in line  # numbers of the file say nothing to people
-
-
-@pytest.mark.parametrize(
-    ("other", "said"),
-    [
-        (["--chunks", "8,8,8"], "its --chunks were 16,16,16"),
-        (["--chunks", "16,16,16", "--codec", "zstd"], "its --codec was blosc-zstd"),
-        (["--chunks", "16,16,16", "--level", "1"], "its --level was 5"),
-        ("input", "its source was "),
-        ("version", "it is of another version"),
-        ("no state", "out.zarr.partial is not that of an unfinished copy, or damaged"),
-    ],
-)
-def test_what_is_there_is_another_copy(
-    source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch, other: Any, said: str
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(repacking._Repacking, "_verify", _interrupted)
-        assert repack(source, out, "--chunks", "16,16,16")[0] == 130
-    before = content(out.parent / "out.zarr.partial" / "array")
-    options, state = ["--chunks", "16,16,16"], out.parent / "out.zarr.partial" / "state.json"
-    if isinstance(other, list):
-        options = other
-    elif other == "input":
-        np.save(source.with_name("in2.npy"), VOXELS)
-        source = source.with_name("in2.npy")
-    elif other == "version":
-        state.write_text(state.read_text().replace('"format": 2', '"format": 1'))
-    else:
-        state.write_text("{}")
-    assert said in refused(repack(source, out, *options))
-    assert content(out.parent / "out.zarr.partial" / "array") == before
-
-
-@pytest.mark.parametrize("change", ["chunk", "metadata"])
-def test_a_zarr_array_that_changes(
-    tmp_path: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
-    source = _zarr(tmp_path / "in.zarr", 3)
-    real = repacking._Repacking._verify
-
-    def changed(*arguments: Any) -> None:
-        real(*arguments)
-        file = source / ("zarr.json" if change == "metadata" else "c/5/0/3")
-        file.parent.mkdir(exist_ok=True, parents=True)
-        file.write_bytes(file.read_bytes() + b" " if change == "metadata" else b"new")
-
-    monkeypatch.setattr(repacking._Repacking, "_verify", changed)
-    line = refused(repack(source, tmp_path / "out.zarr", "--chunks", "16,16"))
-    assert "in.zarr has changed meanwhile; remove" in line and not (tmp_path / "out.zarr").exists()
+    assert is_volume("s3://bucket/volume")
 
 
 def test_a_damaged_input(tmp_path: Path, repack: Repack) -> None:
@@ -744,58 +469,6 @@ def test_a_damaged_input(tmp_path: Path, repack: Repack) -> None:
     line = refused(repack(source, tmp_path / "out.zarr", "--chunks", "16,16"))
     assert "the chunk at [7:14, 0:50, 40:60]" in line and "in.zarr" in line
     assert not (tmp_path / "out.zarr").exists()
-
-
-def test_two_at_once(source: Path, out: Path, repack: Repack) -> None:
-    holder = f"""
-import sys
-from pathlib import Path
-from fastpipe.volumes.unfinished import Unfinished
-with Unfinished(Path({str(out)!r}), {{}}):
-    print(flush=True)
-    sys.stdin.read()
-"""
-    with subprocess.Popen(
-        [sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as child:
-        assert child.stdout is not None and child.stdin is not None
-        child.stdout.readline()
-        assert "another process is writing" in refused(repack(source, out, "--chunks", "16,16"))
-        child.stdin.close()
-
-
-@pytest.mark.parametrize("then", ["again", "other options"])
-def test_ended_when_the_copy_had_its_name_already(
-    source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch, then: str
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(unfinished, "clear", _interrupted)
-        assert repack(source, out, "--chunks", "16,16")[0] == 130
-    assert names(out) == ["in.npy", "out.zarr", "out.zarr.partial"]
-    before = content(out)
-    if then == "again":
-        code, output, _ = repack(source, out, "--chunks", "16,16")
-        assert code == 0 and "every one read back and equal" in output
-        assert names(out) == ["in.npy", "out.zarr"]
-    else:
-        assert "out.zarr exists" in refused(repack(source, out, "--chunks", "8,8"))
-    assert content(out) == before
-
-
-def test_a_copy_that_was_moved_away_is_made_again(
-    source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(unfinished, "clear", _interrupted)
-        assert repack(source, out, "--chunks", "16,16")[0] == 130
-    out.rename(out.with_name("other.zarr"))
-    seen = []
-    real = repacking._Repacking._wrong_chunks
-    monkeypatch.setattr(
-        repacking._Repacking, "_wrong_chunks", lambda *some: (seen.append(some), real(*some))[1]
-    )
-    assert repack(source, out, "--chunks", "16,16")[0] == 0
-    assert seen and content(out) == content(out.with_name("other.zarr"))
 
 
 def test_a_file_of_several_arrays_says_which(tmp_path: Path, repack: Repack) -> None:
@@ -813,32 +486,6 @@ def test_blocks_are_the_fewest_slabs_that_are_worth_it(side: int) -> None:
     assert layout.block == (good or [side])[0]
 
 
-def test_the_block_of_a_long_chunk_is_found_by_few_divisions(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = []
-    monkeypatch.setattr(
-        zarr_writing, "range", lambda *some: tried.append(range(*some)) or tried[-1], raising=False
-    )
-    layout = ZarrLayout.of((1 << 26,), np.dtype("u1"), (1 << 26,), Codec.of("keep", None))
-    assert layout.block == 1 << 17
-    assert sum(map(len, tried)) <= 1 << 13
-
-
-@pytest.mark.parametrize("kind", ["<u2", "<c16"])
-def test_comparing_takes_little_memory(kind: str) -> None:
-    one = np.zeros((3, 700, 1000), kind)
-    other = one.copy()
-    tracemalloc.start()
-    try:
-        assert repacking._are_same(one, other)
-        assert tracemalloc.get_traced_memory()[1] < 1 << 18
-    finally:
-        tracemalloc.stop()
-    for at in ((0, 0, 0), (1, 350, 499), (2, 699, 999)):
-        other[at] = 1
-        assert not repacking._are_same(one, other)
-        other[at] = 0
-
-
 def test_files_of_numpy_are_read_by_threads_at_once(source: Path) -> None:
     """Each unit of a box is read once, whatever threads do."""
     from concurrent.futures import ThreadPoolExecutor
@@ -846,5 +493,133 @@ def test_files_of_numpy_are_read_by_threads_at_once(source: Path) -> None:
     volume = npy_volume(str(source))
     box = (slice(3, 33), slice(0, 50), slice(7, 60))
     with ThreadPoolExecutor(3) as pool:
-        found = bricks.read_box(volume, volume.open(), box, np.dtype("<u2"), pool)
+        found = repacking.read_box(volume, volume.open(), box, np.dtype("<u2"), pool)
     np.testing.assert_array_equal(found, VOXELS[box])
+
+
+# ---- what goes wrong --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_comes_meanwhile_stays(
+    source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    real = repacking.rename_anew
+
+    def rename(one: Any, other: Any) -> Any:
+        if kind == "file":
+            out.write_bytes(b"mine")
+        else:
+            out.mkdir()
+        return real(one, other)
+
+    monkeypatch.setattr(repacking, "rename_anew", rename)
+    assert "out.zarr exists" in refused(repack(source, out, "--chunks", "16,16"))
+    assert names(out) == ["in.npy", "out.zarr"]
+    assert out.read_bytes() == b"mine" if kind == "file" else not content(out)
+
+
+def test_a_copy_grows_in_a_folder_of_this_user_alone_and_nothing_stays_of_it(
+    source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: Any) -> None:
+        (folder,) = source.parent.glob("fastpipe-repack-*")
+        assert folder.stat().st_mode & 0o777 == 0o700 and (folder / "array" / "zarr.json").exists()
+        raise KeyboardInterrupt
+
+    before = os.umask(0)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(repacking, "_check_copy", interrupted)
+            assert repack(source, out, "--chunks", "16,16")[0] == 130
+    finally:
+        os.umask(before)
+    assert names(out) == ["in.npy"]
+    assert repack(source, out, "--chunks", "16,16")[0] == 0
+
+
+def test_what_is_put_in_the_place_of_the_folder_is_not_taken(
+    source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = repacking._check_copy
+
+    def moved(*arguments: Any) -> None:
+        for folder in source.parent.glob("fastpipe-repack-*"):
+            folder.rename(source.with_name("moved"))
+            (folder / "array").mkdir(parents=True)
+        real(*arguments)
+
+    monkeypatch.setattr(repacking, "_check_copy", moved)
+    assert repack(source, out, "--chunks", "16,16,16")[0] == 0
+    np.testing.assert_array_equal(zarr.open_array(out, mode="r")[:], VOXELS)
+
+
+def test_a_full_disk(source: Path, out: Path) -> None:
+    """Files of this process must not become as large as a chunk."""
+    limited = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (40000, 40000)); "
+        "from fastpipe.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = ["repack", str(source), str(out), "--chunks", "40,50,61", "--codec", "none"]
+    done = subprocess.run([sys.executable, "-c", limited, *command], capture_output=True, text=True)
+    assert done.returncode == 2 and "the copy cannot be written: " in done.stderr
+    assert "too large" in done.stderr and "/proc" not in done.stderr
+    assert names(out) == ["in.npy"]
+
+
+def test_without_room_it_says_what_to_do() -> None:
+    said = repacking._reason(ValueError("writing: [OS error 28: ENOSPC No space left on device]"), "/x/")
+    assert said.endswith("No space left on device]: free some, and try again")
+
+
+def test_a_folder_that_cannot_be_made(
+    source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mkdtemp(**options: Any) -> str:
+        raise OSError(errno.EROFS, "Read-only file system", "fastpipe-repack-x")
+
+    monkeypatch.setattr(repacking.tempfile, "mkdtemp", mkdtemp)
+    assert "Read-only file system: 'fastpipe-repack-x'" in refused(repack(source, out, "--chunks", "16,16"))
+    assert names(out) == ["in.npy"]
+
+
+@pytest.mark.parametrize("codec", ["blosc-zstd", "none"])
+def test_a_copy_that_is_wrong_never_gets_its_name(
+    source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch, codec: str
+) -> None:
+    real = repacking.write_box
+
+    def write(*arguments: Any) -> None:
+        real(*arguments)
+        (chunk,) = source.parent.glob("fastpipe-repack-*/array/c/1/2/3")
+        data = chunk.read_bytes()
+        chunk.write_bytes(data[:-9] + bytes(byte ^ 1 for byte in data[-9:]))
+
+    monkeypatch.setattr(repacking, "write_box", write)
+    line = refused(repack(source, out, "--chunks", "16,16,16", "--codec", codec))
+    assert "is not what the source holds when it is read back" in line
+    assert codec != "none" or "the copy's part at [16:32, 32:48, 48:61] " in line
+    assert names(out) == ["in.npy"]
+
+
+@pytest.mark.parametrize("change", ["file", "chunk", "metadata"])
+def test_an_input_that_changes(
+    source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    if change != "file":
+        source = _zarr(source.with_name("in.zarr"), 3)
+    real = repacking._check_copy
+
+    def changed(*arguments: Any) -> None:
+        real(*arguments)
+        if change == "file":
+            os.utime(source, ns=(source.stat().st_atime_ns, source.stat().st_mtime_ns + 1))
+            return
+        file = source / ("zarr.json" if change == "metadata" else "c/5/0/3")
+        file.parent.mkdir(exist_ok=True, parents=True)
+        file.write_bytes(file.read_bytes() + b" " if change == "metadata" else b"new")
+
+    monkeypatch.setattr(repacking, "_check_copy", changed)
+    line = refused(repack(source, out, "--chunks", "16,16"))
+    assert re.search(r"in\.(npy|zarr) has changed (meanwhile|since)", line)
+    assert not out.exists()

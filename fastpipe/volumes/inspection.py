@@ -1,0 +1,648 @@
+"""``fastpipe inspect VOLUME``: what patches cost on this machine, and which other chunks would be better."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import shlex
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from fastpipe.console import Progress, print_line, table
+from fastpipe.core.clock import StageClock
+from fastpipe.core.machine import available_cpus, free_memory
+from fastpipe.core.text import in_bytes
+from fastpipe.errors import OptionError
+from fastpipe.volumes.cost import PatchModel, Stored
+from fastpipe.volumes.opening import open_volume
+from fastpipe.volumes.reader import Counts, PatchReader
+from fastpipe.volumes.repack import (
+    TOGETHER_NBYTES,
+    Codec,
+    ZarrLayout,
+    chunk_of,
+    create_array,
+    finish_all,
+    open_source,
+    read_box,
+    stored_nbytes,
+    write_box,
+)
+from fastpipe.volumes.volume import Box, Int64Array, UnitGrid, Volume, aligned
+
+__all__ = ["inspect_volume"]
+
+SCHEMA = 1  # of the JSON
+
+
+_SECONDS, _TRIED_SECONDS = 0.8, 0.25  # of a measurement: of the volume, and of a part in other chunks
+_ASSUMED = 1 << 30
+_LIMITS = (2.0, 1.2)  # decoded bytes for each that is used, for which the least memory is looked for
+_LESS = 0.8  # of a tour's patches in a second: an order that gives so many is good enough
+_TRIED_NBYTES = 24 << 20  # of the volume
+_LEAST_CHUNK, _LARGEST_CHUNK = 1 << 16, 16 << 20
+_MOST_FILES = 1_000_000
+_WORTH = 1.25  # as many patches in a second
+_WORTH_UNIFORM = 2.0  # in uniform order, which a tour may replace without a copy
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What some threads decoded."""
+
+    threads: int
+    units: int
+    nbytes: int
+    seconds: float
+
+    @property
+    def units_per_s(self) -> float:
+        return self.units / self.seconds
+
+    @property
+    def nbytes_per_s(self) -> float:
+        return self.nbytes / self.seconds
+
+
+@dataclass(frozen=True)
+class VolumeFacts:
+    """A volume, as the JSON has it."""
+
+    name: str  # as it was named
+    how: str  # it is stored, in words
+    shape: tuple[int, ...]
+    dtype: str
+    chunk: tuple[int, ...]  # what is stored together
+    unit: tuple[int, ...]  # what is decoded at once
+    unit_nbytes: int
+    units: int  # how many there are
+    decoded: int  # bytes of the array
+    stored: int | None  # bytes on disk, where they are known
+    one: Speed | None  # by one thread; None of an array without elements
+    all: Speed | None  # by as many as there are cores
+
+    @property
+    def ratio(self) -> float | None:
+        """Decoded bytes for each on disk."""
+        return self.decoded / self.stored if self.stored else None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What patches in some order cost."""
+
+    amplification: float  # bytes that are decoded for each that is used
+    one: float  # patches in a second, by one thread
+    all: float
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a budget is best used."""
+
+    threads: int
+    thread_nbytes: int  # that each of them takes while it decodes
+    remembered: int  # bytes for what is remembered
+
+
+@dataclass(frozen=True)
+class PatchFacts:
+    """What patches of a size cost."""
+
+    patch: tuple[int, ...]
+    nbytes: int  # of one, in all arrays
+    epoch: int  # patches that have the volume's size
+    budget: int  # bytes of memory
+    fit: Fit
+    all_nbytes: int  # of all that can be remembered
+    keeps_all: bool
+    alone: Cost  # of one patch, if nothing is remembered
+    uniform: Cost  # of patches from anywhere
+    tour: Cost
+    fronts: int  # places of the tour at a time
+    least: float  # bytes decoded for each that is used in the first epoch, if all is remembered
+    needed: dict[
+        str, int | None
+    ]  # the least memory for a tour within each of ``_LIMITS``; None for all of it
+    copying: float  # seconds that a thread takes to copy a patch from decoded units
+
+
+@dataclass(frozen=True)
+class Rechunked:
+    """The volume as it is (codec ""), or would be with other chunks."""
+
+    chunk: tuple[int, ...]
+    chunks: int  # a copy has a file for each
+    codec: str
+    level: int
+    ratio: float  # decoded bytes for each that is stored
+    unit: tuple[int, ...]
+    alone: Cost
+    uniform: Cost
+    tour: Cost  # from one place
+    gain: float  # patches of a tour in a second, for each that there is now
+    uniform_gain: float
+
+
+def inspect_volume(args: argparse.Namespace, console: Console, progress: Progress) -> int:
+    """Look at the volume and print what was found; ``args`` as of ``inspect_cli``.
+
+    Raises:
+        OptionError: the options cannot work.
+        VolumeError: the volume is damaged.
+        OSError: it cannot be read.
+    """
+    for name, is_given in (("batch-size", args.batch_size != 256), ("sample-dims", args.sample_dims != 1)):
+        if is_given:
+            raise OptionError(f"--{name} is for HDF5 files, not for volumes")
+    paths = [args.file] + ([args.labels] if args.labels else [])
+    volumes = [open_source(path) for path in paths]
+    if args.patch is None and (args.labels or args.budget):
+        raise OptionError("--labels and --budget go with --patch, the size of patches")
+    model = _model(volumes, args.patch) if args.patch else None
+    facts = []
+    for path, volume in zip(paths, volumes, strict=True):
+        progress.now(f"decoding some of {path}")
+        facts.append(volume_facts(path, volume, args.patch))
+    patches, other = None, list[Rechunked]()
+    if model is not None:
+        progress.now("trying orders")
+        patches = patch_facts(model, volumes, facts, args.budget or default_budget())
+        progress.now("trying other chunks")
+        other = rechunked(volumes, facts, model, patches)
+    progress.stop()
+    if args.json:
+        text = json.dumps(_content(facts, patches, other), indent=1)
+        console.print(Text(text), soft_wrap=True)
+        return 0
+    _print_volumes(facts, console)
+    if patches is not None:
+        _print_patches(patches, facts, console)
+        _print_other(other, console)
+        _print_advice(patches, facts[0], other, console)
+    return 0
+
+
+def _model(volumes: Sequence[Volume], patch: Sequence[int]) -> PatchModel:
+    name = volumes[0].name
+    if not all(math.prod(volume.shape) for volume in volumes):
+        raise OptionError(f"{name} is empty: there are no patches in it")
+    try:
+        return PatchModel(list(map(_stored, volumes)), patch, available_cpus())
+    except OptionError as error:
+        raise OptionError(f"{name}: {error}") from None
+
+
+def _stored(volume: Volume) -> Stored:
+    return Stored(volume.shape, volume.grid.unit, volume.dtype.itemsize)
+
+
+# ---- what is measured -------------------------------------------------------------------------
+
+
+def decode_speed(
+    volume: Volume, patch: Sequence[int] | None, threads: int, seconds: float, within: Box | None = None
+) -> Speed:
+    """Read units for some time, as patches at random places need them; each thread reads some at least.
+
+    Another number of threads reads at other places, not what the system has in memory since the one before.
+    """
+    reader, groups, lock = volume.open(), _groups(volume, patch, within, threads), threading.Lock()
+    begun = time.perf_counter()
+    deadline = begun + seconds
+
+    def work() -> int:
+        count, parts = 0, aligned(volume.unit_nbytes, 1)
+        while True:
+            with lock:
+                group = next(groups)
+            if len(parts) < len(group):  # else the memory is used again, as that of a batch is
+                parts = aligned(volume.unit_nbytes, len(group))
+            reader.read(group, parts[: len(group)])
+            count += len(group)
+            if time.perf_counter() >= deadline:
+                return count
+
+    with ThreadPoolExecutor(threads, "fastpipe-inspect") as pool:
+        count = sum(finish_all([pool.submit(work) for _ in range(threads)]))
+    taken = max(time.perf_counter() - begun, 1e-9)
+    return Speed(threads, count, count * volume.unit_nbytes, taken)
+
+
+def _groups(
+    volume: Volume, patch: Sequence[int] | None, within: Box | None, seed: int
+) -> Iterator[Int64Array]:
+    """Units that are stored together and needed together, without end."""
+    rng = np.random.default_rng(seed)
+    while True:
+        if patch is None:
+            yield rng.integers(0, volume.grid.count, 1)
+            continue
+        touched = volume.grid.touched(_random_patch(volume, patch, rng, within))
+        groups = volume.together(touched, TOGETHER_NBYTES)
+        for number in rng.permutation(len(groups)).tolist():
+            yield groups[number]
+
+
+def _random_patch(
+    volume: Volume, patch: Sequence[int], rng: np.random.Generator, within: Box | None = None
+) -> Box:
+    """A patch anywhere, in all dimensions."""
+    whole = (*volume.shape[: len(volume.shape) - len(patch)], *patch)
+    box = []
+    for size, side, part in zip(volume.shape, whole, within or [None] * len(whole), strict=True):
+        first, end = (0, size) if part is None else (min(part.start, size - side), min(part.stop, size))
+        at = int(rng.integers(first, max(first, end - side) + 1))
+        box.append(slice(at, at + side))
+    return tuple(box)
+
+
+def copy_seconds(volume: Volume, patch: Sequence[int]) -> float:
+    """Return how long a thread takes to copy a patch from decoded units."""
+    clock = StageClock()
+    box = _random_patch(volume, patch, np.random.default_rng(1))
+    out = np.zeros([side.stop - side.start for side in box], volume.dtype)
+    out.fill(0)  # touched once before, as memory is that is used again
+    PatchReader(volume, clock, Counts()).read([side.start for side in box], out)
+    return clock.totals().get("copy", 0.0)
+
+
+def volume_facts(path: str, volume: Volume, patch: Sequence[int] | None) -> VolumeFacts:
+    """Return the facts about a volume, of which some is decoded to see how fast that goes."""
+    cores = available_cpus()
+    has_some = volume.grid.count > 0
+    one = decode_speed(volume, patch, 1, _SECONDS) if has_some else None
+    return VolumeFacts(
+        name=path,
+        how=volume.how,
+        shape=volume.shape,
+        dtype=str(volume.dtype),
+        chunk=chunk_of(volume),
+        unit=volume.grid.unit,
+        unit_nbytes=volume.unit_nbytes,
+        units=volume.grid.count,
+        decoded=volume.nbytes,
+        stored=stored_nbytes(path),
+        one=one,
+        all=decode_speed(volume, patch, cores, _SECONDS) if has_some and cores > 1 else one,
+    )
+
+
+# ---- what follows from it ---------------------------------------------------------------------
+
+
+def default_budget() -> int:
+    """Return what ``cache="auto"`` takes."""
+    return max(1, (free_memory() or 4 * _ASSUMED) // 4)
+
+
+def patch_facts(
+    model: PatchModel, volumes: Sequence[Volume], facts: Sequence[VolumeFacts], budget: int
+) -> PatchFacts:
+    """Return what patches cost in a budget."""
+    fit = fit_of(facts, budget)
+    if fit.thread_nbytes > budget:
+        raise OptionError(
+            f"a budget of {in_bytes(budget)} is too little: a thread that decodes takes "
+            f"{in_bytes(fit.thread_nbytes)}; give at least --budget {fit.thread_nbytes}B"
+        )
+    copying = sum(copy_seconds(volume, model.patch) for volume in volumes)
+    rates = Rates(model, [(one.one, one.all) for one in facts], copying)
+    tour = model.tour(fit.remembered)
+    needed = [least and budget_for(least, fit.thread_nbytes) for least in model.least_budget(_LIMITS)]
+    return PatchFacts(
+        patch=model.patch,
+        nbytes=model.patch_nbytes,
+        epoch=model.epoch,
+        budget=budget,
+        fit=fit,
+        all_nbytes=model.total_nbytes,
+        keeps_all=fit.remembered >= model.total_nbytes,
+        alone=rates.cost(model.alone() / model.patch_nbytes),
+        uniform=rates.cost(model.uniform(fit.remembered)),
+        tour=rates.cost(tour.amplification),
+        fronts=tour.fronts,
+        least=model.uniform(model.total_nbytes),
+        needed=dict(zip(map(str, _LIMITS), needed, strict=True)),
+        copying=copying,
+    )
+
+
+def fit_of(facts: Sequence[VolumeFacts], budget: int) -> Fit:
+    """Return how a budget is best used: at least half of it for what is remembered.
+
+    A thread that decodes has the bytes of a chunk as they are stored, and what becomes of them.  That is
+    computed for a chunk of the mean ratio; a codec's own buffers, and those of batches, are not in it.
+    """
+    each = 0
+    for one in facts:
+        itemsize = one.unit_nbytes // max(1, math.prod(one.unit))
+        chunk = max(math.prod(one.chunk) * itemsize, one.unit_nbytes)
+        each = max(each, chunk + int(chunk / max(1.0, one.ratio or 1.0)))
+    threads = max(1, min(available_cpus(), budget // 2 // max(1, each)))
+    return Fit(threads, each, max(0, budget - threads * each))
+
+
+def budget_for(remembered: int, thread_nbytes: int) -> int:
+    """Return the budget of which ``fit_of`` leaves so much for what is remembered."""
+    return remembered + thread_nbytes * max(1, min(available_cpus(), remembered // max(1, thread_nbytes)))
+
+
+class Rates:
+    """How many patches there are in a second."""
+
+    def __init__(
+        self, model: PatchModel, speeds: Sequence[tuple[Speed | None, Speed | None]], copying: float
+    ) -> None:
+        self._model, self._speeds, self._copying = model, speeds, copying
+
+    def cost(self, amplification: float) -> Cost:
+        """Return the cost with so many bytes decoded for each that is used."""
+        return Cost(amplification, self._patches(amplification, 0), self._patches(amplification, 1))
+
+    def _patches(self, amplification: float, which: int) -> float:
+        seconds, threads = 0.0, 1
+        for number, pair in enumerate(self._speeds):
+            speed = pair[which]
+            if speed is not None:
+                seconds += amplification * self._model.nbytes_of(number) / speed.nbytes_per_s
+                threads = speed.threads
+        return 1 / max(seconds + self._copying / threads, 1e-12)
+
+
+# ---- other chunks, tried on a part of the volume ----------------------------------------------
+
+
+def rechunked(
+    volumes: Sequence[Volume], facts: Sequence[VolumeFacts], model: PatchModel, now: PatchFacts
+) -> list[Rechunked]:
+    """Return what some other chunks of the first volume would change.
+
+    Some of it is written with each of them, into a folder for temporary files, and decoded; and decoded as
+    it is, so that all is as near in the system's memory.
+    """
+    volume, codec, room = volumes[0], Codec.of("keep", None), now.fit.remembered
+    try:
+        layouts = [
+            ZarrLayout.of(volume.shape, volume.dtype, chunk, codec)
+            for chunk in _candidates(volume, model.patch)
+        ]
+    except OptionError:  # elements that Zarr has not
+        return []
+    others = [(one.one, one.all) for one in facts[1:]]
+    box = _middle(layouts[0])
+    with ThreadPoolExecutor(available_cpus(), "fastpipe-inspect") as pool:
+        part = read_box(volume, volume.open(), box, layouts[0].dtype, pool)
+    rates = Rates(model, [_speeds(volume, model.patch, box), *others], now.copying)
+    as_it_is = Rechunked(
+        facts[0].chunk, _count(volume.shape, facts[0].chunk), "", 0, facts[0].ratio or 1.0, facts[0].unit,
+        rates.cost(now.alone.amplification), rates.cost(now.uniform.amplification),
+        rates.cost(model.near(room)), 1.0, 1.0,
+    )  # fmt: skip
+    found = []
+    for layout in layouts:
+        with tempfile.TemporaryDirectory(prefix="fastpipe-inspect-") as folder:
+            array = Path(folder) / "array"
+            target = create_array(array, layout._replace(shape=part.shape), available_cpus())
+            write_box(target, tuple(map(slice, part.shape)), part)
+            ratio = part.nbytes / max(1, stored_nbytes(f"{array}/c") or 0)
+            copy = open_volume(array)
+            unit, own = copy.grid.unit, _speeds(copy, model.patch, None)
+        arrays = [Stored(layout.shape, unit, layout.dtype.itemsize), *map(_stored, volumes[1:])]
+        other = PatchModel(arrays, model.patch, model.threads)
+        rates = Rates(other, [own, *others], now.copying)
+        alone, uniform = rates.cost(other.alone() / other.patch_nbytes), rates.cost(other.uniform(room))
+        tour = rates.cost(other.near(room))
+        gains = tour.all / as_it_is.tour.all, uniform.all / as_it_is.uniform.all
+        chunks = _count(layout.shape, layout.chunk)
+        found.append(
+            Rechunked(layout.chunk, chunks, *codec, ratio, unit, alone, uniform, tour, *gains)
+        )  # fmt: skip
+    return [as_it_is, *sorted(found, key=lambda one: -one.gain)]
+
+
+def _speeds(volume: Volume, patch: Sequence[int], box: Box | None) -> tuple[Speed, Speed]:
+    """How fast it is decoded by one thread, and by all, for patches as far as they fit."""
+    spatial = volume.shape[len(volume.shape) - len(patch) :]
+    fits = all(side <= size for side, size in zip(patch, spatial, strict=True))
+    wanted, cores = patch if fits else None, available_cpus()
+    one = decode_speed(volume, wanted, 1, _TRIED_SECONDS, box)
+    return one, decode_speed(volume, wanted, cores, _TRIED_SECONDS, box) if cores > 1 else one
+
+
+def worthwhile(found: Sequence[Rechunked]) -> Rechunked | None:
+    """Return the best of some, if it is worth a copy."""
+    others = [one for one in found if one.codec]
+    return others[0] if others and others[0].gain >= _WORTH else None
+
+
+def worthwhile_uniform(found: Sequence[Rechunked]) -> Rechunked | None:
+    """Return the best of some for uniform order, if it is worth a copy for that."""
+    best = max((one for one in found if one.codec), key=lambda one: one.uniform_gain, default=None)
+    return best if best is not None and best.uniform_gain >= _WORTH_UNIFORM else None
+
+
+def command(path: str, one: Rechunked) -> str:
+    """Return the command that makes a copy with other chunks."""
+    sides = ",".join(map(str, one.chunk))
+    return f"fastpipe repack {shlex.quote(path)} OUT.zarr --chunks {sides} --codec {one.codec}"
+
+
+def _candidates(volume: Volume, patch: Sequence[int]) -> list[tuple[int, ...]]:
+    """Shapes of chunks: powers of two, as long as the patch and as parts of it; not such that a copy would
+    have more files than file systems like."""
+    shape, itemsize = volume.shape, volume.dtype.itemsize
+    lead, spatial = shape[: len(shape) - len(patch)], shape[len(shape) - len(patch) :]
+    # A dimension of which patches take all is not cut.
+    base = [
+        side if side == size else 1 << (side.bit_length() - 1)
+        for side, size in zip(patch, spatial, strict=True)
+    ]
+    # What lies in front is needed by every patch.
+    front = lead if math.prod((*lead, *base)) * itemsize <= _LARGEST_CHUNK else (1,) * len(lead)
+    while math.prod((*front, *base)) * itemsize > _LARGEST_CHUNK:
+        longest = int(np.argmax(base))
+        base[longest] = -(-base[longest] // 2)
+    found: list[tuple[int, ...]] = []
+    for part in (1, 2, 4):
+        sides = [
+            side if side == size else max(1, side // part) for side, size in zip(base, spatial, strict=True)
+        ]
+        whole = [*front, *sides]
+        while math.prod(whole) * itemsize < _LEAST_CHUNK:
+            dims = [dim for dim in range(len(lead), len(whole)) if whole[dim] < shape[dim]]
+            if not dims:
+                break
+            dim = min(dims, key=lambda dim: whole[dim])
+            whole[dim] = min(2 * whole[dim], shape[dim])
+        if tuple(whole) not in found and (not found or _count(shape, whole) <= _MOST_FILES):
+            found.append(tuple(whole))
+    return found
+
+
+def _count(shape: Sequence[int], chunk: Sequence[int]) -> int:
+    return UnitGrid(shape, chunk).count
+
+
+def _middle(layout: ZarrLayout) -> Box:
+    """A part out of the middle: whole chunks of a layout."""
+    sides = list(layout.chunk)
+    while math.prod(sides) * layout.dtype.itemsize <= _TRIED_NBYTES // 2:
+        dims = [dim for dim in range(len(sides)) if 2 * sides[dim] <= layout.shape[dim]]
+        if not dims:
+            break
+        sides[min(dims, key=lambda dim: sides[dim] / layout.chunk[dim])] *= 2
+    begins = [(size - side) // 2 for size, side in zip(layout.shape, sides, strict=True)]
+    return tuple(slice(at, at + side) for at, side in zip(begins, sides, strict=True))
+
+
+# ---- what is printed --------------------------------------------------------------------------
+
+
+def _content(
+    facts: Sequence[VolumeFacts], patches: PatchFacts | None, other: Sequence[Rechunked]
+) -> dict[str, Any]:
+    names = ("volume", "labels")
+    best = None if patches is None or patches.keeps_all else worthwhile(other) or worthwhile_uniform(other)
+    return {
+        "schema": SCHEMA,
+        "volumes": {
+            name: {**dataclasses.asdict(one), "ratio": one.ratio}
+            for name, one in zip(names, facts, strict=False)
+        },
+        "patches": None if patches is None else dataclasses.asdict(patches),
+        "rechunked": [dataclasses.asdict(one) for one in other],
+        "advice": None if best is None else command(facts[0].name, best),
+    }
+
+
+def _print_volumes(facts: Sequence[VolumeFacts], console: Console) -> None:
+    for one in facts:
+        print_line(console, one.name, "bold")
+        stored = "not known" if one.stored is None else in_bytes(one.stored)
+        ratio = f", ratio {one.ratio:.2f}" if one.ratio is not None else ""
+        unit = f"{_sides(one.unit)}, {in_bytes(one.unit_nbytes)}, of which it has {one.units:,}"
+        lines = [
+            ("array", f"{_sides(one.shape)} {one.dtype}, {in_bytes(one.decoded)} decoded"),
+            ("stored", f"{stored}{ratio}: {one.how}"),
+            ("decoded at once", unit),
+        ]
+        for speed in dict.fromkeys((one.one, one.all)):
+            if speed is not None:
+                pace = f"{speed.units_per_s:,.0f} units/s, {in_bytes(speed.nbytes_per_s)}/s"
+                lines.append((f"measured, {_several(speed.threads, 'thread')}", pace))
+        for name, text in lines:
+            print_line(console, f"  {name:<20} {text}")
+        console.print()
+
+
+def _print_patches(patches: PatchFacts, facts: Sequence[VolumeFacts], console: Console) -> None:
+    size = f"patches of {_sides(patches.patch)}: {in_bytes(patches.nbytes)} each"
+    threads = facts[0].all.threads if facts[0].all else 1
+    rows = table(
+        f"{size}, {patches.epoch:,} have the volume's size",
+        ["order"],
+        ["remembered", "decoded for one", "for each byte used", "patches/s, 1 thread", f"{threads} threads"],
+    )
+    remembered = in_bytes(patches.fit.remembered)
+    for name, memory, cost in (
+        ("one alone", "nothing", patches.alone),
+        ("uniform", remembered, patches.uniform),
+        (f"a tour from {_several(patches.fronts, 'place')} at a time", remembered, patches.tour),
+    ):
+        cells = f"{cost.amplification:.2f}×", f"{cost.one:,.1f}", f"{cost.all:,.1f}"
+        rows.add_row(name, memory, in_bytes(cost.amplification * patches.nbytes), *cells)
+    console.print(rows)
+    if patches.keeps_all:
+        print_line(console, "Everything is remembered: from the second epoch on nothing is decoded.")
+    for limit, nbytes in patches.needed.items():
+        what = _enough(patches, float(limit), nbytes)
+        print_line(console, f"For a tour to decode at most {limit} bytes for each that is used, {what}.")
+    fit = patches.fit
+    print_line(
+        console,
+        f"In {in_bytes(patches.budget)}: {_several(fit.threads, 'thread')} of {in_bytes(fit.thread_nbytes)} "
+        f"each while they decode, and {remembered} for what is remembered.",
+    )
+    console.print()
+
+
+def _enough(patches: PatchFacts, limit: float, nbytes: int | None) -> str:
+    """Which memory is enough for a tour to decode no more than ``limit``."""
+    if nbytes is not None:
+        return f"{in_bytes(nbytes)} is enough"
+    if patches.least > limit:
+        return f"no budget is enough: with all of it remembered it is {patches.least:.2f} in the first epoch"
+    least = budget_for(patches.all_nbytes, patches.fit.thread_nbytes)
+    return f"only all of it is enough, {in_bytes(least)}"
+
+
+def _print_other(other: Sequence[Rechunked], console: Console) -> None:
+    if not other:
+        return
+    rows = table(
+        "other chunks, tried on a part of the volume, in the same memory; tours from one place",
+        ["chunks", "codec"],
+        ["files", "ratio", "one alone", "uniform", "a tour", "patches/s of a tour", "gain"],
+    )
+    for one in other:
+        codec, gain = (f"{one.codec} {one.level}", f"{one.gain:.2f}×") if one.codec else ("as it is", "")
+        costs = [f"{cost.amplification:.2f}×" for cost in (one.alone, one.uniform, one.tour)]
+        files = f"{one.chunks:,}" if one.codec else ""
+        rows.add_row(
+            _sides(one.chunk), codec, files, f"{one.ratio:.2f}", *costs, f"{one.tour.all:,.1f}", gain
+        )
+    console.print(rows)
+
+
+def _print_advice(
+    patches: PatchFacts, now: VolumeFacts, other: Sequence[Rechunked], console: Console
+) -> None:
+    best, best_uniform = worthwhile(other), worthwhile_uniform(other)
+    if patches.keeps_all:
+        print_line(console, "Other chunks would change the first epoch only.", "bold green")
+    elif best is not None:
+        print_line(console, "Advice", "bold")
+        print_line(
+            console,
+            f"Chunks of {_sides(best.chunk)} would give {best.gain:.1f} times as many patches, "
+            f"{best.tour.all:,.0f} in a second instead of {other[0].tour.all:,.0f}:",
+        )
+        print_line(console, f"  {command(now.name, best)}")
+    elif best_uniform is not None:
+        print_line(console, "For a tour no other chunks are worth a copy.", "bold green")
+        print_line(
+            console,
+            f"In uniform order chunks of {_sides(best_uniform.chunk)} would give "
+            f"{best_uniform.uniform_gain:.1f} times as many patches, {best_uniform.uniform.all:,.0f} in a "
+            f"second instead of {other[0].uniform.all:,.0f}:",
+        )
+        print_line(console, f"  {command(now.name, best_uniform)}")
+    else:
+        print_line(console, "No other chunks are worth a copy.", "bold green")
+    if patches.uniform.all < _LESS * patches.tour.all:
+        print_line(
+            console,
+            f'Shuffle(unit="group") visits patches on a tour: {patches.tour.all:,.0f} in a second instead '
+            f"of {patches.uniform.all:,.0f}.",
+        )
+
+
+def _several(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count > 1 else ''}"
+
+
+def _sides(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape)) or "scalar"

@@ -1,0 +1,612 @@
+"""``fastpipe repack VOLUME OUT.zarr``: copy a volume to a Zarr array with other chunks.
+
+tensorstore writes the copy, in a folder beside OUT that is this user's alone.  Each part is read back by
+fastpipe's own reader and compared with the source.  OUT appears when everything is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+
+from fastpipe.console import Pace, Progress, print_line
+from fastpipe.core.extras import require
+from fastpipe.core.files import (
+    folder_below,
+    is_hdf5,
+    is_url,
+    open_file,
+    remove_tree,
+    rename_anew,
+    sync_folder,
+)
+from fastpipe.core.machine import available_cpus
+from fastpipe.core.text import in_bytes
+from fastpipe.errors import HDF5Error, OptionError, VolumeError
+from fastpipe.hdf5.objects import raw_name
+from fastpipe.hdf5.opening import library_errors, opened
+from fastpipe.volumes.converted import ConvertedFiles
+from fastpipe.volumes.opening import open_volume
+from fastpipe.volumes.tensorstore import FAILED, opened_by_tensorstore
+from fastpipe.volumes.volume import (
+    Box,
+    DamagedUnitError,
+    GroupedVolume,
+    Int64Array,
+    NativeVolume,
+    UnitGrid,
+    UnitReader,
+    Volume,
+    aligned,
+    box_text,
+    box_within,
+)
+from fastpipe.volumes.zarr import NUMBERS, ZarrVolume, even_parts
+
+__all__ = [
+    "TOGETHER_NBYTES", "Bricks", "Codec", "Notes", "ZarrLayout", "chunk_of", "create_array", "finish_all",
+    "open_source", "planned_bricks", "read_box", "repack_volume", "stored_nbytes", "write_box",
+]  # fmt: skip
+
+Array = npt.NDArray[Any]
+
+_LEVELS = {"blosc-zstd": (0, 9), "zstd": (1, 22), "none": (0, 0)}
+_LARGEST_CHUNK = 1 << 30  # Blosc ends at 2 GiB
+_BLOCK_NBYTES = 1 << 17  # of a Blosc block, at least: a reader decompresses one alone
+_AUTO_NBYTES = 256 << 20
+TOGETHER_NBYTES = 8 << 20  # that a thread decodes at once, if units are no larger
+_WORTH_NBYTES = 16 << 20  # of a brick that decodes nothing twice: a larger one gains nothing
+_MOST_FILES = 1 << 19  # of a folder whose bytes are counted
+_METADATA = ("zarr.json", ".zarray", ".zattrs", "attributes.json")
+_OWN_KEYS = {"dimensions", "blockSize", "dataType", "compression", "compressionType"}  # N5's, not users'
+# A folder of such a name would be taken for what it is not.
+_OF_OTHERS = {
+    ".b2nd", ".gz", ".h5", ".hdf", ".hdf5", ".he5", ".mrc", ".n5", ".nii", ".npy", ".npz", ".nrrd", ".raw",
+    ".tif", ".tiff",
+}  # fmt: skip
+
+
+def repack_volume(args: argparse.Namespace, console: Console, progress: Progress) -> int:
+    """Make the copy; ``args`` as of ``repack_cli``.
+
+    Raises:
+        OptionError: the options cannot work.
+        VolumeError: the source is damaged, or changes; the copy cannot be written, or is not equal to it.
+        OSError: the source cannot be read, or the folder not be made.
+    """
+    begun = time.monotonic()
+    source, out = str(args.input), Path(args.output)
+    volume = open_source(source)
+    layout = _layout(args, volume)
+    _check_paths(source, str(args.output))
+    if os.path.lexists(out):
+        raise _exists_already(out)
+    bricks = planned_bricks(volume, layout, args.threads or available_cpus(), args.memory)
+    notes = Notes.of(source, volume)
+    if notes.others:
+        progress.done(f"not copied, as JSON cannot hold them: attributes {', '.join(notes.others)}")
+    before = _state(source, volume)
+    with _new_folder(out.parent) as folder:
+        _copy(volume, Path(folder, "array"), layout, bricks, notes, Pace(progress, "copying", volume.nbytes))
+        if _state(source, volume) != before:
+            raise VolumeError(f"{source} has changed meanwhile; repack it when it is complete")
+        if hasattr(os, "sync"):
+            progress.now("waiting for the disk")
+            os.sync()
+        try:
+            rename_anew(os.path.join(folder, "array"), out)
+        except FileExistsError:
+            raise _exists_already(out) from None
+    sync_folder(out.parent)
+    progress.stop()
+    print_line(console, _summary(out, source, layout, time.monotonic() - begun))
+    return 0
+
+
+def _layout(args: argparse.Namespace, volume: Volume) -> ZarrLayout:
+    given = {
+        "--chunk-rows": args.chunk_rows is not None, "--shuffle and --no-shuffle": args.shuffle is not None,
+        "--dataset": bool(args.dataset), "--sample-dims": args.sample_dims != 1, "--force": args.force,
+    }  # fmt: skip
+    for name, is_given in given.items():
+        if is_given:
+            raise OptionError(f"{name} is for copies in HDF5, not in Zarr")
+    if args.chunks is None:
+        raise OptionError(
+            "--chunks is missing: give the shape of a chunk, such as --chunks 64,128,128; "
+            "`fastpipe inspect` with --patch says which is good"
+        )
+    try:
+        codec = Codec.of(args.codec, args.level)
+        return ZarrLayout.of(volume.shape, volume.dtype, args.chunks, codec, volume.fill)
+    except OptionError as error:
+        raise OptionError(f"{volume.name}: {error}") from None
+
+
+def _check_paths(source: str, named: str) -> None:
+    out = Path(named)
+    if is_url(named):
+        raise OptionError(f"{named} is not on this machine; name a folder here, and upload that")
+    if not out.name:
+        raise OptionError(f"{out} is no name for a folder")
+    if out.suffix.lower() in _OF_OTHERS:
+        raise OptionError(
+            f"{out}: volumes are written as Zarr, in a folder, and {out.suffix} is the ending of something "
+            f"else; name it {out.with_suffix('.zarr')}"
+        )
+    if not out.parent.is_dir():
+        raise OptionError(f"there is no folder {out.parent}; make it first")
+    if os.path.lexists(out) and os.path.realpath(out) == os.path.realpath(source):
+        raise OptionError(f"{out} is the input itself; name another folder")
+    if os.path.isdir(source) and Path(os.path.realpath(out)).is_relative_to(os.path.realpath(source)):
+        raise OptionError(f"{out} is within the input, which it would change; name a folder elsewhere")
+
+
+def _exists_already(out: Path) -> OptionError:
+    return OptionError(f"{out} exists; name another folder, or remove it first")
+
+
+@contextlib.contextmanager
+def _new_folder(parent: Path) -> Iterator[str]:
+    """Make a folder for this user alone, and remove it at the end.
+
+    The path leads to that folder whatever others put in its place.
+    """
+    made = tempfile.mkdtemp(prefix="fastpipe-repack-", dir=parent)
+    try:
+        with folder_below(parent, os.path.basename(made)) as folder:
+            yield folder
+    finally:
+        remove_tree(made)
+
+
+def _copy(
+    volume: Volume, array: Path, layout: ZarrLayout, bricks: Bricks, notes: Notes, pace: Pace
+) -> None:  # fmt: skip
+    """Write the copy brick by brick, and read each of them back."""
+    target, reader = create_array(array, layout, bricks.threads, notes), volume.open()
+    copy: Volume | None = None
+    boxes = list(bricks.boxes(layout.shape))
+    pool = ThreadPoolExecutor(bricks.threads, "fastpipe-repack")
+    try:
+        for number, box in enumerate(boxes):
+            brick = read_box(volume, reader, box, layout.dtype, pool)
+            write_box(target, box, brick)
+            copy = copy or open_volume(array)
+            _check_copy(brick, box, copy, layout, pool)
+            pace.add(brick.nbytes, f"{volume.name}, part {number + 1:,} of {len(boxes):,}")
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _check_copy(brick: Array, box: Box, copy: Volume, layout: ZarrLayout, pool: Executor) -> None:
+    """Read a brick back and compare it with the source's."""
+    grid = UnitGrid(layout.shape, layout.chunk)
+    wrong = box
+    with contextlib.suppress(DamagedUnitError):
+        back = read_box(copy, copy.open(), box, layout.dtype, pool)
+        parts = [(chunk, box_within(chunk, box)) for chunk in map(grid.box, grid.touched(box).tolist())]
+        found = pool.map(lambda part: _are_same(brick[part[1]], back[part[1]]), parts)
+        different = [chunk for (chunk, _), is_same in zip(parts, found, strict=True) if not is_same]
+        if not different:
+            return
+        wrong = different[0]
+    raise VolumeError(
+        f"the copy's part at {box_text(wrong)} is not what the source holds when it is read back, so that "
+        "there is no copy. Is the disk or the memory faulty?"
+    )
+
+
+def _are_same(one: Array, other: Array) -> bool:
+    """Whether two arrays of one type have the same bytes: one NaN is not another."""
+    bits = f"u{min(one.dtype.itemsize, 8)}"
+    return bool(np.array_equal(one.view(bits), other.view(bits)))
+
+
+def _summary(out: Path, source: str, layout: ZarrLayout, seconds: float) -> str:
+    decoded = math.prod(layout.shape) * layout.dtype.itemsize
+    before, after = stored_nbytes(source), stored_nbytes(str(out))
+    sizes = "" if after is None else f"{in_bytes(decoded if before is None else before)} → {in_bytes(after)}"
+    ratio = f" ({after / max(decoded, 1):.2f}× of what is decoded)" if after is not None else ""
+    chunks = UnitGrid(layout.shape, layout.chunk).count
+    empty = chunks - sum(len(files) for _, _, files in os.walk(out / "c"))
+    without = f", {empty:,} of them without a file, as they hold nothing but the fill value," if empty else ""
+    return (
+        f"{out}: {sizes}{ratio}; {chunks:,} chunk{'s' if chunks != 1 else ''}{without} in {seconds:.1f} s "
+        f"({in_bytes(decoded / max(seconds, 1e-9))}/s), every one read back and equal"
+    )
+
+
+# ---- the Zarr array ---------------------------------------------------------------------------
+
+
+class Codec(NamedTuple):
+    """What chunks are compressed with: ``"blosc-zstd"``, ``"zstd"`` or ``"none"``, and its level."""
+
+    name: str
+    level: int
+
+    @classmethod
+    def of(cls, name: str, level: int | None) -> Codec:
+        """Return the codec of a name; ``"keep"`` and None stand for the defaults."""
+        name = "blosc-zstd" if name == "keep" else name
+        if name not in _LEVELS:
+            raise OptionError(f"--codec for Zarr must be one of {', '.join(_LEVELS)}; got {name!r}")
+        least, most = _LEVELS[name]
+        if name == "none":
+            if level is not None:
+                raise OptionError("--level goes with a codec, not with --codec none")
+            return cls(name, 0)
+        level = 5 if level is None else level
+        if not least <= level <= most:
+            raise OptionError(f"--level of {name} is from {least} to {most}, got {level}")
+        return cls(name, level)
+
+
+class ZarrLayout(NamedTuple):
+    """How an array is to be stored."""
+
+    shape: tuple[int, ...]  # of the array
+    dtype: np.dtype[Any]  # of its elements, as they are stored: little-endian
+    chunk: tuple[int, ...]  # of a chunk
+    codec: Codec  # of the chunks
+    fill: Any = 0  # an element, of which nothing need be written
+
+    @classmethod
+    def of(
+        cls, shape: Sequence[int], dtype: np.dtype[Any], chunk: Sequence[int], codec: Codec, fill: bytes = b""
+    ) -> ZarrLayout:
+        """Return a layout for an array.
+
+        Args:
+            chunk: along its last dimensions; along those in front it is 1.
+            fill: the bytes of a fill value in ``dtype``; empty for 0.
+        """
+        if dtype.name not in NUMBERS or dtype.names:
+            raise OptionError(f"its elements are {dtype}, for which Zarr has no type")
+        if not shape:
+            raise OptionError("it is a single value, which has no chunks")
+        if len(chunk) > len(shape):
+            raise OptionError(f"--chunks has {len(chunk)} numbers, and the volume {len(shape)} dimensions")
+        whole = [1] * (len(shape) - len(chunk)) + list(chunk)
+        # Longer than the volume, a chunk would hold nothing more.
+        whole = [min(side, max(size, 1)) for side, size in zip(whole, shape, strict=True)]
+        if math.prod(whole) * dtype.itemsize > _LARGEST_CHUNK:
+            raise OptionError(f"--chunks {','.join(map(str, whole))} makes chunks of more than 1 GiB")
+        element = np.frombuffer(fill or bytes(dtype.itemsize), dtype)[0]
+        return cls(tuple(shape), dtype.newbyteorder("<"), tuple(whole), codec, element)
+
+    @property
+    def chunk_nbytes(self) -> int:
+        """Bytes of a chunk, decoded."""
+        return math.prod(self.chunk) * self.dtype.itemsize
+
+    @property
+    def block(self) -> int:
+        """Bytes of a Blosc block: as many whole slabs of a chunk as are worth to be read alone."""
+        axis = next((dim for dim, side in enumerate(self.chunk) if side > 1), 0)
+        side = self.chunk[axis]
+        row = self.chunk_nbytes // side
+        return row * next((slab for slab in even_parts(side) if slab * row >= _BLOCK_NBYTES), side)
+
+    def codecs(self) -> list[dict[str, Any]]:
+        """Return the codecs as zarr.json has them."""
+        itemsize, level = self.dtype.itemsize, self.codec.level
+        found: list[dict[str, Any]] = [{"name": "bytes"}]
+        if itemsize > 1:
+            found[0]["configuration"] = {"endian": "little"}
+        if self.codec.name == "zstd":
+            found.append({"name": "zstd", "configuration": {"level": level, "checksum": True}})
+        elif self.codec.name == "blosc-zstd":
+            shuffle = "shuffle" if itemsize > 1 else "noshuffle"
+            settings = {"cname": "zstd", "clevel": level, "shuffle": shuffle}
+            blocks = {"typesize": itemsize, "blocksize": self.block}
+            found.append({"name": "blosc", "configuration": settings | blocks})
+        return found
+
+
+class Notes(NamedTuple):
+    """What users have noted about an array."""
+
+    attributes: dict[str, Any]  # as JSON has them
+    names: list[Any] | None = None  # of the dimensions, or None
+    others: tuple[str, ...] = ()  # names of attributes that JSON cannot hold
+
+    @classmethod
+    def of(cls, path: str, volume: Volume) -> Notes:
+        """Return those of an array in a folder or in an HDF5 file, by its path as it was given."""
+        file = _existing(path)
+        if os.path.isfile(file):
+            return _notes_in_hdf5(file, volume.name.removeprefix(file)) if is_hdf5(file) else cls({})
+        found = {name: _json_in(os.path.join(path, name)) for name in _METADATA}
+        if own := found["zarr.json"]:
+            attributes, names = dict(own.get("attributes") or {}), own.get("dimension_names")
+        elif found[".zarray"]:
+            attributes = found[".zattrs"]
+            names = attributes.pop("_ARRAY_DIMENSIONS", None)
+        else:
+            attributes = {key: one for key, one in found["attributes.json"].items() if key not in _OWN_KEYS}
+            names = None
+        return cls(attributes, names if isinstance(names, list) else None)
+
+
+def _notes_in_hdf5(file: str, inside: str) -> Notes:
+    found, others = {}, []
+    with opened(file) as content, library_errors(file):
+        attributes = content[raw_name(inside)].attrs
+        for name in attributes:
+            try:
+                with library_errors(f"{file}, attribute {name!r}"):
+                    value = attributes[name]
+                plain = value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+                plain = plain.decode() if isinstance(plain, bytes) else plain
+                json.dumps(plain, allow_nan=False)
+                found[name] = plain
+            except (TypeError, ValueError, HDF5Error):
+                others.append(name)
+    return Notes(found, None, tuple(others))
+
+
+def _json_in(path: str) -> dict[str, Any]:
+    try:
+        with open(path, encoding="utf-8", opener=open_file) as file:
+            data = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def create_array(array: Path, layout: ZarrLayout, threads: int, notes: Notes | None = None) -> Any:
+    """Make a Zarr array of version 3 in a new folder, for ``write_box``: an array of tensorstore's.
+
+    Raises:
+        MissingDependencyError: tensorstore is not installed.
+        VolumeError: it cannot be made.
+    """
+    notes = notes or Notes({})
+    metadata = {
+        "shape": layout.shape,
+        "data_type": layout.dtype.name,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": layout.chunk}},
+        "fill_value": _in_json(layout.fill),
+        "codecs": layout.codecs(),
+        "attributes": notes.attributes,
+    }
+    if notes.names is not None and len(notes.names) == len(layout.shape):
+        metadata["dimension_names"] = notes.names
+    spec = {
+        "driver": "zarr3",
+        "kvstore": {"driver": "file", "path": f"{array}/"},
+        "metadata": metadata,
+        "context": {
+            "data_copy_concurrency": {"limit": threads},
+            "file_io_concurrency": {"limit": threads},
+            "file_io_sync": False,  # once, at the end
+        },
+    }
+    try:
+        return opened_by_tensorstore(spec, create=True, open=False)
+    except FAILED as error:
+        raise VolumeError(f"the copy cannot be made: {_reason(error, f'{array}/')}") from None
+
+
+def write_box(target: Any, box: Box, part: Array) -> None:
+    """Write a box of whole chunks.  Chunks of nothing but the fill value get no file.
+
+    Raises:
+        VolumeError: it cannot be written.
+    """
+    try:
+        target[box].write(part).result()
+    except FAILED as error:
+        raise VolumeError(f"the copy cannot be written: {_reason(error, target.kvstore.path)}") from None
+
+
+def _reason(error: Exception, folder: str) -> str:
+    """What tensorstore says, without the folder, of which nothing stays."""
+    text = str(error).partition(" [source locations=")[0].replace(folder, "")
+    return f"{text}: free some, and try again" if "No space left" in text or "ENOSPC" in text else text
+
+
+def _in_json(element: Any) -> Any:
+    """A fill value as the format writes it: what JSON has no number for, as text."""
+    if element.dtype.kind == "c":
+        return [_in_json(element.real), _in_json(element.imag)]
+    if element.dtype.kind != "f" or np.isfinite(element):
+        return element.item()
+    if np.isnan(element):
+        return "NaN"
+    return "Infinity" if element > 0 else "-Infinity"
+
+
+# ---- the source -------------------------------------------------------------------------------
+
+
+def open_source(path: str) -> Volume:
+    """Open a volume that somebody named.
+
+    Of files that can only be read from their beginning on a copy is kept, as ``FastPatchDataset`` keeps it.
+
+    Raises:
+        FileNotFoundError, PermissionError: as ``open`` raises them.
+        VolumeError: it cannot be opened, or is damaged.
+        OptionError: it is a file of several arrays, of which none was named.
+    """
+    try:
+        return open_volume(path, convert=ConvertedFiles())
+    except VolumeError as error:
+        # Who forgot nothing but gave a wrong file is told of everything that it could have been.
+        if "is no volume that fastpipe knows" in str(error) and not is_hdf5(path):
+            raise VolumeError(f"{error}; it is no HDF5 file either") from None
+        raise
+
+
+def _existing(path: str) -> str:
+    """The file or folder that a path leads to, without the name of an array in it."""
+    while path and not is_url(path) and not os.path.lexists(path):
+        path = os.path.dirname(path.rstrip("/"))
+    return path
+
+
+def _state(path: str, volume: Volume) -> Any:
+    """What tells whether a volume is as it was: nothing of one that is elsewhere."""
+    file = _existing(path)
+    if not os.path.isfile(file):
+        return volume.state()
+    status = os.stat(file)  # of the file itself: what is read may be a copy of it
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def stored_nbytes(path: str) -> int | None:
+    """Return a volume's bytes on disk; None where that is unknown, or too many files would be counted."""
+    file = _existing(path)
+    if os.path.isdir(path):
+        return _nbytes_in(path)
+    if file == path and os.path.isfile(file):
+        return os.stat(file).st_size
+    if not os.path.isfile(file) or not is_hdf5(file):
+        return None
+    h5py = require("h5py", extra="hdf5")
+    with opened(file) as store, library_errors(file):
+        dataset = store.get(raw_name(path[len(file) :].strip("/")))
+        return int(dataset.id.get_storage_size()) if isinstance(dataset, h5py.Dataset) else None
+
+
+def _nbytes_in(folder: str) -> int | None:
+    total, count, folders = 0, 0, [folder]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                    continue
+                total += entry.stat().st_size
+                count += 1
+                if count > _MOST_FILES:
+                    return None
+    return total
+
+
+def chunk_of(volume: Volume) -> tuple[int, ...]:
+    """Return the shape of what is stored together: of a chunk, or, where only that is known, of a unit."""
+    if isinstance(volume, (GroupedVolume, NativeVolume)):
+        return chunk_of(volume.inner)
+    return volume.chunks.unit if isinstance(volume, ZarrVolume) else volume.grid.unit
+
+
+# ---- reading it in bricks ---------------------------------------------------------------------
+
+
+class Bricks(NamedTuple):
+    """How a volume is gone through: the shape of what is copied at once, and by how many threads."""
+
+    shape: tuple[int, ...]
+    threads: int
+
+    def boxes(self, shape: Sequence[int]) -> Iterator[Box]:
+        """Iterate over the bricks of an array, in C order."""
+        sides = (
+            [slice(at, min(at + side, size)) for at in range(0, size, side)]
+            for size, side in zip(shape, self.shape, strict=True)
+        )
+        return itertools.product(*sides)
+
+
+def planned_bricks(volume: Volume, layout: ZarrLayout, threads: int, memory: int | None) -> Bricks:
+    """Find bricks of whole chunks of the copy that decode little of the volume twice.
+
+    Args:
+        memory: bytes for all that is done; None takes some, or what is needed at least.
+
+    Raises:
+        OptionError: that is too little.
+    """
+    # A thread decodes all of a stored chunk, or compresses a chunk of the copy.
+    stored = math.prod(chunk_of(volume)) * volume.dtype.itemsize
+    each = 2 * max(stored, volume.unit_nbytes, layout.chunk_nbytes)
+    least = each + 3 * layout.chunk_nbytes
+    if memory is None:
+        memory = max(_AUTO_NBYTES, least)
+    if memory < least:
+        raise OptionError(
+            f"--memory of {in_bytes(memory)} is too little: chunks of {in_bytes(stored)} to ones of "
+            f"{in_bytes(layout.chunk_nbytes)} take at least {in_bytes(least)}"
+        )
+    threads = max(1, min(threads, (memory - 3 * layout.chunk_nbytes) // each))
+    # A brick of the volume, its chunks as tensorstore has them, and what is read back.
+    room = (memory - threads * each) // 3
+    sides = list(zip(layout.shape, layout.chunk, volume.grid.unit, strict=True))
+    shape = list(layout.chunk)
+    while True:
+        nbytes = math.prod(shape) * layout.dtype.itemsize
+        found = []
+        for dim, (size, chunk, unit) in enumerate(sides):
+            longer = min(2 * shape[dim], -(-size // chunk) * chunk)
+            if longer > shape[dim] and nbytes // shape[dim] * longer <= room:
+                gain = _decoded(size, unit, shape[dim]) / _decoded(size, unit, longer)
+                found.append((gain, -shape[dim], dim, longer))
+        if not found or (nbytes >= _WORTH_NBYTES and max(found)[0] <= 1):
+            return Bricks(tuple(shape), threads)
+        _, _, dim, longer = max(found)
+        shape[dim] = longer
+
+
+def _decoded(size: int, unit: int, side: int) -> float:
+    """How much is decoded for each element along a dimension that is cut into bricks of this side."""
+    begins = np.arange(0, max(size, 1), side)
+    ends = np.minimum(begins + side, max(size, 1))
+    return float((((ends - 1) // unit - begins // unit + 1) * unit).sum() / max(size, 1))
+
+
+def read_box(volume: Volume, reader: UnitReader, box: Box, dtype: np.dtype[Any], pool: Executor) -> Array:
+    """Read a box of a volume, each of its units once, by all threads of a pool.
+
+    Returns:
+        An array (…) of the box's shape.
+
+    Raises:
+        DamagedUnitError: the volume does not hold what it should.
+        OSError: it cannot be read.
+    """
+    out = np.empty([side.stop - side.start for side in box], dtype)
+
+    def read(some: Int64Array) -> None:
+        parts = aligned(volume.unit_nbytes, len(some))
+        reader.read(some, parts)
+        for number, part in zip(some.tolist(), parts, strict=True):
+            unit, side_of = part.view(volume.dtype).reshape(volume.grid.unit), volume.grid.box(number)
+            both = tuple(
+                slice(max(one.start, side.start), min(one.stop, side.stop))
+                for one, side in zip(box, side_of, strict=True)
+            )
+            out[box_within(both, box)] = unit[box_within(both, side_of)]
+
+    groups = volume.together(volume.grid.touched(box), TOGETHER_NBYTES)
+    finish_all([pool.submit(read, some) for some in groups])
+    return out
+
+
+def finish_all(futures: Sequence[Future[Any]]) -> list[Any]:
+    """Return the results of tasks, in their order; none of them runs when this returns or raises an error."""
+    try:
+        return [future.result() for future in futures]
+    finally:
+        for future in futures:
+            future.cancel()
+        for future in futures:
+            if not future.cancelled():
+                future.exception()
