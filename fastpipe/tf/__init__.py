@@ -8,7 +8,7 @@ from fastpipe.core.epoch_times import EpochTimes
 from fastpipe.core.extras import load_part, require
 from fastpipe.core.processes import load_triton_apart
 
-# First, so that a missing package is said with the pip command that brings it.
+# First, so that the error of a missing package names the pip command that installs it.
 require("tensorflow", extra="tf")
 require("keras", extra="tf")
 load_triton_apart()
@@ -20,8 +20,7 @@ from fastpipe.tf.options import Modality  # noqa: E402
 from fastpipe.tf.timer import EpochTimer  # noqa: E402
 
 if TYPE_CHECKING:
-    from fastpipe.tf.of_hdf5 import hdf5_dataset
-    from fastpipe.tf.of_volumes import patch_dataset
+    from fastpipe.tf.arrays import hdf5_dataset, patch_dataset
 
 __all__ = [
     "Augment", "Dataset", "EpochTimer", "EpochTimes", "ImageDataset", "Modality", "hdf5_dataset",
@@ -29,13 +28,9 @@ __all__ = [
 ]  # fmt: skip
 
 
-# With kernels that who reads images only has no use for.
-_LAZY = {"hdf5_dataset": "fastpipe.tf.of_hdf5", "patch_dataset": "fastpipe.tf.of_volumes"}
-
-
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        value = getattr(load_part(_LAZY[name]), name)
+    if name in ("hdf5_dataset", "patch_dataset"):  # users of images do not need the kernels of arrays
+        value = getattr(load_part("fastpipe.tf.arrays"), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'fastpipe.tf' has no attribute {name!r}")

@@ -1,54 +1,275 @@
-"""What the datasets of arrays have in common."""
+"""``hdf5_dataset`` and ``patch_dataset``: datasets of rows of HDF5 files and of patches of volumes."""
 
 from __future__ import annotations
 
 import logging
+import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
+from fastpipe.core.array_samples import BatchReader, Form
+from fastpipe.core.bad_samples import why_nothing_is_left
+from fastpipe.core.clock import StageClock
+from fastpipe.core.machine import default_threads
+from fastpipe.core.order import Arrangement, Groups, Tour, default_window, order_of
+from fastpipe.core.pool import Process, ThreadPool
+from fastpipe.core.reads import PendingRead
 from fastpipe.core.text import printable
+from fastpipe.core.types import Key
 from fastpipe.errors import OptionError
-from fastpipe.tf.array_stream import ArrayStream
-from fastpipe.tf.assembling import streamed
+from fastpipe.options import BadSamples, Cache, Shard, Shuffle, Stage
+from fastpipe.sampling import Sampling
 from fastpipe.tf.augment import Augment
-from fastpipe.tf.dataset import About, Dataset
+from fastpipe.tf.dataset import About, Dataset, stream_dataset
+from fastpipe.tf.options import check_choice
+from fastpipe.tf.stream import AHEAD, IN_FLIGHT, Batch, Batching, PendingBatch, Stream, batching_of
 
-__all__ = ["dataset_of_arrays"]
+__all__ = ["hdf5_dataset", "patch_dataset"]
+
+Int64Array = npt.NDArray[np.int64]
 
 _log = logging.getLogger("fastpipe.tf")
 
 
-def dataset_of_arrays(stream: ArrayStream, *, is_single: bool, augment: Callable[..., Any] | None) -> Dataset:
-    """The dataset of a stream.
+def hdf5_dataset(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    keys: str | Sequence[str] | Mapping[str, str],
+    labels: str | None = None,
+    batch_size: int | None = 32,
+    shuffle: bool | Shuffle = True,
+    seed: int | None = None,
+    *,
+    rows: Any = None,
+    sample_dims: int = 1,
+    drop_remainder: bool = False,
+    augment: Callable[..., Any] | None = None,
+    cache: Cache | Literal["auto", "ram", "disk", "off"] = "auto",
+    shard: Shard | Literal["auto"] | tf.distribute.InputContext | None = None,
+    bad_samples: BadSamples | Literal["raise", "replace", "skip"] = "raise",
+    stage: Stage | str | os.PathLike[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    threads: int | Literal["auto"] = "auto",
+) -> Dataset:
+    """A ``tf.data.Dataset`` of the rows of HDF5 datasets, as ``h5py`` gives them.
+
+    It replaces a generator over an ``h5py.File``, in which one thread reads row by row and inflates
+    each chunk once for every row in it: chunks are read and decoded in threads, without the HDF5 library's
+    lock, and kept where they fit.
 
     Args:
-        stream: makes its batches.
-        is_single: whether elements are single samples.
-        augment: of the dataset.
+        path: an HDF5 file; or several, whose rows follow each other.  With a ``stage``, also URLs.
+        keys: a dataset's path in the file, for inputs that are a tensor; a sequence of paths, for tuples, of
+            which two are inputs and labels to Keras; or a mapping to paths, for dicts.
+        labels: path of the dataset with the labels: elements are then pairs of inputs and labels.
+        batch_size: rows in a batch; None for single rows.
+        shuffle: each epoch has an order of its own; ``Shuffle(window=…, unit="group")`` shuffles chunks, and
+            then the rows of some of them, each decoded once.
+        seed: makes orders a function of (seed, epoch).  Without one, NumPy's global generator gives a number.
+        rows: those that are used, such as the rows of a fold: whole numbers, a mask (N,), or a slice.
+        sample_dims: how many of the first dimensions count rows.
+        drop_remainder: leave out the last batch if it is smaller.
+        augment: a :class:`fastpipe.tf.Augment`, whose numbers are then a function of (seed, epoch, position);
+            or a function of (inputs, labels), or of inputs, for each batch.
+        cache: where decoded chunks are kept, a :class:`fastpipe.Cache` or its ``where``; see
+            :class:`fastpipe.FastHDF5Dataset`.
+        shard: this process's part of each epoch, as for :func:`fastpipe.tf.image_dataset`.
+        bad_samples: what happens to rows that cannot be read, a :class:`fastpipe.BadSamples` or its policy's
+            name.
+        stage: a folder on a local disk, or a :class:`fastpipe.Stage`, to which files that are URLs are copied
+            whole.
+        storage_options: for URLs: credentials and endpoint, as fsspec's file system for them takes them.
+        threads: reading threads; ``"auto"`` is the number of cores.
+
+    Returns:
+        :class:`fastpipe.tf.Dataset` of tensors (n, …) of the datasets' types; texts are ``tf.string``.
 
     Raises:
-        OptionError: there is no image for ``augment``.
+        FileNotFoundError, PermissionError: as ``open`` raises them.
+        KeyError: the file has no such dataset.
+        HDF5Error: it is no HDF5 file, it is damaged, or somebody has it open for writing.
+        StageError, StoreError: as for :class:`fastpipe.FastHDF5Dataset`.
+        OptionError: an option's value cannot work, TensorFlow has no type for a dataset's elements, or there
+            are no rows.
+
+    While it is iterated over, an error names row and file.
+
+    >>> import h5py, os, tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = os.path.join(folder.name, "speech.h5")
+    >>> with h5py.File(path, "w") as file:
+    ...     file["mels"] = np.zeros((100, 64, 128), np.float32)
+    ...     file["words"] = np.arange(100)
+    >>> train = hdf5_dataset(path, {"mel": "mels"}, "words", seed=0, rows=slice(0, 80))
+    >>> [(inputs["mel"].shape, words.shape) for inputs, words in train.take(1)]
+    [(TensorShape([32, 64, 128]), TensorShape([32]))]
+    >>> folder.cleanup()
     """
-    if isinstance(augment, Augment) and stream.form.is_tuple and not stream.form.is_pair:
+    # HDF5 and volumes are imported by those who use them.
+    from fastpipe.hdf5.samples import HDF5Samples
+    from fastpipe.hdf5.stock import H5pyRows
+
+    form = Form.of(keys)
+    if labels is not None and not isinstance(labels, str):
+        raise OptionError(f"labels= is the path of a dataset in the file, got {labels!r}")
+    names = form.names if labels is None else (*form.names, labels)
+    samples = HDF5Samples(
+        _this_process, path, list(names), sample_dims=sample_dims, cache=cache, bad_samples=bad_samples,
+        threads=threads, stage=stage, storage_options=storage_options,
+    )  # fmt: skip
+    chosen = _selected_rows(rows, len(samples))
+    draws = isinstance(augment, Augment)
+    batching = batching_of(batch_size, drop_remainder, shuffle, seed, shard, bad_samples, draws=draws)
+    arrangement = None
+    if isinstance(shuffle, Shuffle) and shuffle.unit == "group":
+        window = shuffle.window or default_window([samples])
+        samples._expect_window(window)
+        arrangement = Groups(samples.locality_groups()[chosen], window)
+    values = [_Value(name, *kind) for name, kind in zip(names, samples.kinds, strict=True)]
+    shape = _ArrayForm(form, values)
+
+    def by_h5py() -> Iterator[Any]:
+        stock = H5pyRows(samples._files, samples._form)
+        for row in chosen.tolist():
+            yield shape.batch([np.asarray(value)[None] for value in stock.values(row)])
+
+    stream = _ArrayStream(samples, chosen, batching, arrangement, shape, by_h5py)
+    return _arrays_dataset(stream, batch_size is None, augment)
+
+
+def _selected_rows(rows: Any, count: int) -> Int64Array:
+    """Return the rows that ``rows=`` means."""
+    every = np.arange(count)
+    try:
+        if rows is not None and not isinstance(rows, slice):
+            index = np.asarray(rows)
+            rows = index if index.size else index.astype(np.int64)
+        chosen = every if rows is None else np.atleast_1d(every[rows])
+    except (IndexError, TypeError, ValueError) as error:
+        raise OptionError(
+            f"rows= must be whole numbers below {count}, a mask ({count},) or a slice: {error}"
+        ) from None
+    if not len(chosen):
+        raise OptionError("there are no rows: a dataset needs at least one")
+    return chosen.astype(np.int64)
+
+
+def patch_dataset(
+    volume: Any,
+    patch_size: Sequence[int],
+    labels: Any = None,
+    batch_size: int | None = 2,
+    shuffle: bool | Shuffle = True,
+    seed: int | None = None,
+    *,
+    mask: Any = None,
+    sampling: Sampling | None = None,
+    padding: Any = "error",
+    channels: Literal["as_stored", "last"] = "as_stored",
+    nan: Literal["keep", "error"] | float = "keep",
+    drop_remainder: bool = False,
+    augment: Callable[..., Any] | None = None,
+    cache: Cache | Literal["auto", "ram", "off"] = "auto",
+    shard: Shard | Literal["auto"] | tf.distribute.InputContext | None = None,
+    bad_samples: BadSamples | Literal["raise", "replace", "skip"] = "raise",
+    stage: Stage | str | os.PathLike[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    threads: int | Literal["auto"] = "auto",
+) -> Dataset:
+    """A ``tf.data.Dataset`` of patches of volumes, as NumPy cuts them from the whole array.
+
+    It replaces a generator that slices a Zarr array or an image: what is decoded for a patch is
+    remembered, within a budget, for those that follow.
+
+    Args:
+        volume, patch_size, labels, mask, sampling, padding, nan, cache, stage, storage_options: as for
+            :class:`fastpipe.FastPatchDataset`.
+        batch_size: patches in a batch; None for single patches.
+        shuffle: each epoch has an order of its own; ``Shuffle(unit="group")`` is one that decodes little more
+            than it uses.
+        seed: makes places and orders a function of (seed, epoch).  Without one, a number of NumPy's global
+            generator is taken.
+        channels: where dimensions in front of those that patches are cut along are: ``"as_stored"``, or
+            ``"last"``, as Keras's layers have them: there is one then, of size 1 where there is none.
+        drop_remainder: leave out the last batch if it is smaller.
+        augment: a function of (inputs, labels), or of inputs, for each batch; or, for patches of two
+            dimensions with their channels last, a :class:`fastpipe.tf.Augment`.
+        shard: this process's part of each epoch, as for :func:`fastpipe.tf.image_dataset`.
+        bad_samples: what happens to patches that cannot be read, a :class:`fastpipe.BadSamples` or its
+            policy's name.
+        threads: reading threads; ``"auto"`` is the number of cores.
+
+    Returns:
+        :class:`fastpipe.tf.Dataset` of tensors (n, \\*channels, \\*patch_size) of the volume's type; with
+        labels, or a mask, of tuples (volume, labels[, mask]).
+
+    Raises:
+        FileNotFoundError, PermissionError: as ``open`` raises them.
+        VolumeError: a volume cannot be opened, or is damaged.
+        StoreError: a store does not answer as it must.
+        OptionError: an option's value cannot work, or the volumes do not fit together.
+
+    While it is iterated over, an error names volume and place.
+
+    >>> volume = np.arange(4 * 6 * 6, dtype=np.uint16).reshape(4, 6, 6)
+    >>> from fastpipe.sampling import Grid
+    >>> patches = patch_dataset(volume, (2, 3, 3), sampling=Grid(), channels="last", shuffle=False)
+    >>> [batch.shape for batch in patches.take(1)]
+    [TensorShape([2, 2, 3, 3, 1])]
+    """
+    from fastpipe.volumes.samples import PatchSamples
+
+    check_choice("channels", channels, ("as_stored", "last"))
+    samples = PatchSamples(
+        _this_process, volume, patch_size, labels=labels, mask=mask, sampling=sampling, padding=padding,
+        margin=0, cache=cache, stage=stage, storage_options=storage_options, nan=nan, bad_samples=bad_samples,
+        threads=threads,
+    )  # fmt: skip
+    draws = samples._places.is_random or isinstance(augment, Augment)
+    batching = batching_of(batch_size, drop_remainder, shuffle, seed, shard, bad_samples, draws=draws)
+    samples.seed = batching.seed
+    values = [_Value(name, *kind) for name, kind in zip(samples._form.names, samples.kinds, strict=True)]
+    form = _ArrayForm(samples._form, values, len(samples.patch_size) if channels == "last" else None)
+    arrangement = None
+    if isinstance(shuffle, Shuffle) and shuffle.unit == "group":
+        window = samples._tour_window() if shuffle.window is None else shuffle.window
+        arrangement = Tour(samples, [samples], window, partial(samples._tour_ranks, window))
+
+    def by_slicing() -> Iterator[Any]:
+        stock = samples._sliced()
+        for index in range(len(stock)):
+            yield form.batch([value[None] for value in stock.values(index, batching.seed, 0)])
+
+    stream = _ArrayStream(samples, np.arange(len(samples)), batching, arrangement, form, by_slicing)
+    return _arrays_dataset(stream, batch_size is None, augment)
+
+
+def _this_process(threads: int | str, name: str) -> Process:
+    """Return this process, with the threads of a dataset: batches are used where they are made."""
+    return Process(ThreadPool(default_threads() if threads == "auto" else int(threads), name))
+
+
+def _arrays_dataset(stream: _ArrayStream, is_single: bool, augment: Callable[..., Any] | None) -> Dataset:
+    if isinstance(augment, Augment) and not stream.form.suits_augment:
         raise OptionError(
             "an Augment changes inputs, and hands labels through: name two datasets, or labels="
         )
-    made = streamed(stream, is_single, augment)
-    about = About(
-        lambda: "\n".join(map(printable, stream.describe())), partial(_reference, stream, is_single), stream
-    )
+    made = stream_dataset(stream, is_single, augment)
+    reference = partial(_reference, stream, is_single)
+    about = About(lambda: "\n".join(map(printable, stream.describe())), reference, stream)
     dataset = Dataset(made, about)
     if _log.isEnabledFor(logging.INFO):  # a tour has to be planned for it
         _log.info(dataset.plan)
     return dataset
 
 
-def _reference(stream: ArrayStream, is_single: bool) -> Dataset:
-    living = weakref.ref(stream)  # TensorFlow never lets go of a function
+def _reference(stream: _ArrayStream, is_single: bool) -> Dataset:
+    living = weakref.ref(stream)  # TensorFlow never releases a function
 
     def elements() -> Iterator[Any]:
         found = living()
@@ -59,3 +280,179 @@ def _reference(stream: ArrayStream, is_single: bool) -> Dataset:
     how = stream.batching
     made = made if is_single else made.batch(how.batch_size, drop_remainder=how.drop_remainder)
     return Dataset(made, About(lambda: "the format's own library", lambda: made, None, keeps=stream))
+
+
+class _ArrayStream(Stream):
+    """The batches of rows of HDF5 datasets, or of patches of volumes.
+
+    Args:
+        samples: all of them.
+        rows: int64 (N,): those that an epoch has, as positions in ``samples``.
+        batching: how they become batches.
+        arrangement: by which groups of them are shuffled; None to shuffle samples.
+        form: of the elements.
+        stock: gives the same samples in order, as batches of one, read by the formats' own libraries.
+    """
+
+    def __init__(
+        self,
+        samples: BatchReader,
+        rows: Int64Array,
+        batching: Batching,
+        arrangement: Arrangement | None,
+        form: _ArrayForm,
+        stock: Callable[[], Iterator[Any]],
+    ) -> None:
+        super().__init__(batching)
+        self.stock, self.form = stock, form
+        self._reader, self._rows, self._arrangement = samples, rows, arrangement
+
+    @property
+    def count(self) -> int:
+        return len(self._rows)
+
+    @property
+    def clock(self) -> StageClock:
+        clock: StageClock = self._runtime().clock
+        return clock
+
+    def element(self, batch: Batch) -> Any:
+        return self.form.batch(batch.arrays)
+
+    def signature(self, batch_size: int | None) -> Any:
+        return self.form.signature(batch_size)
+
+    def describe(self) -> list[str]:
+        pool = self._runtime().pool
+        lines = [f"threads  →  {1 if pool is None else pool.threads}", *self._reader.plan.lines]
+        if not self.batching.shuffle:
+            return [*lines, "order  →  the dataset's"]
+        how = "" if self._arrangement is None else f", by {self._arrangement.describe()}"
+        return [*lines, f"order  →  shuffled by seed={self.batching.seed}{how}"]
+
+    def _order(self, epoch: int) -> Int64Array:
+        seed = self.batching.seed if self.batching.shuffle else None
+        return self._rows[np.asarray(order_of(self.count, seed, epoch, self._arrangement), np.int64)]
+
+    def _expect(self, batches: Callable[[], Iterator[Int64Array]], epoch: int) -> None:
+        self._reader.follow(batches, self.batching.seed, epoch)
+
+    def _begin(self, samples: Int64Array, draws: Int64Array, epoch: int) -> PendingBatch:
+        runtime = self._runtime()
+        arrays = [
+            np.empty((len(samples), *value.shape), value.dtype)
+            if value.dtype.hasobject
+            else slots.take((len(samples), *value.shape), value.dtype)
+            for value, slots in zip(self.form.values, runtime.slots, strict=True)
+        ]
+        key = Key(self.batching.seed, epoch, draws)
+        reading = self._reader._reading(samples, samples, key, True, runtime, arrays)
+        pending = PendingRead(
+            runtime.threads, reading.start, reading.read_alone, reading.samples, reading.policy,
+            reading.substitute, reading.heard,
+        )  # fmt: skip
+
+        def finish() -> Batch:
+            there: Sequence[int] = pending.wait()
+            batch = Batch(arrays, samples, draws, epoch)
+            if len(there) == len(samples):
+                return batch
+            if not there and (error := why_nothing_is_left(pending.left_out, len(samples))):
+                raise error
+            return batch.select(np.asarray(there, np.int64))
+
+        return PendingBatch(finish, pending.cancel)
+
+    def _runtime(self) -> Any:
+        runtime = self._reader._running()
+        for slots in runtime.slots:
+            slots.keep = max(slots.keep, AHEAD + IN_FLIGHT)
+        return runtime
+
+
+# ---- elements ------------------------------------------------------------------------------------
+
+
+class _Value(NamedTuple):
+    """One of a sample's values: its name for messages, and its array's type and shape."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+class _ArrayForm:
+    """The form of elements, and TensorFlow's types of their tensors.
+
+    Args:
+        form: of the inputs.
+        values: of a sample; if there is one more than the form has, the last is the label.
+        channels_of: the number of dimensions of patches, if what is in front of them becomes the last
+            dimension; None to leave arrays as they are stored.
+
+    Raises:
+        OptionError: TensorFlow has no type for a value, or it has too many dimensions.
+    """
+
+    def __init__(self, form: Form, values: Sequence[_Value], channels_of: int | None = None) -> None:
+        self._form, self.values, self._channels_of = form, values, channels_of
+        self._has_labels = len(values) > len(form.names)
+        self._types = [_type_of(value) for value in values]
+        for value in values if channels_of is not None else ():
+            if len(value.shape) > (channels_of or 0) + 1:
+                raise OptionError(
+                    f"channels='last' takes one dimension in front of those of a patch; {value.name} has the "
+                    f"sample shape {value.shape}: leave it out, and transpose in a map"
+                )
+
+    @property
+    def suits_augment(self) -> bool:
+        """Whether an element is inputs, or a pair of inputs and labels."""
+        return self._has_labels or self._form.kind != "tuple" or len(self.values) == 2
+
+    def batch(self, arrays: Sequence[npt.NDArray[Any]]) -> Any:
+        """Return a batch of these arrays, (n, …), as TensorFlow takes it."""
+        return self._element([self._native(array) for array in arrays])
+
+    def signature(self, batch_size: int | None) -> Any:
+        """Return the type of batches of so many samples; None for any number."""
+        return self._element([
+            tf.TensorSpec((batch_size, *self._arranged(value.shape)), kind)
+            for value, kind in zip(self.values, self._types, strict=True)
+        ])  # fmt: skip
+
+    def _element(self, parts: Sequence[Any]) -> Any:
+        if not self._has_labels:
+            return self._form.sample(parts)
+        return self._form.sample(parts[:-1]), parts[-1]
+
+    def _native(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if not array.dtype.isnative:  # TensorFlow knows the machine's order of bytes only
+            array = array.astype(array.dtype.newbyteorder("="))
+        if self._channels_of is None:
+            return array
+        if array.ndim == self._channels_of + 1:
+            return array[..., None]
+        return np.ascontiguousarray(np.moveaxis(array, 1, -1))
+
+    def _arranged(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        if self._channels_of is None:
+            return shape
+        return (*shape, 1) if len(shape) == self._channels_of else (*shape[1:], shape[0])
+
+
+def _type_of(value: _Value) -> Any:
+    """Return TensorFlow's type of a value's elements."""
+    dtype = value.dtype
+    metadata: Mapping[str, Any] = dtype.metadata or {}  # of h5py: objects may be texts, or arrays
+    if dtype.kind == "S" or (dtype.kind == "O" and metadata.get("vlen") in (str, bytes)):
+        return tf.string
+    try:
+        if dtype.kind not in "OVUmM":
+            return tf.as_dtype(dtype.newbyteorder("="))
+    except TypeError:
+        pass
+    raise OptionError(
+        f"{value.name} has elements of {dtype}, for which TensorFlow has no type: leave it out, or store "
+        "numbers in its place"
+    )

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from typing import Any, Literal
 
 import keras
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
+from fastpipe.augment.distributions import affine_table, erasing_table, jitter_table
+from fastpipe.augment.draws import uniform_rows
+from fastpipe.augment.matrices import inverse_affine
+from fastpipe.augment.parameters import Float64Array
+from fastpipe.augment.steps import Step, plan_of, run_plan
+from fastpipe.core.machine import default_threads
 from fastpipe.core.slots import KEPT_SLOTS, SlotPool
+from fastpipe.core.types import Key
 from fastpipe.errors import AugmentError
-from fastpipe.tf import on_processor
-from fastpipe.tf.changing import erased, flipped, jittered, warped
-from fastpipe.tf.drawing import affine_matrices, erased_boxes, jitter
-from fastpipe.tf.keyed import STREAM, uniforms
+from fastpipe.tf.augment_ops import STREAM, change, uniforms
 from fastpipe.tf.options import check_choice
 
 __all__ = ["Augment"]
@@ -47,14 +53,14 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
         cutout: the part of the images in which a box is filled with ``fill``.
         cutout_scale, cutout_ratio: least and greatest part of the image's area, and height / width.
         interpolation: ``"bilinear"`` or ``"nearest"``.
-        fill: what is outside of images, and in cut out boxes; a value of ``value_range``.
+        fill: the value outside of images and in boxes that are cut out, within ``value_range``.
         value_range: of floats, as Keras's layers have it.  Bytes are 0 to 255.
-        modalities: names of the inputs that are images, where these are a dict; default: all of four
-            dimensions.  All of a sample are moved alike, whatever their sizes.
+        modalities: names of the images among inputs that are a dict; default: all of four dimensions.  All
+            images of a sample move alike, whatever their sizes.
         colours: names of those whose colours are changed; default: all images of 1 or 3 channels.
-        seed: of the numbers; default: one of NumPy's global generator.
-        jit_compile: compile TensorFlow's operations with XLA, which makes few loops of them; for each size of
-            a batch once.
+        seed: of the numbers; default: NumPy's global generator gives one.
+        jit_compile: compile TensorFlow's operations with XLA, which makes few loops of them; once for each
+            size of a batch.
         name: of the layer.
 
     On the processor fastpipe's native core changes a batch, in as many threads as TensorFlow's operations
@@ -64,13 +70,13 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
     ``dataset.map(tf.function(augment))`` uses them in a dataset, as ``tf.data``'s service needs it.  Both
     ways draw the same numbers; their results differ by roundings.
 
-    Making one initialises TensorFlow, as it has a weight: say before which devices there are.  Of several
-    layers each draws numbers of its own, of one layer all images of a sample are moved alike.
+    A layer has a weight, so making one initialises TensorFlow: configure its devices before.  Each layer
+    draws numbers of its own; one layer moves all images of a sample alike.
 
-    Images are (N, H, W, C), uint8, float16, bfloat16 or float32, and stay so.  What is done, in this order,
-    and which numbers are drawn for it, is that of ``fastpipe.augment``'s ``RandomHorizontalFlip``,
-    ``RandomVerticalFlip``, ``RandomAffine``, ``ColorJitter`` and ``RandomErasing`` in a ``Compose`` of those
-    that are used; formulas are torchvision's.
+    Images are (N, H, W, C), uint8, float16, bfloat16 or float32, and stay so.  The changes, their order and
+    the numbers that are drawn are those of a ``Compose`` of ``fastpipe.augment``'s ``RandomHorizontalFlip``,
+    ``RandomVerticalFlip``, ``RandomAffine``, ``ColorJitter`` and ``RandomErasing``, without those that are
+    not used; formulas are torchvision's.
 
     Keras's layers draw some numbers differently.  ``RandomFlip()`` mirrors an image both ways or not at all,
     with one number for both; ``RandomRotation`` counts angles the other way round; ``RandomZoom`` draws the
@@ -131,20 +137,20 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
         }
         check_choice("interpolation", interpolation, ("bilinear", "nearest"))
         if self._arguments["zoom"][0] <= 0:
-            raise AugmentError(f"zoom= is of factors above 0, got {zoom!r}")
+            raise AugmentError(f"zoom= must give factors above 0, got {zoom!r}")
         self._steps = self._used()
         self.supports_jit = True
-        # Which call it is: a part of the state, so that a model that is loaded goes on with other numbers.
+        # The number of calls is a part of the state, so that a loaded model goes on with other numbers.
         self.calls = self.add_weight(
             name="calls", shape=(), dtype="int64", initializer="zeros", trainable=False,
             aggregation="only_first_replica",
         )  # fmt: skip
-        # Each step is compiled by itself: of them together XLA makes loops that do steps anew for each pixel
-        # of the next.
-        self._apply = tf.function(self._changed)
         self._memory = SlotPool(KEPT_SLOTS)
-        self._drawn = self._compiled(uniforms)
-        self._stepped = {step: self._compiled(partial(self._step, step)) for step in self._steps}
+        self._change = tf.function(self._change_by_operations)
+        # Each step is compiled by itself: together, XLA repeats steps for each pixel of the next.
+        compiled = partial(tf.function, jit_compile=self._arguments["jit_compile"] or None, autograph=False)
+        self._uniforms = compiled(uniforms)
+        self._by_step = {step: compiled(partial(self._step, step)) for step in self._steps}
 
     def call(self, inputs: Any, labels: Any = None, training: bool | None = None, key: Any = None) -> Any:
         """Change a batch.
@@ -174,8 +180,8 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
         first = next(iter(images.values()))
         seed, epoch, draws = self._key(tf.shape(first)[0]) if key is None else key
         key = tuple(_word(one) for one in (seed, epoch, draws))
-        change = self._natively if on_processor.is_of_processor(list(images.values())) else self._apply
-        changed = change(images, *key)
+        change_all = self._natively if _is_on_cpu(list(images.values())) else self._change
+        changed = change_all(images, *key)
         made = {**named, **changed} if isinstance(inputs, Mapping) else changed[""]
         return made if labels is None else (made, labels)
 
@@ -198,10 +204,8 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
         """The arguments."""
         return {**super().get_config(), **self._arguments}
 
-    # ---- numbers --------------------------------------------------------------------------------
-
     def _key(self, count: Any) -> tuple[Any, Any, Any]:
-        """Numbers of this call: of each replica, others."""
+        """Return the key of this call, another one for each replica."""
         call = tf.convert_to_tensor(self.calls.value)
         self.calls.assign(self.calls + 1)
         replica = tf.distribute.get_replica_context()
@@ -210,15 +214,14 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
         return self._arguments["seed"], call, first + tf.range(tf.cast(count, tf.int64))
 
     def _used(self) -> dict[str, slice]:
-        """The steps that change anything, and the columns of their numbers."""
+        """Return the steps that change anything, and the columns of their numbers."""
         arguments = self._arguments
         is_still = arguments["rotation"] == (0, 0) and arguments["translation"] == (0, 0)
-        colours = [arguments[kind] for kind in _COLOURS]
         used = {
             "horizontal_flip": arguments["horizontal_flip"] > 0,
             "vertical_flip": arguments["vertical_flip"] > 0,
             "affine": not (is_still and arguments["zoom"] == (1, 1)),
-            "colour": colours != list(_UNCHANGED),
+            "colour": [arguments[kind] for kind in _COLOURS] != list(_UNCHANGED),
             "cutout": arguments["cutout"] > 0,
         }
         steps, end = {}, 0
@@ -229,16 +232,20 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
         self._count = end
         return steps
 
-    # ---- changes by the native core -------------------------------------------------------------
-
     def _natively(self, images: dict[str, Any], seed: Any, epoch: Any, draws: Any) -> dict[str, Any]:
-        """Change images in this process's memory: now, or whenever the function that is traced runs."""
+        """Change images by the native core: now, or whenever the function that is traced runs."""
+        names, given = list(images), list(images.values())
 
         def changed(seed: Any, epoch: Any, draws: Any, *images: Any) -> list[Any]:
-            u = on_processor.uniform_rows_of(seed, epoch, draws, self._count)
-            return [self._array(image, name, u) for name, image in zip(names, images, strict=True)]
+            u = uniform_rows(len(draws), self._count, key=Key(int(seed), int(epoch), draws))
+            made = []
+            for name, image in zip(names, images, strict=True):
+                # Grey images stay unchanged in the colours that they do not have.
+                is_coloured = bool(self._ranges(image.shape[3], name))
+                colours = [self._arguments[kind] for kind in _COLOURS] if is_coloured else []
+                made.append(change_natively(image, u, self._steps, self._arguments, colours, self._memory))
+            return made
 
-        names, given = list(images), list(images.values())
         if not tf.executing_eagerly():
             dtypes = [one.dtype for one in given]
             made = tf.numpy_function(changed, [seed, epoch, draws, *given], dtypes, stateful=False)
@@ -252,7 +259,7 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
                 with tf.GradientTape() as tape:
                     tape.watch(given)
                     made = list(
-                        self._apply(dict(zip(names, given, strict=True)), seed, epoch, draws).values()
+                        self._change(dict(zip(names, given, strict=True)), seed, epoch, draws).values()
                     )
                 return tape.gradient(made, given, list(upstream))
 
@@ -261,66 +268,24 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
 
         return dict(zip(names, recorded(*given), strict=True))
 
-    def _array(self, image: Any, name: str, u: Any) -> Any:
-        is_coloured = bool(self._ranges(image.shape[3], name))
-        # What grey images do not have, they are not changed in.
-        colours = [self._arguments[kind] for kind in _COLOURS] if is_coloured else []
-        return on_processor.changed(image, u, self._steps, self._arguments, colours, self._memory)
-
-    # ---- changes by TensorFlow's operations -----------------------------------------------------
-
-    def _compiled(self, function: Callable[..., Any]) -> Any:
-        return tf.function(function, jit_compile=self._arguments["jit_compile"] or None, autograph=False)
-
-    def _changed(self, images: dict[str, Any], seed: Any, epoch: Any, draws: Any) -> dict[str, Any]:
+    def _change_by_operations(
+        self, images: dict[str, Any], seed: Any, epoch: Any, draws: Any
+    ) -> dict[str, Any]:
         stream = tf.constant(STREAM, tf.int64)
-        u = self._drawn(tf.bitwise.bitwise_xor(seed, stream), epoch, draws, self._count)
-        return {name: self._image(image, name, u) for name, image in images.items()}
-
-    def _image(self, image: Any, name: str, u: Any) -> Any:
-        values = tf.cast(image, tf.float32)
-        for step, columns in self._steps.items():
-            values = self._stepped[step](values, u[:, columns], image.dtype == tf.uint8, name)
-        return tf.ensure_shape(tf.cast(values, image.dtype), image.shape)
+        u = self._uniforms(tf.bitwise.bitwise_xor(seed, stream), epoch, draws, self._count)
+        made = {}
+        for name, image in images.items():
+            values, of_bytes = tf.cast(image, tf.float32), image.dtype == tf.uint8
+            for step, columns in self._steps.items():
+                values = self._by_step[step](values, u[:, columns], of_bytes, name)
+            made[name] = tf.ensure_shape(tf.cast(values, image.dtype), image.shape)
+        return made
 
     def _step(self, step: str, values: Any, u: Any, of_bytes: bool, name: str) -> Any:
-        arguments = self._arguments
-        height, width = tf.shape(values)[1], tf.shape(values)[2]
-        if step == "horizontal_flip":
-            return flipped(values, u[:, 0] < arguments[step], 2)
-        if step == "vertical_flip":
-            return flipped(values, u[:, 0] < arguments[step], 1)
-        if step == "affine":
-            zoom = None if arguments["zoom"] == (1, 1) else arguments["zoom"]
-            matrices = affine_matrices(
-                u, height, width, arguments["rotation"], arguments["translation"], zoom
-            )
-            is_nearest = arguments["interpolation"] == "nearest"
-            low = 0.0 if of_bytes else arguments["value_range"][0]  # the least value is 0, as in torchvision
-            fill = arguments["fill"] - low
-            warp = partial(warped, is_nearest=is_nearest, fill=fill, of_bytes=of_bytes)
-            return warp(values - low, matrices) + low if low else warp(values, matrices)
-        if step == "colour":
-            return self._coloured(values, u, of_bytes, self._ranges(values.shape[3], name))
-        boxes = erased_boxes(
-            u, height, width, arguments["cutout"], arguments["cutout_scale"], arguments["cutout_ratio"]
-        )
-        return erased(values, boxes, arguments["fill"])
-
-    def _coloured(
-        self, values: Any, u: Any, of_bytes: bool, ranges: Mapping[int, tuple[float, float]]
-    ) -> Any:
-        if not ranges:
-            return values
-        factors, order = jitter(u, ranges)
-        low, high = (0.0, 1.0) if of_bytes else self._arguments["value_range"]
-        if (low, high) == (0.0, 1.0):
-            return jittered(values, factors, order, list(ranges), of_bytes=of_bytes)
-        scaled = (values - low) / (high - low)
-        return jittered(scaled, factors, order, list(ranges), of_bytes=False) * (high - low) + low
+        return change(step, self._arguments, self._ranges(values.shape[3], name), values, u, of_bytes)
 
     def _ranges(self, channels: int, name: str) -> dict[int, tuple[float, float]]:
-        """The ranges of those of brightness, contrast, saturation and hue that change images."""
+        """Return the ranges of those of brightness, contrast, saturation and hue that change images."""
         colours = self._arguments["colours"]
         if channels not in (1, 3) or (colours is not None and name and name not in colours):
             return {}
@@ -330,7 +295,7 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
         return {kind: limits for kind, limits in every if limits != _UNCHANGED[kind]}
 
     def _images(self, named: Mapping[str, Any]) -> list[str]:
-        """Names of the inputs that are images."""
+        """Return the names of the inputs that are images."""
         wanted = self._arguments["modalities"]
         if "" in named and len(named) == 1:
             return [""]
@@ -340,6 +305,27 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
             what = f"modalities= names {missing[0]!r}" if missing else "there are no images (N, H, W, C)"
             raise AugmentError(f"{what} among the inputs {sorted(named)}")
         return list(found)
+
+
+def _is_on_cpu(images: Sequence[Any]) -> bool:
+    """Return whether the native core changes these images.
+
+    It does if their values are in the processor's memory, and while TensorFlow traces a function of
+    ``tf.data``, whose Python functions run on the processor when an element is made.  Any other function that
+    is being traced may be compiled by XLA, run on any device, or be saved: a trace is used again wherever the
+    function is called.
+    """
+    if tf.executing_eagerly():
+        return all(tf.DeviceSpec.from_string(one.backing_device).device_type == "CPU" for one in images)
+    frame: Any = sys._getframe()
+    while frame is not None:
+        module = frame.f_globals.get("__name__")
+        if module == "tensorflow.python.data.ops.structured_function":
+            return True
+        if module == "tensorflow.python.framework.func_graph":  # traces functions
+            return False
+        frame = frame.f_back
+    return False
 
 
 def _check(name: str, image: Any) -> None:
@@ -359,10 +345,88 @@ def _check(name: str, image: Any) -> None:
 
 
 def _word(value: Any) -> Any:
-    """Whole numbers modulo 2**64, as int64."""
+    """Return whole numbers modulo 2**64, as int64."""
     if isinstance(value, int):
         value = (value + (1 << 63)) % (1 << 64) - (1 << 63)
     return tf.cast(tf.convert_to_tensor(value, tf.int64 if isinstance(value, int) else None), tf.int64)
+
+
+# ---- the native core -----------------------------------------------------------------------------
+
+
+def change_natively(
+    images: npt.NDArray[Any], u: Float64Array, used: Mapping[str, slice], arguments: Mapping[str, Any],
+    colours: Sequence[tuple[float, float]], memory: SlotPool,
+) -> npt.NDArray[Any]:  # fmt: skip
+    """Change images, to the same bits as the chains of ``fastpipe.augment``, without Python's lock.
+
+    Args:
+        images: (N, H, W, C): uint8, float16, bfloat16 or float32, in any order of memory.
+        u: uniform numbers, a row for each image.
+        used: the steps that change anything, in their order, and their columns of ``u``.
+        arguments: of ``Augment``.
+        colours: the ranges of brightness, contrast, saturation and hue; empty to leave colours.
+        memory: for the new images.
+
+    Returns:
+        (N, H, W, C), C-contiguous.
+    """
+    out: npt.NDArray[Any] = memory.take(images.shape, images.dtype)
+    count, size = len(images), images.shape[1:3]
+    low, high = (0.0, 1.0) if images.dtype == np.uint8 else arguments["value_range"]
+    fill = arguments["fill"]
+    steps: list[Step] = []
+    tables: list[Float64Array] = [np.zeros((count, 0))]
+
+    def add(kind: str, table: Any, options: tuple[int, ...] = (), numbers: tuple[float, ...] = ()) -> None:
+        steps.append(Step(kind, sum(one.shape[1] for one in tables), options, numbers))
+        if table is not None:
+            tables.append(table.astype(np.float64))
+
+    def shift(by: float) -> None:
+        if by:
+            add("gain", np.full((count, 1), by), (True,))
+
+    for step, columns in used.items():
+        drawn = u[:, columns]
+        if step in ("horizontal_flip", "vertical_flip"):
+            add("flip", drawn < arguments[step], (int(step == "vertical_flip"),))
+        elif step == "affine":
+            scale = None if arguments["zoom"] == (1, 1) else arguments["zoom"]
+            table = affine_table(drawn, size, arguments["rotation"], arguments["translation"], scale)
+            matrices = inverse_affine(table[:, 0], table[:, 1:3], table[:, 3], table[:, 4:6], np.zeros(2))
+            is_nearest = arguments["interpolation"] == "nearest"
+            shift(-low)  # the least value is 0, as in torchvision
+            add("warp", matrices, (is_nearest, False, *size), (fill - low,))
+            shift(low)
+        elif step == "cutout":
+            part = (arguments[name] for name in ("cutout", "cutout_scale", "cutout_ratio"))
+            add("erase", erasing_table(drawn, size, *part), (), (fill,))
+        elif colours:
+            is_scaled = (low, high) != (0.0, 1.0)
+            if is_scaled:
+                add("normalize", None, (), (low, high - low))
+            add("jitter", jitter_table(drawn, colours))
+            if is_scaled:
+                add("gain", np.full((count, 1), high - low), (False,))
+                shift(low)
+    if not steps or not images.size:
+        np.copyto(out, images)
+        return out
+    rows = np.concatenate(tables, axis=1)
+    element = images.dtype.name
+    is_half = element in ("float16", "bfloat16")
+    # NumPy and the native core know halves as words.
+    source, target = (one.view(np.uint16) if is_half else one for one in (images, out))
+    threads = tf.config.threading.get_intra_op_parallelism_threads() or _cores()  # as TensorFlow's operations
+    run_plan(
+        plan_of(tuple(steps), rows.shape[1]), rows, source.transpose(0, 3, 1, 2),
+        target.transpose(0, 3, 1, 2), (element, element), threads,
+    )  # fmt: skip
+    return out
+
+
+_cores = cache(default_threads)
 
 
 # ---- arguments -----------------------------------------------------------------------------------
@@ -370,7 +434,7 @@ def _word(value: Any) -> Any:
 
 def _part(value: float, name: str) -> float:
     if not 0.0 <= value <= 1.0:  # NaN neither
-        raise AugmentError(f"{name}= is the part of the images, from 0 to 1, got {value!r}")
+        raise AugmentError(f"{name}= must be a part of the images, from 0 to 1, got {value!r}")
     return float(value)
 
 
@@ -386,7 +450,8 @@ def _range(
         first, last = np.nan, np.nan
     if not low <= first <= last <= high:  # NaN neither
         raise AugmentError(
-            f"{name}= is a number of at least 0 or two that increase, within ({low}, {high}), got {value!r}"
+            f"{name}= must be a number of at least 0, or two numbers in increasing order, from {low} to "
+            f"{high}, got {value!r}"
         )
     return first, last
 
@@ -399,12 +464,14 @@ def _shifts(value: float | Sequence[float]) -> tuple[float, float]:
 def _increasing(value: Sequence[float], name: str, most: float) -> tuple[float, float]:
     first, last = _range(value, name, 0.0) if isinstance(value, Sequence) else (np.nan, np.nan)
     if not 0 < first <= last <= most:
-        raise AugmentError(f"{name}= is two numbers above 0 that increase, at most {most}, got {value!r}")
+        raise AugmentError(
+            f"{name}= must be two numbers above 0 in increasing order, at most {most}, got {value!r}"
+        )
     return first, last
 
 
 def _values(value: Sequence[float]) -> tuple[float, float]:
     first, last = _range(value, "value_range", 0.0) if isinstance(value, Sequence) else (np.nan, np.nan)
     if not first < last < np.inf:
-        raise AugmentError(f"value_range= is two numbers that increase, got {value!r}")
+        raise AugmentError(f"value_range= must be two different numbers in increasing order, got {value!r}")
     return first, last

@@ -1,33 +1,43 @@
-"""``tf.data.Dataset`` with what a script asks of the datasets that fastpipe makes."""
+"""``fastpipe.tf.Dataset``: a ``tf.data.Dataset`` whose batches are made by threads of this process."""
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import functools
-from collections.abc import Callable
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
-from fastpipe.errors import OptionError
-from fastpipe.tf.streaming import Stream
+from fastpipe.errors import ClosedError, OptionError
+from fastpipe.tf.augment import Augment
+from fastpipe.tf.stream import Batching, Stream
 
-__all__ = ["About", "Dataset", "ImageDataset"]
+__all__ = ["About", "Dataset", "ImageDataset", "dataset_options", "map_function", "stream_dataset"]
+
+_DATA = tf.data.experimental
 
 
 class About(NamedTuple):
     """What is known of a dataset, whatever is done to its elements.
 
     Attributes:
-        plan: which engine makes what, in lines.
-        stock: makes the dataset of stock parts that gives the same.
-        stream: what makes its batches in this process, or None.
-        class_names: names of the labels, or None.
-        file_paths: the files of images, in the order of the rows; of several modalities a dict of them.
+        plan: returns lines that say which engine makes what.
+        reference: makes the dataset of stock parts that gives the same.
+        stream: makes its batches in this process, or None.
+        class_names, file_paths: of ``ImageDataset``.
         keeps: what else has to live as long as the dataset.
     """
 
     plan: Callable[[], str]
-    stock: Callable[[], Any]
+    reference: Callable[[], Any]
     stream: Stream | None
     class_names: list[str] | None = None
     file_paths: Any = None
@@ -68,10 +78,10 @@ class Dataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow ships no typ
         return {} if stream is None else stream.clock.totals()
 
     def reference(self) -> Any:
-        """The same samples from stock parts, to compare with, one after the other in the order of the rows:
-        images by ``tf.py_function`` with Pillow, or with TensorFlow's operations; rows and patches by the
-        formats' own libraries."""
-        return self._about.stock()
+        """Return the same samples from stock parts, to compare with, one after the other in the order of the
+        rows: images by ``tf.py_function`` with Pillow, or with TensorFlow's operations; rows and patches by
+        the formats' own libraries."""
+        return self._about.reference()
 
     def set_epoch(self, epoch: int) -> None:
         """Number the epoch that is begun next: ``model.fit(…, initial_epoch=3)`` goes on with the order of
@@ -98,7 +108,7 @@ class ImageDataset(Dataset):
         self.class_names, self.file_paths = about.class_names, about.file_paths
 
 
-def _kept(name: str) -> Callable[..., Any]:
+def _returning_own_type(name: str) -> Callable[..., Any]:
     method = getattr(tf.data.Dataset, name)
 
     @functools.wraps(method)
@@ -113,4 +123,183 @@ for _name in (
     "shard", "shuffle", "skip", "take", "unbatch", "with_options",
 ):  # fmt: skip
     if hasattr(tf.data.Dataset, _name):
-        setattr(Dataset, _name, _kept(_name))
+        setattr(Dataset, _name, _returning_own_type(_name))
+
+
+# ---- from a stream to a tf.data.Dataset ----------------------------------------------------------
+
+
+def stream_dataset(stream: Stream, is_single: bool, augment: Callable[..., Any] | None) -> Any:
+    """Return a stream as a plain ``tf.data.Dataset``.
+
+    Args:
+        stream: makes its batches.
+        is_single: whether elements are single samples.
+        augment: an ``Augment``, whose numbers are then those of seed, epoch and position; or a function for
+            each element; or None.
+    """
+    keyed = augment if isinstance(augment, Augment) else None
+    made = _batches(stream, keyed)
+    if is_single:
+        made = made.unbatch()
+        if stream.batching.bad_samples.policy != "skip":
+            made = made.apply(_DATA.assert_cardinality(stream.samples))
+    if not stream.has_code:
+        made = made.prefetch(2)
+    if augment is not None and keyed is None:
+        made = map_function(made, augment)
+    return made.with_options(dataset_options(stream.batching, is_streamed=True))
+
+
+def _batches(stream: Stream, augment: Augment | None) -> Any:
+    batching = stream.batching
+    # TensorFlow never releases this function.  The dataset that is returned, those made from it and their
+    # iterators keep the stream.
+    living = weakref.ref(stream)
+
+    def elements() -> Iterator[Any]:
+        found = living()
+        if found is None:
+            raise ClosedError("a dataset was iterated over that nobody refers to any more: keep a reference")
+        _reuse_freed_memory()
+        with closing(found.next_epoch()) as batches:
+            while True:
+                with _delay_exit() as goes_on:
+                    batch = next(batches, None) if goes_on else None
+                    if batch is None:
+                        return
+                    element = found.element(batch)
+                yield element if augment is None else (element, (np.int64(batch.epoch), batch.draws))
+
+    def augmented(element: Any, place: Any) -> Any:
+        assert augment is not None
+        inputs, labels = element if isinstance(element, tuple) else (element, None)
+        return augment(inputs, labels, key=(batching.seed, *place))
+
+    size = batching.batch_size if batching.drop_remainder else None
+    signature = stream.signature(size)
+    if augment is not None:
+        place = (tf.TensorSpec((), tf.int64), tf.TensorSpec((size,), tf.int64))
+        signature = (signature, place)
+    made = tf.data.Dataset.from_generator(elements, output_signature=signature)
+    if augment is not None:
+        change = tf.autograph.experimental.do_not_convert(augmented)
+        if stream.has_code:
+            made = made.map(change)
+        else:
+            made = made.prefetch(2).map(change, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    if batching.bad_samples.policy == "skip":
+        return made
+    return made.apply(_DATA.assert_cardinality(len(stream)))
+
+
+def dataset_options(batching: Batching, *, is_streamed: bool) -> Any:
+    """Return the ``tf.data.Options`` of a dataset."""
+    options = tf.data.Options()
+    # Only one policy is right for data that is in no files; without it TensorFlow tries another, and warns.
+    policy = _DATA.AutoShardPolicy
+    options.experimental_distribute.auto_shard_policy = policy.DATA if batching.shard is None else policy.OFF
+    # There is nothing to tune, and where TensorFlow tunes, an epoch's end waits for the thread that does.
+    options.autotune.enabled = not is_streamed
+    return options
+
+
+# Stateful operations that only read, and those whose numbers begin anew with each iterator.
+_READING = {"Assert", "LookupTableFindV2", "LookupTableSizeV2", "ReadVariableOp", "ResourceGather"}
+_ANEW = {
+    "Multinomial", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoissonV2", "RandomShuffle",
+    "RandomStandardNormal", "RandomUniform", "RandomUniformInt", "SampleDistortedBoundingBox",
+    "SampleDistortedBoundingBoxV2", "TruncatedNormal",
+}  # fmt: skip
+
+
+def map_function(made: Any, function: Callable[..., Any]) -> Any:
+    """Return a dataset whose elements a function of the script changes.
+
+    What it draws and does depends on the batches that were handed out, not on threads: a function with a
+    state is called for one element after the other, and if the state outlives the iterator, as variables and
+    Python do, only when the element is asked for.
+    """
+    traced = tf.function(lambda *parts: function(*parts))
+    spec = made.element_spec
+    graph = traced.get_concrete_function(*(spec if isinstance(spec, tuple) else (spec,))).graph
+    state = {one.type for one in graph.get_operations() if one.op_def and one.op_def.is_stateful} - _READING
+    if not state:
+        return made.map(traced, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(2)
+    return made.map(traced).prefetch(2) if state <= _ANEW else made.map(traced)
+
+
+# ---- the end of the interpreter ------------------------------------------------------------------
+
+_SETTLED_S = 0.05  # a thread that left so long ago does not come back: buffers are full, or the epoch is over
+_LEAVE_S = 10.0
+
+_changed = threading.Condition()
+_inside = 0
+_left_s = 0.0
+_is_ending = False
+_is_registered = False
+
+
+@contextmanager
+def _delay_exit() -> Iterator[bool]:
+    """Let the interpreter wait for a block that a thread of TensorFlow runs.
+
+    Python ends a thread that asks for the GIL once the interpreter is taken down, and TensorFlow waits for it
+    for ever when its iterator is freed a little later.  The block gets False when the epoch has to end.
+    """
+    global _inside, _left_s, _is_registered
+    with _changed:
+        _inside += 1
+        if not _is_registered:  # late: what is registered last is called first, before threads are ended
+            _is_registered = True
+            atexit.register(_wait_for_threads)
+    try:
+        yield not _is_ending
+    finally:
+        with _changed:
+            _inside -= 1
+            _left_s = time.monotonic()
+            _changed.notify_all()
+
+
+def _wait_for_threads() -> None:
+    global _is_ending
+    _is_ending = True
+    deadline = time.monotonic() + _LEAVE_S
+    with _changed:
+        while (now := time.monotonic()) < deadline:
+            settled = _left_s + _SETTLED_S
+            if not _inside and now >= settled:
+                return
+            _changed.wait(deadline - now if _inside else settled - now)
+
+
+# ---- malloc --------------------------------------------------------------------------------------
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+_LARGEST = 32 << 20  # to which glibc raises the threshold by itself, as memory of such sizes is freed
+
+_is_done = False
+
+
+def _reuse_freed_memory() -> None:
+    """Let glibc use freed memory again, as it does by default.
+
+    The first generator dataset of a process makes TensorFlow set ``M_TRIM_THRESHOLD`` to 128 KiB, upon which
+    glibc leaves ``M_MMAP_THRESHOLD`` at 128 KiB as well: every larger piece of memory is then mapped anew,
+    page by page, which is a tenth of the time of image decoders.  Called once TensorFlow has done so.  Does
+    nothing if the environment sets a threshold, nor without glibc.
+    """
+    global _is_done
+    if _is_done:
+        return
+    _is_done = True
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    settings = ("mmap_threshold", "trim_threshold")
+    if any(f"MALLOC_{name.upper()}_" in os.environ or name in tunables for name in settings):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGEST)
+        mallopt(_M_TRIM_THRESHOLD, 2 * _LARGEST)  # twice the other one, as glibc has it

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
+import keras
+import numpy as np
 import tensorflow as tf
 
+from fastpipe.core.casting import unheld
+from fastpipe.core.text import printable
 from fastpipe.errors import OptionError
 from fastpipe.options import BadSamples, Cache, Decode, Shard
-from fastpipe.tf.assembling import dataset_of_rows
 from fastpipe.tf.augment import Augment
-from fastpipe.tf.batching import batching_of
-from fastpipe.tf.building import Arguments, data_format_of, rows_of_directory, rows_of_table
+from fastpipe.tf.dataset import About, ImageDataset, dataset_options, map_function, stream_dataset
+from fastpipe.tf.graph import graph_dataset, reference_dataset, why_not_graph
+from fastpipe.tf.image_stream import ImageOptions, RowStream
 from fastpipe.tf.options import Modality, check_choice
-from fastpipe.tf.stream import Making
+from fastpipe.tf.rows import Column, Form, RowOptions, Rows, rows_of_directory, rows_of_table
+from fastpipe.tf.stream import Batching, batching_of
 
 __all__ = ["image_dataset"]
+
+_log = logging.getLogger("fastpipe.tf")
 
 
 def image_dataset(
@@ -66,8 +74,8 @@ def image_dataset(
 ) -> Any:
     """A ``tf.data.Dataset`` of images: from one line to several modalities with boxes.
 
-    Of a folder it gives what ``keras.utils.image_dataset_from_directory`` gives, for the same arguments; the
-    first eighteen are Keras's.  Of a table it gives what ``tf.py_function`` with Pillow gives.
+    For a folder it gives what ``keras.utils.image_dataset_from_directory`` gives with the same arguments; the
+    first eighteen are Keras's.  For a table it gives what ``tf.py_function`` with Pillow gives.
 
     Args:
         source: a folder with a folder for each class; a list of files; or a table: a pandas or Polars data
@@ -80,8 +88,8 @@ def image_dataset(
         interpolation: as in Keras; with Pillow's pixels "bilinear", "nearest", "bicubic", "area" (Pillow's
             box), "hamming" or "lanczos".
         shuffle: each epoch has an order of its own, of all rows (Keras mixes eight batches at a time).
-        seed: makes orders and ``rng`` a function of (seed, epoch).  Without one, a number of NumPy's global
-            generator is taken, as Keras does; for a table only where something is random.
+        seed: makes orders and ``rng`` a function of (seed, epoch).  Without one, NumPy's global generator
+            gives a number, as in Keras; for a table only if something is random.
         files: the column of the file names.  Default: "files", "file", "filename" or "path".
         folder: in which the files of a table are.
         boxes, box_format, outside: the part of each image that is used: an array (N, 4), a column of four
@@ -97,30 +105,30 @@ def image_dataset(
             before it is resized.  It returns an image, or uint8 (h, w, C), which is resized then; or floats
             (H, W, C), which are taken as they are.  An argument ``rng`` gets a NumPy generator that depends
             on (seed, epoch, row).
-        thread_safe: promise that it may be called from several threads at once, in any order.  Else it is
-            called in one, when a batch is asked for, and batches wait for it.
-        antialias: whether filters widen where images are made smaller.  Default: as ``parity`` does.
+        thread_safe: promise that several threads may call it at once, in any order.  Otherwise one thread
+            calls it when a batch is requested, and batches wait for it.
+        antialias: whether filters widen when they shrink images.  Default: as ``parity`` does.
         rescale: a factor such as ``1/255``, or (factor, offset): ``image * factor + offset``.
-        output: type of the images; default "float32", but "uint8" where the loader that is replaced gives
-            that: of a folder with ``interpolation="nearest"``.
+        output: type of the images; default "float32", but "uint8" for a folder with
+            ``interpolation="nearest"``, as in Keras.
         drop_remainder: leave out the last batch if it is smaller.
         augment: a :class:`fastpipe.tf.Augment`, whose numbers are then a function of (seed, epoch, position);
             or a function of (inputs, labels), or of inputs, for each batch.  One that draws random numbers
             is called for one batch after the other; one that changes variables, or calls Python, only when
             a batch is asked for.
-        parity: whose pixels: ``"pil"`` gives, bit for bit, those of
+        parity: ``"pil"`` gives, bit for bit, the pixels of
             ``Image.open(f).convert("RGB").crop(box).resize(size)``; ``"tf"`` those of
-            ``tf.image.decode_image`` and ``tf.image.resize``.  ``"auto"``: those of the loader that is
-            replaced, TensorFlow's for a folder, Pillow's for a table.
+            ``tf.image.decode_image`` and ``tf.image.resize``.  ``"auto"`` is ``"tf"`` for a folder and
+            ``"pil"`` for a table.
         engine: ``"threads"`` makes batches by fastpipe's decoders, in threads of this process; ``"graph"`` by
             TensorFlow's operations, which can be sent to other processes (tf.data service).  ``"auto"`` is
             ``"threads"``.
-        cache: where samples are kept as they are before they are scaled: a :class:`fastpipe.Cache` or its
-            ``where``.  Datasets that are made with one ``Cache`` object share them.  ``"auto"`` keeps them in
-            memory, if all fit there.
+        cache: where samples are stored as they are before they are scaled: a :class:`fastpipe.Cache` or its
+            ``where``.  Datasets that are made with one ``Cache`` object share them.  ``"auto"`` is memory if
+            all fit there, else none.
         shard: this process's part of each epoch.  ``"auto"`` is that of this worker of ``TF_CONFIG``, a
             ``tf.distribute.InputContext`` that of its pipeline: each sample comes once.  The ``mode`` of a
-            :class:`fastpipe.Shard` says what is done where ranks cannot have equally many.  None is right
+            :class:`fastpipe.Shard` says what happens if ranks cannot have equally many.  None is right
             under a ``MultiWorkerMirroredStrategy`` too, but each worker decodes all samples, of which
             TensorFlow drops the others'.  ``batch_size`` is as of any dataset there: of all replicas for
             ``experimental_distribute_dataset``, of a worker for ``distribute_datasets_from_function``.
@@ -161,9 +169,7 @@ def image_dataset(
     has_code = preprocess is not None or any(one.preprocess is not None for one in several)
     # For a folder Keras takes a number whether or not something is random.
     draws = is_folder or has_code or isinstance(augment, Augment)
-    batching = batching_of(
-        batch_size, drop_remainder, bool(shuffle), seed, shard, bad_samples, draws=draws
-    )  # fmt: skip
+    batching = batching_of(batch_size, drop_remainder, bool(shuffle), seed, shard, bad_samples, draws=draws)
     if output is None:
         is_exact = is_folder and parity != "pil" and interpolation == "nearest" and rescale is None
         output = "uint8" if is_exact else "float32"
@@ -171,7 +177,7 @@ def image_dataset(
         files, folder, boxes, box_format, outside, image_size, color_mode, interpolation, antialias, rescale,
         preprocess, thread_safe,
     )  # fmt: skip
-    arguments = Arguments(
+    options = RowOptions(
         labels, label_mode, class_names, shuffle, batching.seed, validation_split, subset,
         "crop" if crop_to_aspect_ratio else "pad" if pad_to_aspect_ratio else None,
         ("tf" if is_folder else "pil") if parity == "auto" else parity, modality, modalities, tabular,
@@ -182,15 +188,86 @@ def image_dataset(
             "follow_links": follow_links, "crop_to_aspect_ratio": crop_to_aspect_ratio,
             "pad_to_aspect_ratio": pad_to_aspect_ratio, "data_format": data_format, "verbose": verbose,
         }  # fmt: skip
-        subsets = rows_of_directory(source, arguments, more)
+        subsets = rows_of_directory(source, options, more)
     else:
-        subsets = rows_of_table(source, arguments)
-    make = partial(
-        dataset_of_rows, making=Making(output, Cache.of(cache), decode, threads), engine=engine,
-        is_single=batch_size is None, data_format=data_format_of(data_format), augment=augment,
-    )  # fmt: skip
+        subsets = rows_of_table(source, options)
+    if data_format is None:
+        data_format = keras.config.image_data_format()
+    check_choice("data_format", data_format, ("channels_last", "channels_first"))
+    images = ImageOptions(output, Cache.of(cache), decode, threads)
     made = [
-        make(one, batching if number == 0 else batching._replace(shuffle=False))
-        for number, one in enumerate(subsets)
-    ]
+        _rows_dataset(
+            rows, batching if number == 0 else batching._replace(shuffle=False), images, engine,
+            batch_size is None, data_format, augment,
+        )
+        for number, rows in enumerate(subsets)
+    ]  # fmt: skip
     return made if subset == "both" else made[0]
+
+
+def _rows_dataset(
+    rows: Rows,
+    batching: Batching,
+    options: ImageOptions,
+    engine: str,
+    is_single: bool,
+    data_format: str,
+    augment: Callable[..., Any] | None,
+) -> ImageDataset:
+    for column in rows.columns:
+        _check_scale(column, options.output)
+    form = Form.of(rows, data_format, options.output)
+    why_not = why_not_graph(rows, batching, options)
+    if engine == "graph" and why_not:
+        raise OptionError(f"engine='graph' cannot make these samples: {why_not}. engine='threads' can")
+    stream = None if engine == "graph" else RowStream(rows, batching, options, form)
+    if stream is None:
+        made = graph_dataset(rows, batching, form)
+        made = (made.unbatch() if is_single else made).prefetch(tf.data.AUTOTUNE)
+        made = made if augment is None else map_function(made, augment)
+        made = made.with_options(dataset_options(batching, is_streamed=False))
+    else:
+        made = stream_dataset(stream, is_single, augment)
+    plan = _plan(rows, stream, why_not)
+    _log.info(plan)  # lines, which are printable
+    names = rows.class_names
+    paths: Any = {column.name: list(column.paths) for column in rows.columns}
+    about = About(
+        lambda: plan, partial(reference_dataset, rows, form, batching.batch_size, batching.drop_remainder),
+        stream, None if names is None else list(names), paths.get("", paths),
+    )  # fmt: skip
+    return ImageDataset(made, about)
+
+
+def _check_scale(column: Column, output: str) -> None:
+    """Refuse a scale whose images are of another type, or beyond its largest number."""
+    of = f" of {column.name!r}" if column.name else ""
+    if column.rescale is not None and output == "uint8":
+        raise OptionError(f"rescale= makes floats: it cannot go with output='uint8'{of}")
+    scale, offset = column.rescale or (1.0, 0.0)
+    ends = np.array([offset, 255 * scale + offset])
+    if output != "uint8" and unheld(ends, np.dtype(output)).any():
+        raise OptionError(
+            f"rescale={column.rescale}{of} makes images from {ends.min()} to {ends.max()}, which "
+            f"output={output!r} cannot hold: take a smaller factor, or output='float32'"
+        )
+
+
+def _plan(rows: Rows, stream: RowStream | None, why_not: str) -> str:
+    """Return lines that say what makes the samples."""
+    if stream is None:
+        lines = ["engine  →  graph: TensorFlow's operations"]
+    else:
+        lines = ["engine  →  threads of this process" + (f"; not graph: {why_not}" if why_not else "")]
+        lines += stream.describe()
+        if stream.has_code:
+            lines.append("preprocess  →  when a batch is asked for; thread_safe=True: ahead, in threads")
+    for column in rows.columns:
+        spec = column.spec
+        whose = "Pillow" if spec.parity == "pil" else "TensorFlow"
+        box = "whole image" if column.boxes is None else "its box"
+        lines.append(
+            f"{column.name or 'image'}  →  {box} at {spec.size.height} × {spec.size.width}, {spec.filter} as "
+            f"{whose} does"
+        )
+    return "\n".join(map(printable, lines))

@@ -1,4 +1,4 @@
-"""What a script says about its images: checked when it is said."""
+"""The options of images: ``Modality``, and the checked ``ImageSpec`` that it becomes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,22 @@ from typing import Any, Literal
 from fastpipe.core.types import Size
 from fastpipe.errors import OptionError
 
-__all__ = ["BOX_FORMATS", "ImageSpec", "Modality", "spec_of"]
+__all__ = ["ImageSpec", "Modality", "check_choice", "spec_of"]
 
-BOX_FORMATS = ("xyxy", "yxyx", "xywh", "center_xywh", "rel_xyxy", "rel_yxyx", "rel_xywh")
+_BOX_FORMATS = ("xyxy", "yxyx", "xywh", "center_xywh", "rel_xyxy", "rel_yxyx", "rel_xywh")
 _CHANNELS = {"rgb": 3, "grayscale": 1, "rgba": 4}
-_OF_TF = ("bilinear", "nearest", "bicubic", "area", "lanczos3", "lanczos5", "gaussian", "mitchellcubic")
-# By the names that Keras has for them; Pillow's "box" is what Keras calls "area".
-_OF_PIL = {
-    "bilinear": "bilinear", "nearest": "nearest", "bicubic": "bicubic", "area": "box", "box": "box",
-    "hamming": "hamming", "lanczos": "lanczos", "lanczos3": "lanczos",
+# The names of filters: Keras's, and for Pillow's pixels to Pillow's, whose "box" is what Keras calls "area".
+_FILTERS: dict[str, dict[str, str]] = {
+    "tf": {
+        name: name
+        for name in (
+            "bilinear", "nearest", "bicubic", "area", "lanczos3", "lanczos5", "gaussian", "mitchellcubic",
+        )
+    },
+    "pil": {
+        "bilinear": "bilinear", "nearest": "nearest", "bicubic": "bicubic", "area": "box", "box": "box",
+        "hamming": "hamming", "lanczos": "lanczos", "lanczos3": "lanczos",
+    },
 }  # fmt: skip
 
 
@@ -57,14 +64,14 @@ class Modality:
     thread_safe: bool | None = None
 
     def __post_init__(self) -> None:
-        check_choice("box_format", self.box_format, (None, *BOX_FORMATS))
+        check_choice("box_format", self.box_format, (None, *_BOX_FORMATS))
         check_choice("outside", self.outside, (None, "error", "clip", "pad"))
         check_choice("color_mode", self.color_mode, (None, *_CHANNELS))
         if self.preprocess is not None and not callable(self.preprocess):
             raise OptionError(f"preprocess must be a function, got {self.preprocess!r}")
         if self.interpolation is not None:
             object.__setattr__(self, "interpolation", str(self.interpolation).lower())
-            check_choice("interpolation", self.interpolation, (*_OF_TF, *_OF_PIL))
+            check_choice("interpolation", self.interpolation, (*_FILTERS["tf"], *_FILTERS["pil"]))
         if self.image_size is not None:
             object.__setattr__(self, "image_size", _size(self.image_size))
         if self.rescale is not None:
@@ -92,7 +99,7 @@ class Modality:
             raise OptionError(f"modalities={{{name!r}: …}}: {error}") from None
 
     def over(self, other: Modality) -> Modality:
-        """This one, with what is None as in another."""
+        """Return this one, with options that are None taken from another."""
         mine = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(other, **{name: value for name, value in mine.items() if value is not None})
 
@@ -109,7 +116,7 @@ class Modality:
 
 @dataclass(frozen=True)
 class ImageSpec:
-    """What becomes of the images of one modality.
+    """How the images of one modality are made.
 
     Attributes:
         size: of the result.
@@ -138,39 +145,30 @@ class ImageSpec:
 def spec_of(
     modality: Modality, parity: Literal["pil", "tf"], aspect: Literal["crop", "pad"] | None
 ) -> ImageSpec:
-    """The spec of a modality of which nothing is None that a spec has.
-
-    Raises:
-        OptionError: these options do not go together.
-    """
+    """Return the spec of a modality; raise an OptionError if its options do not go together."""
     name = modality.interpolation or "bilinear"
-    if parity == "pil":
-        if name not in _OF_PIL:
-            raise OptionError(
-                f"interpolation={name!r} is none of Pillow's ({', '.join(_OF_PIL)}): with parity='tf' it is "
-                "TensorFlow's"
-            )
-        if modality.antialias is False and name != "nearest":
-            raise OptionError(
-                "Pillow always antialiases where it makes an image smaller: antialias=False needs parity='tf'"
-            )
-        filter_, antialias = _OF_PIL[name], name != "nearest"
-    else:
-        if name not in _OF_TF:
-            raise OptionError(
-                f"interpolation={name!r} is none of TensorFlow's ({', '.join(_OF_TF)}): with parity='pil' it "
-                "is Pillow's"
-            )
-        filter_, antialias = name, bool(modality.antialias)
+    if name not in _FILTERS[parity]:
+        whose = {"pil": "Pillow's", "tf": "TensorFlow's"}
+        other = "tf" if parity == "pil" else "pil"
+        raise OptionError(
+            f"interpolation={name!r} is none of {whose[parity]} ({', '.join(_FILTERS[parity])}): with "
+            f"parity={other!r} it is {whose[other]}"
+        )
+    antialias = name != "nearest" if parity == "pil" else bool(modality.antialias)
+    if parity == "pil" and modality.antialias is False and antialias:
+        raise OptionError(
+            "Pillow always antialiases where it makes an image smaller: antialias=False needs parity='tf'"
+        )
     if parity == "tf" and modality.outside == "pad":
         raise OptionError("outside='pad' is what Pillow's crop does: it needs parity='pil'")
     size = _size(modality.image_size or 256)
     channels = _CHANNELS[modality.color_mode or "rgb"]
-    return ImageSpec(Size(*size), channels, filter_, antialias, parity, aspect, modality.outside or "error")
+    outside = modality.outside or "error"
+    return ImageSpec(Size(*size), channels, _FILTERS[parity][name], antialias, parity, aspect, outside)
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    """Refuse what is none of these words."""
+    """Refuse a value that is none of the choices."""
     if value not in choices:
         words = ", ".join(repr(choice) for choice in choices if choice is not None)
         raise OptionError(f"{name} must be one of {words}, got {value!r}")

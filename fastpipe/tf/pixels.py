@@ -2,34 +2,120 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, Protocol
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
+import keras
 import numpy as np
 import numpy.typing as npt
 import PIL.Image
 import tensorflow as tf
 
+from fastpipe.core.casting import unheld
 from fastpipe.core.native import native
 from fastpipe.core.types import Box, Size, UInt8Array
+from fastpipe.errors import OptionError
 from fastpipe.images.cache import WholeImage
 from fastpipe.images.pillow import FILTERS, grey_is_known, pillow_filter
 from fastpipe.images.pixels import Conversion, Region, draw, fold, part_of
 from fastpipe.images.reader import ImageReader, converted
 from fastpipe.images.steps import BOX, GREY, PROPORTION, RESIZE, described_step
 from fastpipe.options import Decode
-from fastpipe.tf.boxes import Boxes
-from fastpipe.tf.graph_ops import decoded, resized
 from fastpipe.tf.options import ImageSpec
+from fastpipe.tf.rows import Boxes
 
-__all__ = ["OpenedImage", "PillowPixels", "SampleMaker", "Scaling", "TensorFlowPixels", "maker_of"]
+__all__ = [
+    "PillowPixels",
+    "PixelMaker",
+    "Preprocessing",
+    "Scaling",
+    "TensorFlowPixels",
+    "load",
+    "pixel_maker",
+]
+
+Array = npt.NDArray[Any]
+
+_MARGIN = 2  # columns beside a part of a JPEG that have to be decoded with it
+_KINDS = {3: 1, 1: 2}  # of pixels that the native core decodes, by channels
+_RESIZES = {"bilinear": 1, "nearest": 2}  # TensorFlow's that the native core has
+
+
+# ---- TensorFlow's operations ---------------------------------------------------------------------
+
+
+def load(raw: Any, box: Any, spec: ImageSpec) -> Any:
+    """Decode, crop and resample by TensorFlow's operations, in or outside a graph.
+
+    Args:
+        raw: a string tensor, the file's content.
+        box: int32 (4,): top, left, height, width; None for the whole image.
+        spec: says how.
+
+    Returns:
+        float32 (H, W, C), 0 to 255; for Pillow's pixels, whole numbers.
+    """
+    return _resized(_decoded(raw, box, spec.channels, spec.parity), spec)
+
+
+def _decoded(raw: Any, box: Any, channels: int, parity: str) -> Any:
+    """Decode a file, or a box of it: uint8 (h, w, channels)."""
+    method = "INTEGER_ACCURATE" if parity == "pil" else ""  # Pillow's transform is the exact one
+
+    def of_jpeg() -> Any:
+        if box is None:
+            return tf.io.decode_jpeg(raw, channels=channels, dct_method=method)
+        return _part_of_jpeg(raw, box, channels, method)
+
+    def of_others() -> Any:
+        image = tf.image.decode_image(raw, channels=channels, expand_animations=False)
+        return image if box is None else tf.image.crop_to_bounding_box(image, *tf.unstack(box))
+
+    if channels == 4 or (box is None and parity == "tf"):
+        image = of_others()
+    else:
+        image = tf.cond(tf.io.is_jpeg(raw), of_jpeg, of_others)
+    image.set_shape((None, None, channels))
+    return image
+
+
+def _part_of_jpeg(raw: Any, box: Any, channels: int, method: str) -> Any:
+    """Decode a box of a JPEG as it is in the whole image.
+
+    At the edges of what TensorFlow decodes alone, colours differ, as they depend on the columns beside.
+    """
+    top, left, height, width = tf.unstack(box)
+    end = tf.image.extract_jpeg_shape(raw)[1]
+    inside = tf.debugging.Assert(left + width <= end, ["a box reaches outside its image:", box])
+    with tf.control_dependencies([] if inside is None else [inside]):
+        first, last = tf.maximum(left - _MARGIN, 0), tf.minimum(left + width + _MARGIN, end)
+    window = tf.stack([top, first, height, last - first])
+    part = tf.io.decode_and_crop_jpeg(raw, window, channels=channels, dct_method=method)
+    return part[:, left - first : left - first + width]
+
+
+def _resized(image: Any, spec: ImageSpec) -> Any:
+    size = tuple(spec.size)
+    if spec.aspect == "crop":
+        made = keras.preprocessing.image.smart_resize(image, size, interpolation=spec.filter)
+    elif spec.aspect == "pad":
+        made = tf.image.resize_with_pad(image, *size, method=spec.filter, antialias=spec.antialias)
+    else:
+        made = tf.image.resize(image, size, method=spec.filter, antialias=spec.antialias)
+    made = tf.cast(made, tf.float32)
+    if spec.parity == "pil":
+        made = tf.round(tf.clip_by_value(made, 0.0, 255.0))
+    return tf.ensure_shape(made, (*size, spec.channels))
+
+
+# ---- samples -------------------------------------------------------------------------------------
 
 
 class Scaling(NamedTuple):
-    """What becomes of a sample's numbers at last: ``number * factor + offset``, each operation in float32.
+    """``number * factor + offset``, each operation in float32, from one NumPy type to another.
 
-    Attributes:
-        before, after: NumPy types; floats that become bytes are clipped and rounded.
-        factor, offset: None for no scaling.
+    Floats that become bytes are clipped and rounded.  A factor of None does not scale.
     """
 
     before: Any
@@ -37,7 +123,7 @@ class Scaling(NamedTuple):
     factor: float | None
     offset: float
 
-    def apply(self, sample: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+    def apply(self, sample: Array, out: Array) -> None:
         """Scale a sample."""
         if self.after == np.uint8:
             out[:] = sample if self.before == np.uint8 else np.clip(np.rint(sample), 0, 255)
@@ -49,7 +135,7 @@ class Scaling(NamedTuple):
                 out += np.float32(self.offset)
 
     def as_native(self) -> tuple[int, float, float]:
-        """The same, as the native core takes it."""
+        """Return it as the native core takes it."""
         bytes_before, bytes_after = self.before == np.uint8, self.after == np.uint8
         if bytes_before or bytes_after:
             kind = 0 if bytes_before and bytes_after else 1 if bytes_before else 3
@@ -58,71 +144,14 @@ class Scaling(NamedTuple):
         return kind, 1.0 if self.factor is None else self.factor, self.offset
 
 
-class OpenedImage(Protocol):
-    """An image whose size is known."""
-
-    @property
-    def size(self) -> Size: ...
-
-
-class SampleMaker(Protocol):
-    """Makes samples of images.  May be used by any number of threads.
+class PillowPixels:
+    """Samples as ``Image.open(path).convert(…).crop(box).resize(size)`` gives them, on any thread.
 
     Attributes:
-        word: NumPy type of a sample's numbers: uint8, or float32 from 0 to 255.
-        tag: all that makes a difference to them, in words, but the reader's rules.
-        reader: opens images, and knows the limits of those.
-        dct: libjpeg's transform, by which a decoder of batches gives these pixels; None where none does.
-    """
-
-    @property
-    def word(self) -> Any: ...
-
-    @property
-    def tag(self) -> str: ...
-
-    @property
-    def reader(self) -> ImageReader: ...
-
-    @property
-    def dct(self) -> Literal["exact", "fast"] | None: ...
-
-    def describe(self) -> str:
-        """Who decodes, in one line."""
-
-    def open(self, blob: bytes, path: str) -> Any:
-        """Look at an image's header; the errors of ``ImageReader.open``."""
-
-    def make(self, image: Any, box: Box | None, out: npt.NDArray[Any]) -> None:
-        """Decode what is needed of an opened image and resample it, into (H * W * C,) of ``word``."""
-
-    def cut(self, image: Any, box: Box | None) -> UInt8Array:
-        """The box of an opened image as it is: uint8 (h, w, C)."""
-
-    def native(self, boxes: Boxes | None, scaling: Scaling, keeps: bool) -> Any:
-        """What the native core is told to make samples of these boxes and scale them, and whether it is to be
-        given those to be kept: a ``native.ImagePlan``; None where it cannot make them."""
-
-    def part(self, image: Any, box: Box | None, *, is_cut: bool) -> Box | None:
-        """What of an opened image a decoder of batches may decode for ``make``, or for ``cut``; None where
-        this object has to."""
-
-    def resize(self, pixels: UInt8Array, out: npt.NDArray[Any]) -> None:
-        """Resample an image, uint8 (h, w, C), as ``make`` does."""
-
-
-def maker_of(spec: ImageSpec, decode: Decode) -> SampleMaker:
-    """The maker of a spec."""
-    reader = ImageReader(decode)
-    return PillowPixels(spec, reader) if spec.parity == "pil" else TensorFlowPixels(spec, reader)
-
-
-class PillowPixels:
-    """Samples as ``Image.open(path).convert(…).crop(box).resize(size)`` gives them.
-
-    Args:
-        spec: what becomes of an image.
+        word: NumPy type of a sample's numbers.
         reader: opens images.
+        tag: says all that makes a difference to samples, but the reader's rules.
+        dct: libjpeg's transform with which a decoder of batches gives these pixels; None if none does.
     """
 
     word = np.uint8
@@ -130,7 +159,7 @@ class PillowPixels:
     def __init__(self, spec: ImageSpec, reader: ImageReader) -> None:
         self._spec, self.reader = spec, reader
         self._filter = pillow_filter(FILTERS[spec.filter])
-        self._steps: list[Any] | None = None  # from a box to a sample; None where Pillow has to be asked
+        self._steps: list[Any] | None = None  # from a box to a sample; None if Pillow makes it
         if self._filter is not None and (spec.channels != 1 or grey_is_known()):
             mode, order = self._filter
             resize = described_step(RESIZE, size=tuple(spec.size), filter=mode, order=order)
@@ -138,32 +167,40 @@ class PillowPixels:
             self._steps = None if resize is None else [*steps, described_step(BOX, outside=2), resize]
         self._how = Conversion("bytes", spec.channels, interleaved=True)
         self.tag = f"pillow {spec} {reader.settings()}"
-        # Images with transparency are opened by Pillow, whatever their format.
+        # Pillow opens images with transparency, whatever their format.
         self.dct: Literal["exact"] | None = None if spec.channels == 4 else "exact"
 
     def describe(self) -> str:
+        """Return a line that says who decodes."""
         return self.reader.describe()
 
     def native(self, boxes: Boxes | None, scaling: Scaling, keeps: bool) -> Any:
+        """Return the ``native.ImagePlan`` of these boxes, which hands samples over if ``keeps``; None if the
+        native core cannot make them."""
         if self._spec.channels == 4 or self._steps is None or not self.reader.is_native:
             return None
         assert self._filter is not None
         return _native_plan((self._spec, boxes), self.reader, self._filter, 0, scaling, keeps)
 
     def open(self, blob: bytes, path: str) -> Any:
+        """Read an image's header; raise the errors of ``ImageReader.open``."""
         if self._spec.channels == 4:
-            return _OfPillow(self.reader.open_pillow(blob, path))
+            return _PillowImage(self.reader.open_pillow(blob, path))
         return self.reader.open(blob, path)
 
-    def make(self, image: Any, box: Box | None, out: npt.NDArray[Any]) -> None:
+    def make(self, image: Any, box: Box | None, out: Array) -> None:
+        """Decode what is needed of an opened image and resample it, into (H * W * C,) of ``word``."""
         box = _proportioned(box or Box(0, 0, *image.size), self._spec)
         region = self._region(image, box)
-        if region is None:
-            out[:] = self._by_pillow(image, box).reshape(-1)
-        else:
+        if region is not None:
             draw(image, region, self._how, out)
+            return
+        resampling = getattr(PIL.Image.Resampling, self._spec.filter.upper())
+        part = _cropped(self._converted(image), box)
+        out[:] = np.asarray(part.resize(self._spec.size[::-1], resampling)).reshape(-1)
 
     def cut(self, image: Any, box: Box | None) -> UInt8Array:
+        """Return the box of an opened image as it is: uint8 (h, w, C)."""
         box = box or Box(0, 0, *image.size)
         if self._spec.channels == 3 and _is_inside(box, image.size):
             pixels: UInt8Array = image.region(box)
@@ -171,7 +208,9 @@ class PillowPixels:
         return np.asarray(_cropped(self._converted(image), box)).reshape(box.height, box.width, -1)
 
     def part(self, image: Any, box: Box | None, *, is_cut: bool) -> Box | None:
-        if isinstance(image, _OfPillow) or image.encoded() is None:
+        """Return what a decoder of batches may decode of an opened image, for ``cut`` or else for ``make``;
+        None if that has to be done here."""
+        if isinstance(image, _PillowImage) or image.encoded() is None:
             return None
         box = box or Box(0, 0, *image.size)
         if is_cut:
@@ -179,32 +218,27 @@ class PillowPixels:
         region = self._region(image, _proportioned(box, self._spec))
         return None if region is None else part_of(image, region)
 
-    def resize(self, pixels: UInt8Array, out: npt.NDArray[Any]) -> None:
+    def resize(self, pixels: UInt8Array, out: Array) -> None:
+        """Resample an image, uint8 (h, w, C), as ``make`` does."""
         size = Size(*pixels.shape[:2])
         if self._spec.channels == 3:
             self.make(WholeImage(size, lambda first, count: pixels[first : first + count], dict), None, out)
         else:
-            image = PIL.Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-            self.make(_OfPillow(image), None, out)
+            self.make(_PillowImage(_as_pillow(pixels)), None, out)
 
     def _region(self, image: Any, box: Box) -> Region | None:
-        """All that becomes of a box, for the kernels; None where Pillow has to be asked."""
-        if self._steps is None or isinstance(image, _OfPillow):
+        """Return all that becomes of a box, for the kernels; None if Pillow makes it."""
+        if self._steps is None or isinstance(image, _PillowImage):
             return None
         edges = box.left, box.top, box.left + box.width, box.top + box.height
         return fold(self._steps, image.size, edges)
-
-    def _by_pillow(self, image: Any, box: Box) -> npt.NDArray[Any]:
-        resampling = getattr(PIL.Image.Resampling, self._spec.filter.upper())
-        part = _cropped(self._converted(image), box)
-        return np.asarray(part.resize(self._spec.size[::-1], resampling))
 
     def _converted(self, image: Any) -> Any:
         return converted(image.pil(), {1: "L", 3: "RGB", 4: "RGBA"}[self._spec.channels])
 
 
-class _OfPillow:
-    """An image of Pillow's, whatever its channels are."""
+class _PillowImage:
+    """An image that Pillow opened, with any channels."""
 
     def __init__(self, opened: Any) -> None:
         self._opened = opened
@@ -214,45 +248,10 @@ class _OfPillow:
         return self._opened
 
 
-class _TensorFlowImage:
-    """An image for TensorFlow's pixels: decoded once it is needed, but for its size where a header has it."""
-
-    def __init__(self, blob: bytes, size: Size, channels: int, is_plain: bool) -> None:
-        self.size = size
-        self._blob, self._channels, self._is_plain = blob, channels, is_plain
-        self._whole: UInt8Array | None = None
-        self._given: tuple[Box, UInt8Array] | None = None
-
-    def encoded(self) -> bytes | None:
-        return self._blob if self._is_plain else None
-
-    def give(self, box: Box, pixels: UInt8Array) -> None:
-        self._given = box, pixels
-
-    def region(self, box: Box) -> UInt8Array:
-        """A part of the image: uint8 (h, w, C)."""
-        if self._given is not None and self._given[0] == box:
-            return self._given[1]
-        pixels: UInt8Array | None = None
-        if self._is_plain and self._channels != 4:
-            pixels = native.decode(self._blob, *box, _KINDS[self._channels])
-        if pixels is None:  # also what libjpeg only warns of: TensorFlow decides whether it is an error
-            if self._whole is None:
-                self._whole = decoded(self._blob, None, self._channels, "tf").numpy()
-            pixels = self._whole[box.top : box.top + box.height, box.left : box.left + box.width]
-        return pixels
-
-
-_KINDS = {3: 1, 1: 2}  # of pixels that the native core decodes, by channels
-_RESIZES = {"bilinear": 1, "nearest": 2}  # that it has
-
-
 class TensorFlowPixels:
     """Samples as ``tf.image.decode_image``, ``crop_to_bounding_box`` and ``resize`` give them.
 
-    Args:
-        spec: what becomes of an image.
-        reader: knows the limits of images that are opened.
+    Attributes and methods are those of ``PillowPixels``.
     """
 
     word = np.float32
@@ -277,15 +276,8 @@ class TensorFlowPixels:
         size, is_plain = self.reader.look_at(blob, path)
         return _TensorFlowImage(blob, size, self._spec.channels, is_plain)
 
-    def make(self, image: Any, box: Box | None, out: npt.NDArray[Any]) -> None:
+    def make(self, image: Any, box: Box | None, out: Array) -> None:
         self.resize(self.cut(image, box), out)
-
-    def resize(self, pixels: UInt8Array, out: npt.NDArray[Any]) -> None:
-        if self._resize is None:
-            out[:] = resized(pixels, self._spec).numpy().reshape(-1)
-        else:
-            shape = (*self._spec.size, pixels.shape[2])
-            native.resize_as_tensorflow(np.ascontiguousarray(pixels), self._resize, out.reshape(shape))
 
     def cut(self, image: Any, box: Box | None) -> UInt8Array:
         pixels: UInt8Array = image.region(box or Box(0, 0, *image.size))
@@ -296,19 +288,64 @@ class TensorFlowPixels:
             return None
         return box or Box(0, 0, *image.size)
 
+    def resize(self, pixels: UInt8Array, out: Array) -> None:
+        if self._resize is None:
+            out[:] = _resized(pixels, self._spec).numpy().reshape(-1)
+        else:
+            shape = (*self._spec.size, pixels.shape[2])
+            native.resize_as_tensorflow(np.ascontiguousarray(pixels), self._resize, out.reshape(shape))
+
+
+class _TensorFlowImage:
+    """An image for TensorFlow's pixels; only its header is read before pixels are needed."""
+
+    def __init__(self, blob: bytes, size: Size, channels: int, is_plain: bool) -> None:
+        self.size = size
+        self._blob, self._channels, self._is_plain = blob, channels, is_plain
+        self._whole: UInt8Array | None = None
+        self._given: tuple[Box, UInt8Array] | None = None
+
+    def encoded(self) -> bytes | None:
+        return self._blob if self._is_plain else None
+
+    def give(self, box: Box, pixels: UInt8Array) -> None:
+        self._given = box, pixels
+
+    def region(self, box: Box) -> UInt8Array:
+        """Return a part of the image: uint8 (h, w, C)."""
+        if self._given is not None and self._given[0] == box:
+            return self._given[1]
+        pixels: UInt8Array | None = None
+        if self._is_plain and self._channels != 4:
+            pixels = native.decode(self._blob, *box, _KINDS[self._channels])
+        if pixels is None:  # also if libjpeg only warns: TensorFlow decides whether that is an error
+            if self._whole is None:
+                self._whole = _decoded(self._blob, None, self._channels, "tf").numpy()
+            pixels = self._whole[box.top : box.top + box.height, box.left : box.left + box.width]
+        return pixels
+
+
+PixelMaker = PillowPixels | TensorFlowPixels
+
+
+def pixel_maker(spec: ImageSpec, decode: Decode) -> PixelMaker:
+    """Return what makes the pixels of a spec."""
+    reader = ImageReader(decode)
+    return PillowPixels(spec, reader) if spec.parity == "pil" else TensorFlowPixels(spec, reader)
+
 
 def _native_plan(
     column: tuple[ImageSpec, Boxes | None], reader: ImageReader, filter_: tuple[int, int], parity: int,
     scaling: Scaling, keeps: bool,
 ) -> Any:  # fmt: skip
-    """What the native core is told of a column: a ``native.ImagePlan``; None where a number does not fit.
+    """Return the ``native.ImagePlan`` of a column; None if a number does not fit.
 
     Args:
-        column: what becomes of its images, and their boxes.
-        reader: whose limits they have.
-        filter_: of a resize of Pillow's, and the order of its passes.
+        column: its spec and boxes.
+        reader: whose limits hold.
+        filter_: of Pillow's resize, and the order of its passes.
         parity: 0 for Pillow's pixels; 1, 2 for TensorFlow's, resized bilinearly or to the nearest.
-        scaling, keeps: as of ``SampleMaker.native``.
+        scaling, keeps: as of ``PillowPixels.native``.
     """
     spec, boxes = column
     size, steps = tuple(spec.size), []
@@ -334,7 +371,7 @@ def _native_plan(
 
 
 def _proportioned(box: Box, spec: ImageSpec) -> Box:
-    """A box made smaller, or larger, to have the proportions of the result, as Keras does."""
+    """Shrink or enlarge a box to the proportions of the result, as Keras does."""
     if spec.aspect is None:
         return box
     height, width = spec.size
@@ -357,3 +394,53 @@ def _is_inside(box: Box, image: Size) -> bool:
 
 def _cropped(image: Any, box: Box) -> Any:
     return image.crop((box.left, box.top, box.left + box.width, box.top + box.height))
+
+
+def _as_pillow(pixels: UInt8Array) -> Any:
+    return PIL.Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+
+
+# ---- the script's own code -----------------------------------------------------------------------
+
+
+class Preprocessing:
+    """A function of the script, called with the part of an image that is used; see ``image_dataset``."""
+
+    def __init__(
+        self, function: Callable[..., Any], name: str, spec: ImageSpec, output: np.dtype[Any]
+    ) -> None:
+        self._function, self._spec, self._output = function, spec, output
+        self._of = f" of {name!r}" if name else ""
+        try:
+            self._takes_rng = "rng" in inspect.signature(function).parameters
+        except (TypeError, ValueError):  # built-in functions have none
+            self._takes_rng = False
+
+    def run(self, pixels: UInt8Array, row: int, seed: int) -> Array:
+        """Call it with an image, uint8 (h, w, C); ``row`` is for errors.
+
+        Returns:
+            uint8 (h, w, C), which is still to be resampled; or float32 (H, W, C).
+
+        Raises:
+            OptionError: it returned something else, or floats that the dataset's type cannot hold.
+        """
+        more = {"rng": np.random.default_rng(seed)} if self._takes_rng else {}
+        made = np.asarray(self._function(_as_pillow(pixels), **more))
+        if made.ndim == 2:
+            made = made[:, :, None]
+        size, channels = self._spec.size, self._spec.channels
+        if made.dtype == np.uint8 and made.ndim == 3 and made.shape[2] == channels and made.size:
+            return np.ascontiguousarray(made)
+        if made.dtype.kind == "f" and made.shape == (*size, channels):
+            if self._output.kind == "u" or unheld(made, self._output).any():
+                raise OptionError(
+                    f"row {row}: preprocess{self._of} returned {made.dtype} of {made.min()} to {made.max()}, "
+                    f"which output={self._output.name!r} cannot hold: return uint8, or take output='float32'"
+                )
+            return made.astype(np.float32)
+        raise OptionError(
+            f"row {row}: preprocess{self._of} returned {made.dtype} of shape {made.shape}: it must return an "
+            f"image with {channels} channels, or uint8 (h, w, {channels}), which are resized afterwards, or "
+            f"floats of shape {(*size, channels)}, which are taken as they are"
+        )

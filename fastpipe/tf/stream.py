@@ -1,211 +1,265 @@
-"""The engine ``"threads"``: batches of rows of images, made ahead by threads of this process."""
+"""Epochs of batches that threads of this process make ahead, and the shard of each worker."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+import logging
+import operator
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import tensorflow as tf
 
-from fastpipe.core.bad_samples import BadSampleLog, why_nothing_is_left
-from fastpipe.core.batches import said_of
 from fastpipe.core.clock import StageClock
-from fastpipe.core.keys import another_of_its_class, sample_seed
-from fastpipe.core.machine import default_threads
-from fastpipe.core.native import native
-from fastpipe.core.order import epoch_order
-from fastpipe.core.pool import ThreadPool
-from fastpipe.core.slots import SlotPool
-from fastpipe.images.dali import make_batch_decoder
-from fastpipe.options import Cache, Decode
-from fastpipe.tf.form import Form
-from fastpipe.tf.kept import open_kept
-from fastpipe.tf.making import ColumnMaker, PendingRows, RowItem
-from fastpipe.tf.pixels import maker_of
-from fastpipe.tf.rows import Rows
-from fastpipe.tf.streaming import IN_FLIGHT, Batching, Begun, Made, Stream
+from fastpipe.core.order import ShardedBatches
+from fastpipe.errors import OptionError
+from fastpipe.options import BadSamples, Shard, Shuffle
 
-__all__ = ["Making", "RowStream"]
+__all__ = ["AHEAD", "IN_FLIGHT", "Batch", "Batching", "PendingBatch", "Stream", "batching_of", "shard_of"]
 
 Array = npt.NDArray[Any]
+Int64Array = npt.NDArray[np.int64]
+
+AHEAD = 2  # batches begun before the next one is waited for
+IN_FLIGHT = 6  # batches that tf.data and the training step hold, whose memory is used again
+_SINGLES = 32  # samples made together where the script wants single ones
+
+_log = logging.getLogger("fastpipe.tf")
 
 
-class Making(NamedTuple):
-    """How images are made.
+class Batching(NamedTuple):
+    """How samples become batches."""
+
+    batch_size: int
+    drop_remainder: bool
+    shuffle: bool | Shuffle
+    seed: int
+    shard: Shard | None
+    bad_samples: BadSamples
+
+
+class Batch(NamedTuple):
+    """A batch.
 
     Attributes:
-        output: their type, ``"float32"``, ``"uint8"`` or ``"float16"``.
-        cache, decode, threads: of ``image_dataset``.
+        arrays: (n, …) for each value of a sample.
+        samples: int64 (n,), the samples' indices.
+        draws: int64 (n,), their positions in the epoch's order.
+        epoch: its number.
     """
 
-    output: Literal["float32", "uint8", "float16"]
-    cache: Cache
-    decode: Decode
-    threads: int | Literal["auto"]
+    arrays: list[Array]
+    samples: Int64Array
+    draws: Int64Array
+    epoch: int
+
+    def select(self, part: Any) -> Batch:
+        """Return some of its samples, given by a slice or by their places."""
+        return Batch([array[part] for array in self.arrays], self.samples[part], self.draws[part], self.epoch)
 
 
-class RowStream(Stream):
-    """Makes the batches of rows of images.
+class PendingBatch(NamedTuple):
+    """A batch that threads are making: wait for it with ``finish``, or give it up with ``cancel``."""
 
-    Args:
-        rows: all samples.
-        batching: how they become batches.
-        making: how their images are made.
-        form: of the elements.
-    """
+    finish: Callable[[], Batch]
+    cancel: Callable[[], None]
 
-    def __init__(self, rows: Rows, batching: Batching, making: Making, form: Form) -> None:
-        super().__init__(batching)
-        self.rows, self._making, self._form = rows, making, form
-        self._clock = StageClock()
-        self._runtime: _Runtime | None = None
+
+class Stream(ABC):
+    """The batches of all epochs."""
+
+    def __init__(self, batching: Batching) -> None:
+        self.batching = batching
+        self._next_epoch = 0
+        self._lock = threading.Lock()
 
     @property
+    @abstractmethod
     def count(self) -> int:
-        """Rows."""
-        return len(self.rows)
+        """The samples of an epoch, of all shards."""
 
     @property
+    @abstractmethod
     def clock(self) -> StageClock:
         """Time spent in this process, by stage, summed over the threads."""
-        return self._clock
-
-    @property
-    def runtime(self) -> _Runtime:
-        """What makes rows in this process."""
-        with self._lock:
-            if self._runtime is None or self._runtime.pid != os.getpid():
-                self._runtime = _Runtime(self.rows, self.batching, self._making, self._clock)
-            return self._runtime
 
     @property
     def has_code(self) -> bool:
-        """Return whether a function of the script's may be called in one thread only."""
-        return any(one.preprocess is not None and not one.thread_safe for one in self.rows.columns)
+        """Whether the thread that takes a batch calls functions of the script.
 
-    def element(self, made: Made) -> Any:
-        """A batch in the form that the dataset's elements have."""
-        rows, form = self.rows, self._form
-        images = [form.laid_out(image) for image in made.arrays]
-        tabular = {name: values[made.samples] for name, values in rows.tabular.items()}
-        return form.element(images, tabular, None if rows.labels is None else rows.labels[made.samples])
+        What they see must depend on the batches that were handed out alone, so none is taken ahead.
+        """
+        return False
 
-    def signature(self, batch: int | None) -> Any:
-        """The type of such elements of ``batch`` samples; None for any number."""
-        return self._form.signature(self.rows, batch)
+    @abstractmethod
+    def element(self, batch: Batch) -> Any:
+        """Return a batch as the dataset's elements have it: arrays, tuples and dicts of them."""
 
+    @abstractmethod
+    def signature(self, batch_size: int | None) -> Any:
+        """Return the type of these elements."""
+
+    @abstractmethod
     def describe(self) -> list[str]:
-        """Who decodes, and what is kept, in lines."""
-        return self.runtime.describe()
+        """Return lines that say what makes the batches."""
 
-    def _order(self, epoch: int) -> npt.NDArray[np.int64]:
-        if self.batching.shuffle:
-            return epoch_order(self.count, seed=self.batching.seed, epoch=epoch)
-        return np.arange(self.count)
+    @abstractmethod
+    def _order(self, epoch: int) -> Int64Array:
+        """Return an epoch's samples in their order."""
 
-    def _begin(self, samples: npt.NDArray[np.int64], draws: npt.NDArray[np.int64], epoch: int) -> Begun:
-        return self.runtime.begin(samples, draws, epoch)
+    @abstractmethod
+    def _begin(self, samples: Int64Array, draws: Int64Array, epoch: int) -> PendingBatch:
+        """Begin a batch of these samples, which are at these positions of the epoch's order."""
 
+    def _expect(self, batches: Callable[[], Iterator[Int64Array]], epoch: int) -> None:  # noqa: B027
+        """Receive the samples of each batch of an epoch before it begins."""
 
-class _Runtime:
-    """Threads, decoders, memory and the cache of one stream in one process."""
+    def __len__(self) -> int:
+        return len(self._steps())
 
-    def __init__(self, rows: Rows, batching: Batching, making: Making, clock: StageClock) -> None:
-        self.pid = os.getpid()
-        self._rows, self._seed, self._output = rows, batching.seed, making.output
-        self._policy = batching.bad_samples.policy
-        self.threads = default_threads() if making.threads == "auto" else making.threads
-        self.pool = ThreadPool(self.threads, "fastpipe-decode")
-        self._bad = BadSampleLog(batching.bad_samples)
-        pixels = [maker_of(column.spec, making.decode) for column in rows.columns]
-        # Columns are all Pillow's or all TensorFlow's: one decoder is enough.
-        dct = next((one.dct for one in pixels if one.dct is not None), None)
-        self.decoder = None if dct is None else make_batch_decoder(making.decode.backend, self.threads, dct)
-        kept = open_kept(making.cache, rows.columns, pixels)
-        self.makers = [
-            ColumnMaker(column, one, kept[n] if kept else None, making.output, clock)
-            for n, (column, one) in enumerate(zip(rows.columns, pixels, strict=True))
-        ]
-        self._slots = [SlotPool(IN_FLIGHT) for _ in rows.columns]
-        self._channel = native.Channel(self.threads)
+    @property
+    def samples(self) -> int:
+        """The samples of an epoch of this shard."""
+        return sum(step.size for step in self._steps())
 
-    def begin(self, chosen: npt.NDArray[np.int64], draws: npt.NDArray[np.int64], epoch: int) -> Begun:
-        """Begin a batch of these rows."""
-        rows = chosen.tolist()
-        arrays = [
-            slots.take((len(rows), maker.column.spec.elements), maker.word)
-            for slots, maker in zip(self._slots, self.makers, strict=True)
-        ]
-        seeds = [sample_seed(self._seed, epoch, draw) for draw in draws.tolist()]
-        items = [self._item(row, seed) for row, seed in zip(rows, seeds, strict=True)]
+    def set_epoch(self, epoch: int) -> None:
+        """Number the epoch that is begun next."""
+        self._next_epoch = epoch
 
-        def substitute(number: int, attempt: int) -> RowItem | None:
-            item, classes = items[number], self._rows.classes
-            if classes is None:
-                classes = np.zeros(len(self._rows), np.int64)
-            other = another_of_its_class(classes, item.target or 0, item.position, item.seed, attempt)
-            return None if other is None else self._item(other, item.seed)
+    def next_epoch(self) -> Generator[Batch, None, None]:
+        """Yield the batches of the next epoch."""
+        with self._lock:
+            epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
+        batches = self._batches(epoch)
+        return self._refilled(batches) if self.batching.bad_samples.policy == "skip" else batches
 
-        pending = PendingRows(
-            items, self.makers, arrays, self._policy, self._bad,
-            substitute if self._policy == "replace" else None,
-        )  # fmt: skip
-        if self.decoder is None:
-            pending.begin_natively(self.pool, self._channel)
-        else:
-            pending.begin(self.pool, self.decoder)
-        return _Making(self, pending, arrays, draws, epoch)
+    def _steps(self) -> ShardedBatches:
+        how = self.batching
+        return ShardedBatches(
+            self.count, how.batch_size, how.shard or Shard(0, 1), drop_last=how.drop_remainder
+        )
 
-    def describe(self) -> list[str]:
-        """Who decodes, and what is kept, in lines."""
-        lines = [f"threads  →  {self.threads}"]
-        if self.decoder is not None:
-            lines.append(said_of(self.decoder))
-        lines += sorted({maker.describe() for maker in self.makers})
-        kept = next((maker.kept for maker in self.makers if maker.kept is not None), None)
-        if kept is not None:
-            where = "memory" if kept.store.is_in_memory else "files"
-            lines.append(f"samples  →  kept in {where}, up to {kept.store.max_bytes / 1e9:.1f} GB")
-        return lines
+    def _batches(self, epoch: int) -> Generator[Batch, None, None]:
+        order, pending = self._order(epoch), deque[PendingBatch]()
+        self._expect(lambda: (samples for samples, _ in self._parts(order)), epoch)
+        try:
+            for samples, draws in self._parts(order):
+                pending.append(self._begin(samples, draws, epoch))
+                if len(pending) > AHEAD:
+                    yield pending.popleft().finish()
+            while pending:
+                yield pending.popleft().finish()
+        finally:
+            for batch in pending:
+                batch.cancel()
 
-    def _item(self, row: int, seed: int) -> RowItem:
-        rows = self._rows
-        column = rows.columns[0]
-        target = None if rows.classes is None else int(rows.classes[row])
-        return RowItem(int(rows.numbers[row]), column.paths[row], target, column.name, row, seed)
+    def _parts(self, order: Int64Array) -> Iterator[tuple[Int64Array, Int64Array]]:
+        """Yield the samples of each batch, and their positions in the order."""
+        for step in self._steps():
+            draws = np.array(step.positions, np.int64)
+            yield order[draws % len(order)], draws
 
-    def shaped(self, arrays: Sequence[Array]) -> list[Array]:
-        """Images in the shape and type that the stream has."""
-        made = []
-        for array, maker in zip(arrays, self.makers, strict=True):
-            spec = maker.column.spec
-            array = array.reshape(len(array), *spec.size, spec.channels)
-            made.append(array.astype(np.float16) if self._output == "float16" else array)
-        return made
+    def _refilled(self, batches: Iterator[Batch]) -> Generator[Batch, None, None]:
+        """Fill batches that lack samples with those that follow."""
+        size = self.batching.batch_size
+        rest: Batch | None = None
+        for batch in batches:
+            if rest is not None:
+                batch = Batch(
+                    [np.concatenate(pair) for pair in zip(rest.arrays, batch.arrays, strict=True)],
+                    np.concatenate([rest.samples, batch.samples]),
+                    np.concatenate([rest.draws, batch.draws]),
+                    batch.epoch,
+                )
+            elif len(batch.samples) == size:
+                yield batch
+                continue
+            while len(batch.samples) >= size:
+                yield batch.select(slice(size))
+                batch = batch.select(slice(size, None))
+            rest = batch if len(batch.samples) else None
+        if rest is not None and not self.batching.drop_remainder:
+            yield rest
 
 
-class _Making:
-    """A batch whose rows are made one by one."""
+def batching_of(
+    batch_size: int | None, drop_remainder: bool, shuffle: bool | Shuffle, seed: int | None,
+    shard: Shard | Literal["auto"] | tf.distribute.InputContext | None,
+    bad_samples: BadSamples | Literal["raise", "replace", "skip"], *, draws: bool = False,
+) -> Batching:  # fmt: skip
+    """Check a script's arguments; ``draws`` says whether something besides the order is random.
 
-    def __init__(
-        self, runtime: _Runtime, pending: PendingRows, arrays: list[Array], draws: npt.NDArray[np.int64],
-        epoch: int,
-    ) -> None:  # fmt: skip
-        self._runtime, self._pending, self._arrays = runtime, pending, arrays
-        self._draws, self._epoch = draws, epoch
+    Raises:
+        OptionError: an argument cannot work.
+    """
+    if batch_size is not None and operator.index(batch_size) < 1:
+        raise OptionError(f"batch_size must be a number from 1, or None for single samples, got {batch_size}")
+    if not isinstance(shuffle, (bool, Shuffle)):
+        raise OptionError(f"shuffle must be True, False or a fastpipe.Shuffle, got {shuffle!r}")
+    # NumPy's generator is the script's: where nothing is random, take no number from it.
+    is_random = bool(shuffle) or draws
+    drawn = operator.index(seed) if seed is not None else np.random.randint(1_000_000) if is_random else 0
+    part = shard_of(shard, is_shuffled=bool(shuffle), seed=seed)
+    return Batching(
+        batch_size or _SINGLES, drop_remainder and batch_size is not None, shuffle, int(drawn), part,
+        BadSamples.of(bad_samples),
+    )  # fmt: skip
 
-    def finish(self) -> Made:
-        """Wait for it."""
-        pending = self._pending
-        there = pending.finish()
-        if not there and (error := why_nothing_is_left(pending.left_out, len(pending.items))):
-            raise error
-        rows = np.array([pending.made[number].position for number in there], np.int64)
-        arrays = self._arrays if len(there) == len(pending.items) else [one[there] for one in self._arrays]
-        return Made(self._runtime.shaped(arrays), rows, self._draws[there], self._epoch)
 
-    def cancel(self) -> None:
-        """Give it up."""
-        self._pending.cancel()
+def shard_of(shard: object, *, is_shuffled: bool, seed: int | None) -> Shard | None:
+    """Return the shard that an argument means; None for all samples.
+
+    Raises:
+        OptionError: it means none, or workers would have different orders.
+    """
+    if shard is None:
+        if is_shuffled and seed is None and _rank_of_tf_config(strict=False)[1] > 1:
+            _log.warning(
+                "TF_CONFIG names several workers, and without seed= each has another order: pass the same to "
+                "all, or samples come twice and others not at all"
+            )
+        return None
+    if isinstance(shard, str) and shard == "auto":
+        rank, world = _rank_of_tf_config()
+        shard = Shard(rank, world, "eval")
+    elif isinstance(shard, tf.distribute.InputContext):
+        shard = Shard(shard.input_pipeline_id, shard.num_input_pipelines, "eval")
+    elif not isinstance(shard, Shard):
+        raise OptionError(
+            f"shard= is a fastpipe.Shard, 'auto', a tf.distribute.InputContext or None, got {shard!r}"
+        )
+    if shard.world == 1:
+        return None
+    if is_shuffled and seed is None:
+        raise OptionError(
+            f"one of {shard.world} shards of a shuffled dataset needs seed=, the same for all: without it "
+            "each has another order, and samples come twice"
+        )
+    return shard
+
+
+def _rank_of_tf_config(*, strict: bool = True) -> tuple[int, int]:
+    """Return this worker's rank and the number of workers in ``TF_CONFIG``; (0, 1) without it.
+
+    ``strict`` raises an OptionError in a process that is none of the cluster's workers.
+    """
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    spec = resolver.cluster_spec().as_dict()
+    jobs = [(job, len(spec[job])) for job in ("chief", "worker") if job in spec]
+    world = sum(count for _, count in jobs)
+    if world < 2:
+        return 0, 1
+    before = 0
+    for job, count in jobs:
+        if resolver.task_type == job:
+            return before + resolver.task_id, world
+        before += count
+    if not strict:
+        return 0, world
+    raise OptionError(
+        f"shard='auto' is for the chief and workers of TF_CONFIG; its task is {resolver.task_type!r}"
+    )

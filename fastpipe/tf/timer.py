@@ -28,13 +28,13 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships
     point of TensorBoard's scalars ``fastpipe/epoch_seconds``, ``fastpipe/step_seconds``, ``fastpipe/waiting``
     and ``fastpipe/images_per_second``.
 
-    A step begins with the request for its batch.  That it waited is known by when the batch was there, which
-    the dataset has to tell: ``model.fit(timer.watch(train), callbacks=[timer])``.  Where the device computes
-    while Python goes on, as GPUs do, the wait includes what is left of the step before.
+    A step begins with the request for its batch, and waits until the batch is there, which the dataset has to
+    report: ``model.fit(timer.watch(train), callbacks=[timer])``.  If the device computes while Python goes
+    on, as GPUs do, the wait includes what is left of the step before.
 
     Args:
         log_dir: a folder for TensorBoard; it is written with TensorFlow's own means.
-        warn_after: seconds; once an epoch a warning says how many batches took longer, the first excepted.
+        warn_after: seconds; after each epoch a warning counts the batches that took longer, but the first.
         warn_waiting: a part of an epoch, 0 to 1; a warning says where more of it was waiting for data.
 
     Attributes:
@@ -64,17 +64,17 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships
         self.epochs: list[EpochTimes] = []
         self._log_dir = log_dir
         self._writer: Any = None
-        self._arrivals = _Arrivals()
+        self._arrivals: deque[tuple[float, int]] = deque()  # when batches were there, and their samples
         self._is_watching = False
 
     def watch(self, dataset: Any) -> Any:
-        """The same dataset, whose batches tell when they are there.
+        """Return the same dataset, whose batches report when they are there.
 
         Args:
             dataset: a ``tf.data.Dataset`` of batches, as it goes to ``fit``.
         """
         self._is_watching = True
-        living = weakref.ref(self._arrivals)  # TensorFlow never lets go of a function
+        living = weakref.ref(self._arrivals)  # TensorFlow never releases a function
 
         def note(count: Any) -> Any:
             arrivals = living()
@@ -94,8 +94,6 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships
 
         return dataset.map(noted)
 
-    # ---- Keras calls these ----------------------------------------------------------------------
-
     def on_train_begin(self, logs: Any = None) -> None:
         """Begin anew: what was in the dataset's buffers belongs to no step."""
         self.epochs.clear()
@@ -112,7 +110,7 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships
         self._first_batch: float | None = None
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Begin a step: its batch is asked for."""
+        """Begin a step, with the request for its batch."""
         self._asked, self._first = time.perf_counter(), batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -128,7 +126,7 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships
             self._samples += sum(samples for _, samples in arrived)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Say what the epoch took."""
+        """Report how long the epoch took."""
         times = epoch_times(
             epoch, self._ended - self._began, self._steps, self._waits or None,
             self._samples if self._waits else math.nan,
@@ -157,7 +155,3 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships
             for name, value in times.scalars().items():
                 tf.summary.write(name, np.float32(value), times.epoch, metadata)
         self._writer.flush()
-
-
-class _Arrivals(deque[tuple[float, int]]):
-    """When batches were there, and how many samples they had; oldest first."""

@@ -22,8 +22,9 @@ from fastpipe.core import keys
 from fastpipe.core.native import native
 from fastpipe.core.types import Key
 from fastpipe.errors import AugmentError
-from fastpipe.tf import Augment, on_processor
-from fastpipe.tf.keyed import uniforms
+from fastpipe.tf import Augment
+from fastpipe.tf import augment as augment_module
+from fastpipe.tf.augment_ops import uniforms
 
 _ALL: dict[str, Any] = {
     "horizontal_flip": 0.5, "vertical_flip": 0.3, "rotation": 20, "translation": (0.1, 0.2),
@@ -81,13 +82,13 @@ def not_fused(monkeypatch: pytest.MonkeyPatch) -> None:
 def natively_changed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes of batches that the native core changes from now on."""
     shapes: list[tuple[int, ...]] = []
-    changed = on_processor.changed
+    changed = augment_module.change_natively
 
     def noted(images: Any, *others: Any) -> Any:
         shapes.append(images.shape)
         return changed(images, *others)
 
-    monkeypatch.setattr(on_processor, "changed", noted)
+    monkeypatch.setattr(augment_module, "change_natively", noted)
     return shapes
 
 
@@ -539,11 +540,11 @@ def test_graph_engine_and_single_samples(photo_table: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"horizontal_flip": 1.5}, "horizontal_flip= is the part of the images"),
-        ({"rotation": (10, -10)}, "rotation= is a number of at least 0 or two"),
+        ({"horizontal_flip": 1.5}, "horizontal_flip= must be a part of the images"),
+        ({"rotation": (10, -10)}, "rotation= must be a number of at least 0, or two"),
         ({"rotation": -5}, "rotation="),
         ({"zoom": 1.5}, "zoom="),
-        ({"zoom": 1.0}, "zoom= is of factors above 0"),
+        ({"zoom": 1.0}, "zoom= must give factors above 0"),
         ({"translation": 2}, "translation="),
         ({"brightness": (-1, 1)}, "brightness="),
         ({"hue": 0.7}, "hue="),

@@ -20,7 +20,7 @@ from PIL import Image
 from fastpipe import BadSamples, Cache, Decode, Shard
 from fastpipe.errors import OptionError
 from fastpipe.images.dali import DaliDecoder
-from fastpipe.tf import image_dataset, making
+from fastpipe.tf import image_dataset, image_stream
 
 # Pillow warns of palettes with transparency and of truncated metadata, whoever asks it.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL", "ignore:Palette images with Transparency")
@@ -282,8 +282,8 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[list[bool]]:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Files that were read."""
     paths: list[str] = []
-    read_file: Callable[[str], bytes] = making.read_file
-    monkeypatch.setattr(making, "read_file", lambda path: paths.append(path) or read_file(path))  # type: ignore[func-returns-value]
+    read_file: Callable[[str], bytes] = image_stream.read_file
+    monkeypatch.setattr(image_stream, "read_file", lambda path: paths.append(path) or read_file(path))  # type: ignore[func-returns-value]
     return paths
 
 

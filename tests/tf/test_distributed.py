@@ -19,7 +19,7 @@ import tensorflow as tf
 import fastpipe
 import fastpipe.tf
 from fastpipe.errors import OptionError
-from fastpipe.tf.ranks import shard_of
+from fastpipe.tf.stream import shard_of
 
 _COUNT = 25
 

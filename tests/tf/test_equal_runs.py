@@ -20,7 +20,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-import fastpipe.tf.making
+import fastpipe.tf.image_stream
 from fastpipe.options import BadSamples
 from fastpipe.sampling import Grid
 from fastpipe.tf import Augment, hdf5_dataset, image_dataset, patch_dataset
@@ -40,7 +40,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A busy thread beside, and decoding that takes another time for each file in each run."""
     is_over = threading.Event()
-    chance, read = random.SystemRandom(), fastpipe.tf.making.read_file
+    chance, read = random.SystemRandom(), fastpipe.tf.image_stream.read_file
 
     def neighbour() -> None:
         while not is_over.is_set():
@@ -51,7 +51,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             hashlib.sha256(bytes(50_000)).digest()
         return read(path)
 
-    monkeypatch.setattr(fastpipe.tf.making, "read_file", throttled)
+    monkeypatch.setattr(fastpipe.tf.image_stream, "read_file", throttled)
     thread = threading.Thread(target=neighbour)
     thread.start()
     yield
@@ -160,7 +160,7 @@ def test_the_batch_that_spends_the_budget_of_bad_samples_is_the_same(
     early, late, log = tmp_path / "early.png", tmp_path / "late.png", tmp_path / "log"
     for path in (early, late):
         path.write_bytes(b"no image")
-    is_late_read, read = threading.Event(), fastpipe.tf.making.read_file
+    is_late_read, read = threading.Event(), fastpipe.tf.image_stream.read_file
 
     def late_first(path: str) -> Any:
         if path == str(early):
@@ -170,7 +170,7 @@ def test_the_batch_that_spends_the_budget_of_bad_samples_is_the_same(
             is_late_read.set()
         return found
 
-    monkeypatch.setattr(fastpipe.tf.making, "read_file", late_first)
+    monkeypatch.setattr(fastpipe.tf.image_stream, "read_file", late_first)
     paths = [str(early), *files[:4], str(late)]
     made = image_dataset(
         paths, None, image_size=4, batch_size=2, shuffle=False, threads=2, cache="off",
