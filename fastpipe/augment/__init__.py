@@ -34,31 +34,45 @@ from typing import TYPE_CHECKING, Any
 from fastpipe.core.extras import load_part
 
 if TYPE_CHECKING:
-    from fastpipe.augment.affine import RandomAffine, RandomRotation
-    from fastpipe.augment.applying import RandomApply
     from fastpipe.augment.base import Augmentation
-    from fastpipe.augment.blur import GaussianBlur
-    from fastpipe.augment.colour import ColorJitter, Normalize, RandomGrayscale, ToDtype
-    from fastpipe.augment.compose import Compose
-    from fastpipe.augment.erasing import RandomErasing
-    from fastpipe.augment.geometry import RandomHorizontalFlip, RandomResizedCrop, RandomVerticalFlip
-    from fastpipe.augment.images import BatchTransform
+    from fastpipe.augment.colour import (
+        ColorJitter,
+        GaussianBlur,
+        Normalize,
+        RandomErasing,
+        RandomGrayscale,
+        ToDtype,
+    )
+    from fastpipe.augment.compose import Compose, from_torchvision
+    from fastpipe.augment.geometry import (
+        RandomAffine,
+        RandomHorizontalFlip,
+        RandomResizedCrop,
+        RandomRotation,
+        RandomVerticalFlip,
+    )
+    from fastpipe.augment.images import BatchTransform, RandomApply
     from fastpipe.augment.mixing import CutMix, MixUp
-    from fastpipe.augment.motion.transforms import MotionMirror, MotionScale, MotionSpeed, MotionTranslation
+    from fastpipe.augment.motion import MotionMirror, MotionScale, MotionSpeed, MotionTranslation
     from fastpipe.augment.parameters import Parameters
+    from fastpipe.augment.pictures import preview
     from fastpipe.augment.policy import RandAugment, TrivialAugmentWide
-    from fastpipe.augment.previewing import preview
     from fastpipe.augment.spectrograms import RandomGain, SpecAugment, TimeShift
-    from fastpipe.augment.translating import from_torchvision
     from fastpipe.augment.volumes.geometry import (
         RandomAffine3D,
         RandomElastic3D,
         RandomFlip3D,
         RandomRotate90,
     )
-    from fastpipe.augment.volumes.intensity import Brightness3D, Contrast3D, Gamma3D, GaussianNoise3D
+    from fastpipe.augment.volumes.intensity import (
+        Brightness3D,
+        Contrast3D,
+        Gamma3D,
+        GaussianBlur3D,
+        GaussianNoise3D,
+        LowResolution3D,
+    )
     from fastpipe.augment.volumes.recipes import nnunet_default
-    from fastpipe.augment.volumes.smoothing import GaussianBlur3D, LowResolution3D
 
 __all__ = [
     "Augmentation", "BatchTransform", "Brightness3D", "ColorJitter", "Compose", "Contrast3D", "CutMix",
@@ -71,53 +85,34 @@ __all__ = [
 ]  # fmt: skip
 
 # Parameters need NumPy only, and serve TensorFlow as well; what applies them here needs torch.
-_LAZY = {
-    "Augmentation": "base",
-    "BatchTransform": "images",
-    "Brightness3D": "volumes.intensity",
-    "ColorJitter": "colour",
-    "Compose": "compose",
-    "Contrast3D": "volumes.intensity",
-    "CutMix": "mixing",
-    "Gamma3D": "volumes.intensity",
-    "GaussianBlur": "blur",
-    "GaussianBlur3D": "volumes.smoothing",
-    "GaussianNoise3D": "volumes.intensity",
-    "LowResolution3D": "volumes.smoothing",
-    "MixUp": "mixing",
-    "MotionMirror": "motion.transforms",
-    "MotionScale": "motion.transforms",
-    "MotionSpeed": "motion.transforms",
-    "MotionTranslation": "motion.transforms",
-    "Normalize": "colour",
-    "Parameters": "parameters",
-    "RandAugment": "policy",
-    "RandomAffine": "affine",
-    "RandomAffine3D": "volumes.geometry",
-    "RandomApply": "applying",
-    "RandomElastic3D": "volumes.geometry",
-    "RandomErasing": "erasing",
-    "RandomFlip3D": "volumes.geometry",
-    "RandomGain": "spectrograms",
-    "RandomGrayscale": "colour",
-    "RandomHorizontalFlip": "geometry",
-    "RandomResizedCrop": "geometry",
-    "RandomRotate90": "volumes.geometry",
-    "RandomRotation": "affine",
-    "RandomVerticalFlip": "geometry",
-    "SpecAugment": "spectrograms",
-    "TimeShift": "spectrograms",
-    "ToDtype": "colour",
-    "TrivialAugmentWide": "policy",
-    "from_torchvision": "translating",
-    "nnunet_default": "volumes.recipes",
-    "preview": "previewing",
-}
+_PARTS = {
+    "base": ["Augmentation"],
+    "colour": [
+        "ColorJitter", "GaussianBlur", "Normalize", "RandomErasing", "RandomGrayscale", "ToDtype",
+    ],
+    "compose": ["Compose", "from_torchvision"],
+    "geometry": [
+        "RandomAffine", "RandomHorizontalFlip", "RandomResizedCrop", "RandomRotation", "RandomVerticalFlip",
+    ],
+    "images": ["BatchTransform", "RandomApply"],
+    "mixing": ["CutMix", "MixUp"],
+    "motion": ["MotionMirror", "MotionScale", "MotionSpeed", "MotionTranslation"],
+    "parameters": ["Parameters"],
+    "pictures": ["preview"],
+    "policy": ["RandAugment", "TrivialAugmentWide"],
+    "spectrograms": ["RandomGain", "SpecAugment", "TimeShift"],
+    "volumes.geometry": ["RandomAffine3D", "RandomElastic3D", "RandomFlip3D", "RandomRotate90"],
+    "volumes.intensity": [
+        "Brightness3D", "Contrast3D", "Gamma3D", "GaussianBlur3D", "GaussianNoise3D", "LowResolution3D",
+    ],
+    "volumes.recipes": ["nnunet_default"],
+}  # fmt: skip
+_PART_OF = {name: part for part, names in _PARTS.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        value = getattr(load_part(f"fastpipe.augment.{_LAZY[name]}"), name)
+    if name in _PART_OF:
+        value = getattr(load_part(f"fastpipe.augment.{_PART_OF[name]}"), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'fastpipe.augment' has no attribute {name!r}")

@@ -1,63 +1,219 @@
-"""What all augmentations of batches have in common: checked input, parameters drawn first, applied then."""
+"""What all augmentations of batches share: parameters are drawn first, and applied then."""
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fastpipe.augment.distributions import Drawn
-from fastpipe.augment.draws import uniform_rows
-from fastpipe.augment.parameters import Float64Array, Parameters
+from fastpipe.augment.distributions import Drawn, drawn
+from fastpipe.augment.parameters import Float64Array, Parameters, uniform_rows
 from fastpipe.augment.steps import Step
-from fastpipe.augment.tables import Layout, Shape, drawn_table, dtype_after, shape_after, untraced
 from fastpipe.core.slots import SlotPool
 from fastpipe.core.types import Key
 from fastpipe.errors import AugmentError
 
-__all__ = ["FLOATS", "Augmentation", "Chain"]
+__all__ = [
+    "FLOATS", "Augmentation", "Chain", "Layout", "OfBatches", "Ops", "Shape", "applied_table", "columns_of",
+    "drawn_table", "dtype_after", "for_masks", "shape_after", "untraced", "uploaded",
+]  # fmt: skip
+
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+_Made = TypeVar("_Made")
+Ops = Sequence[Any]  # augmentations, of which the methods of ``Augmentation`` are called
+Shape = tuple[int, ...]  # of a sample
+
+
+def uploaded(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """Copy an array to a device, without waiting for it."""
+    found = torch.from_numpy(np.require(array, requirements="W"))  # torch warns of what is read-only
+    return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found.to(device)
+
+
+def untraced(function: Callable[..., _Made], *args: Any) -> _Made:
+    """Call a function that torch.compile does not trace."""
+    # As a decorator, ``torch.compiler.disable`` would load the compiler, which takes more than a second.
+    if torch.compiler.is_compiling():
+        found: _Made = torch.compiler.disable(function)(*args)  # type: ignore[no-untyped-call]
+        return found
+    return function(*args)
+
+
+# ---- tables of a chain's numbers -------------------------------------------------------------------
+#
+# The parameters of a chain are one table, (N, columns), in which those of each operation come one after the
+# other; so are the numbers that are applied.
+
+
+def shape_after(ops: Ops, shape: Shape) -> Shape:
+    """Return the shape of a sample after a chain."""
+    for op in ops:
+        shape = op.shape_after(shape)
+    return shape
+
+
+def dtype_after(ops: Ops, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of samples after a chain."""
+    for op in ops:
+        dtype = op.dtype_after(dtype)
+    return dtype
+
+
+def columns_of(ops: Ops, channels: int, of_applied: bool = False) -> Iterator[tuple[Any, slice]]:
+    """Yield each operation with its columns of parameters, or of what is applied."""
+    begin = 0
+    for op in ops:
+        names = op.applied_names_for(channels) if of_applied else op.names_for(channels)
+        yield op, slice(begin, begin + len(names))
+        begin += len(names)
+
+
+def for_masks(ops: Ops, channels: int) -> tuple[tuple[Any, ...], npt.NDArray[np.intp]]:
+    """Return what does the same with masks or labels, and which columns of what is applied it needs."""
+    twins, columns = [], [np.zeros(0, np.intp)]
+    for op, own in columns_of(ops, channels, of_applied=True):
+        if (twin := op.for_masks()) is not None:
+            twins.append(twin)
+            columns.append(np.arange(own.start, own.stop))
+    return tuple(twins), np.concatenate(columns)
+
+
+class _Part(NamedTuple):
+    """An operation, and its columns of uniform numbers, of parameters and of what is applied."""
+
+    op: Any
+    is_simple: bool  # see ``drawn_as``
+    draws: slice
+    names: slice
+    applied: slice
+
+
+class _Simple(NamedTuple):
+    """Parameters of one kind of ``Drawn``: their columns, and those of their uniform numbers."""
+
+    kind: str
+    draws: npt.NDArray[np.intp]
+    names: npt.NDArray[np.intp]
+    low: Float64Array
+    high: Float64Array
+
+
+class Layout:
+    """The columns of a chain's tables.
+
+    An operation that others are in, ``RandomApply``, has a number of its own before theirs.
+
+    Args:
+        ops: the chain.
+        channels: of its samples.
+
+    Attributes:
+        draws, names, applied: columns of uniform numbers, of parameters, and of what is applied.
+    """
+
+    def __init__(self, ops: Ops, channels: int) -> None:
+        self.draws = self.names = self.applied = 0
+        self._parts: list[_Part] = []
+        self._gates: list[tuple[slice, slice]] = []  # columns of parameters, and of what is applied
+        simple: dict[str, list[tuple[int, int, float, float]]] = {}
+        self._add(ops, channels, simple)
+        # Numbers of a kind are drawn together.
+        self._simple = [
+            _Simple(kind, *(np.array(column) for column in zip(*columns, strict=True)))
+            for kind, columns in simple.items()
+        ]
+        self._copies = self._same()
+
+    def _add(self, ops: Ops, channels: int, simple: dict[str, list[tuple[int, int, float, float]]]) -> None:
+        for op in ops:
+            inner = op.inner
+            if inner is not None:
+                simple.setdefault("flag", []).append((self.draws, self.names, op.p, 0.0))
+                names, applied = slice(self.names, self.names + 1), slice(self.applied, self.applied + 1)
+                self._gates.append((names, applied))
+                self.draws, self.names, self.applied = self.draws + 1, self.names + 1, self.applied + 1
+                self._add(inner, channels, simple)
+                continue
+            drawn_as = op.drawn_as(channels)
+            for at, one in enumerate(drawn_as or ()):
+                place = (self.draws + at, self.names + at, one.low, one.high)
+                simple.setdefault(one.kind, []).append(place)
+            ends = (
+                self.draws + op.draws_for(channels),
+                self.names + len(op.names_for(channels)),
+                self.applied + len(op.applied_names_for(channels)),
+            )
+            begins = (self.draws, self.names, self.applied)
+            slices = (slice(*pair) for pair in zip(begins, ends, strict=True))
+            self._parts.append(_Part(op, drawn_as is not None, *slices))
+            self.draws, self.names, self.applied = ends
+
+    def _same(self) -> list[tuple[slice, slice]]:
+        """Return columns of parameters that are applied as they are, in as few pieces as can be."""
+        edges = [(part.names, part.applied) for part in self._parts if part.op.applies_parameters]
+        edges += self._gates
+        found: list[tuple[slice, slice]] = []
+        for names, applied in sorted(edges, key=lambda pair: (pair[0].start, pair[0].stop)):
+            if found and found[-1][0].stop == names.start and found[-1][1].stop == applied.start:
+                before = found.pop()
+                names = slice(before[0].start, names.stop)
+                applied = slice(before[1].start, applied.stop)
+            found.append((names, applied))
+        return found
+
+    def drawn(self, u: Float64Array, shape: Shape) -> Float64Array:
+        """Return parameters (N, names) for uniform numbers, of samples of this shape."""
+        found = np.empty((len(u), self.names))
+        for one in self._simple:
+            found[:, one.names] = drawn(one.kind, u[:, one.draws], one.low, one.high)
+        for part in self._parts:
+            if not part.is_simple:
+                found[:, part.names] = part.op.table(u[:, part.draws], shape)
+            shape = part.op.shape_after(shape)
+        return found
+
+    def computed(self, table: Float64Array, shape: Shape) -> Float64Array:
+        """Compute what is applied for parameters of samples of this shape: (N, applied)."""
+        found = np.empty((len(table), self.applied))
+        for names, applied in self._copies:
+            found[:, applied] = table[:, names]
+        for part in self._parts:
+            if not part.op.applies_parameters:
+                found[:, part.applied] = part.op.applied(table[:, part.names], shape)
+            shape = part.op.shape_after(shape)
+        return found
+
+
+def drawn_table(ops: Ops, u: Float64Array, shape: Shape) -> Float64Array:
+    """Compute the parameters of a chain from uniform numbers."""
+    return Layout(ops, shape[0]).drawn(u, shape)
+
+
+def applied_table(ops: Ops, table: Float64Array, shape: Shape) -> Float64Array:
+    """Compute what is applied for the parameters of a chain."""
+    return Layout(ops, shape[0]).computed(table, shape)
+
+
+# ---- augmentations and chains of them --------------------------------------------------------------
+
 _changes = 0  # how often an attribute of an augmentation was set anew
 _MOST_KEPT = 256  # forms of batches
 _SLOTS = 3  # batches whose memory is kept, for the next ones; what mixes needs two
 _Own = TypeVar("_Own", bound="Augmentation")
-_Made = TypeVar("_Made")
 
 
-class Augmentation:
-    """An augmentation of a batch, in which each sample has parameters of its own: what all kinds have.
+class OfBatches:
+    """What is called with batches."""
 
-    Images are changed by a ``BatchTransform``; volumes and motion have classes of their own.
-
-    Attributes:
-        draws: uniform numbers that a sample needs.
-        names: of its parameters.
-        applied_names: of what is applied, where that is computed from the parameters first.
-        kind: what it is for: ``"images"``, which spectrograms are as well, ``"volumes"`` or ``"motion"``.
-        ranks: 4 for images (N, C, H, W), and 3 as well for spectrograms (N, F, T); 5 and 4 for volumes.
-        mixes: whether samples depend on each other.
-    """
-
-    draws: int = 0
-    names: tuple[str, ...] = ()
-    applied_names: tuple[str, ...] | None = None
-    kind: str
-    ranks: tuple[int, ...] = (4,)
-    mixes: bool = False
-    chain_type: type[Chain]  # what calls it, alone or in a Compose
     _chain: Chain
-
-    def __new__(cls: type[_Own], *args: Any, **options: Any) -> _Own:
-        # Here, where the compiler does not look.
-        made = super().__new__(cls)
-        made._chain = cls.chain_type([made], cls.__name__)
-        return made
 
     def __call__(
         self, images: Tensor, *others: Any, generator: torch.Generator | None = None, key: Key | None = None
@@ -83,21 +239,62 @@ class Augmentation:
         """
         return self._chain(images, others, generator, key)
 
+    def margin(self, size: Sequence[int]) -> tuple[int, ...]:
+        """Return how many voxels more volumes should have, on each side, for a result of a size (D, H, W), so
+        that little of it is from beyond: ``margin=`` of a ``FastPatchDataset``.
+
+        It is enough for rotation about one axis by any of the angles, for shifts, and, as in nnU-Net, for
+        what is scaled by up to 1 / 0.85; several at once may need more.
+
+        Raises:
+            AugmentError: an augmentation moves voxels and does not say what ``size=`` it cuts.
+        """
+        return self._chain.margin(size)
+
+
+class Augmentation(OfBatches):
+    """An augmentation of a batch, in which each sample has parameters of its own: what all kinds have.
+
+    Images are changed by a ``BatchTransform``; volumes and motion have classes of their own.
+
+    Attributes:
+        draws: uniform numbers that a sample needs.
+        names: of its parameters.
+        applied_names: of what is applied, where that is computed from the parameters first.
+        kind: what it is for: ``"images"``, which spectrograms are as well, ``"volumes"`` or ``"motion"``.
+        ranks: 4 for images (N, C, H, W), and 3 as well for spectrograms (N, F, T); 5 and 4 for volumes.
+        mixes: whether samples depend on each other.
+    """
+
+    draws: int = 0
+    names: tuple[str, ...] = ()
+    applied_names: tuple[str, ...] | None = None
+    kind: str
+    ranks: tuple[int, ...] = (4,)
+    mixes: bool = False
+    chain_type: type[Chain]  # what calls it, alone or in a Compose
+
+    def __new__(cls: type[_Own], *args: Any, **options: Any) -> _Own:
+        # Here, where the compiler does not look.
+        made = super().__new__(cls)
+        made._chain = cls.chain_type([made], cls.__name__)
+        return made
+
     def draw(
         self, shape: Sequence[int], *, generator: torch.Generator | None = None, key: Key | None = None
     ) -> Parameters:
-        """The parameters for a batch of this shape; further arguments as of a call."""
+        """Return parameters for a batch of this shape; further arguments as of a call."""
         return self._chain.draw(shape, generator, key)[0]
 
     def apply(self, images: Tensor, parameters: Parameters, lengths: Tensor | None = None) -> Any:
-        """The images changed by parameters that were drawn before; errors as of a call.
+        """Return images changed by parameters that were drawn before; errors as of a call.
 
         With the ``lengths`` of motion a tuple of it and its new lengths.
         """
         return self._chain.apply(images, [parameters], lengths)
 
     def reference(self, images: Tensor, parameters: Parameters, lengths: Tensor | None = None) -> Any:
-        """What torchvision's functions make of the images, one by one, with the same parameters.
+        """Return what torchvision's functions make of the images, one by one, with the same parameters.
 
         Of volumes and motion, what NumPy and SciPy make of them.  It is slow, and there to compare with; it
         has the shape and the dtype of what ``apply`` gives.
@@ -117,15 +314,15 @@ class Augmentation:
         return {name: value for name, value in self.__dict__.items() if name != "_chain"}
 
     def draws_for(self, channels: int) -> int:
-        """Uniform numbers that a sample of so many channels needs."""
+        """Return how many uniform numbers a sample of so many channels needs."""
         return self.draws
 
     def names_for(self, channels: int) -> tuple[str, ...]:
-        """Names of the parameters of a sample of so many channels."""
+        """Return the names of the parameters of a sample of so many channels."""
         return self.names
 
     def applied_names_for(self, channels: int) -> tuple[str, ...]:
-        """Names of what is applied to a sample of so many channels."""
+        """Return the names of what is applied to a sample of so many channels."""
         return self.names_applied
 
     @property
@@ -144,7 +341,7 @@ class Augmentation:
         return self.names if self.applied_names is None else self.applied_names
 
     def table(self, u: Float64Array, shape: Shape) -> Float64Array:
-        """Parameters for uniform numbers.  Default: as ``drawn_as`` says, or none are drawn.
+        """Return parameters for uniform numbers.  Default: as ``drawn_as`` says, or none are drawn.
 
         Args:
             u: (N, draws), in [0, 1).
@@ -158,15 +355,11 @@ class Augmentation:
         return drawn_table([self], u, shape)
 
     def drawn_as(self, channels: int) -> Sequence[Drawn] | None:
-        """Say how each parameter is computed from the uniform number in its place; None if ``table`` does it.
-
-        Args:
-            channels: of a sample.
-        """
+        """Say how each parameter is computed from its uniform number; None if ``table`` does it."""
         return None
 
     def applied(self, table: Float64Array, shape: Shape) -> Float64Array:
-        """What is applied for parameters of samples of this shape: (N, len(applied_names))."""
+        """Return what is applied for parameters of samples of this shape: (N, len(applied_names))."""
         return table
 
     def steps(self, column: int, shape: Shape) -> Sequence[Step] | None:
@@ -179,27 +372,15 @@ class Augmentation:
         return None
 
     def shape_after(self, shape: Shape) -> Shape:
-        """The shape of a sample of this one afterwards."""
+        """Return the shape of a sample afterwards."""
         return shape
 
     def size_before(self, size: tuple[int, ...]) -> tuple[int, ...]:
-        """How large volumes should be, (D, H, W), for a result of this size in which nothing is missing."""
+        """Return the size of volumes, (D, H, W), for a result of this size in which nothing is missing."""
         return size
 
-    def margin(self, size: Sequence[int]) -> tuple[int, ...]:
-        """How many voxels more volumes should have, on each side, for a result of a size (D, H, W), so that
-        little of it is from beyond: ``margin=`` of a ``FastPatchDataset``.
-
-        It is enough for rotation about one axis by any of the angles, for shifts, and, as in nnU-Net, for
-        what is scaled by up to 1 / 0.85; several at once may need more.
-
-        Raises:
-            AugmentError: the augmentation moves voxels and does not say what ``size=`` it cuts.
-        """
-        return self._chain.margin(size)
-
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
-        """The dtype of images of this one afterwards.
+        """Return the dtype of images afterwards.
 
         Raises:
             AugmentError: images of this dtype cannot be changed so.
@@ -207,22 +388,21 @@ class Augmentation:
         return dtype
 
     def for_masks(self) -> Augmentation | None:
-        """What does the same with masks; None where masks stay as they are."""
+        """Return what does the same with masks; None if masks stay as they are."""
         return None
 
     def check(self, shape: Sequence[int]) -> None:
-        """Raise an error for a batch of this shape that it cannot take.
-
-        Raises:
-            AugmentError: it says what was got, and what to do.
-        """
+        """Raise an ``AugmentError`` for a batch of this shape that it cannot take."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.extra_repr()})"
 
     def extra_repr(self) -> str:
-        """The arguments, for ``repr``."""
-        return ""
+        """Return the arguments, for ``repr``: those that are attributes of the same name."""
+        kinds = [kind for kind in type(self).__mro__ if "__init__" in kind.__dict__]
+        signatures = [inspect.signature(kind.__dict__["__init__"]) for kind in kinds]
+        names = {name: None for one in signatures for name in one.parameters}
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names if name in vars(self))
 
 
 class Chain(ABC):
@@ -270,24 +450,17 @@ class Chain(ABC):
         if torch.compiler.is_compiling() and generator is None and key is None:
             table: Tensor = torch.ops.fastpipe.drawn(self.number, batch.shape)
         else:
-            table = untraced(self._drawn, batch.shape, generator, key)
+            table = untraced(lambda: torch.from_numpy(self.table(batch.shape, generator, key)))
         return self.given(samples, batch, table, others)
 
     def given(self, samples: Tensor, batch: Tensor, table: Tensor, others: Sequence[Any]) -> Any:
-        """Apply parameters to a batch and to what belongs to it.
-
-        Args:
-            samples: as they were given.
-            batch: the same in their whole shape.
-            table: parameters, (N, columns).
-            others: what came with them.
-        """
+        """Apply parameters to a batch and to what belongs to it."""
         changed = self.changed(batch, table)
         changed = changed.squeeze(1) if samples.ndim < batch.ndim else changed
         return (changed, *self.followed(table, batch.shape, others)) if others else changed
 
     def changed(self, samples: Tensor, table: Tensor) -> Tensor:
-        """A batch changed by parameters (N, columns); torch.compile does not look into kernels."""
+        """Change a batch by parameters (N, columns); torch.compile does not trace kernels."""
         if torch.compiler.is_compiling():
             found: Tensor = torch.ops.fastpipe.augmented(samples, table, self.number)
             return found
@@ -295,7 +468,7 @@ class Chain(ABC):
 
     @abstractmethod
     def by_kernels(self, samples: Tensor, table: Tensor) -> Tensor:
-        """A batch changed by parameters (N, columns), wherever it is."""
+        """Change a batch by parameters (N, columns), on any device."""
 
     @abstractmethod
     def followed(self, table: Tensor, shape: Sequence[int], others: Sequence[Any]) -> Sequence[Any]:
@@ -307,19 +480,8 @@ class Chain(ABC):
 
     # ---- parameters ----------------------------------------------------------------------------
 
-    def columns(self, channels: int) -> int:
-        """Return the number of a sample's parameters."""
-        return self.layout(False, channels).names
-
-    def applied_columns(self, channels: int) -> int:
-        """Return how many numbers are applied to a sample."""
-        return self.layout(True, channels).applied
-
-    def _drawn(self, shape: Sequence[int], generator: torch.Generator | None, key: Key | None) -> Tensor:
-        return torch.from_numpy(self.table(shape, generator, key))
-
     def table(self, shape: Sequence[int], generator: torch.Generator | None, key: Key | None) -> Float64Array:
-        """Parameters for a batch of this shape, (N, columns)."""
+        """Return parameters for a batch of this shape, (N, columns)."""
         layout = self.layout(False, shape[1])
         return layout.drawn(uniform_rows(shape[0], layout.draws, generator, key), tuple(shape[1:]))
 
@@ -329,9 +491,8 @@ class Chain(ABC):
 
     def layout(self, of_steps: bool, channels: int) -> Layout:
         """Return the layout of the operations, or of the steps that replace them."""
-        made: Layout = self.kept(
-            (of_steps, channels), lambda: Layout(self.steps if of_steps else self.ops, channels)
-        )
+        ops, channels = self.steps if of_steps else self.ops, int(channels)  # may be symbolic in a trace
+        made: Layout = self.kept((of_steps, channels), lambda: Layout(ops, channels))
         return made
 
     def kept(self, key: Any, make: Callable[[], _Made]) -> _Made:
@@ -345,7 +506,7 @@ class Chain(ABC):
         return made
 
     def form_after(self, shape: Sequence[int], dtype: torch.dtype) -> tuple[tuple[int, ...], torch.dtype]:
-        """Shape and dtype of a batch, (N, C, H, W), afterwards."""
+        """Return shape and dtype of a batch, (N, C, H, W), afterwards."""
         return (shape[0], *shape_after(self.steps, tuple(shape[1:]))), dtype_after(self.steps, dtype)
 
     def margin(self, size: Sequence[int]) -> tuple[int, ...]:
@@ -358,23 +519,22 @@ class Chain(ABC):
     def draw(
         self, shape: Sequence[int], generator: torch.Generator | None, key: Key | None
     ) -> list[Parameters]:
-        """Parameters of each operation."""
+        """Return parameters of each operation."""
         whole = self._check_shape(shape)
-        table, found, begin = self.table(whole, generator, key), [], 0
-        for op in self.ops:
-            names = op.names_for(whole[1])
-            found.append(Parameters.of_table(names, table[:, begin : begin + len(names)]))
-            begin += len(names)
-        return found
+        table = self.table(whole, generator, key)
+        return [
+            Parameters.of_table(op.names_for(whole[1]), table[:, own])
+            for op, own in columns_of(self.ops, whole[1])
+        ]
 
     def apply(self, samples: Any, parameters: Sequence[Parameters], lengths: Any = None) -> Any:
-        """Samples changed by parameters of each operation; motion and its lengths, where they are given."""
+        """Change samples by parameters of each operation; return motion with new lengths if it had any."""
         batch, table = self.checked_with(samples, parameters)
         changed = self.changed(batch, table)
         return changed.squeeze(1) if samples.ndim < batch.ndim else changed
 
     def reference(self, samples: Any, parameters: Sequence[Parameters], lengths: Any = None) -> Any:
-        """Samples as the reference changes them by the same parameters; lengths as of ``apply``."""
+        """Change samples as ``apply``, by the reference."""
         batch, _ = self.checked_with(samples, parameters)
         changed = self.referred(batch.cpu(), parameters).to(batch.device)
         return changed.squeeze(1) if samples.ndim < batch.ndim else changed
@@ -382,7 +542,7 @@ class Chain(ABC):
     # ---- checks --------------------------------------------------------------------------------
 
     def checked_with(self, samples: Any, parameters: Sequence[Parameters]) -> tuple[Tensor, Tensor]:
-        """A batch of what was given, and its parameters, (N, columns)."""
+        """Return a batch of what was given, and its parameters, (N, columns); or raise an error."""
         batch = self.checked(samples)
         if len(parameters) != len(self.ops):
             raise AugmentError(
@@ -398,11 +558,7 @@ class Chain(ABC):
         return batch, torch.from_numpy(np.concatenate(tables, axis=1))
 
     def checked(self, samples: Any) -> Tensor:
-        """A batch in its whole shape, (N, C, H, W), of what was given.
-
-        Raises:
-            AugmentError: it cannot be augmented; says what was got, and what to do.
-        """
+        """Return what was given as a batch in its whole shape, (N, C, H, W), or raise an error."""
         if not isinstance(samples, Tensor):
             raise AugmentError(f"{self.name} takes a tensor {self.shapes[-1]}, got {type(samples).__name__}")
         if torch.compiler.is_compiling():
@@ -413,7 +569,7 @@ class Chain(ABC):
         return samples.unsqueeze(1) if samples.ndim < len(whole) else samples
 
     def _check_form(self, shape: Sequence[int], dtype: torch.dtype) -> Shape:
-        """The whole shape of a batch of this one."""
+        """Return the whole shape of a batch of this one, or raise an error."""
         whole = self._check_shape(shape)
         if dtype not in self.dtypes:
             told = [str(dtype).removeprefix("torch.") for dtype in self.dtypes]
@@ -422,11 +578,10 @@ class Chain(ABC):
         return whole
 
     def wanted(self) -> Sequence[str]:
-        """Shapes of batches, the whole one last."""
+        """Return the shapes of batches that it takes, the whole one last."""
         return self.shapes
 
     def _check_shape(self, shape: Sequence[int]) -> Shape:
-        """The whole shape of a batch of this one."""
         wanted = self.wanted()
         full = wanted[-1].count(",") + 1
         if len(shape) not in range(full - len(wanted) + 1, full + 1):
@@ -497,11 +652,12 @@ def _define() -> None:
 
     @library.register_fake("fastpipe::drawn")  # type: ignore[untyped-decorator]
     def drawn(number: int, shape: list[int]) -> Tensor:
-        return torch.empty((shape[0], _chains[number].columns(shape[1])), dtype=torch.float64)
+        return torch.empty((shape[0], _chains[number].layout(False, shape[1]).names), dtype=torch.float64)
 
     @library.register_fake("fastpipe::applied")  # type: ignore[untyped-decorator]
     def applied(table: Tensor, number: int, shape: list[int], is_pinned: bool) -> Tensor:
-        return table.new_empty((len(table), _chains[number].applied_columns(shape[0])), dtype=torch.float32)
+        columns = _chains[number].layout(True, shape[0]).applied
+        return table.new_empty((len(table), columns), dtype=torch.float32)
 
     @library.register_fake("fastpipe::augmented")  # type: ignore[untyped-decorator]
     def augmented(samples: Tensor, table: Tensor, number: int) -> Tensor:

@@ -1,22 +1,32 @@
-"""Colours: what torchvision's v2 transforms do, with parameters of its own for each image."""
+"""Colours, blurs and erased boxes: torchvision's v2 transforms, with parameters of its own for each image."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import conv2d, pad
 
-from fastpipe.augment.distributions import Drawn, jitter_table
-from fastpipe.augment.images import BatchTransform, Columns, chosen
-from fastpipe.augment.options import probability, two_numbers
-from fastpipe.augment.parameters import Float64Array
+from fastpipe.augment.base import Shape
+from fastpipe.augment.distributions import Drawn, erasing_table, jitter_table
+from fastpipe.augment.images import BatchTransform, Columns, chosen, per_channel
+from fastpipe.augment.parameters import (
+    Float64Array,
+    check_fill,
+    filling_of,
+    increasing,
+    probability,
+    two_numbers,
+)
 from fastpipe.augment.steps import Step
-from fastpipe.augment.tables import Shape
 from fastpipe.errors import AugmentError
 
-__all__ = ["ColorJitter", "Normalize", "RandomGrayscale", "ToDtype"]
+__all__ = ["ColorJitter", "GaussianBlur", "Normalize", "RandomErasing", "RandomGrayscale", "ToDtype"]
+
 
 _KINDS = ("brightness", "contrast", "saturation", "hue")
 _PLACES = ("first", "second", "third", "fourth")
@@ -70,18 +80,11 @@ class ColorJitter(BatchTransform):
             images = blended(images, columns[place].view(-1, 1, 1, 1), factors, of_bytes)
         return images
 
-    def extra_repr(self) -> str:
-        return ", ".join(f"{kind}={getattr(self, kind)}" for kind in _KINDS)
-
 
 def blended(values: Tensor, kinds: Tensor, factors: Sequence[Tensor], of_bytes: bool) -> Tensor:
-    """Images changed in brightness, contrast, saturation or hue.
+    """Change images (N, C, H, W) in brightness, contrast, saturation or hue, by ``kinds``, (N, 1, 1, 1).
 
-    Args:
-        values: (N, C, H, W), float32.
-        kinds: which change, as an index of ``factors``; like these (N, 1, 1, 1).
-        factors: of all four changes, or of those but the hue.
-        of_bytes: whether the range is 0 … 255, of whole numbers.
+    ``factors`` are of the four, or all but the hue.  With ``of_bytes`` values are whole numbers of 0 … 255.
     """
     bound = 255.0 if of_bytes else 1.0
     brightness, contrast, saturation, *hue = factors
@@ -103,7 +106,7 @@ def blended(values: Tensor, kinds: Tensor, factors: Sequence[Tensor], of_bytes: 
 
 
 def _luminance(values: Tensor, of_bytes: bool) -> Tensor:
-    """One channel, (N, 1, H, W)."""
+    """Return one channel, (N, 1, H, W)."""
     if values.shape[1] == 1:
         return values
     red, green, blue = (values[:, c : c + 1] * part for c, part in enumerate(_GREY))
@@ -112,7 +115,7 @@ def _luminance(values: Tensor, of_bytes: bool) -> Tensor:
 
 
 def _turned(values: Tensor, shift: Tensor) -> Tensor:
-    """Colours in [0, 1] with their hue turned; the formulas are those of the native core's ``turn_hue``."""
+    """Turn the hue of colours in [0, 1], by the formulas of the native core's ``turn_hue``."""
     red, green, _ = values.unbind(1)
     high, low = values.amax(1), values.amin(1)
     span = high - low
@@ -139,7 +142,7 @@ def _range_of(
     centre: float = 1.0,
     bounds: tuple[float, float] = (0.0, np.inf),
 ) -> tuple[float, float]:
-    """The range of a factor."""
+    """Return the range of a factor, or raise an error."""
     if isinstance(value, Sequence):
         low, high = two_numbers(value)
     elif value < 0:
@@ -177,9 +180,6 @@ class RandomGrayscale(BatchTransform):
         grey = _luminance(images, of_bytes)
         return chosen(columns["is_grey"], grey.expand_as(images), images)
 
-    def extra_repr(self) -> str:
-        return f"p={self.p}"
-
 
 class Normalize(BatchTransform):
     """Subtract a mean from each channel, and divide it by a standard deviation.
@@ -210,15 +210,7 @@ class Normalize(BatchTransform):
         return [Step("normalize", column, numbers=(*self.mean, *self.std))]
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
-        # Made there: an upload would wait for the device.
-        mean, std = (
-            torch.cat([images.new_full((1, 1, 1, 1), number) for number in one], dim=1)
-            for one in (self.mean, self.std)
-        )
-        return (images - mean) / std
-
-    def extra_repr(self) -> str:
-        return f"mean={self.mean}, std={self.std}"
+        return (images - per_channel(images, self.mean)) / per_channel(images, self.std)
 
 
 class ToDtype(BatchTransform):
@@ -246,5 +238,151 @@ class ToDtype(BatchTransform):
             return (images * _TO_BYTE).floor()
         return images
 
+
+# ---- blur ------------------------------------------------------------------------------------------
+
+
+class GaussianBlur(BatchTransform):
+    """Blur each image by a Gaussian, along rows and then along columns.
+
+    Args:
+        kernel_size: odd numbers of pixels across and down, as torchvision has them, or one for both.
+        sigma: standard deviations are drawn from this range, in pixels; one number is that for all.
+
+    Weights are torchvision's, whose Gaussian is of standard deviation ``sigma`` for a kernel that is
+    ``sqrt(2)`` times narrower.  Images are mirrored at their borders.
+    """
+
+    draws = 1
+    names = ("sigma",)
+
+    def __init__(self, kernel_size: int | Sequence[int], sigma: float | Sequence[float] = (0.1, 2.0)) -> None:
+        sizes = (kernel_size, kernel_size) if isinstance(kernel_size, int) else tuple(kernel_size)
+        self.kernel_size = (int(sizes[0]), int(sizes[-1]))
+        if any(size < 1 or size % 2 == 0 for size in self.kernel_size):
+            raise AugmentError(f"kernel_size= is odd numbers of pixels, got {kernel_size!r}")
+        limits = sigma if isinstance(sigma, Sequence) else (sigma, sigma)
+        self.sigma = (float(limits[0]), float(limits[-1]))
+        if not 0 < self.sigma[0] <= self.sigma[1]:
+            raise AugmentError(f"sigma= is numbers above 0 that increase, in pixels, got {sigma!r}")
+
+    def check(self, shape: Sequence[int]) -> None:
+        super().check(shape)
+        if self.kernel_size[0] // 2 >= shape[3] or self.kernel_size[1] // 2 >= shape[2]:
+            raise AugmentError(
+                f"GaussianBlur(kernel_size={self.kernel_size}) mirrors images at their borders, and "
+                f"{shape[2]}×{shape[3]} pixels are too few for it: take a smaller kernel"
+            )
+
+    def drawn_as(self, channels: int) -> Sequence[Drawn]:
+        return [Drawn("between", *self.sigma)]
+
+    def steps(self, column: int, shape: Shape, least: float = 1.0) -> list[Step]:
+        return [Step("blur", column, self.kernel_size, (least,))]
+
+    def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
+        count, channels, height, width = images.shape
+        values = images.reshape(1, count * channels, height, width)
+        half_x, half_y = self.kernel_size[0] // 2, self.kernel_size[1] // 2
+        values = pad(values, [half_x, half_x, half_y, half_y], mode="reflect")
+        for size, shape in ((self.kernel_size[0], (1, -1)), (self.kernel_size[1], (-1, 1))):
+            weights = _weights_of(size, columns["sigma"]).repeat_interleave(channels, 0)
+            values = conv2d(values, weights.view(count * channels, 1, *shape), groups=count * channels)
+        return (values.round() if of_bytes else values).reshape(images.shape)
+
+
+def _weights_of(size: int, sigma: Tensor) -> Tensor:
+    """Return the weights of each image: (N, size)."""
+    limit = (size - 1) / (2 * math.sqrt(2))
+    places = torch.linspace(-limit, limit, size, device=sigma.device)
+    return torch.softmax(-((places / sigma.view(-1, 1)) ** 2), dim=1)
+
+
+# ---- erased boxes ----------------------------------------------------------------------------------
+
+_BITS = 0xFFFF_FFFF
+
+
+class RandomErasing(BatchTransform):
+    """Fill a box in some images.
+
+    Args:
+        p: the part of the images.
+        scale: least and greatest part of the image's area.
+        ratio: least and greatest height / width.
+        value: what fills the box: one number, one for each channel, or ``"random"`` for normal noise.
+
+    Arguments and results are those of ``torchvision.transforms.v2.RandomErasing``: of boxes ten are tried
+    that are smaller than the image; where none is, it stays as it is.  Noise is a function of the parameter
+    ``noise`` and of where a pixel is.  Masks, boxes and keypoints stay as they are.
+
+    >>> RandomErasing(1.0, value=1.0)(torch.zeros(2, 3, 32, 32)).amax((1, 2, 3))
+    tensor([1., 1.])
+    """
+
+    draws = 24
+    names = ("top", "left", "height", "width", "noise")
+
+    def __init__(
+        self,
+        p: float = 0.5,
+        scale: Sequence[float] = (0.02, 0.33),
+        ratio: Sequence[float] = (0.3, 3.3),
+        value: float | Sequence[float] | Literal["random"] = 0.0,
+    ) -> None:
+        self.p = probability(p)
+        self.scale, self.ratio = increasing(scale, "scale", 1.0), increasing(ratio, "ratio")
+        self.value: tuple[float, ...] | None = None
+        if value != "random":
+            filling = filling_of(value, "value")
+            if filling is None:
+                raise AugmentError("value= is a number, one for each channel, or 'random', got None")
+            self.value = (filling,) if isinstance(filling, float) else filling
+
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
+        return erasing_table(u, shape[1:], self.p, self.scale, self.ratio)
+
+    def check(self, shape: Sequence[int]) -> None:
+        check_fill(self.value, shape[1], "value")
+
+    def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
+        if dtype == torch.uint8 and self.value is None:
+            raise AugmentError(
+                "RandomErasing(value='random') fills in normal noise, which bytes cannot hold: put "
+                "ToDtype(torch.float32) before it"
+            )
+        return dtype
+
+    def steps(self, column: int, shape: Shape) -> list[Step]:
+        return [Step("erase", column, numbers=self.value or ())]
+
+    def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
+        top, left, height, width = (columns[name].view(-1, 1, 1, 1) for name in self.names[:4])
+        y = torch.arange(images.shape[2], device=images.device).view(-1, 1)
+        x = torch.arange(images.shape[3], device=images.device)
+        inside = (y >= top) & (y < top + height) & (x >= left) & (x < left + width)
+        if self.value is None:
+            return torch.where(inside, self.noise(images, columns["noise"]), images)
+        numbers = [math.trunc(number) if of_bytes else number for number in self.value]
+        return torch.where(inside, per_channel(images, numbers), images)
+
+    def noise(self, images: Tensor, seeds: Tensor) -> Tensor:
+        """Return normal noise for every pixel of images, of the parameter ``noise``, (N,)."""
+        places = torch.arange(images[0].numel(), device=images.device).view(images.shape[1:])
+        mixed = _mixed(_mixed(places) ^ seeds.long().view(-1, 1, 1, 1))
+        first, second = _mixed(mixed ^ 0x5851F42D), _mixed(mixed ^ 0x14057B7E)
+        radius = torch.sqrt(-2 * torch.log(((first >> 8) + 1).float() * 2.0**-24))
+        return radius * torch.cos((second >> 8).float() * (2 * math.pi * 2.0**-24))
+
     def extra_repr(self) -> str:
-        return str(self.dtype)
+        value = "random" if self.value is None else self.value
+        return f"p={self.p}, scale={self.scale}, ratio={self.ratio}, value={value!r}"
+
+
+def _mixed(values: Tensor) -> Tensor:
+    """Return MurmurHash3's finaliser, of 32 bits in 64: products overflow above those that are kept."""
+    values = values ^ (values >> 16)
+    values = (values * 0x85EBCA6B) & _BITS
+    values = values ^ (values >> 13)
+    values = (values * 0xC2B2AE35) & _BITS
+    return values ^ (values >> 16)

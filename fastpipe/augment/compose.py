@@ -1,24 +1,43 @@
-"""Several augmentations as one."""
+"""Several augmentations as one, also of torchvision's transforms."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fastpipe.augment.applying import chain_type_of, checked_ops, kind_of
-from fastpipe.augment.base import Augmentation
+from fastpipe.augment.base import Augmentation, OfBatches
+from fastpipe.augment.colour import (
+    ColorJitter,
+    GaussianBlur,
+    Normalize,
+    RandomErasing,
+    RandomGrayscale,
+    ToDtype,
+)
 from fastpipe.augment.fusing import fused
+from fastpipe.augment.geometry import (
+    RandomAffine,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomRotation,
+    RandomVerticalFlip,
+)
+from fastpipe.augment.images import BatchTransform, RandomApply, chain_type_of, checked_ops, kind_of
+from fastpipe.augment.mixing import CutMix, MixUp
 from fastpipe.augment.parameters import Parameters
+from fastpipe.augment.policy import RandAugment, TrivialAugmentWide
 from fastpipe.core.types import Key
 from fastpipe.errors import AugmentError
+from fastpipe.images.steps import is_pristine, is_torchvision
 
-__all__ = ["Compose"]
+__all__ = ["Compose", "from_torchvision", "translated"]
 
 
-class Compose:
+class Compose(OfBatches):
     """Augmentations one after the other: images are what torchvision's transforms in this order make of them.
 
     On the processor each image goes through all of them before the next, in as many threads as torch uses.
@@ -64,34 +83,130 @@ class Compose:
         chain_type, steps = chain_type_of(self.ops), fused(self.ops) if fuse else None
         self._chain = chain_type(self.ops, "Compose", steps, lengths)
 
-    def __call__(
-        self, images: Tensor, *others: Any, generator: torch.Generator | None = None, key: Key | None = None
-    ) -> Any:
-        """Draw parameters, and apply them: as of a single augmentation."""
-        return self._chain(images, others, generator, key)
-
     def draw(
         self, shape: Sequence[int], *, generator: torch.Generator | None = None, key: Key | None = None
     ) -> list[Parameters]:
-        """The parameters of each augmentation, for images of a shape (N, C, H, W)."""
+        """Return the parameters of each augmentation, for images of a shape (N, C, H, W)."""
         return self._chain.draw(shape, generator, key)
 
     def apply(self, images: Tensor, parameters: Sequence[Parameters], lengths: Tensor | None = None) -> Any:
-        """The images changed by parameters that were drawn before: as of a single augmentation."""
+        """Return images changed by parameters that were drawn before: as of a single augmentation."""
         return self._chain.apply(images, parameters, lengths)
 
     def reference(
         self, images: Tensor, parameters: Sequence[Parameters], lengths: Tensor | None = None
     ) -> Any:
-        """What torchvision's functions make of the images with the same parameters, or NumPy and SciPy of
-        volumes and motion: to compare with."""
+        """Return what torchvision's functions make of the images with the same parameters, or NumPy and SciPy
+        of volumes and motion: to compare with."""
         return self._chain.reference(images, parameters, lengths)
-
-    def margin(self, size: Sequence[int]) -> tuple[int, ...]:
-        """How many voxels more volumes should have, on each side: as of a single augmentation."""
-        return self._chain.margin(size)
 
     def __repr__(self) -> str:
         end = "], fuse=True)" if self.fuse else "])"
         end = end if self.lengths is None else f"], lengths={self.lengths})"
         return "\n".join(["Compose([", *(f"    {op}," for op in self.ops), end])
+
+
+# ---- torchvision's transforms ----------------------------------------------------------------------
+
+
+def from_torchvision(transform: Any, *, fuse: bool = False) -> Compose:
+    """Return augmentations of batches that do what a transform of torchvision's does with samples.
+
+    Args:
+        transform: of ``torchvision.transforms`` or its ``v2``, also a ``Compose`` of several, nested, or a
+            ``torch.nn.Sequential``.  What makes tensors of images (``ToImage``, ``PILToTensor``) is left out,
+            as batches are tensors already; ``ToTensor`` also converts bytes to floats.
+        fuse: as of ``Compose``.
+
+    Returns:
+        The augmentations, whose draws are others, of the same distributions.
+
+    Raises:
+        AugmentError: names the transform, or its argument, that there is no augmentation of batches for.
+
+    >>> from torchvision.transforms import v2
+    >>> from_torchvision(v2.Compose([v2.RandomHorizontalFlip(0.3), v2.RandomGrayscale()]))
+    Compose([
+        RandomHorizontalFlip(p=0.3),
+        RandomGrayscale(p=0.1),
+    ])
+    """
+    return Compose(translated(transform), fuse=fuse)
+
+
+def translated(transform: Any) -> list[BatchTransform]:
+    """Return the augmentations of ``from_torchvision`` as a list."""
+    kind = type(transform)
+    if isinstance(transform, (list, tuple)) or kind is torch.nn.Sequential:
+        return [op for one in transform for op in translated(one)]
+    name = kind.__name__
+    # A class of its own may do anything, whatever it is derived from; so may a function in a method's place.
+    if not (is_torchvision(transform) and name in _TRANSLATIONS and is_pristine(transform)):
+        raise AugmentError(
+            f"there is no augmentation of batches for {kind.__module__}.{name}: it belongs in the "
+            "dataset's transform, before batches are made"
+        )
+    return _TRANSLATIONS[name](transform)
+
+
+def _with(kind: type[BatchTransform]) -> Callable[[Any], list[BatchTransform]]:
+    """Return what makes an augmentation of a transform that has its arguments as attributes."""
+
+    def translate(transform: Any) -> list[BatchTransform]:
+        names = list(inspect.signature(kind.__init__).parameters)[1:]
+        given = {name: getattr(transform, name) for name in names if hasattr(transform, name)}
+        if isinstance(given.get("fill"), dict):
+            raise AugmentError(f"{kind.__name__}(fill={given['fill']!r}): one fill for images is needed")
+        return [kind(**given)]
+
+    return translate
+
+
+def _crop(transform: Any) -> list[BatchTransform]:
+    mode = transform.interpolation
+    if not transform.antialias and getattr(mode, "value", mode) in ("bilinear", "bicubic"):
+        raise AugmentError(
+            "RandomResizedCrop(antialias=False) has no augmentation of batches: they antialias"
+        )
+    return _with(RandomResizedCrop)(transform)
+
+
+def _rotation(transform: Any) -> list[BatchTransform]:
+    if transform.expand:
+        raise AugmentError("RandomRotation(expand=True) makes images of several sizes, and a batch has one")
+    return _with(RandomRotation)(transform)
+
+
+def _jitter(transform: Any) -> list[BatchTransform]:
+    ranges = {kind: getattr(transform, kind) for kind in ("brightness", "contrast", "saturation", "hue")}
+    return [ColorJitter(**{kind: tuple(limits) for kind, limits in ranges.items() if limits is not None})]
+
+
+def _erasing(transform: Any) -> list[BatchTransform]:
+    value: Any = "random" if transform.value is None else transform.value  # v2's is a list, or None for noise
+    return [RandomErasing(transform.p, transform.scale, transform.ratio, value)]
+
+
+def _converted(transform: Any) -> list[BatchTransform]:
+    dtype = transform.dtype
+    if isinstance(dtype, dict) or not getattr(transform, "scale", True):
+        raise AugmentError(f"{transform!r} has no augmentation of batches: ToDtype(dtype, scale=True) has")
+    return [ToDtype(dtype)]
+
+
+def _nothing(transform: Any) -> list[BatchTransform]:
+    return []
+
+
+_TRANSLATIONS: dict[str, Callable[[Any], list[BatchTransform]]] = {
+    "ColorJitter": _jitter, "Compose": lambda transform: translated(list(transform.transforms)),
+    "ConvertImageDtype": _converted, "CutMix": _with(CutMix), "GaussianBlur": _with(GaussianBlur),
+    "Identity": _nothing, "MixUp": _with(MixUp), "Normalize": _with(Normalize), "PILToTensor": _nothing,
+    "RandAugment": _with(RandAugment), "RandomAffine": _with(RandomAffine),
+    "RandomApply": lambda transform: [RandomApply(translated(list(transform.transforms)), transform.p)],
+    "RandomErasing": _erasing, "RandomGrayscale": _with(RandomGrayscale),
+    "RandomHorizontalFlip": _with(RandomHorizontalFlip), "RandomResizedCrop": _crop,
+    "RandomRotation": _rotation, "RandomVerticalFlip": _with(RandomVerticalFlip), "ToDtype": _converted,
+    "ToImage": _nothing, "ToImageTensor": _nothing, "ToPureTensor": _nothing,
+    "ToTensor": lambda transform: [ToDtype(torch.float32)], "TrivialAugmentWide": _with(TrivialAugmentWide),
+}  # fmt: skip

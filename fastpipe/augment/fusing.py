@@ -11,29 +11,104 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-from fastpipe.augment.affine import MATRIX, RandomAffine, RandomRotation, filling, sampling_grid, warp_step
-from fastpipe.augment.applying import RandomApply
-from fastpipe.augment.blur import GaussianBlur
-from fastpipe.augment.colour import ColorJitter, Normalize, RandomGrayscale, ToDtype
-from fastpipe.augment.colour_maps import IDENTITY, bounds_of, colour_maps
+from fastpipe.augment.base import Shape, columns_of, drawn_table, dtype_after, shape_after
+from fastpipe.augment.colour import ColorJitter, GaussianBlur, Normalize, RandomGrayscale, ToDtype
 from fastpipe.augment.geometry import (
+    MATRIX,
+    RandomAffine,
     RandomHorizontalFlip,
     RandomResizedCrop,
+    RandomRotation,
     RandomVerticalFlip,
     axis_weights,
+    sampling_grid,
+    warp_step,
 )
-from fastpipe.augment.images import BatchTransform, Columns, Moves, Size
-from fastpipe.augment.matrices import about_centres, after, identity, inverted
-from fastpipe.augment.options import Fill, fill_numbers
-from fastpipe.augment.parameters import Float64Array
+from fastpipe.augment.images import BatchTransform, Columns, Moves, RandomApply, Size, moves_of, per_channel
+from fastpipe.augment.matrices import about_centres, inverted
+from fastpipe.augment.parameters import Float64Array, fill_numbers
 from fastpipe.augment.steps import Step
-from fastpipe.augment.tables import Shape
 
 __all__ = ["FusedRun", "fused"]
+
+
+# ---- several changes of colours as one map, for each sample ----------------------------------------
+#
+# With x a pixel's red, green and blue in [0, 1] and m their means over the image, each change is
+# ``x → A x + B m + c``, and so is one after the other.  A map is ``[A | B | c]``, (N, 3, 7).
+
+IDENTITY: Float64Array = np.concatenate([np.eye(3), np.zeros((3, 4))], axis=1)
+_GREY = np.array([0.2989, 0.587, 0.114])
+_ONES = np.ones((3, 1))
+
+
+def _colour_maps(changes: Sequence[tuple[BatchTransform, Float64Array]]) -> Float64Array:
+    """Return the maps, (N, 21), of changes one after the other, each with its parameters."""
+    maps = np.tile(IDENTITY, (len(changes[0][1]), 1, 1))
+    for op, table in changes:
+        maps = _after(maps, op, table)
+    return maps.reshape(len(maps), -1)
+
+
+def _after(maps: Float64Array, op: BatchTransform, table: Float64Array) -> Float64Array:
+    if isinstance(op, RandomApply):
+        changed = maps
+        for inner, own in columns_of(op.ops, 3):
+            changed = _after(changed, inner, table[:, 1:][:, own])
+        return np.where(table[:, :1, None] > 0, changed, maps)
+    if isinstance(op, ColorJitter):
+        for place in range(4, 8):
+            maps = _jittered(maps, table[:, place], table[:, :4])
+        return maps
+    if isinstance(op, RandomGrayscale):
+        return np.where(table[:, :1, None] > 0, (_ONES * _GREY) @ maps, maps)
+    if isinstance(op, Normalize):
+        maps = maps.copy()
+        maps[:, :, 6] -= np.array(op.mean)
+        maps /= np.array(op.std)[:, None]
+        return maps
+    return maps  # conversion, which changes no colour
+
+
+def _jittered(maps: Float64Array, kinds: Float64Array, factors: Float64Array) -> Float64Array:
+    """Return the maps after one change of ``ColorJitter``."""
+    kind = kinds.astype(np.int64)[:, None, None]
+    factor = np.where(kind < 3, np.take_along_axis(factors, kind[:, 0], axis=1)[:, :, None], 1.0)
+    grey = (_ONES * _GREY) @ maps
+    # The mean of an image's luminance is that of its mean colour.
+    mean = np.concatenate([0 * grey[:, :, :3], grey[:, :, :3] + grey[:, :, 3:6], grey[:, :, 6:]], axis=2)
+    blended = factor * maps + (1 - factor) * np.where(kind == 1, mean, np.where(kind == 2, grey, 0.0))
+    return np.where(kind == 3, _turns(factors[:, 3]) @ maps, blended)
+
+
+def _turns(parts: Float64Array) -> Float64Array:
+    """Return rotations of colours about the greys, by parts of a turn: (N, 3, 3).
+
+    They turn the hue at thirds of a turn, and nearly so between.  By Rodrigues's formula, for (1, 1, 1).
+    """
+    angle = 2 * np.pi * parts[:, None, None]
+    across = np.array([[0.0, -1.0, 1.0], [1.0, 0.0, -1.0], [-1.0, 1.0, 0.0]]) / np.sqrt(3)
+    found: Float64Array = np.cos(angle) * np.eye(3) + np.sin(angle) * across + (1 - np.cos(angle)) / 3
+    return found
+
+
+def _bounds_of(ops: Sequence[BatchTransform]) -> tuple[Float64Array, Float64Array]:
+    """Return the least and the greatest value of each colour: jitter cuts off what is outside of [0, 1]."""
+    low, high = np.full(3, -np.inf), np.full(3, np.inf)
+    for op in ops:
+        if isinstance(op, ColorJitter):
+            low, high = np.zeros(3), np.ones(3)
+        elif isinstance(op, Normalize):
+            low, high = ((bound - np.array(op.mean)) / np.array(op.std) for bound in (low, high))
+    return low, high
+
+
+# ---- runs of augmentations -------------------------------------------------------------------------
 
 _GEOMETRY = (RandomHorizontalFlip, RandomVerticalFlip, RandomAffine, RandomRotation)
 _COLOUR = (ColorJitter, RandomGrayscale, Normalize, ToDtype)
 _MOST_TAPS = 16  # along each side of a pixel
+_LEAST_WEIGHT = 2.0**19  # of blurs, in 2**-30 of the sum of all: less changes no byte
 _NEAR = 1e-9
 # Where a map is that of a box: how far that goes, and whether it is mirrored; and what it becomes.
 _BOX = (
@@ -42,7 +117,7 @@ _BOX = (
 
 
 def fused(ops: Sequence[BatchTransform]) -> list[BatchTransform]:
-    """A chain in which runs of augmentations are fused, of the same parameters in the same order."""
+    """Return a chain in which runs of augmentations are fused, of the same parameters in the same order."""
     found: list[BatchTransform] = []
     run: list[BatchTransform] = []
     for op in ops:
@@ -64,7 +139,7 @@ def _of_run(run: list[BatchTransform]) -> list[BatchTransform]:
 
 
 def _kind(op: BatchTransform) -> str:
-    """What becomes of it: a part of the resampling, of the matrix, a blur after both, or nothing."""
+    """Return what becomes of it: a part of the resampling, of the matrix, a blur after both, or nothing."""
     if isinstance(op, RandomApply):
         kinds = {_kind(inner) for inner in op.ops}
         return kinds.pop() if len(kinds) == 1 and (kinds != {"blur"} or len(op.ops) == 1) else ""
@@ -91,12 +166,9 @@ class FusedRun(BatchTransform):
         self.names = tuple(f"{at}.{name}" for at, op in enumerate(ops) for name in op.names)
         crops = [op for op in _inner(self.geometry) if isinstance(op, RandomResizedCrop)]
         self.is_cubic = any(op.interpolation == "bicubic" for op in crops)
-        self.is_boxes = not any(
-            isinstance(op, (RandomAffine, RandomRotation)) for op in _inner(self.geometry)
-        )
-        fills = [op.fill for op in _inner(self.geometry) if isinstance(op, (RandomAffine, RandomRotation))]
-        self.fill: Fill = fills[0] if fills else None
-        self.bounds = bounds_of(self.colours)
+        turns = [op for op in _inner(self.geometry) if isinstance(op, (RandomAffine, RandomRotation))]
+        self.is_boxes, self.fill = not turns, (turns[0].fill if turns else None) or 0.0
+        self.bounds = _bounds_of(_inner(self.colours))
         dtypes = [op.dtype for op in self.colours if isinstance(op, ToDtype)]
         self.gives_bytes = dtypes[-1] == torch.uint8 if dtypes else None  # None: as it was given
         maps = [f"map{at}" for at in range(IDENTITY.size)] if self.colours else []
@@ -112,42 +184,16 @@ class FusedRun(BatchTransform):
             at[1:] = op.shape_after(tuple(at[1:]))
 
     def shape_after(self, shape: Shape) -> Shape:
-        for op in self.ops:
-            shape = op.shape_after(shape)
-        return shape
+        return shape_after(self.ops, shape)
 
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
-        for op in self.ops:
-            dtype = op.dtype_after(dtype)
-        return dtype
+        return dtype_after(self.ops, dtype)
 
     def table(self, u: Float64Array, shape: Shape) -> Float64Array:
-        tables, begin = [], 0
-        for op in self.ops:
-            tables.append(op.table(u[:, begin : begin + op.draws], shape))
-            begin, shape = begin + op.draws, op.shape_after(shape)
-        return np.concatenate(tables, axis=1)
-
-    # ---- what is applied -----------------------------------------------------------------------
-
-    def _parts(
-        self, table: Float64Array, shape: Shape
-    ) -> Iterable[tuple[BatchTransform, Float64Array, Shape]]:
-        """Each operation with its parameters and the shape of what it takes."""
-        begin = 0
-        for op in self.ops:
-            yield op, table[:, begin : begin + len(op.names)], shape
-            begin, shape = begin + len(op.names), op.shape_after(shape)
+        return drawn_table(self.ops, u, shape)
 
     def moves(self, table: Float64Array, shape: Shape, of_points: bool) -> Moves | None:
-        matrices, clips = identity(len(table)), np.zeros(len(table), np.bool_)
-        if not self.geometry:
-            return None
-        for op, own, given in self._parts(table, shape):
-            part = op.moves(own, given, of_points)
-            if part is not None:
-                matrices, clips = after(matrices, part.matrices), clips | part.clips
-        return Moves(matrices, clips)
+        return moves_of(self.ops, table, shape, of_points) if self.geometry else None
 
     def applied(self, table: Float64Array, shape: Shape) -> Float64Array:
         parts = [np.zeros((len(table), 0))]
@@ -156,22 +202,20 @@ class FusedRun(BatchTransform):
             size, wanted = _size(shape), _size(self.shape_after(shape))
             back = inverted(moves.matrices)
             parts += [about_centres(back, size, wanted), _boxes(back, size, wanted)]
-        operations = list(self._parts(table, shape))
+        own = [(op, table[:, columns]) for op, columns in columns_of(self.ops, shape[0])]
         if self.colours:
-            parts.append(colour_maps([(op, own) for op, own, _ in operations if _kind(op) == "colour"]))
-        parts += [op.applied(own, given) for op, own, given in operations if _kind(op) == "blur"]
+            parts.append(_colour_maps([(op, rows) for op, rows in own if op in self.colours]))
+        parts += [op.applied(rows, shape) for op, rows in own if op in self.blurs]
         return np.concatenate(parts, axis=1)
 
     def for_masks(self) -> BatchTransform | None:
-        return _FusedMask(self.ops, self.names_applied) if self.geometry else None
-
-    # ---- on the processor ----------------------------------------------------------------------
+        return _FusedMask(self) if self.geometry else None
 
     def steps(self, column: int, shape: Shape) -> list[Step]:
         found, at = [Step("as_floats", column)], column
         if self.geometry:
             size = _size(self.shape_after(shape))
-            found.append(Step("place", at, (*size, int(self.is_cubic)), fill_numbers(self.fill or 0.0)))
+            found.append(Step("place", at, (*size, int(self.is_cubic)), fill_numbers(self.fill)))
             at += len(MATRIX) + len(_BOX)
         if self.colours:
             gives = 0 if self.gives_bytes is None else 1 + self.gives_bytes
@@ -182,8 +226,6 @@ class FusedRun(BatchTransform):
             found += _blur_steps(op, at)
             at += len(op.names_applied)
         return [*found, Step("round", at)]
-
-    # ---- elsewhere -----------------------------------------------------------------------------
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         gives_bytes = of_bytes if self.gives_bytes is None else self.gives_bytes
@@ -218,7 +260,7 @@ class FusedRun(BatchTransform):
             total = part if total is None else total + part
         assert total is not None
         total = total / (steps[0] * steps[1])
-        return total[:, :-1] + filling(images, self.fill or 0.0) * (1 - total[:, -1:])
+        return total[:, :-1] + per_channel(images, fill_numbers(self.fill)) * (1 - total[:, -1:])
 
     def _coloured(self, images: Tensor, columns: Columns, unit: float, new_unit: float) -> Tensor:
         count, channels, height, width = images.shape
@@ -231,34 +273,30 @@ class FusedRun(BatchTransform):
         found = (linear @ values + added) * new_unit
         low, high = (bound * new_unit for bound in self.bounds)
         if np.isfinite(low).all():
-            found = torch.minimum(torch.maximum(found, _of_channels(found, low)), _of_channels(found, high))
+            least, most = (per_channel(images, bound[:channels])[..., 0] for bound in (low, high))
+            found = torch.minimum(torch.maximum(found, least), most)
         return found.view(count, channels, height, width)
-
-    def extra_repr(self) -> str:
-        return ", ".join(map(repr, self.ops))
 
 
 class _FusedMask(BatchTransform):
     """Moves masks as images were."""
 
-    def __init__(self, ops: Sequence[BatchTransform], applied_names: tuple[str, ...]) -> None:
-        self.run = FusedRun(ops)
-        self.names = self.applied_names = applied_names
+    def __init__(self, run: FusedRun) -> None:
+        self.run, self.fill = run, fill_numbers(run.fill)[0]
+        self.names = self.applied_names = run.names_applied
 
     def shape_after(self, shape: Shape) -> Shape:
         return self.run.shape_after(shape)
 
     def steps(self, column: int, shape: Shape) -> list[Step]:
-        fill = self.run.fill or 0.0
-        return [warp_step(column, True, fill_numbers(fill)[0], _size(self.shape_after(shape)))]
+        return [warp_step(column, True, self.fill, _size(self.shape_after(shape)))]
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         size = _size(self.shape_after(tuple(images.shape[1:])))
         grid = sampling_grid(columns, images.shape[2], images.shape[3], size)
-        fill = self.run.fill or 0.0
-        values = images - (fill if isinstance(fill, float) else fill[0])  # what is outside is 0
+        values = images - self.fill  # what is outside is 0
         found = grid_sample(values, grid, mode="nearest", padding_mode="zeros", align_corners=False)
-        return found + (fill if isinstance(fill, float) else fill[0])
+        return found + self.fill
 
 
 def _size(shape: Shape) -> Size:
@@ -266,16 +304,16 @@ def _size(shape: Shape) -> Size:
 
 
 def _samples(size: float, wanted: int) -> int:
-    """Samples along a side of a pixel, which is so much of the image."""
+    """Return how many samples are taken along a side of a pixel."""
     return min(max(math.ceil(size / wanted - _NEAR), 1), _MOST_TAPS)
 
 
 def _blur_steps(op: BatchTransform, column: int) -> list[Step]:
-    """A blur, or one of some images."""
+    """Return the steps of a blur, or of one of some images."""
     if isinstance(op, RandomApply):
         return [Step("skip", column, (1,)), *_blur_steps(op.ops[0], column + 1)]
     assert isinstance(op, GaussianBlur)
-    return [op.fused_step(column)]
+    return op.steps(column, (), _LEAST_WEIGHT)
 
 
 def _inner(ops: Iterable[BatchTransform]) -> list[BatchTransform]:
@@ -283,13 +321,7 @@ def _inner(ops: Iterable[BatchTransform]) -> list[BatchTransform]:
 
 
 def _boxes(back: Float64Array, size: Size, wanted: Size) -> Float64Array:
-    """Where maps are of boxes inside of the image, without rotation or shear: (N, len(_BOX)).
-
-    Args:
-        back: (N, 6), where pixels come from, from the upper left corners.
-        size: height and width of the images.
-        wanted: those afterwards.
-    """
+    """Return where maps are of boxes inside of the image, without rotation or shear: (N, len(_BOX))."""
     is_box = (np.abs(back[:, 1]) < _NEAR) & (np.abs(back[:, 3]) < _NEAR)
     columns: list[Float64Array] = []
     for diagonal, shift, most, target in ((4, 5, size[0], wanted[0]), (0, 2, size[1], wanted[1])):
@@ -303,8 +335,3 @@ def _boxes(back: Float64Array, size: Size, wanted: Size) -> Float64Array:
         columns += [begin, extent, (back[:, diagonal] < 0).astype(np.float64)]
     same = [np.full(len(back), float(number)) for number in wanted]
     return np.stack([is_box.astype(np.float64), *columns, *same], axis=1)
-
-
-def _of_channels(images: Tensor, numbers: Float64Array) -> Tensor:
-    """Numbers for the channels of (N, C, pixels); made there, as an upload would wait for the device."""
-    return torch.cat([images.new_full((1, 1, 1), number) for number in numbers[: images.shape[1]]], dim=1)

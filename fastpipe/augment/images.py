@@ -1,11 +1,12 @@
-"""Augmentations of images and spectrograms, run by the native core on the processor and by torch's operations
-elsewhere."""
+"""Augmentations of images and spectrograms: their base class, how chains of them run, and what goes along."""
 
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,21 +14,35 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fastpipe.augment.base import FLOATS, Augmentation, Chain
-from fastpipe.augment.following import follow
-from fastpipe.augment.parameters import Float64Array, Parameters
+from fastpipe.augment.base import (
+    FLOATS,
+    Augmentation,
+    Chain,
+    Ops,
+    Shape,
+    applied_table,
+    columns_of,
+    drawn_table,
+    for_masks,
+    shape_after,
+    untraced,
+    uploaded,
+)
+from fastpipe.augment.matrices import after, identity
+from fastpipe.augment.parameters import Float64Array, Parameters, probability
 from fastpipe.augment.reference import chain_reference
 from fastpipe.augment.steps import Step, check_change, plan_of, run_plan
-from fastpipe.augment.tables import Ops, Shape, uploaded
+from fastpipe.core.extras import require
 from fastpipe.core.native import native
 from fastpipe.core.slots import SlotPool
 from fastpipe.core.types import Key
 from fastpipe.errors import AugmentError
 
 __all__ = [
-    "BatchTransform", "Columns", "ImageChain", "Moves", "Size", "Untouched", "chosen",
-    "on_device", "on_processor",
+    "BatchTransform", "Columns", "ImageChain", "Moves", "RandomApply", "Size", "chain_type_of", "checked_ops",
+    "chosen", "kind_of", "moves_of", "on_device", "on_processor", "per_channel",
 ]  # fmt: skip
+
 
 # What is applied, where the images are: name → float32 tensor (N,).
 Columns = Mapping[str, Tensor]
@@ -76,7 +91,7 @@ class ImageChain(Chain):
         return on_processor(self.steps, samples, self.applied(table, samples.shape), self.memory)
 
     def followed(self, table: Tensor, shape: Sequence[int], others: Sequence[Any]) -> Sequence[Any]:
-        return follow(self.steps, table, shape, others, _followed_images)
+        return follow(self.steps, table, shape, others)
 
     def referred(self, samples: Tensor, parameters: Sequence[Parameters]) -> Tensor:
         return chain_reference(self.ops, samples, parameters)
@@ -84,7 +99,7 @@ class ImageChain(Chain):
     def native_batch(
         self, shape: Sequence[int], key: Key, out: Tensor, places: npt.NDArray[np.int64] | None = None
     ) -> Any:
-        """A ``native.AugmentBatch`` that changes images of bytes, given one by one, in any thread.
+        """Return a ``native.AugmentBatch`` that changes images of bytes, given one by one, in any thread.
 
         Args:
             shape: of the batch, (N, C, H, W).
@@ -141,7 +156,7 @@ class BatchTransform(Augmentation, ABC):
 
     @abstractmethod
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
-        """Changed images, by operations of torch's on the whole batch.
+        """Change images by operations of torch's on the whole batch.
 
         Args:
             images: (N, C, H, W), float32.
@@ -150,12 +165,12 @@ class BatchTransform(Augmentation, ABC):
         """
 
     def columns(self, rows: Float64Array) -> Columns:
-        """What is applied, (N, len(applied_names)), as ``on_tensors`` takes it."""
+        """Return what is applied, (N, len(applied_names)), as ``on_tensors`` takes it."""
         values = torch.from_numpy(rows.astype(np.float32)).unbind(1)
         return dict(zip(self.names_applied, values, strict=True))
 
     def moves(self, table: Float64Array, shape: Shape, of_points: bool) -> Moves | None:
-        """Where pixels go, for boxes and keypoints; None where they stay.
+        """Return where pixels go, for boxes and keypoints; None if they stay.
 
         Args:
             table: parameters.
@@ -165,18 +180,10 @@ class BatchTransform(Augmentation, ABC):
         return None
 
     def check_labels(self, labels: Any, count: int) -> None:  # not all mix
-        """Raise an error for labels that it cannot mix; called where it ``mixes``.
-
-        Args:
-            labels: what came with the images, or None.
-            count: of the images.
-
-        Raises:
-            AugmentError: it says what was got, and what to do.
-        """
+        """Raise an ``AugmentError`` for labels, or None, of ``count`` images that it cannot mix."""
 
     def mixed_labels(self, labels: Tensor, columns: Columns) -> Tensor:
-        """Labels mixed as the images are; called where it ``mixes``.
+        """Mix labels as the images are mixed; called if it ``mixes``.
 
         Args:
             labels: (N,), numbers of classes, or (N, classes), probabilities.
@@ -197,40 +204,34 @@ class BatchTransform(Augmentation, ABC):
             )
 
 
-class Untouched(BatchTransform):
-    """Leaves images as they are; stands for an operation that others of its table come after."""
-
-    def __init__(self, op: Augmentation) -> None:
-        self._op, self.names, self.kind = op, op.names_applied, op.kind
-
-    def applied_names_for(self, channels: int) -> tuple[str, ...]:
-        return self._op.applied_names_for(channels)
-
-    def steps(self, column: int, shape: Shape) -> list[Step]:
-        return []
-
-    def on_canvas(self, canvas: Any, row: Float64Array) -> None:
-        """Leave a volume as it is."""
-
-    def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
-        return images
-
-
 def chosen(which: Tensor, changed: Tensor, images: Tensor) -> Tensor:
-    """Changed images where ``which``, (N,), is not 0, and the others as they were."""
+    """Return changed images where ``which``, (N,), is not 0, and the others as they were."""
     return torch.where(which.bool().view(-1, 1, 1, 1), changed, images)
 
 
-# ---- as operations on batches --------------------------------------------------------------------
+def per_channel(images: Tensor, numbers: Iterable[float]) -> Tensor:
+    """Return numbers as (1, K, 1, 1), where the images are; an upload would wait for the device."""
+    return torch.cat([images.new_full((1, 1, 1, 1), number) for number in numbers], dim=1)
+
+
+def moves_of(ops: Ops, table: Float64Array, shape: Shape, of_points: bool) -> Moves:
+    """Return where pixels go by operations one after the other."""
+    matrices, clips = identity(len(table)), np.zeros(len(table), np.bool_)
+    for op, own in columns_of(ops, shape[0]):
+        part = op.moves(table[:, own], shape, of_points)
+        if part is not None:
+            matrices, clips = after(matrices, part.matrices), clips | part.clips
+        shape = op.shape_after(shape)
+    return Moves(matrices, clips)
+
+
+# ---- chains on devices and on the processor --------------------------------------------------------
 
 
 def on_device(ops: Ops, images: Tensor, applied: Tensor) -> Tensor:
-    """Changed images, by torch's operations, on whichever device they are; torch.compile traces it.
+    """Change images by torch's operations, on whichever device they are; torch.compile traces this.
 
-    Args:
-        ops: the chain.
-        images: (N, C, H, W).
-        applied: float32, on the same device.
+    ``applied`` is float32, on the same device.
     """
     dtype, begin = images.dtype, 0
     # Mixed precision is for the model: half a digit less of weights and coordinates would show.
@@ -249,28 +250,18 @@ def _layout(images: Tensor) -> torch.memory_format:
     return torch.channels_last if is_last else torch.contiguous_format
 
 
-# ---- on the processor ----------------------------------------------------------------------------
-
-
 class _Part(NamedTuple):
-    """Operations that are done together.
+    """Operations that are done together: by the kernels, or one of a script's own."""
 
-    Attributes:
-        op: the one of a script's own that it is; None of those that kernels do.
-        plan: a ``native.AugmentPlan``; None for ``op``.
-        end: of its columns.
-        shape, dtype: of images afterwards; ``dtype`` is float32 where they are floats, and not at the end.
-    """
-
-    op: Any
-    plan: Any
-    end: int
-    shape: Shape
-    dtype: torch.dtype
+    op: Any  # None if kernels do it
+    plan: Any  # a ``native.AugmentPlan``; None for ``op``
+    end: int  # of its columns
+    shape: Shape  # of images afterwards
+    dtype: torch.dtype  # of images afterwards, if they are bytes or this part is the last; else float32
 
 
 def _parts(ops: Ops, shape: Shape, dtype: torch.dtype) -> Iterator[_Part]:
-    """A chain in as few parts as can be: what mixes images begins one."""
+    """Yield a chain in as few parts as can be: what mixes images begins one."""
     steps: list[Step] = []
     begin = end = 0
     is_first = True
@@ -292,16 +283,9 @@ def _parts(ops: Ops, shape: Shape, dtype: torch.dtype) -> Iterator[_Part]:
 
 
 def on_processor(ops: Ops, images: Tensor, applied: Float64Array, memory: SlotPool) -> Tensor:
-    """Changed images, by the native core: each goes through the whole chain while it is in cache.
+    """Change images by the native core: each goes through the whole chain while it is in cache.
 
-    Args:
-        ops: the chain.
-        images: (N, C, H, W), of the processor.
-        applied: what is applied.
-        memory: where the new images are: fresh memory costs more time than most augmentations.
-
-    Raises:
-        AugmentError: parameters are of pixels that an image does not have.
+    New images are in ``memory``: fresh memory costs more time than most augmentations.
     """
     is_last, begin = _layout(images) is torch.channels_last, 0
     # Kernels write to tensors that are made here: they are in neither mode of the caller's.
@@ -317,27 +301,15 @@ def on_processor(ops: Ops, images: Tensor, applied: Float64Array, memory: SlotPo
                     images = part.op.on_tensors(images.float(), part.op.columns(rows), of_bytes).to(dtype)
             else:
                 out = _empty((len(images), *part.shape), dtype, is_last, memory)
-                _run(part.plan, rows, images, out)
+                elements = _ELEMENTS[images.dtype], _ELEMENTS[dtype]
+                run_plan(part.plan, rows, _array(images), _array(out), elements, torch.get_num_threads())
                 images = out
             begin = part.end
     return images
 
 
-def _run(plan: Any, rows: Float64Array, images: Tensor, out: Tensor) -> None:
-    """Change images by a plan, in as many threads as torch uses."""
-    elements = _ELEMENTS[images.dtype], _ELEMENTS[out.dtype]
-    run_plan(plan, rows, _array(images), _array(out), elements, torch.get_num_threads())
-
-
-def _followed_images(ops: Ops, images: Tensor, applied: Float64Array) -> Tensor:
-    """Masks, (N, K, H, W), changed as images were."""
-    if images.device.type == "cpu":
-        return on_processor(ops, images, applied, SlotPool(0))
-    return on_device(ops, images, uploaded(applied.astype(np.float32), images.device))
-
-
 def _array(images: Tensor) -> npt.NDArray[Any]:
-    """A tensor's memory; NumPy knows nothing of bfloat16."""
+    """Return a tensor's memory, halves as int16: NumPy has no bfloat16."""
     halves = images.dtype in (torch.float16, torch.bfloat16)
     found: npt.NDArray[Any] = (images.view(torch.int16) if halves else images).numpy()
     return found
@@ -349,3 +321,309 @@ def _empty(shape: Sequence[int], dtype: torch.dtype, is_last: bool, memory: Slot
     if is_last:
         return values.view(count, height, width, channels).permute(0, 3, 1, 2)
     return values.view(count, channels, height, width)
+
+
+# ---- augmentations of some images, and not of others -----------------------------------------------
+
+
+class RandomApply(BatchTransform):
+    """Apply augmentations to some images, volumes or sequences.
+
+    Args:
+        ops: one or several, which keep the size and the dtype.
+        p: the part of the images.
+    """
+
+    # It is of the kind of its operations, and has what runs each: ``steps`` on the processor, elsewhere
+    # ``on_tensors`` of images, ``on_canvas`` of volumes and ``onto`` of motion.
+
+    def __init__(self, ops: Augmentation | Sequence[Augmentation], p: float = 0.5) -> None:
+        self.ops = checked_ops([ops] if isinstance(ops, Augmentation) else ops, "RandomApply")
+        self.p = probability(p)
+        for op in self.ops:
+            if op.mixes:
+                raise AugmentError(f"RandomApply leaves some {op.kind} as they are, and {op} mixes all")
+        self.draws, self.names = self.draws_for(1), self.names_for(1)
+        self.applied_names = self.applied_names_for(1)
+        self.kind, self.chain_type = kind_of(self.ops), chain_type_of(self.ops)
+        self._chain = self.chain_type([self], "RandomApply")
+        self.ranks = tuple(rank for rank in (3, 4, 5) if all(rank in op.ranks for op in self.ops))
+
+    @property
+    def inner(self) -> Sequence[Augmentation]:
+        return self.ops
+
+    def draws_for(self, channels: int) -> int:
+        found: int = 1 + sum(op.draws_for(channels) for op in self.ops)
+        return found
+
+    def names_for(self, channels: int) -> tuple[str, ...]:
+        return ("is_applied", *_nested([op.names_for(channels) for op in self.ops]))
+
+    def applied_names_for(self, channels: int) -> tuple[str, ...]:
+        return ("is_applied", *_nested([op.applied_names_for(channels) for op in self.ops]))
+
+    def check(self, shape: Sequence[int]) -> None:
+        for op in self.ops:
+            op.check(shape)
+            if op.shape_after(tuple(shape[1:])) != tuple(shape[1:]):
+                raise AugmentError(f"RandomApply leaves some {op.kind} as they are, and {op} resizes")
+
+    def size_before(self, size: tuple[int, ...]) -> tuple[int, ...]:
+        for op in reversed(self.ops):
+            size = op.size_before(size)
+        return size
+
+    def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
+        for op in self.ops:
+            if op.dtype_after(dtype) != dtype:
+                hint = f": give {op.kind}.float()" if op.kind == "volumes" else ""
+                raise AugmentError(f"RandomApply leaves some {op.kind} as they are, and {op} converts{hint}")
+        return dtype
+
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
+        return drawn_table([self], u, shape)
+
+    def applied(self, table: Float64Array, shape: Shape) -> Float64Array:
+        return applied_table([self], table, shape)
+
+    def moves(self, table: Float64Array, shape: Shape, of_points: bool) -> Moves | None:
+        if self.for_masks() is None:
+            return None
+        matrices, clips = moves_of(self.ops, table[:, 1:], shape, of_points)
+        is_applied = table[:, :1] > 0
+        return Moves(np.where(is_applied, matrices, identity(len(table))), clips & is_applied[:, 0])
+
+    def for_masks(self) -> BatchTransform | None:
+        return _MaskApply(self.ops) if any(op.for_masks() for op in self.ops) else None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._chain = self.chain_type([self], "RandomApply")
+
+    def steps(self, column: int, shape: Shape) -> list[Step] | None:
+        inner: list[Step] = []
+        for op, own in columns_of(self.ops, shape[0], of_applied=True):
+            steps = op.steps(column + 1 + own.start, shape)
+            if steps is None:
+                return None
+            inner += steps
+        return [Step("skip", column, (len(inner),)), *inner]
+
+    def on_canvas(self, canvas: Any, row: Float64Array) -> None:
+        for op, own in columns_of(self.ops, canvas.channels, of_applied=True) if row[0] else ():
+            op.on_canvas(canvas, row[1:][own])
+
+    def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
+        changed = images
+        for at, op in enumerate(self.ops):
+            own = {name: columns[f"{at}.{name}"] for name in op.names_applied}
+            changed = op.on_tensors(changed, own, of_bytes)
+        return chosen(columns["is_applied"], changed, images)
+
+    def onto(self, sequences: Any, rows: Float64Array) -> None:
+        for op, own in columns_of(self.ops, sequences.joints, of_applied=True):
+            op.onto(sequences, np.where(rows[:, :1] > 0, rows[:, 1:][:, own], op.neutral()))
+
+    def neutral(self) -> Float64Array:
+        """Return what is applied to sequences to leave them as they are."""
+        return np.zeros(len(self.names_applied))
+
+    def extra_repr(self) -> str:
+        return f"{list(self.ops)}, p={self.p}"
+
+
+def _nested(names: Sequence[Sequence[str]]) -> list[str]:
+    return [f"{at}.{name}" for at, own in enumerate(names) for name in own]
+
+
+class _Untouched(BatchTransform):
+    """Leaves images as they are, and stands for an operation that others of its table come after."""
+
+    def __init__(self, op: Augmentation) -> None:
+        self._op, self.names, self.kind = op, op.names_applied, op.kind
+
+    def applied_names_for(self, channels: int) -> tuple[str, ...]:
+        return self._op.applied_names_for(channels)
+
+    def steps(self, column: int, shape: Shape) -> list[Step]:
+        return []
+
+    def on_canvas(self, canvas: Any, row: Float64Array) -> None:
+        """Leave a volume as it is."""
+
+    def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
+        return images
+
+
+class _MaskApply(RandomApply):
+    """Applies to masks what belongs to geometry."""
+
+    def __init__(self, ops: Sequence[Augmentation]) -> None:
+        super().__init__([op.for_masks() or _Untouched(op) for op in ops])
+
+
+def checked_ops(ops: Sequence[Augmentation], name: str) -> tuple[Any, ...]:
+    """Return augmentations, or raise an error if they are something else, or of several kinds."""
+    for op in ops:
+        if not isinstance(op, Augmentation):
+            raise AugmentError(
+                f"{name} takes augmentations of batches, of fastpipe.augment, got {type(op).__name__}"
+            )
+    if len({op.kind for op in ops}) > 1:
+        told = ", ".join(f"{type(op).__name__} of {op.kind}" for op in ops)
+        raise AugmentError(f"{name} takes augmentations of one kind, got {told}")
+    return tuple(ops)
+
+
+def kind_of(ops: Sequence[Augmentation]) -> str:
+    """Return what augmentations that were checked are for."""
+    return ops[0].kind if ops else "images"
+
+
+def chain_type_of(ops: Sequence[Augmentation]) -> type[Chain]:
+    """Return the chain class of augmentations that were checked."""
+    return ops[0].chain_type if ops else ImageChain
+
+
+# ---- masks, boxes and keypoints --------------------------------------------------------------------
+
+
+def follow(ops: Ops, table: Tensor, shape: Sequence[int], others: Sequence[Any]) -> Sequence[Any]:
+    """Change masks, boxes and keypoints as images were changed, as torchvision's transforms do.
+
+    Args:
+        ops: the chain.
+        table: its parameters.
+        shape: of the images before, (N, C, H, W).
+        others: each is handed through, but for ``torchvision.tv_tensors``, also in dictionaries, and in lists
+            of one item for each image.
+    """
+    kinds = sys.modules.get("torchvision.tv_tensors")  # without it there are none
+    if kinds is None or not any(_has_any(other, kinds.TVTensor) for other in others):
+        return others
+    for op in ops:
+        if op.mixes:
+            raise AugmentError(f"masks, boxes and keypoints do not go along with {op}: mix the images apart")
+    return untraced(lambda: [_Follower(ops, table.numpy(), shape, kinds).of_batch(other) for other in others])
+
+
+def _has_any(thing: Any, kind: type) -> bool:
+    if isinstance(thing, dict):
+        return any(_has_any(value, kind) for value in thing.values())
+    if isinstance(thing, (list, tuple)):
+        return any(_has_any(value, kind) for value in thing)
+    return isinstance(thing, kind)
+
+
+class _Follower:
+    """Changes what belongs to the images of one batch."""
+
+    def __init__(self, ops: Ops, table: Float64Array, shape: Sequence[int], kinds: Any) -> None:
+        self.ops, self.table, self.kinds = ops, table, kinds
+        self.count, self.shape, self.size = shape[0], tuple(shape[1:]), (shape[2], shape[3])
+
+    def of_batch(self, thing: Any) -> Any:
+        """Change what belongs to all images, in the order of these."""
+        if isinstance(thing, dict):
+            return {name: self.of_batch(value) for name, value in thing.items()}
+        if isinstance(thing, (list, tuple)):
+            if len(thing) != self.count and _has_any(thing, self.kinds.TVTensor):
+                raise AugmentError(
+                    f"there are {self.count} images, and {len(thing)} of what goes along with them"
+                )
+            return type(thing)(self.of_sample(value, at) for at, value in enumerate(thing))
+        if isinstance(thing, self.kinds.BoundingBoxes):
+            raise AugmentError("boxes of a batch come as a list, with BoundingBoxes for each image")
+        if isinstance(thing, (self.kinds.Mask, self.kinds.KeyPoints)):
+            if len(thing) != self.count:
+                raise AugmentError(
+                    f"there are {self.count} images, and {type(thing).__name__} of shape {tuple(thing.shape)}"
+                )
+            return self._moved(thing, thing.as_subclass(Tensor), slice(None))
+        return thing
+
+    def of_sample(self, thing: Any, at: int) -> Any:
+        """Change what belongs to one image."""
+        if isinstance(thing, dict):
+            return {name: self.of_sample(value, at) for name, value in thing.items()}
+        if isinstance(thing, (list, tuple)):
+            return type(thing)(self.of_sample(value, at) for value in thing)
+        if isinstance(thing, (self.kinds.Mask, self.kinds.KeyPoints, self.kinds.BoundingBoxes)):
+            return self._moved(thing, thing.as_subclass(Tensor)[None], slice(at, at + 1), is_one=True)
+        return thing
+
+    def _moved(self, thing: Any, values: Tensor, rows: slice, is_one: bool = False) -> Any:
+        """Change a ``TVTensor`` as some images were; ``values`` is a batch of it."""
+        is_mask, further = isinstance(thing, self.kinds.Mask), {}
+        size = tuple(thing.shape[-2:] if is_mask else thing.canvas_size)
+        if size != self.size:
+            raise AugmentError(
+                f"{type(thing).__name__} is of images of {size[0]} by {size[1]} pixels, which are of "
+                f"{self.size[0]} by {self.size[1]} here"
+            )
+        if is_mask:
+            found = self._of_masks(values, rows)
+        else:
+            further["canvas_size"] = shape_after(self.ops, self.shape)[1:]
+            is_points = isinstance(thing, self.kinds.KeyPoints)
+            found = self._of_points(values, rows) if is_points else self._of_boxes(thing, values, rows)
+        return self.kinds.wrap(found[0] if is_one else found, like=thing, **further)
+
+    @cached_property
+    def _mask_chain(self) -> tuple[Ops, Float64Array]:
+        """The chain for masks, and what is applied."""
+        twins, columns = for_masks(self.ops, self.shape[0])
+        return twins, applied_table(self.ops, self.table, self.shape)[:, columns]
+
+    def _of_masks(self, masks: Tensor, rows: slice) -> Tensor:
+        chain, applied = self._mask_chain
+        # Numbers of classes and of objects are exact as floats, up to 2**24.
+        planes = masks.reshape(len(masks), -1, *self.size).float()
+        if planes.device.type == "cpu":
+            found = on_processor(chain, planes, applied[rows], SlotPool(0))
+        else:
+            found = on_device(chain, planes, uploaded(applied[rows].astype(np.float32), planes.device))
+        return found.to(masks.dtype).reshape(*masks.shape[:-2], *found.shape[-2:])
+
+    def _of_points(self, points: Tensor, rows: slice) -> Tensor:
+        shape, dtype = points.shape, points.dtype
+        for moves, _ in self._moves(of_points=True):
+            moved = _mapped(points.float().reshape(len(points), -1, 2), moves.matrices[rows])
+            points = moved.to(dtype).reshape(shape)
+        return points
+
+    def _of_boxes(self, thing: Any, boxes: Tensor, rows: slice) -> Tensor:
+        formats, dtype = self.kinds.BoundingBoxFormat, boxes.dtype
+        if thing.format not in (formats.XYXY, formats.XYWH, formats.CXCYWH):
+            raise AugmentError(
+                f"boxes come as XYXY, XYWH or CXCYWH, got {thing.format.name}: "
+                "torchvision.transforms.v2.functional.convert_bounding_box_format converts them"
+            )
+        functional = require("torchvision.transforms.v2.functional", extra="image")
+        convert = functional.convert_bounding_box_format
+        for moves, (height, width) in self._moves(of_points=False):
+            corners = convert(boxes[0].float(), thing.format, formats.XYXY)[None]
+            four = corners[..., [0, 1, 2, 1, 2, 3, 0, 3]].reshape(1, -1, 2)
+            four = _mapped(four, moves.matrices[rows]).reshape(1, -1, 4, 2)
+            found = torch.cat([four.amin(2), four.amax(2)], dim=2)
+            if thing.clamping_mode is not None and moves.clips[rows].all():
+                most = found.new_tensor([width, height, width, height])
+                found = torch.minimum(found.clamp(min=0), most)
+            boxes = convert(found[0], formats.XYXY, thing.format)[None].to(dtype)
+        return boxes
+
+    def _moves(self, of_points: bool) -> Iterator[tuple[Any, Shape]]:
+        """Yield the ``Moves`` of each operation of geometry, and the size of images afterwards."""
+        shape = self.shape
+        for op, own in columns_of(self.ops, shape[0]):
+            moves, shape = op.moves(self.table[:, own], shape, of_points), op.shape_after(shape)
+            if moves is not None:
+                yield moves, shape[1:]
+
+
+def _mapped(points: Tensor, matrices: Float64Array) -> Tensor:
+    """Map points (N, K, 2) by matrices (N, 6)."""
+    m = uploaded(matrices.astype(np.float32), points.device).view(-1, 1, 2, 3)
+    found: Tensor = (m[..., :2] * points.unsqueeze(2)).sum(3) + m[..., 2]
+    return found

@@ -1,7 +1,7 @@
-"""Affine maps of pixels, a matrix for each sample: (N, 6), in rows of two, as torchvision's.
+"""Affine maps of pixels, a matrix for each sample, and rotations of volumes.
 
-A point (x, y) goes to ``(m0 x + m1 y + m2, m3 x + m4 y + m5)``.  Rotation by an angle, shear along both axes,
-scale and translation make the forward map, around a centre; images are resampled by its inverse.
+Matrices of pixels are (N, 6), in rows of three, as torchvision's: a point (x, y) goes to
+``(m0 x + m1 y + m2, m3 x + m4 y + m5)``.  Images are resampled by the inverse.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ import numpy as np
 
 from fastpipe.augment.parameters import Float64Array
 
-__all__ = ["about_centres", "after", "forward_affine", "identity", "inverse_affine", "inverted", "of_crops"]
+__all__ = [
+    "about_centres", "after", "covering", "forward_affine", "identity", "inverse_affine", "inverted",
+    "of_crops", "rotations",
+]  # fmt: skip
 
 
 def identity(count: int) -> Float64Array:
-    """Matrices that move nothing."""
+    """Return matrices that move nothing."""
     return np.tile(np.array([1.0, 0.0, 0.0, 0.0, 1.0, 0.0]), (count, 1))
 
 
@@ -27,7 +30,7 @@ def forward_affine(
     shear: Float64Array,
     centre: Float64Array,
 ) -> Float64Array:
-    """Where pixels go.
+    """Return where pixels go.
 
     Args:
         angle: (N,), degrees, clockwise as the image is seen.
@@ -38,10 +41,6 @@ def forward_affine(
 
     The linear part is ``scale · R(angle) · ShearY · ShearX``, of which torchvision documents the factors
     (``torchvision.transforms.functional.affine``).
-
-    >>> none = np.zeros((1, 2))
-    >>> forward_affine(np.array([90.0]), none, np.ones(1), none, np.zeros(2)).round(6) + 0.0
-    array([[ 0., -1.,  0.,  1.,  0.,  0.]])
     """
     a, b, c, d = _linear(angle, shear)
     matrices = np.stack([a, b, 0 * a, c, d, 0 * a], axis=1) * scale[:, None]
@@ -58,11 +57,10 @@ def inverse_affine(
     shear: Float64Array,
     centre: Float64Array,
 ) -> Float64Array:
-    """Where pixels come from; arguments as of ``forward_affine``."""
+    """Return where pixels come from; arguments as of ``forward_affine``."""
     a, b, c, d = _linear(angle, shear)
-    matrices = (
-        np.stack([d, -b, 0 * a, -c, a, 0 * a], axis=1) / scale[:, None]
-    )  # the determinant of a … d is 1
+    # The determinant of a … d is 1.
+    matrices = np.stack([d, -b, 0 * a, -c, a, 0 * a], axis=1) / scale[:, None]
     shift = centre + translate
     for at in (0, 1):
         moved = matrices[:, 3 * at] * shift[:, 0] + matrices[:, 3 * at + 1] * shift[:, 1]
@@ -77,35 +75,26 @@ def _linear(angle: Float64Array, shear: Float64Array) -> tuple[Float64Array, ...
 
 
 def of_crops(boxes: Float64Array, height: int, width: int) -> Float64Array:
-    """Where pixels go when boxes (N, 4), of top, left, height and width, are resized to ``height, width``."""
+    """Return where pixels go if boxes (N, 4), top, left, height and width, are resized to this size."""
     top, left, h, w = boxes.T
     nothing = 0 * top
     return np.stack([width / w, nothing, -left * width / w, nothing, height / h, -top * height / h], axis=1)
 
 
 def after(first: Float64Array, second: Float64Array) -> Float64Array:
-    """What two maps do one after the other.
-
-    >>> shift, double = np.array([[1.0, 0, 3, 0, 1, 0]]), np.array([[2.0, 0, 0, 0, 2, 0]])
-    >>> after(shift, double)
-    array([[2., 0., 6., 0., 2., 0.]])
-    """
+    """Return the maps that do two maps one after the other."""
     return (_square(second) @ _square(first))[:, :2].reshape(-1, 6)
 
 
 def inverted(matrices: Float64Array) -> Float64Array:
-    """The maps back."""
-    found: Float64Array = np.asarray(np.linalg.inv(_square(matrices))[:, :2].reshape(-1, 6), np.float64)
-    return found
+    """Return the maps back."""
+    return np.asarray(np.linalg.inv(_square(matrices))[:, :2].reshape(-1, 6), np.float64)
 
 
 def about_centres(matrices: Float64Array, size: Sequence[int], wanted: Sequence[int]) -> Float64Array:
-    """Maps of coordinates from upper left corners, for coordinates from the centres of images.
+    """Return maps (N, 6) of coordinates from upper left corners, for coordinates from the images' centres.
 
-    Args:
-        matrices: (N, 6).
-        size: height and width of the images that they lead to.
-        wanted: those of the images that they come from.
+    ``size`` is height and width of the images that they lead to, ``wanted`` of those that they come from.
     """
     found = matrices.copy()
     for row, middle in ((0, size[1] / 2), (3, size[0] / 2)):
@@ -116,4 +105,32 @@ def about_centres(matrices: Float64Array, size: Sequence[int], wanted: Sequence[
 def _square(matrices: Float64Array) -> Float64Array:
     found = np.zeros((len(matrices), 3, 3))
     found[:, :2], found[:, 2, 2] = matrices.reshape(-1, 2, 3), 1
+    return found
+
+
+def rotations(degrees: Float64Array) -> Float64Array:
+    """Return matrices (N, 3, 3) that rotate by angles (N, 3) about depth, then height, then width."""
+    radians = np.deg2rad(degrees).T
+    cosines, sines = np.cos(radians), np.sin(radians)
+    turns = np.zeros((3, len(degrees), 3, 3))
+    for axis, turn in enumerate(turns):
+        turn[:, axis, axis] = 1.0
+        # Each is a rotation from the axis that comes next to the one after: of depth 1 → 2, of height 2 → 0.
+        first, second = (axis + 1) % 3, (axis + 2) % 3
+        turn[:, first, first] = turn[:, second, second] = cosines[axis]
+        turn[:, second, first] = sines[axis]
+        turn[:, first, second] = -sines[axis]
+    found: Float64Array = turns[2] @ (turns[1] @ turns[0])
+    return found
+
+
+def covering(size: Float64Array, degrees: Sequence[tuple[float, float]]) -> Float64Array:
+    """Return the size of a box that covers one of a size, (3,), turned about any one axis by these angles."""
+    found = size.astype(np.float64)
+    for axis, limits in enumerate(degrees):
+        most = np.deg2rad(min(90.0, max(map(abs, limits))))
+        plane = [(axis + 1) % 3, (axis + 2) % 3]
+        for own, other in (plane, plane[::-1]):
+            angle = min(most, np.arctan2(size[other], size[own]))  # beyond, it covers less again
+            found[own] = max(found[own], size[own] * np.cos(angle) + size[other] * np.sin(angle))
     return found

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastpipe.augment.base import Shape
 from fastpipe.augment.distributions import BETA_DRAWS, beta, integers
 from fastpipe.augment.images import BatchTransform, Columns
 from fastpipe.augment.parameters import Float64Array
 from fastpipe.augment.steps import Step
-from fastpipe.augment.tables import Shape
 from fastpipe.errors import AugmentError
 
 __all__ = ["CutMix", "MixUp"]
@@ -31,7 +31,7 @@ class _Mixing(BatchTransform):
         self.alpha, self.num_classes, self.per_sample = float(alpha), num_classes, per_sample
 
     def _numbers(self, u: Float64Array) -> Float64Array:
-        """The uniform numbers that count: for the whole batch those of its first sample."""
+        """Return the uniform numbers that count: for the whole batch those of its first sample."""
         return u if self.per_sample else np.broadcast_to(u[:1], u.shape)
 
     def mixed_labels(self, labels: Tensor, columns: Columns) -> Tensor:
@@ -58,9 +58,6 @@ class _Mixing(BatchTransform):
                 raise AugmentError(f"{name} has num_classes={self.num_classes}, got labels of {low} … {high}")
         if labels.ndim == 2 and self.num_classes not in (None, labels.shape[1]):
             raise AugmentError(f"{name} has num_classes={self.num_classes}, got labels of {labels.shape[1]}")
-
-    def extra_repr(self) -> str:
-        return f"alpha={self.alpha}, num_classes={self.num_classes}, per_sample={self.per_sample}"
 
 
 class MixUp(_Mixing):

@@ -1,4 +1,4 @@
-"""What is drawn for a batch, apart from what is done with it: plain NumPy arrays, one row for each sample."""
+"""Parameters of a batch, where their random numbers come from, and checks of arguments: NumPy only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Float32Array", "Float64Array", "Parameters"]
+from fastpipe.core.extras import require
+from fastpipe.core.keys import uniforms
+from fastpipe.core.types import Key
+from fastpipe.errors import AugmentError, OptionError
+
+__all__ = [
+    "Fill", "Float32Array", "Float64Array", "Parameters", "check_fill", "fill_numbers", "filling_of",
+    "increasing", "interpolation_of", "plain", "probability", "range_about_zero", "two_numbers",
+    "uniform_rows",
+]  # fmt: skip
+
 
 Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
@@ -34,7 +44,7 @@ class Parameters(Mapping[str, Float64Array]):
 
     @classmethod
     def of_table(cls, names: Sequence[str], table: Float64Array) -> Parameters:
-        """The parameters whose ``table``, (N, columns), it is."""
+        """Return the parameters with this ``table``, (N, columns)."""
         made = cls.__new__(cls)
         made._names, made.table = tuple(names), table
         return made
@@ -52,8 +62,111 @@ class Parameters(Mapping[str, Float64Array]):
         return len(self._names)
 
     def rows(self, which: Any) -> Parameters:
-        """Those of some samples: an index, a slice or a mask over them."""
+        """Return those of some samples: an index, a slice or a mask over them."""
         return Parameters.of_table(self._names, self.table[which])
 
     def __repr__(self) -> str:
         return f"Parameters({len(self.table)} samples: {', '.join(self._names)})"
+
+
+# ---- arguments, checked ----------------------------------------------------------------------------
+
+# What is outside of an image: one number, or one for each channel; None is 0.
+Fill = float | tuple[float, ...] | None
+
+
+def probability(value: float, name: str = "p") -> float:
+    """Return a probability, or raise an error."""
+    if not 0.0 <= value <= 1.0:  # NaN neither
+        raise AugmentError(f"{name}= is a probability, from 0 to 1, got {value!r}")
+    return float(value)
+
+
+def increasing(value: Any, name: str, most: float = np.inf) -> tuple[float, float]:
+    """Return two numbers above 0 that increase, or raise an error."""
+    low, high = two_numbers(value)
+    if not 0 < low <= high <= most:  # NaN neither
+        raise AugmentError(f"{name}= is two numbers above 0 that increase, at most {most}, got {value!r}")
+    return low, high
+
+
+def range_about_zero(value: float | Sequence[float], name: str) -> tuple[float, float]:
+    """Return the two numbers given, or minus and plus the one; or raise an error."""
+    low, high = two_numbers(value) if isinstance(value, Sequence) else (-value, value)
+    if not -np.inf < low <= high < np.inf:
+        raise AugmentError(f"{name}= is a number of at least 0, or two that increase, got {value!r}")
+    return float(low), float(high)
+
+
+def plain(value: Any) -> Any:
+    """Return an argument that may be an array as a list or a number."""
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+def two_numbers(value: Any) -> tuple[float, float]:
+    """Return two numbers as floats; NaN if they are something else."""
+    try:
+        first, second = map(float, value)
+    except (TypeError, ValueError):
+        return np.nan, np.nan
+    return first, second
+
+
+def interpolation_of(value: Any, allowed: Sequence[str]) -> str:
+    """Return the name of an interpolation, also of torchvision's and Pillow's enumerations."""
+    name = getattr(value, "value", value)
+    if isinstance(name, int):  # Pillow's numbers, which torchvision takes, too
+        name = {0: "nearest", 2: "bilinear", 3: "bicubic"}.get(name, name)
+    if name not in allowed:
+        raise AugmentError(f"interpolation= is one of {', '.join(map(repr, allowed))}, got {value!r}")
+    return str(name)
+
+
+def filling_of(fill: Any, name: str = "fill") -> Fill:
+    """Return one number or one for each channel as floats, or raise an error."""
+    if fill is None:
+        return None
+    try:
+        return tuple(map(float, fill)) if isinstance(fill, (list, tuple)) else float(fill)
+    except (TypeError, ValueError):
+        raise AugmentError(f"{name}= is a number, or one for each channel, got {fill!r}") from None
+
+
+def check_fill(numbers: Fill, channels: int, name: str = "fill") -> None:
+    """Raise an error for numbers of channels that images do not have."""
+    if isinstance(numbers, tuple) and len(numbers) not in (1, channels):
+        raise AugmentError(f"{name}= has {len(numbers)} numbers for images of {channels} channels")
+
+
+def fill_numbers(fill: Fill) -> tuple[float, ...]:
+    """Return the numbers of a fill; none for None."""
+    if fill is None:
+        return ()
+    return fill if isinstance(fill, tuple) else (fill,)
+
+
+# ---- random numbers --------------------------------------------------------------------------------
+
+# Keyed numbers of batches are another stream than those of samples, which the same key gives to a transform.
+_STREAM = 0x6175676D656E74
+
+
+def uniform_rows(count: int, columns: int, generator: Any = None, key: Key | None = None) -> Float64Array:
+    """Return uniform numbers in [0, 1), (count, columns), a row for each sample of a batch.
+
+    They are of a key; else of one number that a ``torch.Generator``, or torch's global one, gives.
+    """
+    if key is not None:
+        if generator is not None:
+            raise OptionError("give generator= or key=, not both: each says where random numbers come from")
+        if len(key.draws) != count:
+            raise OptionError(f"key= has {len(key.draws)} samples, and the batch {count}")
+        return uniforms(key.seed ^ _STREAM, key.epoch, np.asarray(key.draws), columns)
+    torch = require("torch", extra="torch")
+    if generator is not None and generator.device.type != "cpu":
+        raise OptionError(
+            f"generator= must be of the CPU, got one of {generator.device}: parameters are drawn on the "
+            "host, and asking a device would wait for it. Use torch.Generator().manual_seed(…)"
+        )
+    base = torch.empty((), dtype=torch.int64).random_(generator=generator)
+    return uniforms(int(base), 0, np.arange(count), columns)

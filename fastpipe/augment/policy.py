@@ -11,15 +11,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d
 
-from fastpipe.augment.affine import MATRIX, is_fused, resampled, warp_step
+from fastpipe.augment.base import Shape
 from fastpipe.augment.colour import blended
 from fastpipe.augment.distributions import integers
+from fastpipe.augment.geometry import MATRIX, is_fused, resampled, warp_step
 from fastpipe.augment.images import BatchTransform, Columns, Moves
 from fastpipe.augment.matrices import after, forward_affine, identity, inverse_affine
-from fastpipe.augment.options import Fill, fill_numbers, filling_of, interpolation_of
-from fastpipe.augment.parameters import Float64Array
+from fastpipe.augment.parameters import (
+    Fill,
+    Float64Array,
+    check_fill,
+    fill_numbers,
+    filling_of,
+    interpolation_of,
+)
 from fastpipe.augment.steps import Step
-from fastpipe.augment.tables import Shape
 from fastpipe.errors import AugmentError
 
 __all__ = ["RandAugment", "TrivialAugmentWide"]
@@ -39,12 +45,7 @@ _OF_CHANGE = ("change", "magnitude", *MATRIX)
 class _Policy(BatchTransform):
     """Changes of the list, drawn for each image; subclasses say of which magnitudes.
 
-    The row of an image holds, for each of its changes, "change", "magnitude" and the matrix.
-
-    Args:
-        prefixes: of the names of each change's parameters; there are as many changes.
-        num_magnitude_bins: how many magnitudes there are.
-        interpolation, fill: as of ``RandAugment``.
+    ``prefixes`` are of the names of each change's parameters; there are as many changes.
     """
 
     channels: tuple[int, ...] = (3, 1)
@@ -69,8 +70,7 @@ class _Policy(BatchTransform):
 
     def check(self, shape: Sequence[int]) -> None:
         super().check(shape)
-        if isinstance(self.fill, tuple) and len(self.fill) not in (1, shape[1]):
-            raise AugmentError(f"fill= has {len(self.fill)} numbers for images of {shape[1]} channels")
+        check_fill(self.fill, shape[1])
 
     def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         magnitudes, bins = self._magnitudes(*shape[1:]), self._bins(u)
@@ -85,16 +85,18 @@ class _Policy(BatchTransform):
 
     @abstractmethod
     def _bins(self, u: Float64Array) -> Any:
-        """Index of the magnitude of all changes of an image, for its uniform numbers: one, or (N,)."""
+        """Return the index of the magnitude of all changes of an image: one, or (N,)."""
 
     @abstractmethod
     def _greatest(self, height: int, width: int) -> Mapping[str, float]:
-        """The greatest magnitudes of all changes that have a sign."""
+        """Return the greatest magnitudes of all changes that have a sign."""
 
     def _magnitudes(self, height: int, width: int) -> Float64Array:
-        """All magnitudes of all changes, (bins, changes): factors are above or below 1 by them; shears are
-        tangents, shifts pixels, angles degrees, posterising keeps bits, and solarising has a threshold as a
-        part of the range."""
+        """Return all magnitudes of all changes, (bins, changes).
+
+        Factors are above or below 1 by them; shears are tangents, shifts pixels, angles degrees; posterising
+        keeps bits, and solarising has a threshold as a part of the range.
+        """
         count, first, last = self.num_magnitude_bins, np.zeros(len(_CHANGES)), np.zeros(len(_CHANGES))
         for name, greatest in self._greatest(height, width).items():
             last[_AT[name]] = greatest
@@ -105,27 +107,27 @@ class _Policy(BatchTransform):
         return found
 
     def applied(self, table: Float64Array, shape: Shape) -> Float64Array:
-        parts = []
-        for at in range(self.num_ops):
-            change, magnitude = table[:, 2 * at], table[:, 2 * at + 1]
-            parts += [table[:, 2 * at : 2 * at + 2], _inverse(change, magnitude, *shape[1:])]
-        return np.concatenate(parts, axis=1) if parts else table
+        parts = [table[:, :0]]
+        for at in range(0, 2 * self.num_ops, 2):
+            change, magnitude = table[:, at], table[:, at + 1]
+            parts += [table[:, at : at + 2], inverse_affine(*_affine_of(change, magnitude, *shape[1:]))]
+        return np.concatenate(parts, axis=1)
 
     def moves(self, table: Float64Array, shape: Shape, of_points: bool) -> Moves:
-        found = identity(len(table))
-        for at in range(self.num_ops):
-            found = after(found, _forward(table[:, 2 * at], table[:, 2 * at + 1], *shape[1:]))
-        is_moved = np.isin(table[:, ::2], _GEOMETRY)
-        return Moves(found, np.any(is_moved, axis=1))
+        found, middle = identity(len(table)), np.array([0.5 * shape[2], 0.5 * shape[1]])
+        for at in range(0, 2 * self.num_ops, 2):
+            angle, shift, scale, shear, centre = _affine_of(table[:, at], table[:, at + 1], *shape[1:])
+            found = after(found, forward_affine(angle, shift, scale, shear, centre + middle))
+        return Moves(found, np.any(np.isin(table[:, ::2], _GEOMETRY), axis=1))
 
     def for_masks(self) -> BatchTransform:
-        fill = self.fill if self.fill is None or isinstance(self.fill, float) else self.fill[0]
+        fill = next(iter(fill_numbers(self.fill)), None)
         return _MaskPolicy(self.num_ops, interpolation="nearest", fill=fill)
 
     def steps(self, column: int, shape: Shape) -> list[Step]:
         options = int(self.interpolation == "nearest"), int(is_fused(shape[1], shape[2]))
-        numbers, each = fill_numbers(self.fill), len(MATRIX) + 2
-        return [Step("policy", column + at * each, options, numbers) for at in range(self.num_ops)]
+        places = [column + at * len(_OF_CHANGE) for at in range(self.num_ops)]
+        return [Step("policy", at, options, fill_numbers(self.fill)) for at in places]
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         for at in range(0, len(self.names_applied), len(_OF_CHANGE)):
@@ -134,7 +136,7 @@ class _Policy(BatchTransform):
         return images
 
     def _changed(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
-        """All changes of all images, of which one is taken for each: which one is not known on the host."""
+        """Make all changes of all images, and take one for each: which one is not known on the host."""
         change, magnitude = (columns[name].view(-1, 1, 1, 1) for name in ("change", "magnitude"))
         factor, bound = 1.0 + magnitude, 255.0 if of_bytes else 1.0
         found = images
@@ -201,13 +203,6 @@ class RandAugment(_Policy):
             "Rotate": 30.0, "Brightness": 0.9, "Color": 0.9, "Contrast": 0.9, "Sharpness": 0.9,
         }  # fmt: skip
 
-    def extra_repr(self) -> str:
-        return (
-            f"num_ops={self.num_ops}, magnitude={self.magnitude}, "
-            f"num_magnitude_bins={self.num_magnitude_bins}, interpolation={self.interpolation!r}, "
-            f"fill={self.fill}"
-        )
-
 
 class TrivialAugmentWide(_Policy):
     """Change each image in one way, drawn from fourteen, by a magnitude that is drawn as well (S. G. Müller
@@ -245,12 +240,6 @@ class TrivialAugmentWide(_Policy):
             "Brightness": 0.99, "Color": 0.99, "Contrast": 0.99, "Sharpness": 0.99,
         }  # fmt: skip
 
-    def extra_repr(self) -> str:
-        return (
-            f"num_magnitude_bins={self.num_magnitude_bins}, interpolation={self.interpolation!r}, "
-            f"fill={self.fill}"
-        )
-
 
 class _MaskPolicy(RandAugment):
     """Moves masks as images were."""
@@ -258,11 +247,9 @@ class _MaskPolicy(RandAugment):
     channels = ()
 
     def steps(self, column: int, shape: Shape) -> list[Step]:
-        size, each = (shape[1], shape[2]), len(MATRIX) + 2
-        places = (
-            column + at * each + 2 for at in range(self.num_ops)
-        )  # matrices of other changes move nothing
-        return [warp_step(at, True, self.fill, size) for at in places]
+        # Matrices of other changes move nothing.
+        places = [column + at * len(_OF_CHANGE) + 2 for at in range(self.num_ops)]
+        return [warp_step(at, True, self.fill, (shape[1], shape[2])) for at in places]
 
     def _changed(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         return resampled(images, columns, self.interpolation, self.fill, of_bytes)
@@ -271,8 +258,8 @@ class _MaskPolicy(RandAugment):
 def _spaced(
     first: Float64Array, last: Float64Array, count: int, precision: type[np.floating[Any]]
 ) -> Float64Array:
-    """``torch.linspace(first, last, count)`` in columns, with products of this precision; torch's sums are
-    rounded once, as by ``numpy.float64``."""
+    """Return ``torch.linspace(first, last, count)`` in columns, with products of this precision."""
+    # torch's sums are rounded once, as by ``numpy.float64``.
     begin, end = first.astype(np.float32), last.astype(np.float32)
     step = ((end - begin) / np.float32(count - 1)).astype(precision)
     at = np.arange(count)[:, None].astype(precision)
@@ -280,13 +267,10 @@ def _spaced(
     return found.astype(np.float32).astype(np.float64)
 
 
-# ---- geometry ------------------------------------------------------------------------------------
-
-
 def _affine_of(
     change: Float64Array, magnitude: Float64Array, height: int, width: int
 ) -> tuple[Float64Array, Float64Array, Float64Array, Float64Array, Float64Array]:
-    """Arguments of ``matrices``, from the image's centre; for other changes those that move nothing."""
+    """Return arguments of ``matrices``, from the centre; for other changes those that move nothing."""
     count, none = len(change), np.zeros(len(change))
     of = {name: np.where(change == _AT[name], magnitude, none) for name in _CHANGES[1:6]}
     shear = np.degrees(np.arctan(np.stack([of["ShearX"], of["ShearY"]], axis=1)))
@@ -294,15 +278,6 @@ def _affine_of(
     centre = np.where(is_sheared, np.array([[-0.5 * width, -0.5 * height]]), 0.0)
     translate = np.trunc(np.stack([of["TranslateX"], of["TranslateY"]], axis=1))
     return -of["Rotate"], translate, np.ones(count), shear, centre
-
-
-def _inverse(change: Float64Array, magnitude: Float64Array, height: int, width: int) -> Float64Array:
-    return inverse_affine(*_affine_of(change, magnitude, height, width))
-
-
-def _forward(change: Float64Array, magnitude: Float64Array, height: int, width: int) -> Float64Array:
-    angle, translate, scale, shear, centre = _affine_of(change, magnitude, height, width)
-    return forward_affine(angle, translate, scale, shear, centre + np.array([0.5 * width, 0.5 * height]))
 
 
 # ---- colours, of whole batches -------------------------------------------------------------------

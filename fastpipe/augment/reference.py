@@ -23,39 +23,29 @@ Changes = Mapping[str, Callable[[Any, Tensor, Row], Any]]  # what changes a samp
 def chain_reference(
     ops: Sequence[Any], images: Tensor, parameters: Sequence[Parameters], changes: Changes | None = None
 ) -> Tensor:
-    """The images as torchvision changes them, one operation after the other.
-
-    Args:
-        ops: the operations.
-        images: a batch.
-        parameters: of each operation.
-        changes: what changes one sample, by an operation's name; default: of an image.
-    """
+    """Change images as torchvision does, or by ``changes``, one operation after the other."""
     for op, one in zip(ops, parameters, strict=True):
         images = _reference(op, images, one, _CHANGES if changes is None else changes)
     return images
 
 
 def _reference(op: Any, images: Tensor, parameters: Parameters, changes: Changes) -> Tensor:
-    """The images as torchvision changes them; halves are worked on as float32, and rounded once."""
-    values = images.float() if op.dtype_after(images.dtype) in (torch.float16, torch.bfloat16) else images
-    values = (
-        values.float() if op.kind == "volumes" and op.dtype_after(images.dtype) == torch.float32 else values
-    )
+    """Change images by one operation; halves are worked on as float32, and rounded once."""
+    dtype, values = op.dtype_after(images.dtype), images
+    is_float = op.kind == "volumes" and dtype == torch.float32
+    if is_float or dtype in (torch.float16, torch.bfloat16):
+        values = images.float()
     if op.mixes:
         found = _MIXED[type(op).__name__](op, values, parameters)
     else:
-        rows = zip(*(column.tolist() for column in parameters.values()), strict=True)
-        names = tuple(parameters)
-        given = (dict(zip(names, row, strict=True)) for row in rows) if names else ({} for _ in images)
+        rows = [dict(zip(parameters, row, strict=True)) for row in parameters.table.tolist()]
         found = torch.stack(
-            [_changed(op, image, row, changes) for image, row in zip(values, given, strict=True)]
+            [_changed(op, image, row, changes) for image, row in zip(values, rows, strict=True)]
         )
-    return found if found.dtype == torch.uint8 else found.to(op.dtype_after(images.dtype))
+    return found if found.dtype == torch.uint8 else found.to(dtype)
 
 
 def _changed(op: Any, image: Tensor, p: Row, changes: Changes) -> Any:
-    """One image."""
     if any(kind.__name__ == "RandomApply" for kind in type(op).__mro__):
         for at, inner in enumerate(op.ops if p["is_applied"] else ()):
             own = {name: p[f"{at}.{name}"] for name in inner.names_for(len(image))}
@@ -67,14 +57,6 @@ def _changed(op: Any, image: Tensor, p: Row, changes: Changes) -> Any:
 
 def _functional() -> Any:
     return require("torchvision.transforms.v2.functional", extra="torch")
-
-
-def _horizontal_flip(op: Any, image: Tensor, p: Row) -> Any:
-    return _functional().horizontal_flip(image) if p["is_flipped"] else image
-
-
-def _vertical_flip(op: Any, image: Tensor, p: Row) -> Any:
-    return _functional().vertical_flip(image) if p["is_flipped"] else image
 
 
 def _crop(op: Any, image: Tensor, p: Row) -> Any:
@@ -116,21 +98,9 @@ def _jitter(op: Any, image: Tensor, p: Row) -> Any:
     return image
 
 
-def _grey(op: Any, image: Tensor, p: Row) -> Any:
-    return _functional().rgb_to_grayscale(image, len(image)) if p["is_grey"] else image
-
-
 def _normalized(op: Any, image: Tensor, p: Row) -> Any:
     mean, std = (list(numbers) * (len(image) if len(numbers) == 1 else 1) for numbers in (op.mean, op.std))
     return _functional().normalize(image, mean, std)
-
-
-def _converted(op: Any, image: Tensor, p: Row) -> Any:
-    return _functional().to_dtype(image, op.dtype, scale=True)
-
-
-def _blurred(op: Any, image: Tensor, p: Row) -> Any:
-    return _functional().gaussian_blur(image, list(op.kernel_size), [p["sigma"]] * 2)
 
 
 def _erased(op: Any, image: Tensor, p: Row) -> Any:
@@ -206,10 +176,29 @@ def _cut(op: Any, images: Tensor, parameters: Parameters) -> Tensor:
 
 
 _CHANGES: dict[str, Callable[[Any, Tensor, Row], Any]] = {
-    "ColorJitter": _jitter, "GaussianBlur": _blurred, "Normalize": _normalized, "RandAugment": _policy,
-    "RandomAffine": _affine, "RandomErasing": _erased, "RandomGain": _louder,
-    "RandomGrayscale": _grey, "RandomHorizontalFlip": _horizontal_flip, "RandomResizedCrop": _crop,
-    "RandomRotation": _rotation, "RandomVerticalFlip": _vertical_flip, "SpecAugment": _masked,
-    "TimeShift": _shifted, "ToDtype": _converted, "TrivialAugmentWide": _policy,
-}  # fmt: skip
+    "ColorJitter": _jitter,
+    "GaussianBlur": lambda op, image, p: _functional().gaussian_blur(
+        image, list(op.kernel_size), [p["sigma"]] * 2
+    ),
+    "Normalize": _normalized,
+    "RandAugment": _policy,
+    "RandomAffine": _affine,
+    "RandomErasing": _erased,
+    "RandomGain": _louder,
+    "RandomGrayscale": lambda op, image, p: (
+        _functional().rgb_to_grayscale(image, len(image)) if p["is_grey"] else image
+    ),
+    "RandomHorizontalFlip": lambda op, image, p: (
+        _functional().horizontal_flip(image) if p["is_flipped"] else image
+    ),
+    "RandomResizedCrop": _crop,
+    "RandomRotation": _rotation,
+    "RandomVerticalFlip": lambda op, image, p: (
+        _functional().vertical_flip(image) if p["is_flipped"] else image
+    ),
+    "SpecAugment": _masked,
+    "TimeShift": _shifted,
+    "ToDtype": lambda op, image, p: _functional().to_dtype(image, op.dtype, scale=True),
+    "TrivialAugmentWide": _policy,
+}
 _MIXED: dict[str, Callable[[Any, Tensor, Parameters], Tensor]] = {"MixUp": _mixed, "CutMix": _cut}

@@ -10,12 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastpipe.augment.base import Shape
 from fastpipe.augment.distributions import Drawn
 from fastpipe.augment.images import BatchTransform, Columns
-from fastpipe.augment.options import probability, range_about_zero
-from fastpipe.augment.parameters import Float64Array
+from fastpipe.augment.parameters import Float64Array, probability, range_about_zero
 from fastpipe.augment.steps import Step
-from fastpipe.augment.tables import Shape
 from fastpipe.errors import AugmentError
 
 __all__ = ["RandomGain", "SpecAugment", "TimeShift"]
@@ -107,12 +106,6 @@ class SpecAugment(_OfSpectrograms):
             images = torch.where((places >= first) & (places < last), value, images)
         return images
 
-    def extra_repr(self) -> str:
-        return (
-            f"{self.n_time_masks}, {self.time_mask_param}, {self.n_freq_masks}, {self.freq_mask_param}, "
-            f"p={self.p}, zero_masking={self.zero_masking}"
-        )
-
 
 class RandomGain(_OfSpectrograms):
     """Make each sample louder or quieter.
@@ -154,9 +147,6 @@ class RandomGain(_OfSpectrograms):
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         change = columns["change"].view(-1, 1, 1, 1)
         return images + change if self.scale == "decibel" else images * change
-
-    def extra_repr(self) -> str:
-        return f"{self.gain_db}, scale={self.scale!r}"
 
 
 class TimeShift(_OfSpectrograms):
@@ -204,6 +194,3 @@ class TimeShift(_OfSpectrograms):
         if self.rolls:
             return found
         return torch.where((source >= 0) & (source < width), found, found.new_full((), self.fill))
-
-    def extra_repr(self) -> str:
-        return f"{self.most}, rolls={self.rolls}, fill={self.fill}"

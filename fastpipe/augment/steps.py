@@ -35,7 +35,7 @@ class Step(NamedTuple):
 
 @lru_cache(maxsize=256)
 def plan_of(steps: tuple[Step, ...], columns: int) -> Any:
-    """The ``native.AugmentPlan`` of steps whose numbers are rows of so many columns."""
+    """Return the ``native.AugmentPlan`` of steps whose numbers are rows of so many columns."""
     return native.AugmentPlan(list(steps), columns)
 
 
@@ -47,19 +47,7 @@ def run_plan(
     elements: tuple[str, str],
     threads: int,
 ) -> None:
-    """Change a batch of images by a plan, without Python's lock.
-
-    Args:
-        plan: of ``plan_of``.
-        rows: float64 (N, columns), C-contiguous.
-        images, out: (N, C, H, W), in any order of memory; of 16 bits each where elements are halves.
-        elements: what they are made of: uint8, float16, bfloat16 or float32.
-        threads: how many do it, with the calling one.
-
-    Raises:
-        MemoryError: there was none.
-        AugmentError: the images are too large; numbers are of pixels that an image does not have.
-    """
+    """Change a batch of images by a plan, without Python's lock."""
     try:
         batch = native.augment_batch(plan, rows, images, elements[0], out, elements[1])
     except ValueError as wrong:
@@ -69,12 +57,7 @@ def run_plan(
 
 
 def check_change(problem: int, number: int) -> None:
-    """Raise an error for what the native core says of a changed image.
-
-    Raises:
-        MemoryError: there was none.
-        AugmentError: its parameters are of pixels that it does not have.
-    """
+    """Raise an error for what the native core says of a changed image."""
     if problem == _NO_MEMORY:
         raise MemoryError("there is no memory to augment images in")
     if problem:

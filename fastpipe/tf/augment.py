@@ -14,9 +14,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from fastpipe.augment.distributions import affine_table, erasing_table, jitter_table
-from fastpipe.augment.draws import uniform_rows
 from fastpipe.augment.matrices import inverse_affine
-from fastpipe.augment.parameters import Float64Array
+from fastpipe.augment.parameters import Float64Array, uniform_rows
 from fastpipe.augment.steps import Step, plan_of, run_plan
 from fastpipe.core.machine import default_threads
 from fastpipe.core.slots import KEPT_SLOTS, SlotPool

@@ -13,9 +13,9 @@ from torch import Tensor
 from torchvision import tv_tensors
 
 from fastpipe import augment
+from fastpipe.augment.base import applied_table
 from fastpipe.augment.fusing import FusedRun
 from fastpipe.augment.images import on_device
-from fastpipe.augment.tables import applied_table
 
 Make = Callable[..., Tensor]
 Ops = list[augment.BatchTransform]

@@ -12,8 +12,8 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from fastpipe import augment
+from fastpipe.augment.base import applied_table
 from fastpipe.augment.images import on_device
-from fastpipe.augment.tables import applied_table
 from fastpipe.errors import AugmentError
 
 Make = Callable[..., Tensor]

@@ -19,10 +19,9 @@ from torch import Tensor
 from torchvision import tv_tensors
 
 from fastpipe import augment
-from fastpipe.augment.base import Augmentation
+from fastpipe.augment.base import Augmentation, applied_table
 from fastpipe.augment.images import BatchTransform, Columns, on_device
 from fastpipe.augment.steps import Step
-from fastpipe.augment.tables import applied_table
 from fastpipe.core.native import native
 from fastpipe.errors import AugmentError
 

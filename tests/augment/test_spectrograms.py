@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fastpipe import augment
+from fastpipe.augment.base import applied_table
 from fastpipe.augment.images import on_device
-from fastpipe.augment.tables import applied_table
 from fastpipe.errors import AugmentError
 
 OPS: dict[str, augment.BatchTransform] = {

@@ -75,7 +75,7 @@ def _changed(augment: Any, images: Any, way: str, key: Any = _KEY) -> Any:
 @pytest.fixture
 def not_fused(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's products of matrices as Augment has them: on some processors its library fuses operations."""
-    monkeypatch.setattr("fastpipe.augment.affine._library_fuses", lambda: False)
+    monkeypatch.setattr("fastpipe.augment.geometry._library_fuses", lambda: False)
 
 
 @pytest.fixture

@@ -1,23 +1,194 @@
-"""What all augmentations of volumes have in common."""
+"""What all augmentations of volumes share, and how chains of them run."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from fastpipe.augment.base import FLOATS, Augmentation
+from fastpipe.augment.base import (
+    FLOATS,
+    Augmentation,
+    Chain,
+    Ops,
+    columns_of,
+    dtype_after,
+    for_masks,
+    shape_after,
+    untraced,
+)
 from fastpipe.augment.distributions import Drawn
-from fastpipe.augment.options import plain, two_numbers
-from fastpipe.augment.parameters import Float64Array
+from fastpipe.augment.parameters import Float64Array, Parameters, plain, two_numbers
+from fastpipe.augment.reference import chain_reference
 from fastpipe.augment.steps import Step
-from fastpipe.augment.volumes.running import VolumeChain
+from fastpipe.augment.volumes.reference import VOLUME_CHANGES
 from fastpipe.augment.volumes.volume import Volume
+from fastpipe.core.native import native
+from fastpipe.core.slots import SlotPool
 from fastpipe.errors import AugmentError
 
-__all__ = ["AXES", "FLOATS", "PerChannel", "VolumeTransform", "axes_of", "limits_of"]
+__all__ = [
+    "AXES", "PerChannel", "VolumeChain", "VolumeTransform", "axes_of", "limits_of", "on_volumes",
+]  # fmt: skip
+
+
+# ---- chains ----------------------------------------------------------------------------------------
+
+# A ``native.VolumePlan``, the shape and the dtype of a volume afterwards, and how NumPy has that.
+_Plan = tuple[native.VolumePlan, tuple[int, ...], torch.dtype, np.dtype[Any]]
+Kept = Callable[[Any, Callable[[], Any]], Any]
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+class VolumeChain(Chain):
+    """Augmentations of volumes."""
+
+    one = "volume"
+    shapes = ("(N, D, H, W)", "(N, C, D, H, W)")
+    dtypes = (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, *FLOATS)
+
+    def given(self, samples: Tensor, batch: Tensor, table: Tensor, others: Sequence[Any]) -> Any:
+        self.check_gradient(batch)
+        if torch.compiler.is_compiling() or not others:
+            return super().given(samples, batch, table, others)
+        applied = self.applied(table, batch.shape)
+        changed = on_volumes(self.steps, batch, applied, self.memory, kept=self.kept)
+        changed = changed.squeeze(1) if samples.ndim < batch.ndim else changed
+        return (changed, *self._followed(applied, batch.shape, others))
+
+    def by_kernels(self, samples: Tensor, table: Tensor) -> Tensor:
+        applied = self.applied(table, samples.shape)
+        return on_volumes(self.steps, samples, applied, self.memory, kept=self.kept)
+
+    def followed(self, table: Tensor, shape: Sequence[int], others: Sequence[Any]) -> Sequence[Any]:
+        return untraced(lambda: self._followed(self.applied(table, shape), shape, others))
+
+    def _followed(self, applied: Float64Array, shape: Sequence[int], others: Sequence[Any]) -> Sequence[Any]:
+        twins, columns = self.kept(("labels", shape[1]), lambda: for_masks(self.steps, shape[1]))
+        rows = applied[:, columns]
+
+        def followed(thing: object) -> object:
+            if isinstance(thing, dict):
+                return {name: followed(value) for name, value in thing.items()}
+            if isinstance(thing, (list, tuple)):
+                made: list[Any] = [followed(value) for value in thing]
+                return type(thing)(*made) if hasattr(thing, "_fields") else type(thing)(made)
+            if not isinstance(thing, Tensor) or not twins or not _is_of(thing, shape):
+                return thing
+            labels = thing.as_subclass(Tensor)
+            labels = labels.unsqueeze(1) if thing.ndim == 4 else labels
+            found = on_volumes(twins, labels, rows, self.memory_of_others, shape[1], kept=self.kept)
+            return found.squeeze(1) if thing.ndim == 4 else found
+
+        return [followed(thing) for thing in others]
+
+    def referred(self, samples: Tensor, parameters: Sequence[Parameters]) -> Tensor:
+        return chain_reference(self.ops, samples, parameters, VOLUME_CHANGES)
+
+
+def on_volumes(
+    ops: Sequence[Any],
+    volumes: Tensor,
+    applied: Float64Array,
+    memory: SlotPool,
+    channels: int | None = None,
+    is_host: bool | None = None,
+    kept: Kept = lambda key, make: make(),
+) -> Tensor:
+    """Return changed volumes, wherever they are.
+
+    On a device there are at a time the volumes, those that are made of them, and less than two volumes more.
+
+    Args:
+        ops: the chain.
+        volumes: (N, C, D, H, W).
+        applied: what is applied.
+        memory: of the processor, where the new volumes are.
+        channels: of the volumes that numbers were drawn for, where these are labels of them.
+        is_host: whether the native core does it, or torch's operations.  Default: where it can.
+        kept: keeps plans of these operations; see ``Chain.kept``.
+    """
+    device, ops, channels = volumes.device.type, tuple(ops), channels or volumes.shape[1]
+    if device == "cpu" if is_host is None else is_host:
+        form = (ops, tuple(volumes.shape[1:]), volumes.dtype, channels)
+        return _on_host(kept(("plan", *form), lambda: _plan(*form)), volumes, applied, memory)
+    shape = (len(volumes), *shape_after(ops, tuple(volumes.shape[1:])))
+    dtype = dtype_after(ops, volumes.dtype)
+    with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
+        if device == "cpu":
+            flat = memory.take((math.prod(shape) * dtype.itemsize,), np.uint8)
+            out = torch.from_numpy(flat).view(dtype).view(shape)
+        else:
+            out = torch.empty(shape, dtype=dtype, device=volumes.device)
+        volumes, goal = volumes.detach(), out
+        if dtype in _SIGNED and dtype == volumes.dtype:
+            # Devices move bits of these as those of numbers with a sign: few operations know them.
+            volumes, goal = volumes.view(_SIGNED[dtype]), out.view(_SIGNED[dtype])
+        _on_device(ops, volumes, applied, goal, channels)
+    return out
+
+
+def _on_device(ops: Ops, volumes: Tensor, applied: Float64Array, out: Tensor, channels: int) -> None:
+    columns = list(columns_of(ops, channels, of_applied=True))
+    steps = [(op, np.ascontiguousarray(applied[:, own])) for op, own in columns]
+    # Half precision is of what is given and taken: ops would lose digits with each.
+    is_half = out.dtype in (torch.float16, torch.bfloat16)
+    for number, target in enumerate(out):
+        goal = target.new_empty(target.shape, dtype=torch.float32) if is_half else target
+        volume = Volume(volumes[number], goal, channels)
+        for op, rows in steps:
+            op.on_canvas(volume, rows[number])
+        volume.end()
+        if goal is not target:
+            target.copy_(goal, non_blocking=True)
+
+
+def _on_host(made_plan: _Plan, volumes: Tensor, applied: Float64Array, memory: SlotPool) -> Tensor:
+    plan, shape, dtype, form = made_plan
+    out, volumes = memory.take((len(volumes), *shape), form), volumes.detach()
+    values = (volumes.view(torch.int16) if volumes.dtype == torch.bfloat16 else volumes).numpy()
+    native.augment_volumes(plan, values, np.ascontiguousarray(applied), out, torch.get_num_threads())
+    with torch.inference_mode(False):
+        made = torch.from_numpy(out)
+        return made if made.dtype == dtype else made.view(dtype)
+
+
+def _plan(ops: Ops, shape: tuple[int, ...], dtype: torch.dtype, channels: int) -> _Plan:
+    """Return the native core's plan for volumes of a shape (C, D, H, W)."""
+    after, dtype_then = shape_after(ops, shape), dtype_after(ops, dtype)
+    steps: list[Step] = []
+    at = (channels, *shape[1:])
+    for op, own in columns_of(ops, channels, of_applied=True):
+        steps += op.steps(own.start, at)
+        at = op.shape_after(at)
+    plan = native.VolumePlan(steps, shape, _name(dtype), _name(dtype_then))
+    form = np.dtype("int16" if dtype_then == torch.bfloat16 else _name(dtype_then))
+    return plan, after, dtype_then, form
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _is_of(thing: Tensor, shape: Sequence[int]) -> bool:
+    """Return whether a tensor has a value for each of the volumes' voxels, as labels have."""
+    if thing.ndim not in (4, 5) or len(thing) != shape[0]:
+        return False
+    is_whole = tuple(thing.shape[-3:]) == tuple(shape[-3:])
+    if thing.ndim == 5 and not is_whole:  # of four axes it may be something else
+        raise AugmentError(
+            f"volumes of {tuple(shape[-3:])} come with others of {tuple(thing.shape[-3:])}, which cannot be "
+            "moved as they are: make labels of other sizes after the augmentation"
+        )
+    return is_whole
+
+
+# ---- transforms ------------------------------------------------------------------------------------
 
 AXES = ("depth", "height", "width")
 
@@ -40,31 +211,24 @@ class VolumeTransform(Augmentation, ABC):
 
     @abstractmethod
     def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
-        """Return the native core's steps.
-
-        Args:
-            column: where its numbers begin in a volume's row of what is applied.
-            shape: of a volume before, (C, D, H, W).
-        """
+        """Return the native core's steps for volumes of a shape (C, D, H, W) before them."""
 
     @abstractmethod
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
-        """Change one volume on a device, by torch's operations.
-
-        Args:
-            canvas: the volume.
-            row: what is applied, (len(applied_names),).
-        """
+        """Change one volume on a device by torch's operations, for what is applied to it."""
 
 
 class PerChannel(VolumeTransform):
-    """Changes each channel with numbers of its own.
+    """Changes some channels, each with numbers of its own.
 
     Attributes:
-        of_channel: names of a channel's parameters, each of a uniform number of its own.
+        p_channel: the part of the channels that are changed.
+        of_channel: names of a channel's parameters, each of a uniform number of its own; the first says
+            whether the channel is changed.
         step: what the native core calls it.
     """
 
+    p_channel: float
     step: str
     of_channel: tuple[str, ...]
 
@@ -78,34 +242,31 @@ class PerChannel(VolumeTransform):
         return self.names_for(channels)
 
     def drawn_as(self, channels: int) -> Sequence[Drawn]:
-        return [*self.channel_drawn_as()] * channels
+        return [Drawn("flag", self.p_channel), *self.channel_drawn_as()] * channels
 
     def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
         return [Step(self.step, column, self.step_options())]
 
     def step_options(self) -> tuple[int, ...]:
-        """The options of its step."""
+        """Return the options of its step."""
         return ()
 
     @abstractmethod
     def channel_drawn_as(self) -> Sequence[Drawn]:
-        """Say how each parameter of a channel is computed from the uniform number in its place."""
+        """Say how each parameter of a changed channel is computed from its uniform number."""
 
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
-        for channel, own in enumerate(row.reshape(-1, len(self.of_channel))):
-            self.on_channel(canvas, channel, own)
+        for channel, (is_changed, *numbers) in enumerate(row.reshape(-1, len(self.of_channel)).tolist()):
+            if is_changed:
+                self.on_channel(canvas, channel, *numbers)
 
     @abstractmethod
-    def on_channel(self, canvas: Volume, channel: int, row: Float64Array) -> None:
-        """Change a channel of a ``Volume``."""
+    def on_channel(self, canvas: Volume, channel: int, *numbers: float) -> None:
+        """Change a channel of a volume."""
 
 
 def limits_of(value: Any, name: str, least: float = 0.0) -> tuple[float, float]:
-    """Two numbers that increase, or one for both.
-
-    Raises:
-        AugmentError: they do not, or are below ``least``.
-    """
+    """Return two numbers that increase, or one for both; or raise an error."""
     given = plain(value)
     low, high = two_numbers(given if isinstance(given, Sequence) else (given, given))
     if not least <= low <= high < float("inf"):  # NaN neither
@@ -114,11 +275,7 @@ def limits_of(value: Any, name: str, least: float = 0.0) -> tuple[float, float]:
 
 
 def axes_of(value: int | Sequence[int], name: str = "axes") -> tuple[int, ...]:
-    """Axes of (D, H, W), in order.
-
-    Raises:
-        AugmentError: there are no such axes.
-    """
+    """Return axes of (D, H, W) in order, or raise an error."""
     given = plain(value)
     given = [given] if isinstance(given, int) else list(given)
     if not all(isinstance(axis, int) and 0 <= axis < 3 for axis in given) or len(set(given)) < len(given):

@@ -9,14 +9,20 @@ import numpy as np
 import torch
 
 from fastpipe.augment.distributions import Drawn
-from fastpipe.augment.options import plain, probability, range_about_zero
-from fastpipe.augment.parameters import Float32Array, Float64Array
+from fastpipe.augment.matrices import covering, rotations
+from fastpipe.augment.parameters import Float32Array, Float64Array, plain, probability, range_about_zero
 from fastpipe.augment.steps import Step
-from fastpipe.augment.volumes import noise
 from fastpipe.augment.volumes.base import AXES, VolumeTransform, axes_of, limits_of
-from fastpipe.augment.volumes.maps import NO_BENDS, Fill3D, Map, cropped, warped
-from fastpipe.augment.volumes.matrices import covering, rotations
-from fastpipe.augment.volumes.volume import Volume
+from fastpipe.augment.volumes.volume import (
+    NO_BENDS,
+    SEEDS,
+    Fill3D,
+    Map,
+    Volume,
+    cropped,
+    normal_noise,
+    warped,
+)
 from fastpipe.errors import AugmentError
 
 __all__ = ["RandomAffine3D", "RandomElastic3D", "RandomFlip3D", "RandomRotate90"]
@@ -58,16 +64,12 @@ class RandomFlip3D(_Geometry):
         return [Drawn("flag", self.p)] * len(self.axes)
 
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
-        axes = [axis + 1 for axis, is_flipped in zip(self.axes, row, strict=True) if is_flipped]
-        if axes:
-            for channel in canvas.values:
-                channel[...] = channel.flip([axis - 1 for axis in axes])
+        axes = [axis for axis, is_flipped in zip(self.axes, row, strict=True) if is_flipped]
+        for channel in canvas.values if axes else ():
+            channel[...] = channel.flip(axes)
 
     def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
         return [Step("flip", column, self.axes)]
-
-    def extra_repr(self) -> str:
-        return f"axes={self.axes}, p={self.p}"
 
 
 class RandomRotate90(_Geometry):
@@ -104,16 +106,11 @@ class RandomRotate90(_Geometry):
         return (u[:, :1] < self.p) * (1.0 + np.minimum(np.floor(3 * u[:, 1:]), 2.0))
 
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
-        if not row[0]:
-            return
-        for channel in canvas.values:
+        for channel in canvas.values if row[0] else ():
             channel[...] = torch.rot90(channel, int(row[0]), self.axes)
 
     def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
         return [Step("rotate90", column, self.axes)]
-
-    def extra_repr(self) -> str:
-        return f"axes={self.axes}, p={self.p}"
 
 
 class RandomAffine3D(VolumeTransform):
@@ -228,34 +225,26 @@ class RandomAffine3D(VolumeTransform):
         if not row[0]:
             cropped(volume, size)
             return
-        fill = self.label_fill if is_labels and self.fill != "edge" else self.fill
-        matrix = np.ascontiguousarray(row[1:13])
-        warped(volume, Map(matrix, self.bends(row[13:]), fill, is_labels), size)
+        matrix, fill = np.ascontiguousarray(row[1:13]), self.fill_number(is_labels)
+        warped(volume, Map(matrix, self.bends(row[13:]), fill, self.fill == "edge", is_labels), size)
+
+    def fill_number(self, is_labels: bool) -> float:
+        """Return what is outside; any number if it is the nearest voxel."""
+        return 0.0 if self.fill == "edge" else self.label_fill if is_labels else self.fill
 
     def bends(self, row: Float64Array) -> Float32Array:
-        """The control points of what is applied behind the matrix: (3, Z, Y, X)."""
+        """Return the control points for what is applied behind the matrix: (3, Z, Y, X)."""
         return NO_BENDS
 
-    def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
-        return [self.step("warp", column, shape, self.fill)]
-
-    def step(self, kind: str, column: int, shape: tuple[int, ...], fill: Fill3D) -> Step:
-        """The step of volumes, or of their labels."""
+    def steps(self, column: int, shape: tuple[int, ...], is_labels: bool = False) -> list[Step]:
         points, sigma = self.control_points()
-        size = self.shape_after(shape)[1:]
-        is_edge, number = fill == "edge", 0.0 if fill == "edge" else fill
-        return Step(kind, column, (*size, int(is_edge), *points), (number, *sigma))
+        options = (*self.shape_after(shape)[1:], int(self.fill == "edge"), *points)
+        kind = "warp_nearest" if is_labels else "warp"
+        return [Step(kind, column, options, (self.fill_number(is_labels), *sigma))]
 
     def control_points(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """How many there are along each axis, and the standard deviations of their moves."""
+        """Return how many there are along each axis, and the standard deviations of their moves."""
         return (0, 0, 0), (0.0, 0.0, 0.0)
-
-    def extra_repr(self) -> str:
-        return (
-            f"{self.degrees}, {self.scale}, {self.translate}, p_rotation={self.p_rotation}, "
-            f"p_scale={self.p_scale}, scale_axes={self.scale_axes}, spacing={self.spacing}, "
-            f"size={self.size}, fill={self.fill}, label_fill={self.label_fill}"
-        )
 
 
 class RandomElastic3D(RandomAffine3D):
@@ -305,7 +294,7 @@ class RandomElastic3D(RandomAffine3D):
 
     def table(self, u: Float64Array, shape: tuple[int, ...]) -> Float64Array:
         first = super().table(u[:, :-2], shape)
-        return np.concatenate([first, u[:, -2:-1] < self.p, np.floor(u[:, -1:] * noise.SEEDS)], axis=1)
+        return np.concatenate([first, u[:, -2:-1] < self.p, np.floor(u[:, -1:] * SEEDS)], axis=1)
 
     def applied(self, table: Float64Array, shape: tuple[int, ...]) -> Float64Array:
         found = super().applied(table[:, :-2], shape)
@@ -319,16 +308,12 @@ class RandomElastic3D(RandomAffine3D):
         return self.points, self.sigma
 
     def moves_of_points(self, bend: int) -> Float32Array:
-        """How far control points are moved, for the parameter ``bend``: float32 (3, Z, Y, X), along depth,
-        height and width, in voxels."""
+        """Return how far control points are moved, in voxels, for the parameter ``bend``: (3, Z, Y, X)."""
         count = 3 * int(np.prod(self.points))
-        even, odd = noise.normal(0, count, bend, torch.device("cpu"))
+        even, odd = normal_noise(0, count, bend, torch.device("cpu"))
         normal = torch.stack([even, odd], dim=1).flatten()[:count].numpy().reshape(3, *self.points)
         found: Float32Array = normal * np.array(self.sigma, np.float32)[:, None, None, None]
         return found
-
-    def extra_repr(self) -> str:
-        return f"{self.points}, {self.sigma}, p={self.p}, {super().extra_repr()}"
 
 
 class _LabelAffine(_Geometry):
@@ -353,14 +338,10 @@ class _LabelAffine(_Geometry):
         return dtype
 
     def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
-        fill: Fill3D = "edge" if self._op.fill == "edge" else self._op.label_fill
-        return [self._op.step("warp_nearest", column, shape, fill)]
+        return self._op.steps(column, shape, is_labels=True)
 
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
         self._op.resample(canvas, row, is_labels=True)
-
-
-# ---- arguments -----------------------------------------------------------------------------------
 
 
 def _angles(degrees: Any) -> tuple[tuple[float, float], ...]:

@@ -1,21 +1,19 @@
-"""What changes values of volumes, and leaves voxels where they are."""
+"""Changes of the values of volumes, which leave voxels where they are: intensity, noise, blur, resolution."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
 from fastpipe.augment.distributions import Drawn
-from fastpipe.augment.options import probability
-from fastpipe.augment.parameters import Float64Array
+from fastpipe.augment.parameters import Float64Array, probability
 from fastpipe.augment.steps import Step
-from fastpipe.augment.volumes import noise
-from fastpipe.augment.volumes.base import PerChannel, VolumeTransform, limits_of
-from fastpipe.augment.volumes.volume import Volume
+from fastpipe.augment.volumes.base import PerChannel, VolumeTransform, axes_of, limits_of
+from fastpipe.augment.volumes.volume import SEEDS, Volume, add_noise, along, gaussian, lower_resolution
+from fastpipe.errors import AugmentError
 
-__all__ = ["Brightness3D", "Contrast3D", "Gamma3D", "GaussianNoise3D"]
+__all__ = ["Brightness3D", "Contrast3D", "Gamma3D", "GaussianBlur3D", "GaussianNoise3D", "LowResolution3D"]
+
 
 _LEAST = 1e-7  # what numbers are divided by
 
@@ -40,17 +38,14 @@ class GaussianNoise3D(VolumeTransform):
         self.std = limits_of(std, "std")
 
     def drawn_as(self, channels: int) -> Sequence[Drawn]:
-        return Drawn("between", *self.std), Drawn("whole", noise.SEEDS)
+        return Drawn("between", *self.std), Drawn("whole", SEEDS)
 
     def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
         return [Step("noise", column)]
 
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
         if row[0]:
-            noise.add(canvas, float(row[0]), int(row[1]))
-
-    def extra_repr(self) -> str:
-        return f"{self.std}"
+            add_noise(canvas, float(row[0]), int(row[1]))
 
 
 class _Factor(PerChannel):
@@ -58,14 +53,10 @@ class _Factor(PerChannel):
 
     of_channel: tuple[str, ...] = ("is_changed", "factor")
     limits: tuple[float, float]
-    p_channel: float
 
     def channel_drawn_as(self) -> Sequence[Drawn]:
         kind = "about_one" if self.limits[0] < 1.0 < self.limits[1] else "between"
-        return Drawn("flag", self.p_channel), Drawn(kind, *self.limits)
-
-    def extra_repr(self) -> str:
-        return f"{self.limits}, p_channel={self.p_channel}"
+        return [Drawn(kind, *self.limits)]
 
 
 class Brightness3D(_Factor):
@@ -83,12 +74,11 @@ class Brightness3D(_Factor):
     step = "brightness"
 
     def __init__(self, factor: Any = (0.75, 1.25), p_channel: float = 1.0) -> None:
-        self.limits, self.p_channel = limits_of(factor, "factor"), probability(p_channel, "p_channel")
+        self.factor = self.limits = limits_of(factor, "factor")
+        self.p_channel = probability(p_channel, "p_channel")
 
-    def on_channel(self, canvas: Volume, channel: int, row: Float64Array) -> None:
-        if row[0]:
-            factor = float(row[1])
-            canvas.values[channel].mul_(factor)
+    def on_channel(self, canvas: Volume, channel: int, *numbers: float) -> None:
+        canvas.values[channel].mul_(*numbers)
 
 
 class Contrast3D(_Factor):
@@ -107,13 +97,12 @@ class Contrast3D(_Factor):
     step = "contrast"
 
     def __init__(self, factor: Any = (0.75, 1.25), keep_range: bool = True, p_channel: float = 1.0) -> None:
-        self.limits, self.p_channel = limits_of(factor, "factor"), probability(p_channel, "p_channel")
+        self.factor = self.limits = limits_of(factor, "factor")
+        self.p_channel = probability(p_channel, "p_channel")
         self.keep_range = keep_range
 
-    def on_channel(self, canvas: Volume, channel: int, row: Float64Array) -> None:
-        if not row[0]:
-            return
-        factor = float(row[1])
+    def on_channel(self, canvas: Volume, channel: int, *numbers: float) -> None:
+        (factor,) = numbers
         mean, _, low, high = canvas.statistics(channel)
         values = canvas.values[channel].sub_(mean).mul_(factor).add_(mean)
         if self.keep_range:
@@ -121,9 +110,6 @@ class Contrast3D(_Factor):
 
     def step_options(self) -> tuple[int, ...]:
         return (int(self.keep_range),)
-
-    def extra_repr(self) -> str:
-        return f"{self.limits}, keep_range={self.keep_range}, p_channel={self.p_channel}"
 
 
 class Gamma3D(_Factor):
@@ -145,35 +131,101 @@ class Gamma3D(_Factor):
     def __init__(
         self, gamma: Any = (0.7, 1.5), inverted: bool = False, keep_stats: bool = True, p_channel: float = 1.0
     ) -> None:
-        self.limits, self.p_channel = limits_of(gamma, "gamma"), probability(p_channel, "p_channel")
+        self.gamma = self.limits = limits_of(gamma, "gamma")
+        self.p_channel = probability(p_channel, "p_channel")
         self.inverted, self.keep_stats = inverted, keep_stats
 
-    def on_channel(self, canvas: Volume, channel: int, row: Float64Array) -> None:
-        if not row[0]:
-            return
-        gamma = float(row[1])
+    def on_channel(self, canvas: Volume, channel: int, *numbers: float) -> None:
+        (gamma,) = numbers
         mean, deviation, low, high = canvas.statistics(channel)
         extent = high - low
         # Of negative values what is raised is (high - x) / extent, and what comes of it is subtracted.
         base, sign = (high, -1.0) if self.inverted else (low, 1.0)
-        scale = sign / _above_0(extent)
-
+        scale = sign / extent.clamp(min=_LEAST)
         values = canvas.values[channel]
         values.sub_(base).mul_(scale).pow_(gamma).mul_(sign * extent).add_(base)
         if self.keep_stats:
             now_mean, now_deviation, _, _ = canvas.statistics(channel)
-            factor = deviation / _above_0(now_deviation)
+            factor = deviation / now_deviation.clamp(min=_LEAST)
             values.sub_(now_mean).mul_(factor).add_(mean)
 
     def step_options(self) -> tuple[int, ...]:
         return int(self.inverted), int(self.keep_stats)
 
-    def extra_repr(self) -> str:
-        return (
-            f"{self.limits}, inverted={self.inverted}, keep_stats={self.keep_stats}, "
-            f"p_channel={self.p_channel}"
-        )
+
+_BLURRED = 1e-3  # voxels; less is no blur
 
 
-def _above_0(value: Tensor) -> Tensor:
-    return value.clamp(min=_LEAST)
+class GaussianBlur3D(PerChannel):
+    """Blur each channel of each volume, along each axis with a width of its own.
+
+    Args:
+        sigma: least and greatest standard deviation in voxels, or one number.
+        axes: along which: 0, 1 and 2 are depth, height and width.
+        p_channel: the part of the channels that are blurred.
+
+    Results are those of ``scipy.ndimage.gaussian_filter1d`` with ``truncate=3`` and ``mode="mirror"``.
+
+    >>> import torch
+    >>> GaussianBlur3D((0.5, 1.0))(torch.rand(2, 1, 8, 8, 8)).shape
+    torch.Size([2, 1, 8, 8, 8])
+    """
+
+    step = "blur"
+    of_channel = ("is_blurred", "sigma_depth", "sigma_height", "sigma_width")
+
+    def __init__(
+        self, sigma: Any = (0.5, 1.0), axes: int | Sequence[int] = (0, 1, 2), p_channel: float = 1.0
+    ) -> None:
+        self.sigma, self.axes = limits_of(sigma, "sigma"), axes_of(axes)
+        self.p_channel = probability(p_channel, "p_channel")
+
+    def channel_drawn_as(self) -> Sequence[Drawn]:
+        limits = [self.sigma if axis in self.axes else (0.0, 0.0) for axis in range(3)]
+        return [Drawn("between", *one) for one in limits]
+
+    def on_channel(self, canvas: Volume, channel: int, *numbers: float) -> None:
+        for axis, sigma in enumerate(numbers):
+            if sigma > _BLURRED:
+                along(canvas, channel, axis, gaussian(canvas.shape[1 + axis], sigma))
+
+
+class LowResolution3D(PerChannel):
+    """Keep some of each channel's voxels, spread evenly, and make those between them linearly.
+
+    Args:
+        scale: least and greatest part of the voxels along an axis that are kept, up to 1; or one number.
+        axes: along which: 0, 1 and 2 are depth, height and width.
+        p_channel: the part of the channels that are changed.
+
+    As nnU-Net simulates low resolution: nearest neighbours downwards, trilinear upwards.
+
+    >>> import torch
+    >>> LowResolution3D((0.5, 1.0))(torch.rand(2, 1, 8, 8, 8)).shape
+    torch.Size([2, 1, 8, 8, 8])
+    """
+
+    step = "low_resolution"
+    of_channel = ("is_changed", "scale")
+
+    def __init__(
+        self, scale: Any = (0.5, 1.0), axes: int | Sequence[int] = (0, 1, 2), p_channel: float = 1.0
+    ) -> None:
+        self.scale, self.axes = limits_of(scale, "scale"), axes_of(axes)
+        self.p_channel = probability(p_channel, "p_channel")
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise AugmentError(f"scale= is a part of the voxels, above 0 and at most 1, got {scale!r}")
+
+    def channel_drawn_as(self) -> Sequence[Drawn]:
+        return [Drawn("between", *self.scale)]
+
+    def on_channel(self, canvas: Volume, channel: int, *numbers: float) -> None:
+        (scale,) = numbers
+        for axis in self.axes:
+            length = canvas.shape[1 + axis]
+            fewer = max(1, round(length * scale))
+            if fewer < length:
+                along(canvas, channel, axis, lower_resolution(length, fewer))
+
+    def step_options(self) -> tuple[int, ...]:
+        return self.axes

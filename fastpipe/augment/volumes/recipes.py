@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastpipe.augment.applying import RandomApply
 from fastpipe.augment.compose import Compose
+from fastpipe.augment.images import RandomApply
 from fastpipe.augment.volumes.geometry import RandomAffine3D, RandomFlip3D
-from fastpipe.augment.volumes.intensity import Brightness3D, Contrast3D, Gamma3D, GaussianNoise3D
-from fastpipe.augment.volumes.smoothing import GaussianBlur3D, LowResolution3D
+from fastpipe.augment.volumes.intensity import (
+    Brightness3D,
+    Contrast3D,
+    Gamma3D,
+    GaussianBlur3D,
+    GaussianNoise3D,
+    LowResolution3D,
+)
 from fastpipe.errors import AugmentError
 
 __all__ = ["nnunet_default"]
@@ -24,8 +30,8 @@ def nnunet_default(
     spacing: Sequence[float] = (1.0, 1.0, 1.0),
     planes: bool | None = None,
 ) -> Compose:
-    """nnU-Net's default augmentation, with its order, probabilities and ranges (F. Isensee et al., "nnU-Net",
-    Nature Methods 18, 2021; the values are those of nnunetv2 2.8's ``nnUNetTrainer``).
+    """Return nnU-Net's default augmentation, with its order, probabilities and ranges (F. Isensee et al.,
+    "nnU-Net", Nature Methods 18, 2021; the values are those of nnunetv2 2.8's ``nnUNetTrainer``).
 
     Volumes are floats, normalised to a mean of about 0 and a standard deviation of about 1.  Labels, given
     beside them, go along.

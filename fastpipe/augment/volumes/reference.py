@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastpipe.augment.volumes import noise
+from fastpipe.augment.volumes.volume import SEEDS, normal_noise
 from fastpipe.core.extras import require
 
 __all__ = ["VOLUME_CHANGES"]
@@ -24,7 +24,7 @@ def _ndimage() -> Any:
 
 
 def _affine(op: Any, volume: Values, p: Row) -> Values:
-    """By homogeneous matrices: from the result's voxels to millimetres about its centre, and back."""
+    """Resample by homogeneous matrices: from voxels to millimetres about the centre, and back."""
     size = np.array(volume.shape[1:] if op.size is None else op.size)
     matrix = np.eye(4)
     for axis, name in enumerate(("depth", "height", "width")):
@@ -60,7 +60,7 @@ def _affine(op: Any, volume: Values, p: Row) -> Values:
 
 
 def _bends(op: Any, size: Values, p: Row) -> Values | None:
-    """How far each voxel is moved, (3, D · H · W): linear between control points."""
+    """Return how far each voxel is moved, (3, D · H · W): linear between control points."""
     if not p.get("is_bent"):
         return None
     points = op.moves_of_points(int(p["bend"])).astype(np.float64)
@@ -83,8 +83,8 @@ def _turned(op: Any, volume: Values, p: Row) -> Values:
 def _noisy(op: Any, volume: Values, p: Row) -> Values:
     found = []
     for channel, values in enumerate(volume):
-        seed = (int(p["noise"]) + channel * 0x9E3779B9) % noise.SEEDS
-        even, odd = noise.normal(0, values.size, seed, torch.device("cpu"))
+        seed = (int(p["noise"]) + channel * 0x9E3779B9) % SEEDS
+        even, odd = normal_noise(0, values.size, seed, torch.device("cpu"))
         added = torch.stack([even, odd], dim=1).flatten()[: values.size].numpy()
         found.append(values + p["std"] * added.reshape(values.shape))
     return np.stack(found)

@@ -1,17 +1,26 @@
-"""One volume on its way through a chain of augmentations on a device, by torch's operations."""
+"""One volume on a device, changed by torch's operations: resampled, smoothed, and with noise."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.functional import grid_sample, interpolate
 
-__all__ = ["PIECE", "Statistics", "Volume", "ranges"]
+from fastpipe.augment.base import uploaded
+from fastpipe.augment.parameters import Float32Array, Float64Array
 
-# Mean, standard deviation (of n - 1), least and greatest value: tensors without axes, which need no waiting.
-Statistics = tuple[Tensor, Tensor, Tensor, Tensor]
+__all__ = [
+    "NO_BENDS", "SEEDS", "Fill3D", "Map", "Volume", "add_noise", "along", "cropped", "gaussian",
+    "lower_resolution", "normal_noise", "warped",
+]  # fmt: skip
+
 
 PIECE = 1 << 17  # voxels that are worked on where more memory is needed for them
 
@@ -33,24 +42,24 @@ class Volume:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(C, D, H, W), as it is now."""
+        """Return (C, D, H, W), as it is now."""
         return tuple((self.source if self._values is None else self._values).shape)
 
     @property
     def values(self) -> Tensor:
-        """(C, D, H, W), contiguous; changed in place."""
+        """Return (C, D, H, W), contiguous, to be changed in place."""
         if self._values is None:
             self._values = self.empty(self.source.shape)
             self._values.copy_(self.source, non_blocking=True)
         return self._values
 
     def given(self) -> Tensor:
-        """The values to read only: those that were given, where they are what ``values`` would be."""
+        """Return the values to read only: those that were given, if they are what ``values`` would be."""
         is_plain = self.source.dtype == self.goal.dtype and self.source.is_contiguous()
         return self.source if self._values is None and is_plain else self.values
 
     def empty(self, shape: Sequence[int]) -> Tensor:
-        """Memory for values of a shape, which are not these: the goal, if it can be."""
+        """Return memory for other values of a shape: the goal, if it can be."""
         fits = tuple(shape) == tuple(self.goal.shape) and self._values is not self.goal
         return self.goal if fits else self.goal.new_empty(tuple(shape))
 
@@ -63,25 +72,236 @@ class Volume:
         if self.values is not self.goal:
             self.goal.copy_(self.values, non_blocking=True)
 
-    def statistics(self, channel: int) -> Statistics:
-        """Mean, standard deviation (of n - 1), least and greatest value of a channel: each without axes."""
+    def statistics(self, channel: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return mean, standard deviation (of n - 1), least and greatest value of a channel, as tensors."""
         values = self.given()[channel]
         deviation, mean = torch.std_mean(values, correction=min(1, values.numel() - 1))
         return mean, deviation, *torch.aminmax(values)
 
-    def pieces(self, axis: int) -> list[slice]:
-        """Ranges along an axis of (D, H, W), so small that what is made of one takes little memory."""
-        return ranges(self.shape[1:], axis, PIECE)
 
-
-def ranges(size: Sequence[int], axis: int, most: int) -> list[slice]:
-    """Ranges along an axis of (D, H, W), of at most so many voxels each and at least one plane.
-
-    Args:
-        size: (D, H, W).
-        axis: along which.
-        most: voxels of a range.
-    """
+def _ranges(size: Sequence[int], axis: int) -> list[slice]:
+    """Return ranges along an axis of (D, H, W), of at most PIECE voxels each, but at least one plane."""
     count = size[axis]
-    step = max(1, most // (math.prod(size) // count))
+    step = max(1, PIECE // (math.prod(size) // count))
     return [slice(begin, min(begin + step, count)) for begin in range(0, count, step)]
+
+
+# ---- resampling ------------------------------------------------------------------------------------
+
+Fill3D = float | Literal["edge"]
+
+NO_BENDS = np.zeros((3, 0, 0, 0), np.float32)
+
+
+def cropped(volume: Volume, size: tuple[int, ...]) -> None:
+    """Keep the middle, of a size (D, H, W) that is at most the volume's."""
+    if volume.shape[1:] == size:
+        return
+    edges = [(old - new) // 2 for old, new in zip(volume.shape[1:], size, strict=True)]
+    part = (slice(None), *(slice(edge, edge + new) for edge, new in zip(edges, size, strict=True)))
+    given = volume.given()
+    out = volume.empty((len(given), *size))
+    out.copy_(given[part], non_blocking=True)
+    volume.replace(out)
+
+
+class Map(NamedTuple):
+    """Where voxels come from.
+
+    Attributes:
+        matrix: (12,), from places about the centre of the result to those about the volume's: three rows.
+        bends: (3, Z, Y, X), how far voxels are moved before: control points, the first and the last of each
+            axis at the result's first and last voxel; or ``NO_BENDS``.
+        fill: what is outside, a number; or, if ``is_edge``, the nearest voxel.
+        is_nearest: whether values are labels, of the nearest voxel; else they are linear between voxels.
+    """
+
+    matrix: Float64Array
+    bends: Float32Array
+    fill: float
+    is_edge: bool
+    is_nearest: bool
+
+
+def warped(volume: Volume, where: Map, size: tuple[int, ...]) -> None:
+    """Resample to a size (D, H, W)."""
+    given = volume.given()
+    out = volume.empty((len(given), *size))
+    sizes = tuple(given.shape[1:])
+    bends = uploaded(where.bends, given.device)[None] if where.bends.size else None
+    mode = "border" if where.is_edge else "zeros"
+    for planes in _ranges(size, 0):
+        places = _places(where.matrix, bends, sizes, size, planes.start, planes.stop, given.device)
+        if where.is_nearest:
+            _take(given, places, where, out[:, planes])
+            continue
+        inside = None if where.is_edge or not where.fill else _parts_inside(places, sizes)
+        for place, length in zip(places, sizes, strict=True):
+            place.mul_(2 / length).add_(1 / length - 1)
+        grid = torch.stack(places[::-1], dim=-1)[None]
+        part = grid_sample(given[None], grid, padding_mode=mode, align_corners=False)[0]
+        if inside is not None:
+            part = torch.where(inside < 1, part + (1 - inside) * where.fill, part)
+        out[:, planes].copy_(part)
+    volume.replace(out)
+
+
+def _places(
+    matrix: Float64Array, bends: Tensor | None, sizes: tuple[int, ...], wanted: tuple[int, ...], begin: int,
+    end: int, device: torch.device,
+) -> list[Tensor]:  # fmt: skip
+    """Return where voxels of some planes come from, along each axis: (end - begin, h, w) each."""
+    spans = ((begin, end), (0, wanted[1]), (0, wanted[2]))
+    axes = [
+        torch.arange(first, last, dtype=torch.float32, device=device) - 0.5 * (size - 1)
+        for (first, last), size in zip(spans, wanted, strict=True)
+    ]
+    about = [axis.view([-1 if at == own else 1 for at in range(3)]) for own, axis in enumerate(axes)]
+    if bends is not None:
+        # The planes between control points, of which only these are made.
+        at = torch.arange(begin, end, dtype=torch.float32, device=device)
+        at = at * ((bends.shape[2] - 1) / max(wanted[0] - 1, 1))
+        below = at.floor().clamp_(max=max(bends.shape[2] - 2, 0))
+        first = below.long()
+        part = (at - below).view(1, 1, -1, 1, 1)
+        last = (first + 1).clamp_(max=bends.shape[2] - 1)
+        planes = bends[:, :, first] * (1 - part) + bends[:, :, last] * part
+        moved = interpolate(planes, (end - begin, *wanted[1:]), mode="trilinear", align_corners=True)[0]
+        about = [move.add_(axis) for axis, move in zip(about, moved, strict=True)]
+    found = []
+    for row, size in zip(matrix.reshape(3, 4).tolist(), sizes, strict=True):
+        place = about[0].new_full((end - begin, *wanted[1:]), row[3] + 0.5 * (size - 1))
+        for factor, axis in zip(row[:3], about, strict=True):
+            place.add_(axis, alpha=factor)
+        found.append(place)
+    return found
+
+
+def _parts_inside(places: list[Tensor], sizes: tuple[int, ...]) -> Tensor:
+    """Return how much of the voxels around places is inside, by their weights."""
+    found: Tensor | None = None
+    for place, size in zip(places, sizes, strict=True):
+        part = torch.minimum(place + 1, size - place).clamp_(0, 1)
+        found = part if found is None else found.mul_(part)
+    assert found is not None
+    return found
+
+
+def _take(given: Tensor, places: list[Tensor], where: Map, out: Tensor) -> None:
+    """Copy the nearest voxels, of any dtype, to ``out``."""
+    index, inside = None, None
+    for place, size in zip(places, given.shape[1:], strict=True):
+        place = place.clamp(0, size - 1) if where.is_edge else place
+        at = (place + 0.5).floor()
+        is_in = (at >= 0) & (at < size)
+        inside = is_in if inside is None else inside & is_in
+        at = at.clamp_(0, size - 1).long()
+        index = at if index is None else index * size + at
+    assert index is not None and inside is not None
+    # Integers as they are with another sign.
+    fill = torch.tensor(where.fill, dtype=torch.float64)
+    outside = (
+        (fill if given.dtype.is_floating_point else fill.to(torch.int64)).to(given.dtype).to(given.device)
+    )
+    for channel, target in zip(given, out, strict=True):
+        found = channel.reshape(-1).take(index)
+        target.copy_(torch.where(inside, found, outside))
+
+
+# ---- noise -----------------------------------------------------------------------------------------
+#
+# A function of a seed and of where a voxel is: the same on every device, but for the last digits.
+
+SEEDS = 2**32
+# Of MurmurHash3's finaliser (A. Appleby, 2011), as numbers of 32 bits with a sign.
+_FIRST, _SECOND = 0x85EBCA6B - 2**32, 0xC2B2AE35 - 2**32
+_GOLDEN = 0x9E3779B9  # between channels
+_UNIT = 2.0**-24
+
+
+def add_noise(volume: Volume, std: float, seed: int) -> None:
+    """Add noise of a standard deviation to all channels."""
+    for channel, values in enumerate(volume.values):
+        begin, own = 0, (seed + channel * _GOLDEN) % SEEDS
+        for piece in torch.split(values.view(-1), PIECE):
+            even, odd = normal_noise(begin, len(piece), own, piece.device)
+            piece[::2].add_(even, alpha=std)
+            piece[1::2].add_(odd[: len(piece) // 2], alpha=std)
+            begin += len(piece)
+
+
+def normal_noise(begin: int, count: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return normal numbers of ``count`` voxels from ``begin``, which is even: even and odd ones."""
+    # By Box and Muller.
+    pairs = torch.arange(begin // 2, begin // 2 + (count + 1) // 2, dtype=torch.int32, device=device)
+    mixed = _mixed(_mixed(pairs) ^ _signed(seed))
+    first, second = _mixed(mixed ^ _signed(0x5851F42D)), _mixed(mixed ^ _signed(0x14057B7E))
+    # In (0, 1], of which the logarithm is finite.
+    radius = _high(first).add_(1).mul_(_UNIT).log_().mul_(-2).sqrt_()
+    angle = _high(second).mul_(2 * math.pi * _UNIT)
+    return angle.cos().mul_(radius), angle.sin_().mul_(radius)
+
+
+def _mixed(values: Tensor) -> Tensor:
+    """Return the finaliser's values: products keep their low 32 bits."""
+    values = values ^ ((values >> 16) & 0xFFFF)
+    values.mul_(_FIRST)
+    values.bitwise_xor_((values >> 13) & 0x7FFFF)
+    values.mul_(_SECOND)
+    return values.bitwise_xor_((values >> 16) & 0xFFFF)
+
+
+def _high(values: Tensor) -> Tensor:
+    """Return the upper 24 bits, as floats."""
+    return ((values >> 8) & 0xFFFFFF).float()
+
+
+def _signed(value: int) -> int:
+    return value - 2**32 if value >= 2**31 else value
+
+
+# ---- sums along lines of voxels: blurs, and lower resolutions --------------------------------------
+
+# Index and weights, (length, K): each voxel of a line becomes a sum of K voxels of it.
+Taps = tuple[npt.NDArray[np.int64], Float32Array]
+TRUNCATE = 3.0  # standard deviations, beyond which a Gaussian has no weights
+
+
+def gaussian(length: int, sigma: float) -> Taps:
+    """Return a Gaussian as ``scipy.ndimage.gaussian_filter1d`` has it, with ``truncate=3, mode="mirror"``."""
+    radius = int(TRUNCATE * sigma + 0.5)
+    steps = np.arange(-radius, radius + 1)
+    weights = np.exp(-0.5 * (steps / sigma) ** 2)
+    index = np.arange(length)[:, None] + steps
+    if length == 1:
+        index[:] = 0
+    else:  # mirrored about the voxels at the ends, as often as it takes
+        index = np.abs((index + length - 1) % (2 * (length - 1)) - (length - 1))
+    values = np.broadcast_to((weights / weights.sum()).astype(np.float32), index.shape)
+    return np.ascontiguousarray(index, np.int64), np.ascontiguousarray(values)
+
+
+@lru_cache(maxsize=64)
+def lower_resolution(length: int, fewer: int) -> Taps:
+    """Return taps that keep ``fewer`` voxels, spread evenly, and make those between linearly."""
+    kept = (2 * np.arange(fewer) + 1) * length // (2 * fewer)
+    at = ((np.arange(length) + 0.5) * (fewer / length) - 0.5).clip(0, fewer - 1)
+    below = np.floor(at).astype(np.int64)
+    part = (at - below).astype(np.float32)
+    index = np.stack([kept[below], kept[np.minimum(below + 1, fewer - 1)]], axis=1)
+    return index, np.stack([1 - part, part], axis=1)
+
+
+def along(volume: Volume, channel: int, axis: int, taps: Taps) -> None:
+    """Sum along an axis of (D, H, W), in place."""
+    values, (index, weights) = volume.values[channel], taps
+    across = 1 if axis == 0 else 0  # what the pieces are pieces of
+    # Sums, and no matrix product, which may have fewer digits on a GPU.
+    places, factors = uploaded(index, values.device), uploaded(weights, values.device)
+    form = [-1 if at == axis else 1 for at in range(3)]
+    for piece in _ranges(volume.shape[1:], across):
+        part = values[:, piece] if across else values[piece]
+        total = part.index_select(axis, places[:, 0]).mul_(factors[:, 0].view(form))
+        for tap in range(1, index.shape[1]):
+            total.add_(part.index_select(axis, places[:, tap]).mul_(factors[:, tap].view(form)))
+        part.copy_(total)

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastpipe import FastLoader, augment
-from fastpipe.augment.tables import applied_table
-from fastpipe.augment.volumes.running import on_volumes
+from fastpipe.augment.base import applied_table
+from fastpipe.augment.volumes.base import on_volumes
 from fastpipe.core.native import native
 from fastpipe.core.slots import SlotPool
 from fastpipe.core.types import Key
@@ -525,7 +525,7 @@ def test_preview_shows_the_middle_plane(channels: int) -> None:
 
 
 def test_captions_say_what_was_drawn() -> None:
-    from fastpipe.augment.captions import caption, title
+    from fastpipe.augment.pictures import caption, title
 
     views = augment.nnunet_default()
     drawn = [dict.fromkeys(op.names_for(1), 1.0) for op in views.ops]

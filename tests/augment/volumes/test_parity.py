@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fastpipe import augment
-from fastpipe.augment.tables import applied_table
-from fastpipe.augment.volumes.running import on_volumes
+from fastpipe.augment.base import applied_table
+from fastpipe.augment.volumes.base import on_volumes
 from fastpipe.core.slots import SlotPool
 
 pytest.importorskip("scipy", reason="the reference is SciPy's: pip install scipy")

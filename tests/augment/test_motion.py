@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fastpipe import FastLoader, augment
-from fastpipe.augment.motion.running import on_motion
-from fastpipe.augment.tables import applied_table
+from fastpipe.augment.base import applied_table
+from fastpipe.augment.motion import on_motion
 from fastpipe.core.native import native
 from fastpipe.core.slots import SlotPool
 from fastpipe.core.types import Key

@@ -16,8 +16,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from fastpipe import augment
-from fastpipe.augment.captions import _CHANGES, caption, title
-from fastpipe.augment.grids import fitted, heat
+from fastpipe.augment.pictures import _CHANGES, caption, fitted, heat, title
 from fastpipe.core.types import Key
 from fastpipe.errors import AugmentError, MissingDependencyError, OptionError
 
@@ -322,5 +321,5 @@ def test_without_pillow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_module_does_not_hide_the_function() -> None:
-    importlib.import_module("fastpipe.augment.previewing")
+    importlib.import_module("fastpipe.augment.pictures")
     assert callable(augment.preview) and "preview" in dir(augment)

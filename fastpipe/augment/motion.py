@@ -1,0 +1,512 @@
+"""Augmentations of motion, (N, T, J, C)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fastpipe.augment.base import FLOATS, Augmentation, Chain, Ops, columns_of, untraced, uploaded
+from fastpipe.augment.distributions import Drawn, between
+from fastpipe.augment.parameters import Float64Array, Parameters, increasing, probability
+from fastpipe.core.native import native
+from fastpipe.core.slots import SlotPool
+from fastpipe.errors import AugmentError
+
+__all__ = [
+    "Int64Array", "MotionChain", "MotionMirror", "MotionScale", "MotionSpeed", "MotionTransform",
+    "MotionTranslation", "Sequences", "motion_reference", "on_motion",
+]  # fmt: skip
+
+
+Int64Array = npt.NDArray[np.int64]
+# Numbers of types in the native core; NumPy sees halves as int16.
+_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+
+
+class Sequences:
+    """Sequences, and what is to be done to them: a speed, and of each frame ``scale * frame[order] + shift``.
+
+    A speed changes no frame's map, and a map no speed, so both wait until they are needed.
+
+    Args:
+        values: (N, T, J, C), float32; on the processor also float16 or bfloat16, and with any strides.  It is
+            only read.
+        lengths: int64 (N,), in frames, perhaps on another device; None if all frames are motion, and have to
+            be afterwards.
+        memory: of the processor, where new sequences are.
+        is_host: whether the processor's kernels work on them.
+    """
+
+    def __init__(self, values: Tensor, lengths: Tensor | None, memory: SlotPool, is_host: bool) -> None:
+        self.values, self.lengths = values, lengths
+        self._memory, self._is_host = memory, is_host
+        self._begin()
+
+    def _begin(self) -> None:
+        count, _, joints, coordinates = self.values.shape
+        self._speeds: Float64Array | None = None
+        self._scales, self._shifts = np.ones((count, coordinates)), np.zeros((count, coordinates))
+        # What shifts have of joints in the first frame: (N, C) factors, and which joint, (N,).
+        self._of_first: list[tuple[Float64Array, Int64Array]] = []
+        self._order = np.empty((count, joints), np.int64)
+        self._order[:] = np.arange(joints)
+
+    @property
+    def joints(self) -> int:
+        """Return how many joints each frame has."""
+        return int(self.values.shape[2])
+
+    # ---- what is to be done --------------------------------------------------------------------
+
+    def play(self, speeds: Float64Array) -> None:
+        """Play at other speeds, (N,)."""
+        if self._speeds is not None:
+            # What is between frames that are themselves between frames is not between the first ones.
+            self.end()
+            self._begin()
+        self._speeds = np.ascontiguousarray(speeds)
+
+    def move(self, shifts: Float64Array) -> None:
+        """Add to coordinates: (N, C) at least."""
+        self._shifts += shifts[:, : self._shifts.shape[1]]
+
+    def scale(self, factors: Float64Array, about: int | None) -> None:
+        """Multiply by factors, (N,), as seen from where a joint is in the first frame, or from 0."""
+        by = factors[:, None]
+        if about is None:
+            self._shifts *= by
+            self._of_first = [(part * by, joint) for part, joint in self._of_first]
+        else:  # with a place p of the joint: by * (x - p) + p, and p = scale * first + shift
+            self._of_first.append(((1 - by) * self._scales, self._order[:, about].copy()))
+        self._scales = self._scales * by
+
+    def mirror(self, which: npt.NDArray[np.bool_], order: Int64Array, axis: int, about: float) -> None:
+        """Mirror some, (N,), at a place on an axis, and let joints become others, (J,)."""
+        signs = np.where(which, -1.0, 1.0)
+        for part in (self._scales, self._shifts, *(part for part, _ in self._of_first)):
+            part[:, axis] *= signs
+        self._shifts[which, axis] += 2 * about
+        self._order[which] = self._order[which][:, order]
+
+    # ---- doing it ------------------------------------------------------------------------------
+
+    def end(self, dtype: torch.dtype = torch.float32) -> None:
+        """Do what waits: afterwards ``values``, of this dtype, and ``lengths`` are the new ones."""
+        speeds = np.ones(len(self.values)) if self._speeds is None else self._speeds
+        self.values, after = (self._on_host if self._is_host else self._on_device)(speeds, dtype)
+        self.lengths = None if self.lengths is None else after.to(self.lengths.device)
+
+    def _on_host(self, speeds: Float64Array, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        values, shifts = self.values, self._shifts
+        for part, joint in self._of_first:
+            first = values[torch.arange(len(values)), 0, torch.from_numpy(joint)]
+            shifts = shifts + part * first.double().numpy()
+        source = values if values.dtype == torch.float32 else values.view(torch.int16)
+        out = self._memory.take(tuple(values.shape), np.float32 if dtype == torch.float32 else np.int16)
+        after = np.empty(len(values), np.int64)
+        lengths = None if self.lengths is None else self.lengths.cpu().contiguous().numpy()
+        native.change_motion(
+            source.numpy(), _TYPES[values.dtype], out, _TYPES[dtype], speeds, self._scales, shifts,
+            self._order, lengths, after, torch.get_num_threads(),
+        )  # fmt: skip
+        found = torch.from_numpy(out)
+        return found if found.dtype == dtype else found.view(dtype), torch.from_numpy(after)
+
+    def _on_device(self, speeds: Float64Array, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        values, device = self.values, self.values.device
+        count, frames = values.shape[:2]
+        before = torch.full((count,), frames) if self.lengths is None else self.lengths
+        after = _played(before, speeds, frames)
+        rows = torch.arange(count, device=device).view(-1, 1)
+        scales, shifts = (uploaded(one.astype(np.float32), device) for one in (self._scales, self._shifts))
+        for part, joint in self._of_first:
+            first = values[:, 0].take_along_dim(uploaded(joint, device).view(-1, 1, 1), dim=1)[:, 0]
+            shifts = shifts + uploaded(part.astype(np.float32), device) * first
+        lengths, new_lengths = (one.to(device, non_blocking=True).view(-1, 1) for one in (before, after))
+        speed, time = uploaded(speeds, device).view(-1, 1), torch.arange(frames, device=device)
+        is_beyond = time >= new_lengths
+        place = torch.minimum(time, new_lengths - 1) * speed
+        at = torch.minimum(place.long(), lengths - 1)
+        weight = (place - at).float()
+        # Of what has no part in a frame NaN is none of its.
+        next_at = torch.where(weight > 0, torch.minimum(at + 1, lengths - 1), at)
+        weight = weight[:, :, None, None]
+        found = values[rows, at] * (1 - weight) + values[rows, next_at] * weight
+        order = uploaded(self._order, device).view(count, 1, -1, 1)
+        found = found.take_along_dim(order, dim=2) * scales[:, None, None] + shifts[:, None, None]
+        if self.lengths is None:
+            return found.to(dtype), after
+        # Beyond a sequence's end is what was there, or nothing where that is another now.
+        rest = torch.where((speed == 1)[:, :, None, None], values, values.new_zeros(()))
+        return torch.where(is_beyond[:, :, None, None], rest, found).to(dtype), after
+
+
+def _played(lengths: Tensor, speeds: Float64Array, frames: int) -> Tensor:
+    """Return the lengths of sequences that are played at other speeds, on their device."""
+    lengths = lengths.clamp(1, frames)  # on a device they have not been checked
+    speed = uploaded(speeds, lengths.device)
+    return torch.where(speed == 1, lengths, (((lengths - 1) / speed).long() + 1).clamp(max=frames))
+
+
+# ---- the reference: what NumPy makes of motion, in a loop ------------------------------------------
+
+Row = dict[str, float]
+Values = Any  # float64 (T, J, C), of NumPy
+
+
+def motion_reference(
+    ops: Sequence[Any], motion: Tensor, parameters: Sequence[Parameters], lengths: Tensor | None
+) -> Any:
+    """Change sequences in a loop; return a tuple with new lengths, if there were any."""
+    sequences, now = list(motion.double().numpy().copy()), [motion.shape[1]] * len(motion)
+    if lengths is not None:
+        now = lengths.tolist()
+    for at in range(len(motion)):
+        for op, one in zip(ops, parameters, strict=True):
+            row = {name: float(column[at]) for name, column in one.items()}
+            sequences[at], now[at] = _changed(op, sequences[at], now[at], row, lengths is not None)
+    found = torch.from_numpy(np.stack(sequences)).to(motion.dtype)
+    return found if lengths is None else (found, torch.tensor(now, dtype=lengths.dtype))
+
+
+def _changed(op: Any, sequence: Values, length: int, p: Row, has_lengths: bool) -> tuple[Values, int]:
+    kind = type(op).__name__
+    if kind == "RandomApply":
+        for at, inner in enumerate(op.ops if p["is_applied"] else ()):
+            own = {name: p[f"{at}.{name}"] for name in inner.names}
+            sequence, length = _changed(inner, sequence, length, own, has_lengths)
+        return sequence, length
+    if kind == "MotionSpeed":
+        return _reference_played(sequence, length, p["speed"], has_lengths)
+    found = sequence.copy()
+    found[:length] = _FRAMES[kind](op, sequence[:length], p)
+    return found, length
+
+
+def _reference_played(sequence: Values, length: int, speed: float, has_lengths: bool) -> tuple[Values, int]:
+    if speed == 1:
+        return sequence, length
+    frames = len(sequence)
+    new_length = min(frames, int(np.floor((length - 1) / speed)) + 1)
+    places, flat = np.arange(new_length) * speed, sequence[:length].reshape(length, -1)
+    lines = [np.interp(places, np.arange(length), line) for line in flat.T]
+    found = np.zeros_like(sequence)
+    found[:new_length] = np.stack(lines, axis=1).reshape(new_length, *sequence.shape[1:])
+    if not has_lengths:
+        found[new_length:] = found[new_length - 1]
+    return found, new_length if has_lengths else frames
+
+
+def _translated(op: Any, frames: Values, p: Row) -> Values:
+    return frames + np.array(list(p.values()))[: frames.shape[2]]
+
+
+def _scaled(op: Any, frames: Values, p: Row) -> Values:
+    centre = 0.0 if op.about is None else frames[0, op.about]
+    return (frames - centre) * p["factor"] + centre
+
+
+def _mirrored(op: Any, frames: Values, p: Row) -> Values:
+    if not p["is_mirrored"]:
+        return frames
+    found = frames.copy()
+    for one, other in op.pairs:
+        found[:, [one, other]] = frames[:, [other, one]]
+    found[..., op.axis] = 2 * op.about - found[..., op.axis]
+    return found
+
+
+_FRAMES: dict[str, Callable[[Any, Values, Row], Values]] = {
+    "MotionMirror": _mirrored, "MotionScale": _scaled, "MotionTranslation": _translated,
+}  # fmt: skip
+
+
+# ---- chains ----------------------------------------------------------------------------------------
+
+_WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+class MotionChain(Chain):
+    """Augmentations of motion, of which a batch may have the lengths."""
+
+    one = "sequence"
+    shapes = ("(N, T, J, C)",)
+    dtypes = FLOATS
+
+    def given(self, samples: Tensor, batch: Tensor, table: Tensor, others: Sequence[Any]) -> Any:
+        self.check_gradient(batch)
+        return untraced(self._given, batch, table, others)
+
+    def _given(self, batch: Tensor, table: Tensor, others: Sequence[Any]) -> Any:
+        rest, at = list(others), self.lengths_at
+        if at is None:
+            changed, _ = self.moved(batch, table, None)
+            return (changed, *rest) if rest else changed
+        if at > len(rest):
+            raise AugmentError(
+                f"lengths={at} says where a batch has the sequences' lengths, got {1 + len(rest)} parts"
+            )
+        changed, rest[at - 1] = self.moved(batch, table, checked_lengths(rest[at - 1], batch))
+        return (changed, *rest)
+
+    def moved(self, motion: Tensor, table: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Change motion and its lengths by parameters, (N, columns)."""
+        return on_motion(self.steps, motion, self.applied(table, motion.shape), lengths, self.memory)
+
+    def by_kernels(self, samples: Tensor, table: Tensor) -> Tensor:
+        return self.moved(samples, table, None)[0]
+
+    def followed(self, table: Tensor, shape: Sequence[int], others: Sequence[Any]) -> Sequence[Any]:
+        return others
+
+    def referred(self, samples: Tensor, parameters: Sequence[Parameters]) -> Tensor:
+        found: Tensor = motion_reference(self.ops, samples, parameters, None)
+        return found
+
+    def apply(self, samples: Any, parameters: Sequence[Parameters], lengths: Any = None) -> Any:
+        if lengths is None:
+            return super().apply(samples, parameters)
+        batch, table = self.checked_with(samples, parameters)
+        return self.moved(batch, table, checked_lengths(lengths, batch))
+
+    def reference(self, samples: Any, parameters: Sequence[Parameters], lengths: Any = None) -> Any:
+        if lengths is None:
+            return super().reference(samples, parameters)
+        batch, _ = self.checked_with(samples, parameters)
+        given = lengths.cpu() if isinstance(lengths, Tensor) else lengths
+        found = motion_reference(self.ops, batch.cpu(), parameters, given)
+        return tuple(one.to(batch.device) for one in found)
+
+
+def checked_lengths(lengths: Any, motion: Tensor) -> Tensor:
+    """Return the lengths that came with sequences, or raise an error."""
+    if not isinstance(lengths, Tensor) or lengths.shape != motion.shape[:1] or lengths.dtype not in _WHOLE:
+        is_tensor = isinstance(lengths, Tensor)
+        seen = f"{lengths.dtype} {tuple(lengths.shape)}" if is_tensor else type(lengths).__name__
+        raise AugmentError(
+            f"lengths= says where the batch has the lengths of its {len(motion)} sequences, whole numbers "
+            f"({len(motion)},), got {seen} there"
+        )
+    if lengths.device.type != "cpu":
+        return lengths  # to look at them would be to wait for the device
+    numbers = lengths.numpy()
+    if numbers.min() < 1 or numbers.max() > motion.shape[1]:
+        bad = int(np.flatnonzero((numbers < 1) | (numbers > motion.shape[1]))[0])
+        raise AugmentError(
+            f"sequence {bad} of the batch has length {int(lengths[bad])}: lengths are from 1 to the "
+            f"number of frames, {motion.shape[1]}"
+        )
+    return lengths
+
+
+def on_motion(
+    ops: Ops, motion: Tensor, applied: Float64Array, lengths: Tensor | None,
+    memory: SlotPool, is_host: bool | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Return changed sequences and their lengths: by the native core if ``is_host``, else by torch."""
+    is_host = motion.device.type == "cpu" if is_host is None else is_host
+    with torch.inference_mode(False), torch.no_grad():
+        values = motion.detach() if is_host else motion.detach().float()
+        sequences = Sequences(values, None if lengths is None else lengths.long(), memory, is_host)
+        for op, own in columns_of(ops, sequences.joints, of_applied=True):
+            op.onto(sequences, applied[:, own])
+        sequences.end(motion.dtype)
+    found, now = sequences.values, sequences.lengths
+    if now is None or lengths is None:
+        return found, now
+    most = torch.iinfo(lengths.dtype).max
+    if most < motion.shape[1] and len(now) and int(now.max()) > most:
+        raise AugmentError(
+            f"sequence {int(now.argmax())} of the batch is {int(now.max())} frames long afterwards, which "
+            f"lengths of {lengths.dtype} cannot hold: give them as lengths.long()"
+        )
+    return found, now.to(lengths.dtype)
+
+
+# ---- transforms ------------------------------------------------------------------------------------
+
+_MOST_COORDINATES = 3  # where one number is given for all
+
+
+class MotionTransform(Augmentation, ABC):
+    """An augmentation of motion, (N, T, J, C): T frames of J joints with C coordinates, floats.
+
+    ``Compose(ops, lengths=1)`` says that the batch has the sequences' lengths behind them; frames from a
+    sequence's length on are left as they are.
+    """
+
+    kind = "motion"
+    chain_type = MotionChain
+
+    @abstractmethod
+    def onto(self, sequences: Sequences, rows: Float64Array) -> None:
+        """Say what is to be done to sequences, by what is applied, (N, len(applied_names))."""
+
+    def neutral(self) -> Float64Array:
+        """Return what is applied to leave sequences as they are: (len(applied_names),).  Default: zeros."""
+        return np.zeros(len(self.names_applied))
+
+
+class _Factors(MotionTransform):
+    """Draws a factor for each sequence, of which the logarithm is uniform."""
+
+    draws = 1
+    limits: tuple[float, float]
+
+    def table(self, u: Float64Array, shape: tuple[int, ...]) -> Float64Array:
+        found: Float64Array = np.exp(between(u, *np.log(self.limits)))
+        return found
+
+    def neutral(self) -> Float64Array:
+        return np.ones(1)
+
+
+class MotionSpeed(_Factors):
+    """Play sequences faster or slower: linearly between frames.
+
+    Args:
+        speed: least and greatest; 2 takes half as many frames, up to T.  As likely to be faster than slower:
+            its logarithm is uniform.
+
+    Sequences that become longer than T frames end there.  Where lengths are given they become others, with
+    zeros behind; else the last frame stays until the end.
+
+    >>> import torch
+    >>> MotionSpeed((2.0, 2.0))(torch.arange(5.0).view(1, 5, 1, 1)).flatten()
+    tensor([0., 2., 4., 4., 4.])
+    """
+
+    names = ("speed",)
+
+    def __init__(self, speed: Sequence[float] = (0.8, 1.25)) -> None:
+        self.speed = self.limits = increasing(speed, "speed")
+
+    def onto(self, sequences: Sequences, rows: Float64Array) -> None:
+        sequences.play(rows[:, 0])
+
+
+class MotionTranslation(MotionTransform):
+    """Move sequences as a whole.
+
+    Args:
+        most: greatest shift along each coordinate, both ways; a number is for up to three coordinates.
+
+    >>> import torch
+    >>> MotionTranslation((0.0, 0.5))(torch.zeros(2, 4, 3, 2))[..., 0].abs().max()
+    tensor(0.)
+    """
+
+    def __init__(self, most: float | Sequence[float] = 0.1) -> None:
+        self.most = most if isinstance(most, (int, float)) else tuple(map(float, most))
+        limits = (self.most,) * _MOST_COORDINATES if isinstance(self.most, (int, float)) else self.most
+        if not limits or not all(0 <= one < np.inf for one in limits):
+            raise AugmentError(f"most= is a number of at least 0, or one for each coordinate, got {most!r}")
+        self._limits = tuple(map(float, limits))
+        self.draws, self.names = len(limits), tuple(f"shift{at}" for at in range(len(limits)))
+
+    def check(self, shape: Sequence[int]) -> None:
+        coordinates, count = shape[3], len(self._limits)
+        if coordinates > count or (not isinstance(self.most, (int, float)) and coordinates != count):
+            raise AugmentError(
+                f"most= has {count} numbers for motion of {coordinates} coordinates, shape {tuple(shape)}: "
+                "give one for each"
+            )
+
+    def table(self, u: Float64Array, shape: tuple[int, ...]) -> Float64Array:
+        return np.asarray((2 * u - 1) * np.array(self._limits))
+
+    def onto(self, sequences: Sequences, rows: Float64Array) -> None:
+        sequences.move(rows)
+
+
+class MotionScale(_Factors):
+    """Make sequences larger or smaller in space.
+
+    Args:
+        factor: least and greatest; its logarithm is uniform.
+        about: the joint whose place in the first frame stays; None keeps the origin where it is.
+
+    >>> import torch
+    >>> MotionScale((2.0, 2.0), about=0)(torch.tensor([1.0, 3.0]).view(1, 1, 2, 1)).flatten()
+    tensor([1., 5.])
+    """
+
+    names = ("factor",)
+
+    def __init__(self, factor: Sequence[float] = (0.9, 1.1), about: int | None = None) -> None:
+        self.factor = self.limits = increasing(factor, "factor")
+        self.about = about
+        if about is not None and (not isinstance(about, int) or about < 0):
+            raise AugmentError(f"about= is the number of a joint, or None, got {about!r}")
+
+    def check(self, shape: Sequence[int]) -> None:
+        if self.about is not None and self.about >= shape[2]:
+            raise AugmentError(f"about={self.about} is none of {shape[2]} joints, shape {tuple(shape)}")
+
+    def onto(self, sequences: Sequences, rows: Float64Array) -> None:
+        sequences.scale(rows[:, 0], self.about)
+
+
+class MotionMirror(MotionTransform):
+    """Mirror some sequences: left becomes right.
+
+    Args:
+        pairs: joints that change places, such as ((left_hand, right_hand), …), or a mapping of one of each
+            pair to the other; joints in none are in the middle.
+        axis: the coordinate that points from left to right.
+        p: the part of the sequences.
+        about: where the mirror is on that coordinate.
+
+    >>> import torch
+    >>> MotionMirror([(0, 1)], p=1.0)(torch.tensor([[1.0, 5.0], [2.0, 6.0]])[None, None]).tolist()
+    [[[[-2.0, 6.0], [-1.0, 5.0]]]]
+    """
+
+    draws = 1
+    names = ("is_mirrored",)
+
+    def __init__(
+        self,
+        pairs: Sequence[Sequence[int]] | Mapping[int, int] = (),
+        axis: int = 0,
+        p: float = 0.5,
+        about: float = 0.0,
+    ) -> None:
+        given = list(pairs.items()) if isinstance(pairs, Mapping) else [tuple(pair) for pair in pairs]
+        # A mapping may have both of a pair.
+        self.pairs = tuple(sorted({(min(pair), max(pair)) for pair in given if len(pair) == 2}))
+        joints = [joint for pair in self.pairs for joint in pair]
+        is_whole = all(len(pair) == 2 and all(isinstance(one, int) for one in pair) for pair in given)
+        if not is_whole or len(set(joints)) < len(joints) or min(joints, default=0) < 0:
+            raise AugmentError(
+                f"pairs= is numbers of joints, two by two, each joint in one pair, got {pairs!r}"
+            )
+        if not isinstance(axis, int) or axis < 0:
+            raise AugmentError(f"axis= is the number of a coordinate, got {axis!r}")
+        self.axis, self.p, self.about = axis, probability(p), float(about)
+
+    def check(self, shape: Sequence[int]) -> None:
+        most = max((pair[1] for pair in self.pairs), default=0)
+        if most >= shape[2]:
+            raise AugmentError(f"pairs= has joint {most}, and there are {shape[2]}, shape {tuple(shape)}")
+        if self.axis >= shape[3]:
+            raise AugmentError(f"axis={self.axis} is none of {shape[3]} coordinates, shape {tuple(shape)}")
+
+    def drawn_as(self, channels: int) -> Sequence[Drawn]:
+        return [Drawn("flag", self.p)]
+
+    def order(self, joints: int) -> Int64Array:
+        """Return the joint that each one becomes: int64 (J,)."""
+        found = np.arange(joints)
+        for one, other in self.pairs:
+            found[one], found[other] = other, one
+        return found
+
+    def onto(self, sequences: Sequences, rows: Float64Array) -> None:
+        sequences.mirror(rows[:, 0] > 0, self.order(sequences.joints), self.axis, self.about)

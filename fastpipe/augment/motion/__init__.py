@@ -1,1 +1,0 @@
-"""Augmentations of motion, (N, T, J, C): frames of joints with their coordinates."""

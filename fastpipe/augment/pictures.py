@@ -1,0 +1,594 @@
+"""A picture of what augmentations make of a batch, drawn by Pillow."""
+
+from __future__ import annotations
+
+import functools
+import os
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fastpipe.augment.base import Augmentation
+from fastpipe.augment.colour import Normalize, ToDtype
+from fastpipe.augment.compose import Compose
+from fastpipe.augment.parameters import Parameters
+from fastpipe.core.extras import require
+from fastpipe.core.files import write_whole
+from fastpipe.core.types import Key
+from fastpipe.errors import AugmentError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["GridRow", "Pixels", "caption", "draw_grid", "fitted", "grey", "heat", "preview", "title"]
+
+
+# ---- rows of small pictures with titles, headings and captions ---------------------------------------
+
+Pixels = npt.NDArray[np.uint8]  # (H, W, 3)
+INK, MUTED, LINE = "#1f2328", "#6a717b", "#e3e6ea"
+_LARGE, _SMALL = 14, 12  # sizes of letters
+_LARGE_LINE, _SMALL_LINE = 19, 16
+_MARGIN, _GAP, _ROW_GAP = 18, 10, 20
+_LEAST_COLUMN = 104  # has room for the longest of most captions
+_FEW_PIXELS = 3  # enlarged so often, pixels are shown as squares
+# Of matplotlib's viridis, evenly spaced.
+_HEAT = (
+    (68, 1, 84), (71, 45, 123), (59, 82, 139), (44, 114, 142), (33, 145, 140), (40, 174, 128),
+    (94, 201, 98), (173, 220, 48), (253, 231, 37),
+)  # fmt: skip
+
+
+class GridRow(NamedTuple):
+    """A row of a grid: lines at its left, the first of them a name, and pictures with lines below each."""
+
+    title: Sequence[str]
+    pictures: Sequence[Pixels]
+    captions: Sequence[Sequence[str]]
+
+
+def heat(values: npt.NDArray[np.float32], low: float, high: float) -> Pixels:
+    """Return colours of numbers (H, W), from dark to bright; those outside of the range are its ends."""
+    place = _parts_of(values, low, high) * (len(_HEAT) - 1)
+    ends = np.arange(len(_HEAT))
+    channels = [np.interp(place, ends, channel) for channel in zip(*_HEAT, strict=True)]
+    return np.stack(channels, axis=-1).round().astype(np.uint8)
+
+
+def grey(values: npt.NDArray[np.float32], low: float, high: float) -> Pixels:
+    """Return greys of numbers (H, W), from black to white; those outside of the range are its ends."""
+    place = _parts_of(values, low, high)
+    return np.repeat((255 * place).round().astype(np.uint8)[..., None], 3, axis=-1)
+
+
+def _parts_of(values: npt.NDArray[np.float32], low: float, high: float) -> npt.NDArray[np.float32]:
+    span = high - low if high > low else 1.0
+    found: npt.NDArray[np.float32] = np.nan_to_num((values - low) / span, nan=0.0, posinf=1.0, neginf=0.0)
+    return found.clip(0, 1)
+
+
+def fitted(pixels: Pixels, width: int, height: int, keeps_shape: bool = True) -> Pixels:
+    """Return a picture as large as a tile, or not larger, in its own shape."""
+    image = require("PIL.Image", extra="image")
+    across, down = width / pixels.shape[1], height / pixels.shape[0]
+    if keeps_shape:
+        across = down = min(across, down)
+    size = (max(1, round(pixels.shape[1] * across)), max(1, round(pixels.shape[0] * down)))
+    # A box filter repeats pixels where it enlarges.
+    is_smooth = keeps_shape and across < _FEW_PIXELS
+    filters = image.Resampling.LANCZOS if is_smooth else image.Resampling.BOX
+    return np.asarray(image.fromarray(pixels).resize(size, filters))
+
+
+def draw_grid(headings: Sequence[str], rows: Sequence[GridRow], note: str = "") -> Image:
+    """Return a picture of all rows, with a heading above each column and a note at the bottom."""
+    image = require("PIL.Image", extra="image")
+    column = max(_LEAST_COLUMN, *(one.shape[1] for row in rows for one in row.pictures))
+    left = _MARGIN + max(_width(line, _LARGE) for row in rows for line in row.title) + 2 * _GAP
+    width = left + len(headings) * (column + _GAP) - _GAP + _MARGIN
+    heights = [_height(row) for row in rows]
+    top = _MARGIN + _LARGE_LINE + _GAP // 2
+    bottom = (_SMALL_LINE + _GAP) * bool(note)
+    height = top + sum(heights) + _ROW_GAP * (len(rows) - 1) + bottom + _MARGIN
+    picture = image.new("RGB", (width, height), "white")
+    canvas = require("PIL.ImageDraw", extra="image").Draw(picture)
+    for at, heading in enumerate(headings):
+        text = _shortened(heading, column, _LARGE)
+        canvas.text((left + at * (column + _GAP), _MARGIN), text, INK, font=_font(_LARGE))
+    for row, row_height in zip(rows, heights, strict=True):
+        if row is not rows[0]:
+            y = top - _ROW_GAP // 2
+            canvas.line([(_MARGIN, y), (width - _MARGIN, y)], LINE)
+        _draw_row(picture, canvas, row, left, top, column)
+        top += row_height + _ROW_GAP
+    if note:
+        text = _shortened(note, width - 2 * _MARGIN, _SMALL)
+        canvas.text((_MARGIN, height - _MARGIN - _SMALL_LINE), text, MUTED, font=_font(_SMALL))
+    found: Image = picture
+    return found
+
+
+def _draw_row(picture: Any, canvas: Any, row: GridRow, left: int, top: int, column: int) -> None:
+    image = require("PIL.Image", extra="image")
+    for at, line in enumerate(row.title):
+        # The last line of several is about the first ones.
+        is_name = at == 0 or at < len(row.title) - 1
+        place = (_MARGIN, top + at * _LARGE_LINE)
+        canvas.text(place, line, INK if is_name else MUTED, font=_font(_LARGE if is_name else _SMALL))
+    below = top + _tallest(row)
+    for at, (pixels, lines) in enumerate(zip(row.pictures, row.captions, strict=True)):
+        x = left + at * (column + _GAP)
+        picture.paste(image.fromarray(pixels), (x, top))
+        for number, line in enumerate(lines):
+            place = (x, below + _GAP // 2 + number * _SMALL_LINE)
+            canvas.text(place, _shortened(line, column, _SMALL), MUTED, font=_font(_SMALL))
+
+
+def _tallest(row: GridRow) -> int:
+    return max(len(one) for one in row.pictures)
+
+
+def _height(row: GridRow) -> int:
+    lines = max(len(one) for one in row.captions)
+    captions = lines * _SMALL_LINE + _GAP // 2 if lines else 0
+    return max(_tallest(row) + captions, len(row.title) * _LARGE_LINE)
+
+
+@functools.cache
+def _font(size: int) -> Any:
+    return require("PIL.ImageFont", extra="image").load_default(size)
+
+
+def _width(text: str, size: int) -> int:
+    return int(_font(size).getlength(text)) + 1
+
+
+def _shortened(text: str, width: int, size: int) -> str:
+    """Return text without the end that has no room."""
+    if _width(text, size) <= width:
+        return text
+    while text and _width(f"{text}...", size) > width:
+        text = text[:-1]
+    return f"{text.rstrip()}..."
+
+
+# ---- captions: what was drawn for a sample, in few words ---------------------------------------------
+#
+# Words are of ASCII, and ``°`` and ``±``: the font that Pillow brings has little else.
+
+Row = Mapping[str, float]
+NOTHING = "-"
+
+
+def title(op: Any) -> list[str]:
+    """Return an augmentation's name, and what part of the samples it changes, in lines."""
+    kind = type(op).__name__
+    if kind == "RandomApply":
+        return [*(line for inner in op.ops for line in title(inner)), f"p = {op.p:g}"]
+    if kind == "RandAugment":
+        return [kind, f"{op.num_ops} of magnitude {op.magnitude}"]
+    has_part = kind.startswith("Random") and hasattr(op, "p")
+    return [kind, f"p = {op.p:g}"] if has_part else [kind]
+
+
+def caption(op: Any, row: Row, before: str = "") -> list[str]:
+    """Return what was drawn for a sample, in lines; an augmentation of the user's own shows its numbers.
+
+    ``before`` is how the sample before this one is called, which augmentations that mix take.
+    """
+    kinds = [kind.__name__ for kind in type(op).__mro__]
+    if "RandomApply" in kinds:
+        if not row["is_applied"]:
+            return ["not applied"]
+        inner = [(one, f"{at}.") for at, one in enumerate(op.ops)]
+        return [line for one, own in inner for line in caption(one, _without(own, row))]
+    words = next((_WORDS[kind] for kind in kinds if kind in _WORDS), None)
+    if words is None:
+        return [f"{name} {number:.3g}" for name, number in row.items()]
+    lines = words(op, row) or [NOTHING]
+    return [f"{line} of {before}" for line in lines] if op.mixes and lines != [NOTHING] else lines
+
+
+def _without(prefix: str, row: Row) -> Row:
+    return {name.removeprefix(prefix): number for name, number in row.items() if name.startswith(prefix)}
+
+
+def _cut_mix(op: Any, row: Row) -> list[str]:
+    size = _box(row["bottom"] - row["top"], row["right"] - row["left"])
+    return [size] if size else []
+
+
+def _box(height: float, width: float) -> str:
+    """Return a box's size, width first, as sizes of pictures are given; empty if it has no area."""
+    return f"{width:.0f} x {height:.0f}" if height and width else ""
+
+
+def _crop(op: Any, row: Row) -> list[str]:
+    return [f"{_box(row['height'], row['width'])} at {row['left']:.0f}, {row['top']:.0f}"]
+
+
+def _erased(op: Any, row: Row) -> list[str]:
+    return _crop(op, row) if row["height"] and row["width"] else []
+
+
+def _jitter(op: Any, row: Row) -> list[str]:
+    """Changes in the order in which they are made, without those that the arguments leave out."""
+    kinds = ("brightness", "contrast", "saturation", "hue")
+    order = [kinds[int(row[place])] for place in ("first", "second", "third", "fourth")]
+    words = {
+        kind: f"{kind} {row[kind]:+.2f}" if kind == "hue" else f"{kind} x{row[kind]:.2f}" for kind in kinds
+    }
+    still = {kind for kind in kinds if getattr(op, kind) == ((0, 0) if kind == "hue" else (1, 1))}
+    return [words[kind] for kind in order if kind not in still]
+
+
+def _affine(op: Any, row: Row) -> list[str]:
+    found = [f"{_signed(row['angle'])}°"] if any(op.degrees) else []
+    if row["translate_x"] or row["translate_y"]:
+        found.append(f"moved {row['translate_x']:+.0f}, {row['translate_y']:+.0f}")
+    if op.scale is not None:
+        found.append(f"x{row['scale']:.2f}")
+    shears = [f"{_signed(row[name])}°" for name in ("shear_x", "shear_y")]
+    if any(op.shear[1]):
+        found.append(f"shear {', '.join(shears)}")
+    elif any(op.shear[0]):
+        found.append(f"shear {shears[0]}")
+    return found
+
+
+def _signed(number: float) -> str:
+    """Return a number with one decimal, which is not -0.0."""
+    return f"{round(number, 1) + 0.0:+.1f}"
+
+
+def _policy(op: Any, row: Row) -> list[str]:
+    pairs = zip(op.names[::2], op.names[1::2], strict=True)
+    return [_CHANGES[int(row[change])](row[magnitude]) for change, magnitude in pairs]
+
+
+def _masks(op: Any, row: Row) -> list[str]:
+    """Return frames and bins that are masked, as Python's ranges."""
+    found = []
+    for begin, end in zip(op.names[::2], op.names[1::2], strict=True):
+        name = begin[:4]
+        if row[end] > row[begin]:
+            found.append(f"{name} {row[begin]:.0f}:{row[end]:.0f}")
+    return found
+
+
+def _affine_3d(op: Any, row: Row) -> list[str]:
+    axes = ("depth", "height", "width")
+    angles, shifts = [row[f"angle_{axis}"] for axis in axes], [row[f"shift_{axis}"] for axis in axes]
+    found = [", ".join(f"{_signed(angle)}°" for angle in angles)] if any(angles) else []
+    if row["scale"] != 1:
+        found.append(f"1/x{row['scale']:.2f}")
+    if any(shifts):
+        found.append(f"moved {', '.join(f'{shift:+.0f}' for shift in shifts)}")
+    if row.get("is_bent"):
+        found.append("bent")
+    return found
+
+
+def _of_channels(words: Callable[[Row], str]) -> Callable[[Any, Row], list[str]]:
+    """Return words for each channel that is changed, with its number if there are several."""
+
+    def found(op: Any, row: Row) -> list[str]:
+        flag, channels = op.of_channel[0], len(row) // len(op.of_channel)
+        lines = []
+        for c in range(channels):
+            own = {name: row[f"{c}.{name}"] for name in op.of_channel}
+            if own[flag]:
+                lines.append(f"{c}: {words(own)}" if channels > 1 else words(own))
+        return lines
+
+    return found
+
+
+def _sigmas(row: Row) -> str:
+    return "sigma " + ", ".join(f"{row[name]:.1f}" for name in ("sigma_depth", "sigma_height", "sigma_width"))
+
+
+# In the order of the numbers that policies draw.
+_CHANGES: tuple[Callable[[float], str], ...] = (
+    lambda by: "Identity",
+    lambda by: f"ShearX {by:+.2f}",
+    lambda by: f"ShearY {by:+.2f}",
+    lambda by: f"TranslateX {int(by):+d}",
+    lambda by: f"TranslateY {int(by):+d}",
+    lambda by: f"Rotate {by:+.1f}°",
+    lambda by: f"Brightness x{1 + by:.2f}",
+    lambda by: f"Color x{1 + by:.2f}",
+    lambda by: f"Contrast x{1 + by:.2f}",
+    lambda by: f"Sharpness x{1 + by:.2f}",
+    lambda by: f"Posterize {by:.0f} bits",
+    lambda by: f"Solarize from {by:.0%}",
+    lambda by: "AutoContrast",
+    lambda by: "Equalize",
+)
+_WORDS: dict[str, Callable[[Any, Row], list[str]]] = {
+    "Brightness3D": _of_channels(lambda row: f"x{row['factor']:.2f}"),
+    "ColorJitter": _jitter,
+    "CutMix": _cut_mix,
+    "MixUp": lambda op, row: [f"{1 - row['kept']:.0%}"],
+    "Contrast3D": _of_channels(lambda row: f"x{row['factor']:.2f}"),
+    "Gamma3D": _of_channels(lambda row: f"power {row['factor']:.2f}"),
+    "GaussianBlur": lambda op, row: [f"sigma {row['sigma']:.2f}"],
+    "GaussianBlur3D": _of_channels(_sigmas),
+    "GaussianNoise3D": lambda op, row: [f"std {row['std']:.3f}"],
+    "LowResolution3D": _of_channels(lambda row: f"{row['scale']:.0%} of voxels"),
+    "RandAugment": _policy,
+    "RandomAffine": _affine,
+    "RandomAffine3D": _affine_3d,
+    "RandomElastic3D": _affine_3d,
+    "RandomErasing": _erased,
+    "RandomFlip3D": lambda op, row: [" ".join(name[6:] for name in op.names if row[name])][
+        : any(row.values())
+    ],
+    "RandomGain": lambda op, row: [f"{_signed(row['gain_db'])} dB"],
+    "RandomGrayscale": lambda op, row: ["grey"] if row["is_grey"] else [],
+    "RandomHorizontalFlip": lambda op, row: ["mirrored"] if row["is_flipped"] else [],
+    "RandomResizedCrop": _crop,
+    "RandomRotate90": lambda op, row: [f"{90 * row['turns']:.0f}°"] if row["turns"] else [],
+    "RandomRotation": lambda op, row: [f"{_signed(row['angle'])}°"],
+    "RandomVerticalFlip": lambda op, row: ["upside down"] if row["is_flipped"] else [],
+    "SpecAugment": _masks,
+    "TimeShift": lambda op, row: [f"{row['shift']:+.0f} frames"],
+    "TrivialAugmentWide": _policy,
+}
+
+
+# ---- the preview -----------------------------------------------------------------------------------
+
+_TILE = (32, 1024)  # least and greatest
+_WIDER = 1.5  # spectrograms than images
+# Resampling by a cubic goes beyond the range, though not far.
+_RANGE = (-0.25, 1.25)
+
+
+def preview(
+    ops: Compose | Augmentation | Sequence[Augmentation],
+    images: Tensor,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    draws: int | None = None,
+    count: int = 8,
+    names: Any = None,
+    generator: torch.Generator | None = None,
+    key: Key | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    tile: int = 160,
+) -> Image:
+    """Show what augmentations make of a batch: the originals, and below them the images after each step.
+
+    Below each image is what was drawn for its sample.  ``Normalize`` is undone for the picture.  Spectrograms
+    are drawn as heat maps, low frequencies at the bottom, with the colours of each sample's original; of
+    volumes the plane in the middle of the depth is, in greys that are those of the original's values.
+
+    Args:
+        ops: the augmentations: ``Compose``, one of them, or several.
+        images: a batch, as the augmentations take it: (N, C, H, W) of 3 channels or 1, uint8 or floats in
+            [0, 1]; or spectrograms, floats (N, F, T) or (N, C, F, T); or volumes, (N, D, H, W) or
+            (N, C, D, H, W).
+        path: a PNG file to write, which appears whole or not at all; its folder is made if it is missing.
+        draws: show so many results of the whole chain, in the place of its steps.
+        count: greatest number of samples that are shown; the first ones of the batch.
+        names: what samples are called beside their numbers, such as labels: one for each.
+        generator, key: where parameters come from, as of calling the augmentations; with ``draws=`` each
+            draw is of the next epoch of the key.  Default: torch's global generator, which is left as it was.
+        mean, std: what the images have been normalised with before.
+        tile: pixels of an image's longer side in the picture.
+
+    Returns:
+        The picture, ``PIL.Image.Image``, which notebooks display.
+
+    Raises:
+        AugmentError: images that the augmentations do not take or that cannot be shown, or an argument that
+            cannot work.
+        OptionError: ``key`` is of another number of samples.
+
+    >>> from fastpipe import augment
+    >>> views = augment.Compose([augment.RandomResizedCrop(32), augment.RandomHorizontalFlip()])
+    >>> path = getfixture("tmp_path") / "views.png"
+    >>> picture = augment.preview(views, torch.rand(4, 3, 64, 64), path, names=["cat", "dog", "dog", "cat"])
+    >>> path.exists(), picture.mode
+    (True, 'RGB')
+    """
+    chain = _chain_of(ops)
+    file = None if path is None else _png(path)
+    _check_numbers(draws, count, tile)
+    if not isinstance(images, Tensor):
+        raise AugmentError(f"preview takes a tensor (N, C, H, W), got {type(images).__name__}")
+    epochs = range(draws or 1)
+    keys = [None if key is None else key._replace(epoch=key.epoch + epoch) for epoch in epochs]
+    with torch.random.fork_rng(devices=[], enabled=generator is None and key is None):
+        tables = [chain.draw(images.shape, generator=generator, key=one) for one in keys]
+    count = min(count, len(images))
+    show = _Pictures(chain, images.detach(), count, tile, _given(mean, std, images))
+    rows = [GridRow(["original"], show.originals(), [()] * count)]
+    rows += _steps(chain, show, tables[0]) if draws is None else _draws(chain, show, tables)
+    picture = draw_grid(_headings(names, count, len(images)), rows, _note(chain, draws is None))
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, lambda stream: picture.save(stream, format="png"))
+    return picture
+
+
+class _Pictures:
+    """The samples that are shown, and how."""
+
+    def __init__(
+        self, chain: Compose, images: Tensor, count: int, tile: int, given: Normalize | None
+    ) -> None:
+        # Of ops that mix, the first sample is mixed with the batch's last.
+        is_whole = any(op.mixes for op in chain.ops)
+        self.total, self.fuse = len(images), chain.fuse
+        self.images = images if is_whole else images[:count]
+        self.count, self.given = count, given
+        self.is_plane = chain.ops[0].kind == "volumes"
+        self.is_heat = not self.is_plane and (images.ndim == 3 or any(3 in op.ranks for op in chain.ops))
+        self.tile = (round(_WIDER * tile), tile) if self.is_heat else (tile, tile)
+        original = self._values(self.images, ())
+        if self.is_heat or self.is_plane:
+            self.ranges = [_finite_range(one) for one in original]
+        else:
+            _check_colours(original, images)
+
+    def originals(self) -> list[Pixels]:
+        return self._shown(self.images, ())
+
+    def after(self, ops: Sequence[Augmentation], parameters: Sequence[Parameters]) -> list[Pixels]:
+        """Return what some augmentations make of the samples."""
+        rows = [one.rows(slice(len(self.images))) for one in parameters]
+        return self._shown(Compose(ops, fuse=self.fuse).apply(self.images, rows), ops)
+
+    def _shown(self, images: Tensor, ops: Sequence[Augmentation]) -> list[Pixels]:
+        values = self._values(images, ops)
+        if self.is_heat or self.is_plane:
+            # Channels one below the other.
+            rows, draw = (values, grey) if self.is_plane else (values[..., ::-1, :], heat)
+            flat = rows.reshape(len(values), -1, values.shape[-1])
+            found = [draw(one, *limits) for one, limits in zip(flat, self.ranges, strict=True)]
+        else:
+            colours = np.nan_to_num(values).clip(0, 1) * 255
+            found = list(np.broadcast_to(colours, (len(values), 3, *values.shape[2:])).round())
+            found = [np.ascontiguousarray(one.transpose(1, 2, 0).astype(np.uint8)) for one in found]
+        return [fitted(one, *self.tile, keeps_shape=not self.is_heat) for one in found]
+
+    def _values(self, images: Tensor, ops: Sequence[Augmentation]) -> Any:
+        """Return numbers without normalisation, bytes as parts of their range: float32."""
+        values = images[: self.count]
+        if self.is_plane:
+            return values[..., values.shape[-3] // 2, :, :].float().cpu().numpy()
+        values = values.cpu()
+        values = values.float() / 255 if values.dtype == torch.uint8 else values.float()
+        given = [] if self.given is None else [self.given]
+        for op in reversed([*given, *(op for op in ops if isinstance(op, Normalize))]):
+            mean, std = (torch.tensor(one).view(-1, 1, 1) for one in (op.mean, op.std))
+            values = values * std + mean
+        return values.numpy()
+
+
+def _steps(chain: Compose, show: _Pictures, parameters: Sequence[Parameters]) -> Iterator[GridRow]:
+    """Yield a row for each augmentation, after all before it."""
+    for at, op in enumerate(chain.ops):
+        if not isinstance(op, (Normalize, ToDtype)):  # of which nothing is to be seen
+            pictures = show.after(chain.ops[: at + 1], parameters[: at + 1])
+            yield GridRow(title(op), pictures, _captions(op, parameters[at], show))
+
+
+def _draws(chain: Compose, show: _Pictures, tables: Sequence[Sequence[Parameters]]) -> Iterator[GridRow]:
+    """Yield a row for each draw, with captions if there is one augmentation."""
+    seen = [at for at, op in enumerate(chain.ops) if not isinstance(op, (Normalize, ToDtype))]
+    for number, parameters in enumerate(tables):
+        lines: list[Any] = [()] * show.count
+        if len(seen) == 1:
+            lines = _captions(chain.ops[seen[0]], parameters[seen[0]], show)
+        yield GridRow([f"draw {number + 1}"], show.after(chain.ops, parameters), lines)
+
+
+def _captions(op: Augmentation, parameters: Parameters, show: _Pictures) -> list[list[str]]:
+    found = []
+    for at in range(show.count):
+        row = {name: float(column[at]) for name, column in parameters.items()}
+        found.append(caption(op, row, f"sample {(at - 1) % show.total}"))
+    return found
+
+
+def _headings(names: Any, count: int, total: int) -> list[str]:
+    if names is None:
+        return [f"sample {at}" for at in range(count)]
+    given = names.tolist() if hasattr(names, "tolist") else list(names)
+    if len(given) != total:
+        raise AugmentError(f"names= has one for each of the {total} samples, got {len(given)}")
+    texts = [_in_ascii(str(name)) for name in given[:count]]
+    return [f"{at} · {text}" if text else f"sample {at}" for at, text in enumerate(texts)]
+
+
+def _in_ascii(text: str) -> str:
+    """Return text without accents, and without letters that Pillow's font does not have."""
+    return unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+
+
+def _note(chain: Compose, is_of_steps: bool) -> str:
+    notes = []
+    if any(isinstance(op, Normalize) for op in chain.ops):
+        notes.append("Normalize is undone in this picture.")
+    if is_of_steps and any(isinstance(op, ToDtype) for op in chain.ops):
+        notes.append("ToDtype has no row: it changes nothing that is to be seen.")
+    return " ".join(notes)
+
+
+# ---- arguments -------------------------------------------------------------------------------------
+
+
+def _chain_of(ops: Any) -> Compose:
+    if isinstance(ops, Augmentation):
+        ops = [ops]
+    if not isinstance(ops, Compose):
+        if not isinstance(ops, Sequence):
+            raise AugmentError(
+                f"preview takes augmentations of batches, of fastpipe.augment, got {type(ops).__name__}: "
+                "they are the first argument, and the images the second"
+            )
+        ops = Compose(ops)
+    chain: Compose = ops
+    if not chain.ops:
+        raise AugmentError("preview takes at least one augmentation, got none")
+    if (kind := chain.ops[0].kind) not in ("images", "volumes"):
+        raise AugmentError(f"preview shows images, spectrograms and volumes, got augmentations of {kind}")
+    return chain
+
+
+def _check_numbers(draws: Any, count: Any, tile: Any) -> None:
+    for name, value in (("draws", 1 if draws is None else draws), ("count", count)):
+        if not isinstance(value, int) or value < 1:
+            raise AugmentError(f"{name}= is a whole number of at least 1, got {value!r}")
+    if not isinstance(tile, int) or not _TILE[0] <= tile <= _TILE[1]:
+        raise AugmentError(f"tile= is pixels, from {_TILE[0]} to {_TILE[1]}, got {tile!r}")
+
+
+def _given(mean: Any, std: Any, images: Tensor) -> Normalize | None:
+    if mean is None and std is None:
+        return None
+    if mean is None or std is None:
+        raise AugmentError("mean= and std= belong together: give both, or none")
+    found = Normalize(mean, std)
+    found.dtype_after(images.dtype)
+    found.check(images.shape)
+    return found
+
+
+def _png(path: str | os.PathLike[str]) -> Path:
+    file = Path(path)
+    if file.suffix.lower() != ".png":
+        raise AugmentError(f"path= is a PNG file, whose name ends in .png, got {os.fspath(path)!r}")
+    if file.is_dir():
+        raise AugmentError(f"path= is a PNG file, got the folder {os.fspath(path)!r}: add a file's name")
+    return file
+
+
+def _check_colours(values: Any, images: Tensor) -> None:
+    """Raise an error for values (N, C, H, W) that are no colours."""
+    if values.shape[1] not in (1, 3):
+        raise AugmentError(
+            f"preview shows images of 3 channels or 1, got shape {tuple(images.shape)}: images[:, :1] is the "
+            "first channel alone"
+        )
+    low, high = float(values.min()), float(values.max())
+    if not (_RANGE[0] <= low and high <= _RANGE[1]):  # NaN neither
+        raise AugmentError(
+            f"preview shows floats in [0, 1], got {images.dtype} from {low:.4g} to {high:.4g}: where images "
+            "have been normalised, give mean= and std=; else divide them by their greatest value"
+        )
+
+
+def _finite_range(values: Any) -> tuple[float, float]:
+    finite = values[np.isfinite(values)]
+    return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
