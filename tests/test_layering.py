@@ -32,7 +32,7 @@ _BASE = {
     "_printable",
 }
 _STORED = _BASE | {"_private_folder"}
-_MIDDLE = {"index", "stage", "engine", "cache", "hdf5"}
+_MIDDLE = {"index", "stores", "engine", "cache", "hdf5"}
 _MAY_IMPORT: dict[str, set[str]] = {
     "": {"_extras", "errors", "options", "sampling"},
     "errors": {"_printable"},
@@ -57,13 +57,13 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "core": _BASE | {"native", "engine", "core"},
     "images": _BASE | {"core", "engine", "index", "cache", "images"},
     "index": _STORED | {"index"},
-    "stage": _STORED | {"stage"},
+    "stores": _STORED | {"index", "cache", "stores"},
     "cache": _STORED | {"core", "cache"},
     "device": _BASE | {"device", "images"},
     "augment": _BASE | {"engine", "core", "images", "augment"},
     "_beside": set(),
     "arrays": _BASE | _MIDDLE | {"core", "sampling", "arrays"},
-    "hdf5": _BASE | {"console", "core", "engine", "cache", "index", "stage", "arrays", "sampling", "hdf5"},
+    "hdf5": _BASE | {"console", "core", "engine", "cache", "index", "stores", "arrays", "sampling", "hdf5"},
     "volumes": _STORED | _MIDDLE | {"console", "core", "hdf5", "sampling", "arrays", "volumes"},
     "torch": _BASE
     | _MIDDLE
@@ -111,7 +111,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
         "volumes",
         "images",
         "index",
-        "stage",
+        "stores",
         "cache",
         "bench",
         "tools",

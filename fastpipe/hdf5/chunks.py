@@ -14,8 +14,7 @@ from fastpipe.core.native import native
 from fastpipe.core.reads import ChunkError, read_bytes
 from fastpipe.errors import HDF5Error
 from fastpipe.hdf5.filters import BLOSC2, decode_chunk, described
-from fastpipe.hdf5.geometry import grid_of
-from fastpipe.hdf5.layout import Layout, in_blocks
+from fastpipe.hdf5.layout import Layout, grid_of, in_blocks
 from fastpipe.hdf5.library import has_blosc2
 
 __all__ = ["ChunkReader", "FileState", "data_file"]
@@ -27,13 +26,8 @@ Int64Array = npt.NDArray[np.int64]
 class FileState(NamedTuple):
     """What tells one content of a file from others.
 
-    Not the time of change: a file that is renamed, or loses a name, has the same content.
-
-    Attributes:
-        device, inode, size: of the file.
-        modified: when, in nanoseconds.
-
-    If a process goes on writing the file in SWMR mode, only the first two count, and the others are -1.
+    Not the time of change: a file that is renamed, or loses a name, has the same content.  If a process goes
+    on writing the file in SWMR mode, only device and inode count, and the others are -1.
     """
 
     device: int
@@ -43,27 +37,18 @@ class FileState(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result, *, is_written: bool = False) -> FileState:
-        """The state in which a file was found, which may be written in SWMR mode meanwhile."""
+        """Return the state in which a file was found, which may be written in SWMR mode meanwhile."""
         if is_written:
             return cls(status.st_dev, status.st_ino, -1, -1)
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
     def check(self, where: int | str, shown: str) -> None:
-        """Raise an error if a file is not in this state.
-
-        Args:
-            where: a descriptor of it, or its path.
-            shown: what the message calls it.
-
-        Raises:
-            OSError: it is not there any more.
-            HDF5Error: it has changed.
-        """
+        """Raise an ``HDF5Error`` if a file, named by a path or descriptor, is not in this state."""
         if FileState.of(os.stat(where), is_written=self.size < 0) != self:
             raise self.changed(shown)
 
     def changed(self, shown: str) -> HDF5Error:
-        """The error that the file is not in this state."""
+        """Return the error that the file is not in this state."""
         return HDF5Error(
             f"{shown} has changed since it was opened; make the dataset anew when it is complete"
         )
@@ -113,7 +98,7 @@ class ChunkReader:
         )  # fmt: skip
 
     def in_blocks(self) -> ChunkReader:
-        """The same of contiguous data, in blocks of about a megabyte."""
+        """Return the same of contiguous data, in blocks of about a megabyte."""
         return ChunkReader(in_blocks(self.layout), self._state)
 
     def decode(self, numbers: Int64Array, out: UInt8Array) -> None:
@@ -140,7 +125,7 @@ class ChunkReader:
             done += 1
 
     def decode_alone(self, number: int) -> UInt8Array:
-        """One chunk, decoded step by step, which says what is wrong with it: uint8 (nbytes,).
+        """Decode one chunk step by step, which says what is wrong with it: uint8 (nbytes,).
 
         Raises:
             ChunkError, HDF5Error, OSError: as of ``decode``.
@@ -160,7 +145,7 @@ class ChunkReader:
         return np.frombuffer(stored[: self.nbytes].ljust(self.nbytes, b"\0"), np.uint8)
 
     def where(self, number: int) -> str:
-        """Which chunk this is, in words."""
+        """Return which chunk this is, in words."""
         layout = self.layout
         if layout.kind != "chunked":
             return f"{layout.shown or layout.file}, dataset {layout.name}"
@@ -173,5 +158,5 @@ class ChunkReader:
 
 
 def data_file(path: str, state: FileState) -> Any:
-    """The ``native.DataFile`` of a path."""
+    """Return the ``native.DataFile`` of a path."""
     return native.data_file(os.fsencode(path), state)

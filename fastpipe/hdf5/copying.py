@@ -1,8 +1,4 @@
-"""A copy of all of an HDF5 file but the rows: groups, links, attributes, small datasets, empty large ones.
-
-What an object is stored as is copied through its creation properties and its type as the file has
-it, so that orders of bytes, paddings, members of enumerations and names of compounds stay.
-"""
+"""Copy all of an HDF5 file but the rows of large datasets, and compare a copy with its source."""
 
 from __future__ import annotations
 
@@ -15,26 +11,45 @@ import numpy as np
 
 from fastpipe.core.extras import require
 from fastpipe.errors import HDF5Error, OptionError
-from fastpipe.hdf5.inspecting import storage_of
+from fastpipe.hdf5.inspect import storage_of
 from fastpipe.hdf5.library import filters_of, missing
-from fastpipe.hdf5.objects import name_of, raw_name
-from fastpipe.hdf5.opening import library_errors
-from fastpipe.hdf5.planning import Target
-from fastpipe.hdf5.rows import dtype_of, has_references, is_plain, read_all, read_rows, write_rows
+from fastpipe.hdf5.opening import library_errors, name_of, raw_name
+from fastpipe.hdf5.rows import (
+    dtype_of,
+    has_references,
+    is_plain,
+    read_all,
+    read_rows,
+    same_values,
+    write_rows,
+)
 
-__all__ = ["attributes_of", "copy_references", "copy_structure", "objects_of", "referred"]
+__all__ = [
+    "attributes_of",
+    "check_rows",
+    "check_structure",
+    "copy_references",
+    "copy_structure",
+    "objects_of",
+    "referred",
+]
+
+
+# What an object is stored as is copied through its creation properties and its type as the file has it,
+# so that orders of bytes, paddings, members of enumerations and names of compounds stay.
 
 _STEP_NBYTES = 16 << 20  # that are read at once
 
 SetFilters = Callable[[Any, Any], None]
+Chunk = tuple[int, ...] | None  # of a dataset's copy; None for a contiguous one
 
 
-def copy_structure(source: Any, copy: Any, targets: Mapping[str, Target], set_filters: SetFilters) -> None:
+def copy_structure(source: Any, copy: Any, chunks: Mapping[str, Chunk], set_filters: SetFilters) -> None:
     """Make everything but the rows of the targets, and references, whose objects may not be there yet.
 
     Args:
         source, copy: open ``h5py.File``; the copy is empty.
-        targets: by name.
+        chunks: those of the targets' copies, by the targets' names.
         set_filters: gives creation properties a chunked target's filters; called with the old dataset.
 
     Raises:
@@ -44,12 +59,12 @@ def copy_structure(source: Any, copy: Any, targets: Mapping[str, Target], set_fi
     root = source["/"]
     _copy_attributes(root, copy["/"])
     # By address: a dataset of several names may be found by another of them here.
-    by_address = {_address(source[raw_name(name)]): target for name, target in targets.items()}
+    by_address = {_address(source[raw_name(name)]): chunk for name, chunk in chunks.items()}
     _copy_members(root, copy["/"], by_address, set_filters, {_address(root): "/"})
 
 
 def _copy_members(
-    source: Any, copy: Any, targets: Mapping[int, Target], set_filters: SetFilters, seen: dict[int, str]
+    source: Any, copy: Any, chunks: Mapping[int, Chunk], set_filters: SetFilters, seen: dict[int, str]
 ) -> None:
     groups = [(source, copy, iter(source))]
     while groups:  # and not by recursion: they may be nested some thousands deep
@@ -57,7 +72,7 @@ def _copy_members(
         name = next(names, None)
         if name is None:
             groups.pop()
-        elif _copy_member(source, copy, name, targets, set_filters, seen):
+        elif _copy_member(source, copy, name, chunks, set_filters, seen):
             groups.append((source[name], copy[name], iter(source[name])))
 
 
@@ -65,7 +80,7 @@ def _copy_member(
     source: Any,
     copy: Any,
     name: str,
-    targets: Mapping[int, Target],
+    chunks: Mapping[int, Chunk],
     set_filters: SetFilters,
     seen: dict[int, str],
 ) -> bool:
@@ -91,8 +106,8 @@ def _copy_member(
         h5py.h5g.create(copy.id, own_name, properties_of_link, item.id.get_create_plist())
         _copy_attributes(item, copy[name])
         return True
-    if address in targets:
-        properties = _properties(item, targets[address], set_filters)
+    if address in chunks:
+        properties = _properties(item, chunks[address], set_filters)
         kind, space = item.id.get_type().copy(), _space(item)
         h5py.h5d.create(copy.id, own_name, kind, space, properties, properties_of_link)
         _copy_attributes(item, copy[name])
@@ -109,11 +124,17 @@ def _check_can_be_read(dataset: Any) -> None:
     if not dataset.shape or missing(filters_of(dataset.id.get_create_plist())):
         return
     where = f"{dataset.file.filename}, dataset {name_of(dataset)}"
+    with library_errors(where, HDF5Error, dataset):
+        for first, last in _steps(dataset):
+            read_rows(dataset, first, last)
+
+
+def _steps(dataset: Any) -> Iterator[tuple[int, int]]:
+    """Yield the first row, and the end, of rows that are read at once."""
     row = dataset.id.get_type().get_size() * math.prod(dataset.shape[1:])
     step = max(1, _STEP_NBYTES // max(1, row))
-    with library_errors(where, HDF5Error, dataset):
-        for first in range(0, dataset.shape[0], step):
-            read_rows(dataset, first, min(first + step, dataset.shape[0]))
+    for first in range(0, dataset.shape[0], step):
+        yield first, min(first + step, dataset.shape[0])
 
 
 def _address(item: Any) -> int:
@@ -139,19 +160,19 @@ def _space(dataset: Any) -> Any:
     return h5s.create_simple(dataset.shape, sides)
 
 
-def _properties(dataset: Any, target: Target, set_filters: SetFilters) -> Any:
-    """The creation properties of a target: the old ones, but for what is to be different."""
+def _properties(dataset: Any, chunk: Chunk, set_filters: SetFilters) -> Any:
+    """Return the creation properties of a target's copy."""
     h5py = require("h5py", extra="hdf5")
     properties = dataset.id.get_create_plist()
     if storage_of(dataset) in ("virtual", "external"):  # which cannot be taken away
         properties = _without_others(dataset, properties)
-    if target.chunk is None:
+    if chunk is None:
         for _ in range(properties.get_nfilters()):
             properties.remove_filter(properties.get_filter(0)[0])
         properties.set_layout(h5py.h5d.CONTIGUOUS)
         properties.set_alloc_time(h5py.h5d.ALLOC_TIME_LATE)
     else:
-        properties.set_chunk(target.chunk)
+        properties.set_chunk(chunk)
         properties.set_alloc_time(h5py.h5d.ALLOC_TIME_INCR)
         set_filters(properties, dataset)
     return properties
@@ -172,7 +193,7 @@ def _without_others(dataset: Any, old: Any) -> Any:
 
 
 def attributes_of(item: Any) -> Iterator[tuple[bytes, Any]]:
-    """Names and low-level objects of an object's attributes, in the order of making where it is kept."""
+    """Yield names and low-level objects of an object's attributes, in the order of making if it is kept."""
     h5a = require("h5py.h5a", extra="hdf5")
     h5 = require("h5py.h5", extra="hdf5")
     order = h5.INDEX_NAME
@@ -239,7 +260,7 @@ def copy_references(source: Any, copy: Any) -> int:
 
 
 def referred(reference: Any, file: Any) -> bytes | None:
-    """The name of what a reference leads to; None for nothing, and for what has no name."""
+    """Return the name of what a reference leads to; None for nothing, and for what has no name."""
     h5r = require("h5py.h5r", extra="hdf5")
     if not reference:
         return None
@@ -248,7 +269,7 @@ def referred(reference: Any, file: Any) -> bytes | None:
 
 
 def replaced(values: Any, change: Callable[[Any], Any]) -> Any:
-    """A copy of an array in which references, at any depth, are others."""
+    """Return a copy of an array in which references, at any depth, are others."""
     h5py = require("h5py", extra="hdf5")
     if isinstance(values, (h5py.Reference, h5py.RegionReference)):
         return change(values)
@@ -265,7 +286,98 @@ def replaced(values: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def objects_of(file: Any) -> list[tuple[str, Any]]:
-    """Every object by its first name: groups, the root first, datasets and types."""
+    """Return every object by its first name: groups, the root first, datasets and types."""
     found: list[tuple[str, Any]] = [("/", file["/"])]
     file.visititems(lambda name, item: found.append((f"/{os.fsdecode(name)}", item)))
     return found
+
+
+def check_structure(source: Any, copy: Any, skip: set[str]) -> None:
+    """Compare everything but the rows of the datasets ``skip``.
+
+    Raises:
+        HDF5Error: something differs; the message names it.
+    """
+    h5py = require("h5py", extra="hdf5")
+    ones, others = objects_of(source), objects_of(copy)
+    _same("the names of its objects", {name for name, _ in ones}, {name for name, _ in others}, source)
+    for name, one in ones:
+        other = copy[raw_name(name)]
+        _same("its kind", type(one).__name__.replace("File", "Group"), type(other).__name__, one)
+        _check_attributes(one, other, source, copy)
+        if isinstance(one, h5py.Group):
+            links, new_links = (sorted(map(os.fsdecode, group)) for group in (one, other))
+            _same("its links", links, new_links, one)
+        elif isinstance(one, h5py.Dataset):
+            _same("its type", one.id.get_type(), other.id.get_type(), one)
+            _same("its shape", (one.shape, one.maxshape), (other.shape, other.maxshape), one)
+            if name not in skip:
+                _check_data(one, other, source, copy)
+
+
+def check_rows(one: Any, other: Any, name: str) -> None:
+    """Raise an ``HDF5Error`` if rows that ``read_rows`` read differ."""
+    if not same_values(one, other):
+        raise HDF5Error(
+            f"{name}: rows read back from the copy are not those of the source; the copy was thrown away. "
+            "Is one of its filters lossy, or the disk or the memory faulty?"
+        )
+
+
+def _check_attributes(one: Any, other: Any, source: Any, copy: Any) -> None:
+    attributes, others = dict(attributes_of(one)), dict(attributes_of(other))
+    _same("the names of its attributes", list(attributes), list(others), one)
+    for name, old in attributes.items():
+        new = others[name]
+        _same(f"the type of its attribute {name!r}", old.get_type(), new.get_type(), one)
+        _same(f"the shape of its attribute {name!r}", old.shape, new.shape, one)
+        if old.get_space().get_simple_extent_npoints():
+            _same(f"its attribute {name!r}", _values(old, source), _values(new, copy), one)
+
+
+def _check_data(one: Any, other: Any, source: Any, copy: Any) -> None:
+    if one.shape is None:
+        return
+    if missing(filters_of(one.id.get_create_plist())):  # copied as it is stored, and compared so
+        _same("its stored chunks", _chunks(one), _chunks(other), one)
+    elif not one.shape:
+        _same("its value", _values(one.id, source), _values(other.id, copy), one)
+    else:
+        for first, last in _steps(one):
+            rows, others = read_rows(one, first, last), read_rows(other, first, last)
+            check_rows(_by_name(rows, source), _by_name(others, copy), _place(one))
+
+
+def _chunks(dataset: Any) -> list[Any]:
+    infos = [dataset.id.get_chunk_info(number) for number in range(dataset.id.get_num_chunks())]
+    return [dataset.id.read_direct_chunk(info.chunk_offset) for info in infos]
+
+
+def _values(item: Any, file: Any) -> _Values:
+    return _Values(_by_name(read_all(item, item.shape), file))
+
+
+class _Values:
+    """Values that are equal where their bits are."""
+
+    def __init__(self, values: Any) -> None:
+        self._values = values
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Values) and same_values(self._values, other._values)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _by_name(values: Any, file: Any) -> Any:
+    """Return values with names instead of references, which are other numbers in each file."""
+    return replaced(values, lambda reference: (type(reference).__name__, referred(reference, file)))
+
+
+def _place(item: Any) -> str:
+    return f"{item.file.filename}, {name_of(item)}"
+
+
+def _same(what: str, one: Any, other: Any, item: Any) -> None:
+    if not one == other:
+        raise HDF5Error(f"{_place(item)}: {what} would not be the same in the copy, which was thrown away")

@@ -13,11 +13,9 @@ import numpy.typing as npt
 from fastpipe.core.types import ChunkTables
 from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.hdf5.chunks import FileState
-from fastpipe.hdf5.geometry import Geometry
-from fastpipe.hdf5.layout import Layout, in_blocks, read_layout
+from fastpipe.hdf5.layout import Geometry, Layout, in_blocks, read_layout
 from fastpipe.hdf5.library import require_filters
-from fastpipe.hdf5.objects import dataset_named, dataset_names, lies_in
-from fastpipe.hdf5.opening import library_errors, opened
+from fastpipe.hdf5.opening import dataset_named, dataset_names, library_errors, lies_in, opened
 
 __all__ = ["SampleFile", "SampleFiles"]
 
@@ -78,21 +76,15 @@ class SampleFile:
         self.count = math.prod(self.layouts[0].shape[:sample_dims])
 
     def sample_shape(self, number: int) -> tuple[int, ...]:
-        """The shape of a sample of one of the datasets."""
         return self.layouts[number].shape[self.sample_dims :]
 
     def geometry(self, number: int) -> Geometry:
-        """The samples and chunks of one of the datasets; where it has none, blocks of about a megabyte."""
+        """Return the samples and chunks of one dataset; without chunks, blocks of about a megabyte."""
         layout = in_blocks(self.layouts[number])
         return Geometry(layout.shape, layout.chunk, layout.dtype.itemsize, self.sample_dims)
 
     def check_unchanged(self) -> None:
-        """Raise an error if the file is not as it was when it was laid out.
-
-        Raises:
-            OSError: it is not there any more.
-            HDF5Error: it has changed.
-        """
+        """Raise an ``HDF5Error`` if the file is not as it was when it was laid out."""
         self.state.check(self.path, self.shown)
 
 
@@ -135,19 +127,16 @@ class SampleFiles:
 
     @property
     def layouts(self) -> list[Layout]:
-        """The first file's, for each dataset."""
+        """Return the first file's, for each dataset."""
         return self.files[0].layouts
 
     def sample_shape(self, number: int) -> tuple[int, ...]:
-        """The shape of a sample of one of the datasets."""
         return self.files[0].sample_shape(number)
 
     def located(self, samples: Int64Array) -> list[tuple[int, Int64Array | None]]:
-        """The files that have samples, and for each the places of its samples in the array; None for all of
-        them, where there is one file.
+        """Return the files that have samples, and for each the places of its samples in the array.
 
-        Args:
-            samples: int64 (N,), each at least 0 and below ``count``.
+        The places are None for all samples, if there is one file.
         """
         if len(self.files) == 1:
             return [(0, None)] if len(samples) else []
@@ -155,7 +144,7 @@ class SampleFiles:
         return [(int(number), np.flatnonzero(owners == number)) for number in np.unique(owners)]
 
     def groups(self, number: int) -> Int64Array:
-        """The group of each sample, by the chunks of one dataset: int64 (count,).
+        """Return the group of each sample, by the chunks of one dataset: int64 (count,).
 
         Raises:
             HDF5Error: they are too many.
@@ -173,11 +162,11 @@ class SampleFiles:
         return np.concatenate(found)
 
     def samples_in_group(self, number: int) -> int:
-        """The most samples that a group of one dataset has in the first file."""
+        """Return the most samples that a group of one dataset has in the first file."""
         return self.files[0].geometry(number).group_size
 
     def shown_of(self, sample: int) -> str:
-        """What messages call the file of a sample."""
+        """Return what messages call the file of a sample."""
         return self.files[int(np.searchsorted(self.firsts, sample, side="right")) - 1].shown
 
     def _check_like_first(self, file: SampleFile, names: Sequence[str]) -> None:

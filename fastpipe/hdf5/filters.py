@@ -74,7 +74,7 @@ class FilterStep(NamedTuple):
 
 
 def why_not(filters: Sequence[FilterStep], *, has_blosc2: bool) -> str:
-    """Why the HDF5 library is needed for these filters, in words; empty if it is not."""
+    """Return why the HDF5 library is needed for these filters, in words; empty if it is not."""
     for step in filters:
         if not _is_known(step, has_blosc2):
             name = _NAMES.get(step.code) if step.code in (_SZIP, _NBIT, _SCALE_OFFSET) else step.name
@@ -115,12 +115,7 @@ def in_words(step: FilterStep) -> str:
 
 
 def may_lose(steps: Iterable[FilterStep], type_class: int) -> FilterStep | None:
-    """Return the first filter that rounds values when it is applied, if there is one.
-
-    Args:
-        steps: a dataset's.
-        type_class: HDF5's class of its elements' type.
-    """
+    """Return the first filter that rounds values of a type, by HDF5's class of it, when it is applied."""
     for step in steps:
         if step.code in _LOSSY or (step.code == _SCALE_OFFSET and type_class == _FLOATS):
             return step
@@ -128,7 +123,7 @@ def may_lose(steps: Iterable[FilterStep], type_class: int) -> FilterStep | None:
 
 
 def described(step: FilterStep) -> tuple[int, int, int, int]:
-    """A filter as the native core takes it.
+    """Return a filter as the native core takes it.
 
     Returns:
         Its number; bytes of an element, of a shuffle or bitshuffle; how a bitshuffle compresses, and the
@@ -186,7 +181,7 @@ def _undone(step: FilterStep, data: bytes, nbytes: int) -> bytes:
 
 
 def _inflated(data: bytes, nbytes: int) -> bytes:
-    """The same by zlib, for the reason why it fails, and to bear what that bears."""
+    """Inflate by zlib, which bears more than the core, and says what is wrong."""
     stream = zlib.decompressobj()
     try:
         made = stream.decompress(data, nbytes + 1)

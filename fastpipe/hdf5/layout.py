@@ -18,16 +18,70 @@ import numpy.typing as npt
 
 from fastpipe.core.extras import require
 from fastpipe.core.types import ChunkTables
-from fastpipe.hdf5.errors import DamagedError
 from fastpipe.hdf5.filters import BLOSC2, FilterStep, why_not
-from fastpipe.hdf5.geometry import grid_of
 from fastpipe.hdf5.library import filters_edges, filters_of, has_blosc2, leaves_out_user_block
-from fastpipe.hdf5.objects import name_of
-from fastpipe.hdf5.opening import library_errors
+from fastpipe.hdf5.opening import DamagedError, library_errors, name_of
 
-__all__ = ["Layout", "in_blocks", "read_layout"]
+__all__ = ["Geometry", "Layout", "grid_of", "in_blocks", "read_layout"]
+
 
 Int64Array = npt.NDArray[np.int64]
+
+
+class Geometry:
+    """A dataset's samples and its chunks: as of SampleGrid in fastpipe/native/chunks.h.
+
+    Samples are the dataset's elements along its first dimensions, counted in C order; a *group* is
+    the samples that share their chunks, and a *part* one of the chunks that hold a sample.
+
+    Args:
+        shape, chunk: of the dataset.
+        itemsize: bytes of an element.
+        sample_dims: how many dimensions count samples; the others are those of a sample.
+
+    Attributes:
+        count: samples.
+        sample_nbytes, chunk_nbytes: bytes of each.
+        groups, parts: how many there are.
+        group_size: samples in a group that is not at an edge.
+        runs: pieces in which a sample lies in one of its chunks, each without a gap.
+
+    >>> geometry = Geometry((100, 64, 128), (16, 64, 64), 4, 1)
+    >>> geometry.groups, geometry.parts, geometry.group_size
+    (7, 2, 16)
+    """
+
+    def __init__(self, shape: Sequence[int], chunk: Sequence[int], itemsize: int, sample_dims: int) -> None:
+        self._lead, sample_shape = tuple(shape[:sample_dims]), tuple(shape[sample_dims:])
+        # Without elements there is nothing to divide by; a chunk of one stands for none.
+        self._lead_chunk, inner_chunk = (
+            tuple(max(side, 1) for side in sides) for sides in (chunk[:sample_dims], chunk[sample_dims:])
+        )
+        self._lead_grid = grid_of(self._lead, self._lead_chunk)
+        self.count = math.prod(self._lead)
+        self.sample_nbytes = itemsize * math.prod(sample_shape)
+        self.chunk_nbytes = math.prod(self._lead_chunk) * math.prod(inner_chunk) * itemsize
+        self.group_size = math.prod(map(min, self._lead_chunk, (max(size, 1) for size in self._lead)))
+        whole = len(sample_shape)
+        while whole and inner_chunk[whole - 1] == sample_shape[whole - 1]:
+            whole -= 1
+        self.runs = math.prod(map(min, sample_shape[: max(whole - 1, 0)], inner_chunk))
+        self.groups, self.parts = math.prod(self._lead_grid), math.prod(grid_of(sample_shape, inner_chunk))
+
+    def groups_of(self, samples: Int64Array) -> Int64Array:
+        """Return the groups of samples, which are at least 0 and below ``count``: int64 (N,)."""
+        if len(self._lead) == 1:  # as a rule, and several times as fast
+            return samples // self._lead_chunk[0]
+        index = np.unravel_index(samples, self._lead)
+        grid = tuple(at // side for at, side in zip(index, self._lead_chunk, strict=True))
+        return np.ravel_multi_index(grid, self._lead_grid).astype(np.int64)
+
+
+def grid_of(shape: Sequence[int], chunk: Sequence[int]) -> tuple[int, ...]:
+    """Return how many chunks there are along each dimension."""
+    return tuple(-(-size // side) for size, side in zip(shape, chunk, strict=True))
+
+
 _Places = tuple[Int64Array, Int64Array, npt.NDArray[np.uint32]]  # offsets, sizes and masks of a layout
 
 _BLOCK_NBYTES = 1 << 20
@@ -110,7 +164,7 @@ def read_layout(
         elif tables is None or status is None:
             places = _chunks(dataset, properties, chunk)
         else:
-            places = _kept_chunks(dataset, properties, chunk, tables, status)
+            places = _cached_chunks(dataset, properties, chunk, tables, status)
         why = _why_not_such_places(properties, filters, kind, shape, places)
     if why or isinstance(places, str):
         none = np.empty(0, np.int64)
@@ -220,13 +274,7 @@ def _bounded(numbers: Sequence[Any]) -> Int64Array:
 
 
 def _numbers(dataset: Any, corners: Int64Array, chunk: tuple[int, ...]) -> Int64Array | None:
-    """Return the numbers of chunks in C order of their grid; None where the library's corners may be wrong.
-
-    Args:
-        dataset: their dataset.
-        corners: int64 (N, dimensions), where each begins in the dataset, as the library says.
-        chunk: the shape of each.
-    """
+    """Return chunks' numbers in C order of their grid; None where the library's corners may be wrong."""
     grid = np.array(grid_of(dataset.shape, chunk))
     places, rests = np.divmod(corners, chunk)
     if rests.any() or (places < 0).any() or (places >= grid).any():
@@ -254,10 +302,10 @@ def _edges(shape: Sequence[int], chunk: Sequence[int]) -> npt.NDArray[np.bool_]:
     return found.reshape(-1)
 
 
-def _kept_chunks(
+def _cached_chunks(
     dataset: Any, properties: Any, chunk: tuple[int, ...], tables: ChunkTables, status: os.stat_result
 ) -> _Places | str:
-    """As ``_chunks``, from where they were kept if they were."""
+    """Return what ``_chunks`` does, from where it was kept if it was."""
     count = math.prod(grid_of(dataset.shape, chunk))
     about = f"hdf5 chunks 2, {name_of(dataset)}, {dataset.shape}, {chunk}"
     kinds = [(np.dtype(kind), (count,)) for kind in (np.int64, np.int64, np.uint32)]
@@ -285,7 +333,7 @@ def _whole(dataset: Any, kind: str) -> _Places:
 
 
 def in_blocks(layout: Layout) -> Layout:
-    """Contiguous data as if they were chunks of about a megabyte, one after the other; others as they are."""
+    """Return contiguous data as chunks of about a megabyte one after the other; other layouts as they are."""
     if layout.kind != "contiguous" or layout.offsets[0] < 0 or not layout.sizes[0]:
         return layout
     count, inner = layout.shape[0], layout.shape[1:]

@@ -63,11 +63,7 @@ class OpenFiles:
         weakref.finalize(self, self._drop, self._number).atexit = False
 
     def file(self, key: Hashable, open_it: Callable[[], Any]) -> Any:
-        """Return a file.
-
-        Args:
-            key: which of this owner's it is.
-            open_it: opens it, if it is not open.
+        """Return this owner's file of a key; ``open_it`` opens it, if it is not open.
 
         Raises:
             OSError: it cannot be opened.
@@ -82,7 +78,7 @@ class OpenFiles:
 
     @classmethod
     def close_idle(cls) -> None:
-        """Close all of them that are not in use."""
+        """Close all files that are not in use."""
         with cls._lock:
             cls._open.clear()
 
@@ -113,7 +109,7 @@ def _runs_low() -> bool:
 
 
 def filters_of(properties: Any) -> tuple[FilterStep, ...]:
-    """The filters in a dataset's creation properties, in the order of writing."""
+    """Return the filters in a dataset's creation properties, in the order of writing."""
     found = (properties.get_filter(number) for number in range(properties.get_nfilters()))
     return tuple(
         FilterStep(int(code), tuple(map(int, values)), name.decode("utf-8", "replace"))
@@ -122,13 +118,13 @@ def filters_of(properties: Any) -> tuple[FilterStep, ...]:
 
 
 def missing(steps: Sequence[FilterStep]) -> list[FilterStep]:
-    """Those that the HDF5 library of this process does not have."""
+    """Return those filters that the HDF5 library of this process does not have."""
     h5z = require("h5py.h5z", extra="hdf5")
     return [step for step in steps if not h5z.filter_avail(step.code)]
 
 
 def load_filters(steps: Sequence[FilterStep]) -> list[FilterStep]:
-    """Give the library what it needs for filters, as far as it is installed; returns those still missing."""
+    """Load hdf5plugin if it is needed and installed; return the filters that are still missing."""
     if missing(steps):
         with contextlib.suppress(MissingDependencyError):
             load_plugins()
@@ -161,9 +157,6 @@ def missing_filters(dataset: Any) -> list[FilterStep]:
 
     Loads hdf5plugin if that is needed and installed.  Filters that were left out of every chunk are not
     needed.  A virtual dataset needs the filters of its sources; of many sources the first ones are looked at.
-
-    Args:
-        dataset: an open ``h5py.Dataset``.
     """
     return list(dict.fromkeys(_missing(dataset, set())))
 
@@ -185,8 +178,7 @@ def _missing(dataset: Any, seen: set[tuple[str, str]]) -> Iterator[FilterStep]:
 
 
 def _sources(dataset: Any, seen: set[tuple[str, str]]) -> Iterator[Any]:
-    """Open those sources of a virtual dataset that were not seen, and that can be opened: h5py reads the fill
-    value in the place of others."""
+    """Yield those sources of a virtual dataset that were not seen, and that can be opened."""
     h5py = require("h5py", extra="hdf5")
     own, properties = dataset.file, dataset.id.get_create_plist()
     for number in range(min(properties.get_virtual_count(), _MOST_SOURCES)):
@@ -206,12 +198,7 @@ def _sources(dataset: Any, seen: set[tuple[str, str]]) -> Iterator[Any]:
 
 
 def _places(path: str, own: str) -> Iterator[str]:
-    """Yield where the library looks for a source's file, in its order.
-
-    Args:
-        path: of the source, as the virtual dataset names it.
-        own: path of the virtual dataset's file.
-    """
+    """Yield where the library looks for a source's file, in its order; ``own`` is the dataset's file."""
     name = path
     if os.path.isabs(path):
         yield path
@@ -223,26 +210,13 @@ def _places(path: str, own: str) -> Iterator[str]:
 
 
 def require_filters(dataset: Any, shown: str = "") -> None:
-    """Give the library what it needs for a dataset's filters.
-
-    Args:
-        dataset: an open ``h5py.Dataset``.
-        shown: what messages call its file, where it is not its path.
-
-    Raises:
-        MissingDependencyError: the library does not have one of them.
-    """
+    """Raise a ``MissingDependencyError`` for a filter of a dataset that the library cannot be given."""
     for step in missing_filters(dataset):
         raise missing_filter_error(f"{shown or dataset.file.filename}, dataset {dataset.name}", step)
 
 
 def missing_filter_error(where: str, step: FilterStep | None) -> MissingDependencyError:
-    """Return the error for a dataset that needs a filter that the library does not have.
-
-    Args:
-        where: the file and the dataset.
-        step: the filter; None if it is not known which.
-    """
+    """Return the error for a filter, known or None, that the library does not have."""
     what = "a filter"
     if step is not None:
         what = f"the filter {step.code}" + (f" ({step.name})" if step.name else "")
@@ -270,7 +244,7 @@ def filter_remedy(step: FilterStep | None) -> str:
 
 @cache
 def has_blosc2() -> bool:
-    """Whether frames of Blosc2's can be decompressed here.
+    """Return whether frames of Blosc2's can be decompressed here.
 
     By the library inside hdf5plugin, whose functions are handed to the core: no package of a system has one
     that is new enough.

@@ -13,15 +13,12 @@ import numpy.typing as npt
 
 from fastpipe.core.native import native
 from fastpipe.core.reads import ChunkError, Started, Task
+from fastpipe.hdf5.cache import CachedChunks
 from fastpipe.hdf5.chunks import ChunkReader, data_file
-from fastpipe.hdf5.errors import DamagedError
 from fastpipe.hdf5.files import SampleFile, SampleFiles
-from fastpipe.hdf5.geometry import grid_of
-from fastpipe.hdf5.kept import KeptChunks
-from fastpipe.hdf5.layout import Layout, in_blocks
+from fastpipe.hdf5.layout import Layout, grid_of, in_blocks
 from fastpipe.hdf5.library import OpenFiles, require_filters
-from fastpipe.hdf5.objects import raw_name
-from fastpipe.hdf5.opening import library_errors, open_library
+from fastpipe.hdf5.opening import DamagedError, library_errors, open_library, raw_name
 
 __all__ = ["RowReader"]
 
@@ -35,7 +32,7 @@ class _Dataset(NamedTuple):
     """A dataset of a file, as it is read here."""
 
     chunks: ChunkReader
-    kept: KeptChunks | None
+    kept: CachedChunks | None
 
 
 class RowReader:
@@ -55,7 +52,7 @@ class RowReader:
         self,
         files: SampleFiles,
         memory: Callable[[int, int, int], tuple[Any, int]] = lambda *_: (None, 0),
-        keep: Callable[[Layout], KeptChunks | None] = lambda _: None,
+        keep: Callable[[Layout], CachedChunks | None] = lambda _: None,
         threads: int = 1,
         turn: float = 0.0,
     ) -> None:
@@ -74,7 +71,7 @@ class RowReader:
             outs: for each dataset an array (batch, *sample_shape) of its dtype, C-contiguous.
         """
         statuses = np.zeros((len(outs[0]), 8), np.uint8)
-        sources, tasks, kept, most = list[Any](), list[Task](), list[KeptChunks | None](), 0
+        sources, tasks, kept, most = list[Any](), list[Task](), list[CachedChunks | None](), 0
         for number, places in self._files.located(samples):
             if places is None:
                 local, which = samples, rows
@@ -118,7 +115,7 @@ class RowReader:
                 raise DamagedError(str(error)) from None
 
     def _datasets(self, number: int) -> list[_Dataset | None]:
-        """The datasets of a file; None for those that only the library can read."""
+        """Return the datasets of a file; None for those that only the library can read."""
         found = self._opened.get(number)
         if found is None:
             with self._lock:
@@ -174,7 +171,7 @@ class RowReader:
         return dataset
 
 
-def _keep_chunks(batch: Any, kept: Sequence[KeptChunks | None]) -> None:
+def _keep_chunks(batch: Any, kept: Sequence[CachedChunks | None]) -> None:
     """Keep the chunks that a batch has decoded, as far as they are wanted."""
     found: dict[int, tuple[list[int], list[npt.NDArray[np.uint8]]]] = {}
     for source, number, chunk in batch.take_chunks():
@@ -188,7 +185,7 @@ def _keep_chunks(batch: Any, kept: Sequence[KeptChunks | None]) -> None:
 
 
 def _sample(chunks: ChunkReader, sample_dims: int, sample: int) -> npt.NDArray[Any]:
-    """A sample, put together from its chunks."""
+    """Return a sample, put together from its chunks."""
     given = chunks.layout
     # Where there are no chunks only a block is read.
     reader = chunks if given.kind != "contiguous" else chunks.in_blocks()

@@ -13,11 +13,9 @@ from fastpipe.core.native import native
 from fastpipe.core.pool import NativeJob
 from fastpipe.core.reads import MADE
 from fastpipe.errors import HDF5Error
-from fastpipe.hdf5.errors import DamagedError
 from fastpipe.hdf5.files import SampleFiles
 from fastpipe.hdf5.library import require_filters
-from fastpipe.hdf5.objects import name_of
-from fastpipe.hdf5.opening import library_errors
+from fastpipe.hdf5.opening import DamagedError, library_errors, name_of
 from fastpipe.hdf5.reader import RowReader
 
 __all__ = [
@@ -35,7 +33,7 @@ Array = npt.NDArray[Any]
 
 
 def is_plain(kind: Any) -> bool:
-    """Whether elements of one of HDF5's types are nothing but their bytes."""
+    """Return whether elements of one of HDF5's types are nothing but their bytes."""
     h5t = require("h5py.h5t", extra="hdf5")
     return not any(
         each.get_class() in (h5t.VLEN, h5t.REFERENCE)
@@ -45,7 +43,7 @@ def is_plain(kind: Any) -> bool:
 
 
 def has_references(kind: Any) -> bool:
-    """Whether elements of a type hold places in their file."""
+    """Return whether elements of a type hold places in their file."""
     h5t = require("h5py.h5t", extra="hdf5")
     return any(each.get_class() == h5t.REFERENCE for each in _types_in(kind))
 
@@ -64,7 +62,7 @@ def _types_in(kind: Any) -> Iterator[Any]:
 
 
 def dtype_of(dataset: Any) -> np.dtype[Any] | None:
-    """A dataset's type; None where NumPy has nothing for it."""
+    """Return a dataset's type; None where NumPy has nothing for it."""
     try:
         found: np.dtype[Any] = dataset.dtype
     except (TypeError, ValueError):
@@ -73,7 +71,7 @@ def dtype_of(dataset: Any) -> np.dtype[Any] | None:
 
 
 def _has_gaps(dtype: np.dtype[Any]) -> bool:
-    """Whether some bytes of an element belong to no value."""
+    """Return whether some bytes of an element belong to no value."""
     if dtype.subdtype is not None:
         return _has_gaps(dtype.subdtype[0])
     if dtype.names is None:
@@ -83,7 +81,7 @@ def _has_gaps(dtype: np.dtype[Any]) -> bool:
 
 
 def read_all(item: Any, shape: tuple[int, ...]) -> Array:
-    """All of an attribute or a dataset that is a single value, by h5py's low-level object."""
+    """Read all of an attribute or a dataset that is a single value, by h5py's low-level object."""
     kind = item.get_type()
     if is_plain(kind):
         return _read(item, np.zeros(shape, _raw(kind)), kind)
@@ -104,7 +102,7 @@ def _raw(kind: Any) -> np.dtype[Any]:
 
 
 def read_rows(dataset: Any, first: int, last: int) -> Array:
-    """Some rows through h5py: bytes as the file has them, or objects where elements are not plain."""
+    """Read rows through h5py: bytes as the file has them, or objects where elements are not plain."""
     kind = dataset.id.get_type()
     shape = (last - first, *dataset.shape[1:])
     plain = is_plain(kind)
@@ -130,7 +128,7 @@ def _spaces(dataset: Any, first: int, shape: tuple[int, ...]) -> tuple[Any, Any]
 
 
 def same_values(one: Any, other: Any) -> bool:
-    """Whether arrays hold the same bits; objects in them are compared by what they are."""
+    """Return whether arrays hold the same bits; objects in them are compared by what they are."""
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         if one.shape != other.shape or one.dtype != other.dtype:
             return False
@@ -188,7 +186,7 @@ class RowSource:
             self._job.cancel()
 
     def steps(self, first: int, step: int) -> Iterator[tuple[int, Array]]:
-        """From a row on: where some rows begin, and these rows; the next ones are being read meanwhile."""
+        """Yield where some rows begin, and these rows, from ``first`` on; the next are read meanwhile."""
         count = int(self._dataset.shape[0])
         starts = range(first, count, step)
         ahead = self._begin(first, min(first + step, count)) if starts else None
@@ -224,14 +222,7 @@ class RowSource:
 
 
 class _Ahead(NamedTuple):
-    """Rows that are being read.
-
-    Attributes:
-        first: the number of the first.
-        out: where they go.
-        statuses: uint8 (N, 8), what became of each.
-        job: reads them.
-    """
+    """Rows that are being read."""
 
     first: int
     out: Array

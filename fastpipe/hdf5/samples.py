@@ -4,28 +4,147 @@ from __future__ import annotations
 
 import math
 import os
+import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.arrays.staged_files import staged_files
 from fastpipe.core.array_cache import default_file_arrays
 from fastpipe.core.array_samples import Form, Reading, checked_threads, drawn_substitute
+from fastpipe.core.bad_samples import BadSampleLog, Item, is_of_samples
+from fastpipe.core.clock import StageClock
 from fastpipe.core.order import GroupedSamples
-from fastpipe.core.pool import Process
+from fastpipe.core.pool import Process, ProcessRuntime
+from fastpipe.core.reads import ReadPolicy, ReadThreads
+from fastpipe.core.slots import KEPT_SLOTS, SlotPool
 from fastpipe.core.text import in_bytes, printable
 from fastpipe.core.types import Key
+from fastpipe.hdf5.cache import ChunkCache, ChunkMemory, SharedChunks, decoded_nbytes
 from fastpipe.hdf5.files import SampleFiles
-from fastpipe.hdf5.kept import ChunkKeeper
 from fastpipe.hdf5.layout import Layout
-from fastpipe.hdf5.memory import SharedChunks
-from fastpipe.hdf5.runtime import Options, Runtime
+from fastpipe.hdf5.opening import DamagedError, open_library, raw_name
+from fastpipe.hdf5.reader import RowReader
 from fastpipe.options import BadSamples, Cache, Stage
+from fastpipe.stores.staged_files import staged_files
 
-__all__ = ["HDF5Plan", "HDF5Samples"]
+__all__ = ["H5pyRows", "HDF5Plan", "HDF5Samples", "Options", "Runtime"]
+
+
+class Options(NamedTuple):
+    """A dataset's options that a runtime is made by."""
+
+    bad_samples: BadSamples
+    threads: int | str
+    cache: Cache
+    window: int
+    shared: SharedChunks | None
+
+
+class Runtime(ProcessRuntime[Options]):
+    """Threads, memory, open files and the cache of one dataset in one process.
+
+    Args:
+        options: the dataset's.
+        files: its files.
+        leading: the dataset whose groups of samples a window counts.
+        process: this one.
+    """
+
+    def __init__(self, options: Options, files: SampleFiles, leading: int, process: Process) -> None:
+        super().__init__(options, process.pool)
+        self.threads = ReadThreads.of(process.pool)
+        self.clock = StageClock()
+        self.slots = [SlotPool(KEPT_SLOTS) for _ in files.layouts]
+        self.keeper = ChunkCache(options.cache, files)
+        # With a parent, which reads only where there are no workers, there is nothing to share.
+        shared = options.shared if process.workers > 1 else None
+        memory = ChunkMemory(files, leading, 0 if shared else options.window, shared)
+        self.reader = RowReader(
+            files, memory.of, self.keeper.of, 1 if process.pool is None else process.pool.threads,
+            process.number / max(process.workers, 1),
+        )  # fmt: skip
+        self.watch = AmplificationWatch(files, self.keeper, memory.nbytes, process.workers)
+        self.policy = ReadPolicy(
+            options.bad_samples.policy, BadSampleLog(options.bad_samples),
+            partial(is_of_samples, damaged=DamagedError),
+            lambda sample: Item(sample, files.shown_of(sample)),
+        )  # fmt: skip
+
+    def heard(self, batch: Any) -> None:
+        """Count what the native core has read for a batch."""
+        for stage, nanoseconds in zip(("read", "decode", "copy"), batch.times, strict=True):
+            self.clock.add(stage, nanoseconds)
+        self.watch.count(*batch.counted)
+
+
+class AmplificationWatch:
+    """Compares what was decoded with what was used of it, and warns once.
+
+    Compared each time that twice as much was decoded as is remembered: before that, an order that takes
+    a window of chunks apart looks like one that goes all over the file.
+
+    Args:
+        files, keeper: the dataset's, and where their decoded chunks are kept.
+        remembered: bytes of decoded chunks that are, here or in memory that processes share.
+        workers: processes that do the same side by side; 0 without.
+
+    Attributes:
+        decoded_nbytes: bytes of chunks that were decoded so far, in this process.
+    """
+
+    _WORTH_A_WARNING = 4.0
+    _FEWEST_LOOKS = (
+        8  # a batch that is half read counts otherwise than a whole one; of eight it hardly matters
+    )
+
+    def __init__(self, files: SampleFiles, keeper: ChunkCache, remembered: int, workers: int) -> None:
+        self._files, self._keeper, self._remembered = files, keeper, remembered
+        self._workers = workers
+        self._lock = threading.Lock()
+        self.decoded_nbytes = 0
+        self._decoded, self._used, self._looks = 0, 0, 0
+        is_packed = any(layout.filters for layout in files.layouts)
+        self._is_over = not is_packed or (keeper.store is not None and keeper.keeps_all)
+
+    def count(self, decoded: int, used: int) -> None:
+        """Count bytes of chunks that were decoded for a batch, and the share of those that it used."""
+        with self._lock:
+            self.decoded_nbytes += decoded
+            self._decoded, self._used = self._decoded + decoded, self._used + used
+
+    def look(self) -> None:
+        """Warn, before each batch, where each chunk was decoded many times."""
+        if self._is_over:
+            return
+        with self._lock:
+            self._looks += 1
+            is_early = self._looks < self._FEWEST_LOOKS or self._decoded < 2 * self._remembered
+            if self._is_over or is_early:
+                return
+            times = self._decoded / max(1, self._used)
+            self._decoded, self._used, self._looks = 0, 0, 0
+            if times < self._WORTH_A_WARNING:
+                return
+            self._is_over = True
+        warnings.warn(printable(self._message(times)), stacklevel=2)
+
+    def _message(self, times: float) -> str:
+        first = self._files.files[0]
+        whole = decoded_nbytes([layout for file in self._files.files for layout in file.layouts])
+        each = ""
+        if self._workers:
+            each = f" by each of {self._workers} worker processes, where threads share them"
+        return (
+            f"{first.shown}: samples are compressed together, and the order takes them apart: {times:.0f} "
+            f"times as much is decoded as is used{each}.  Shuffle(unit='group') decodes each chunk once: it "
+            "shuffles chunks, and then the samples of some chunks at a time; or keep what was decoded, "
+            f"{in_bytes(whole)}, which is now {self._keeper.note}: cache=Cache('ram', max_bytes={whole})"
+        )
+
 
 _SPARE_GROUPS = 8  # beyond a small window, for batches on their way
 
@@ -69,7 +188,7 @@ class HDF5Samples(GroupedSamples):
         self._shared: SharedChunks | None = None
         self._runtime: Runtime | None = None
         # Opens the store in this process, which outlives its workers: they share it.
-        ChunkKeeper(self.cache, self._files)
+        ChunkCache(self.cache, self._files)
 
     def _opened(self, paths: Sequence[Any]) -> SampleFiles:
         # With cache="off" nothing is written anywhere, nor where chunks are.
@@ -87,7 +206,7 @@ class HDF5Samples(GroupedSamples):
 
     @property
     def kinds(self) -> list[tuple[np.dtype[Any], tuple[int, ...]]]:
-        """For each of a sample's values the type of its elements, and its shape."""
+        """Return for each of a sample's values the type of its elements, and its shape."""
         found = []
         for number, layout in enumerate(self._files.layouts):
             element, inner = layout.dtype.subdtype or (layout.dtype, ())
@@ -95,27 +214,29 @@ class HDF5Samples(GroupedSamples):
         return found
 
     def close(self) -> None:
-        """Let go of open files and of the stage, as a dataset that is dropped does by itself; who uses it
-        afterwards has them again."""
+        """Release open files and the stage, as a dataset that is dropped does; a later use opens them."""
         self._runtime = None
         if self._staged is not None:
             self._staged.close()
 
     def locality_groups(self) -> npt.NDArray[np.int64]:
-        """The group of each sample: int64 (N,).  Samples of one group lie in the same chunks, those of the
-        dataset whose chunks cost most to decode; without chunks, in the same megabyte."""
+        """Return the group of each sample: int64 (N,).
+
+        Samples of one group lie in the same chunks, those of the dataset whose chunks cost most to decode;
+        without chunks, in the same megabyte.
+        """
         return self._files.groups(self._leading)
 
     @property
     def group_nbytes(self) -> int:
-        """Decoded bytes of a group, in all datasets: of whole chunks, which may reach beyond the data."""
+        """Return decoded bytes of a group, in all datasets: whole chunks, also beyond the data."""
         samples, first = self._files.samples_in_group(self._leading), self._files.files[0]
         geometries = [first.geometry(number) for number in range(len(first.layouts))]
         return sum(-(-samples * each.parts * each.chunk_nbytes // each.group_size) for each in geometries)
 
     @property
     def plan(self) -> HDF5Plan:
-        """What is read how; ``print`` it."""
+        """Return what is read how; ``print`` it."""
         return HDF5Plan(self._form, self._files, self._running().keeper.note)
 
     def follow(self, batches: Callable[[], Iterator[npt.NDArray[np.int64]]], seed: int, epoch: int) -> None:
@@ -125,7 +246,7 @@ class HDF5Samples(GroupedSamples):
         self, indices: Any, samples: npt.NDArray[np.int64], key: Key | None, is_keyed: bool, runtime: Any,
         arrays: list[npt.NDArray[Any]],
     ) -> Reading:  # fmt: skip
-        """How a batch is read; as of `BatchReader`."""
+        """Return how a batch is read; as of ``BatchReader``."""
         runtime.watch.look()
         substitute = None if key is None else partial(drawn_substitute, len(self), samples, key)
         reader = runtime.reader
@@ -147,7 +268,7 @@ class HDF5Samples(GroupedSamples):
 
     @property
     def _leading(self) -> int:
-        """The dataset whose chunks are most worth reading once."""
+        """Return the dataset whose chunks are most worth reading once."""
         costs = [
             (bool(layout.filters), layout.dtype.itemsize * math.prod(layout.chunk))
             for layout in self._files.layouts
@@ -155,9 +276,9 @@ class HDF5Samples(GroupedSamples):
         return costs.index(max(costs))
 
     def _running(self) -> Runtime:
-        """Threads, open files and the cache of this process, made when first needed."""
+        """Return threads, open files and the cache of this process, made when first needed."""
         runtime = self._runtime
-        if self._staged is not None and self._staged.come_back():
+        if self._staged is not None and self._staged.reopen():
             self._files, runtime = self._opened([]), None
         options = Options(self.bad_samples, self.threads, self.cache, self._window, self._shared)
         if runtime is None or not runtime.fits(options):
@@ -205,3 +326,42 @@ def _direct(layout: Layout, sample_dims: int) -> str:
     nbytes = layout.dtype.itemsize * math.prod(layout.chunk)
     filters = " and ".join(step.name for step in layout.filters)
     return f"chunks of {samples} samples ({in_bytes(nbytes)}; {filters}), decoded in threads"
+
+
+class H5pyRows:
+    """Samples, read through h5py alone.
+
+    Args:
+        files: where they are.
+        form: what a sample is made of.
+    """
+
+    def __init__(self, files: SampleFiles, form: Form) -> None:
+        self._files, self._form = files, form
+        self._open: tuple[int, dict[int, Any]] = os.getpid(), {}
+
+    def __len__(self) -> int:
+        return self._files.count
+
+    def values(self, index: int) -> list[Any]:
+        """Return the values of a sample, as h5py gives them."""
+        length = len(self)
+        if not -length <= index < length:
+            raise IndexError(f"sample {index} of a dataset of {length}")
+        position = index + length if index < 0 else index
+        ((number, _),) = self._files.located(np.array([position]))
+        one, first = self._files.files[number], int(self._files.firsts[number])
+        place = np.unravel_index(position - first, one.layouts[0].shape[: one.sample_dims])
+        file = self._file(number)
+        return [file[raw_name(name)][tuple(map(int, place))] for name in self._form.names]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": (0, {})}
+
+    def _file(self, number: int) -> Any:
+        if self._open[0] != os.getpid():  # a file of the parent's must not be used in a child
+            self._open = os.getpid(), {}
+        files = self._open[1]
+        if number not in files:
+            files[number] = open_library(self._files.files[number].path)
+        return files[number]

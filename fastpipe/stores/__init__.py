@@ -1,1 +1,1 @@
-"""Where bytes lie: buckets and file systems, their listings, and the stage on a local disk."""
+"""Where samples' files lie: clients of stores, and the stage on a local disk."""

@@ -111,8 +111,7 @@ def hdf5_dataset(
     >>> folder.cleanup()
     """
     # HDF5 and volumes are imported by those who use them.
-    from fastpipe.hdf5.samples import HDF5Samples
-    from fastpipe.hdf5.stock import H5pyRows
+    from fastpipe.hdf5.samples import H5pyRows, HDF5Samples
 
     form = Form.of(keys)
     if labels is not None and not isinstance(labels, str):

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     for name in ("labels", "budget"):
         if getattr(args, name) is not None:
             raise OptionError(f"--{name} goes with --patch, the size of a volume's patches")
-    code = load_part("fastpipe.hdf5.inspect_report").inspect(args, console, progress)
+    code = load_part("fastpipe.hdf5.inspect").inspect(args, console, progress)
     return code
 
 

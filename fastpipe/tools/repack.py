@@ -22,15 +22,16 @@ many whole samples as make 64 KiB; data without filters become contiguous, unles
 the dataset can grow. With --sample-dims above 1 a chunk has --chunk-rows samples
 along the last of these dimensions, and one along those before.
 
-While it grows the copy is in OUT.partial. Killed, or out of disk, the same command
-goes on from there. OUT appears when every value that was read back from it equals
-the source's.
+The copy is written to the file OUT.partial, which takes the name OUT when every value
+that was read back from it equals the source's. What a killed run has left there is
+overwritten by the next one.
 
 A volume (Zarr, N5, TIFF, NIfTI, .npy; behind a slash the name of an array within a
 file or folder) becomes a Zarr array in the folder OUT, in chunks of --chunks; so does
 one dataset of an HDF5 file, if OUT ends in .zarr. Of chunks that hold nothing but the
 fill value no files are written. What it holds in memory is no more than --memory,
-whatever the volume's size.
+whatever the volume's size. While it grows it is in a folder fastpipe-repack-… beside
+OUT, which a killed run leaves: remove it.
 
 exit codes: 0 done, 2 bad input, 130 interrupted
 """
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     for name in ("chunks", "level", "memory"):
         if getattr(args, name) is not None:
             raise OptionError(f"--{name} is for a copy in Zarr: name an OUT that ends in .zarr")
-    code = load_part("fastpipe.hdf5.repacking").repack(args, console, progress)
+    code = load_part("fastpipe.hdf5.repack").repack(args, console, progress)
     return code
 
 

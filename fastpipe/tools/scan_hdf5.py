@@ -15,12 +15,9 @@ from fastpipe.core.files import open_file
 from fastpipe.core.reads import ChunkError
 from fastpipe.errors import HDF5Error
 from fastpipe.hdf5.chunks import ChunkReader, FileState
-from fastpipe.hdf5.errors import DamagedError
-from fastpipe.hdf5.geometry import grid_of
-from fastpipe.hdf5.layout import Layout, in_blocks, read_layout
+from fastpipe.hdf5.layout import Layout, grid_of, in_blocks, read_layout
 from fastpipe.hdf5.library import require_filters
-from fastpipe.hdf5.objects import name_of, walk_datasets
-from fastpipe.hdf5.opening import library_errors, opened
+from fastpipe.hdf5.opening import DamagedError, library_errors, name_of, opened, walk_datasets
 from fastpipe.hdf5.rows import dtype_of
 from fastpipe.tools.scan_images import Findings, Ticker, Verdict, in_threads
 

@@ -13,7 +13,7 @@ from fastpipe.console import Progress, in_time, positive, print_line, size
 from fastpipe.core.text import in_bytes
 from fastpipe.errors import OptionError, StageError
 from fastpipe.options import Stage, Subset
-from fastpipe.stage.folder import StageFolder
+from fastpipe.stores.stage import StageFolder
 
 __all__ = ["add_arguments", "run"]
 

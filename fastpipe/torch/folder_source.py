@@ -26,7 +26,7 @@ from fastpipe.torch.split import Split, split_of
 
 if TYPE_CHECKING:
     from fastpipe.images.gpu_batches import DeviceMaker
-    from fastpipe.stage.reading import ObjectReader
+    from fastpipe.stores.fetching import ObjectReader
 
 __all__ = ["FolderSource", "folder_source_of", "why_not_fast"]
 

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.errors import OptionError
-from fastpipe.hdf5.samples import HDF5Samples
-from fastpipe.hdf5.stock import H5pyRows
+from fastpipe.hdf5.samples import H5pyRows, HDF5Samples
 from fastpipe.options import BadSamples, Cache, Stage
 from fastpipe.torch.array_dataset import RowsDataset, StockSamples, UserCode
 from fastpipe.torch.samples import Value

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.arrays.objects import new_reader
 from fastpipe.core.class_folders import IndexCache
 from fastpipe.core.extras import require
 from fastpipe.core.file_identity import states_of_objects
@@ -23,11 +22,12 @@ from fastpipe.core.sample_tables import PackedPaths, SampleTable, packed_paths
 from fastpipe.errors import OptionError
 from fastpipe.images.batch import Arriving
 from fastpipe.options import Stage, Subset
-from fastpipe.stage.folder import StageFolder
-from fastpipe.stage.reading import ObjectReader
-from fastpipe.stage.stores import RetryingStore, open_store
 from fastpipe.stores.class_folders import find_remote_classes, scan_store
+from fastpipe.stores.fetching import ObjectReader, new_reader
 from fastpipe.stores.listing import Listing
+from fastpipe.stores.opening import open_store
+from fastpipe.stores.retrying import RetryingStore
+from fastpipe.stores.stage import StageFolder
 from fastpipe.torch.indices import UpcomingIndices
 from fastpipe.torch.source import located
 

@@ -19,12 +19,21 @@ from fastpipe.core.text import in_bytes
 from fastpipe.core.types import ChunkTables
 from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.hdf5 import chunks
-from fastpipe.hdf5.errors import DamagedError
 from fastpipe.hdf5.filters import described
 from fastpipe.hdf5.layout import Layout, read_layout
 from fastpipe.hdf5.library import OpenFiles, require_filters
-from fastpipe.hdf5.objects import dataset_named, dataset_names, datasets_of, lies_in, name_of, raw_name
-from fastpipe.hdf5.opening import library_errors, open_library, opened
+from fastpipe.hdf5.opening import (
+    DamagedError,
+    dataset_named,
+    dataset_names,
+    datasets_of,
+    library_errors,
+    lies_in,
+    name_of,
+    open_library,
+    opened,
+    raw_name,
+)
 from fastpipe.volumes.raw import RawVolume, raw_unit
 from fastpipe.volumes.volume import (
     DamagedUnitError,

@@ -16,18 +16,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.arrays.objects import new_reader
 from fastpipe.core.files import is_url
 from fastpipe.core.sample_tables import FrozenSamples, offsets_of
 from fastpipe.core.text import in_bytes
 from fastpipe.core.types import Store
 from fastpipe.errors import MissingDependencyError, OptionError, StoreError, VolumeError
 from fastpipe.options import Stage
-from fastpipe.stage.folder import StageFolder
-from fastpipe.stage.reading import ObjectReader
-from fastpipe.stage.stores import Location, Retries, RetryingStore, open_store
 from fastpipe.stores.class_folders import scan_store
+from fastpipe.stores.fetching import ObjectReader, new_reader
 from fastpipe.stores.listing import Listing, Rows
+from fastpipe.stores.locations import Location
+from fastpipe.stores.opening import open_store
+from fastpipe.stores.retrying import Retries, RetryingStore
+from fastpipe.stores.stage import StageFolder
 from fastpipe.volumes.opening import zarr_of_objects
 from fastpipe.volumes.volume import LARGEST_UNIT, Int64Array, Volume
 from fastpipe.volumes.zarr import METADATA, ZarrArray, is_zarr, parsed

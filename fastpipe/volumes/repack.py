@@ -37,8 +37,7 @@ from fastpipe.core.files import (
 from fastpipe.core.machine import available_cpus
 from fastpipe.core.text import in_bytes
 from fastpipe.errors import HDF5Error, OptionError, VolumeError
-from fastpipe.hdf5.objects import raw_name
-from fastpipe.hdf5.opening import library_errors, opened
+from fastpipe.hdf5.opening import library_errors, opened, raw_name
 from fastpipe.volumes.converted import ConvertedFiles
 from fastpipe.volumes.opening import open_volume
 from fastpipe.volumes.tensorstore import FAILED, opened_by_tensorstore

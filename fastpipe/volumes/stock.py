@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from fastpipe.core.extras import require
 from fastpipe.errors import BadSampleError
-from fastpipe.hdf5.objects import raw_name
-from fastpipe.hdf5.opening import open_library
+from fastpipe.hdf5.opening import open_library, raw_name
 from fastpipe.volumes.blosc2 import Blosc2Volume
 from fastpipe.volumes.hdf5 import HDF5Volume
 from fastpipe.volumes.nifti import ScaledVolume

@@ -26,8 +26,7 @@ from fastpipe.core.files import open_output, who_else_may_write, write_whole
 from fastpipe.core.private_folder import made_folder
 from fastpipe.errors import OptionError, StageError, VolumeError
 from fastpipe.generation import run
-from fastpipe.hdf5 import growing
-from fastpipe.hdf5 import partial as partial_module
+from fastpipe.hdf5 import growing, repack
 from fastpipe.sampling import Grid
 from fastpipe.tools.folders import Scratch
 from fastpipe.tools.quarantine import LIST
@@ -253,7 +252,7 @@ def made_by_stitch(folder: Path) -> None:
 
 
 WAYS = {
-    "out.h5": made_by_generate, "out.h5 by repack": made_by_repack, "out.npy": made_by_stitch,
+    "out.h5": made_by_generate, "out.npy": made_by_stitch,
 }  # fmt: skip
 
 
@@ -305,7 +304,7 @@ def test_what_another_user_puts_there_while_a_copy_grows(
         for name in ("lock", "data.h5", "00000.data", "array.npy"):
             (place / "forged" / name).write_bytes(b"forged")
         (place / "forged" / "array").mkdir()
-    for module in (partial_module, stitching, run):
+    for module in (stitching, run):
         monkeypatch.setattr(module, "opened_folder", opened_folder)
     last[0] = place / way.split()[0]
     with pytest.raises(OptionError) as raised:
@@ -334,21 +333,46 @@ def test_a_copy_that_grows_is_no_others_whatever_the_umask(
     assert not (shared / f"{way.split()[0]}.partial").exists()
 
 
-def test_a_note_that_a_copy_is_complete_is_not_believed_of_others(
-    shared: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("whose", ["another user's", "open to others", "a link", "a fifo", "a folder"])
+def test_what_somebody_else_put_where_a_file_is_repacked(
+    shared: Path, whose: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The other user's file would be taken for the copy."""
-    out, partial = shared / "out.h5", shared / "out.h5.partial"
-    with user(OTHER):
-        out.write_bytes(b"the other's")
+    partial, precious = shared / "out.h5.partial", shared / "precious"
+    precious.write_bytes(bytes(100))
+    if whose == "a link":
+        partial.symlink_to(precious)
+    elif whose == "a fifo":
+        os.mkfifo(partial)
+    elif whose == "a folder":
         partial.mkdir()
-        status = out.stat()
-        note = {"size": status.st_size, "note": {"named": [status.st_dev, status.st_ino], "job": None}}
-        (partial / "note.json").write_text(json.dumps(note))
+    else:
+        with user(OTHER if whose == "another user's" else VICTIM):
+            partial.touch()
+        partial.chmod(0o666)
+    words = {"another user's": f"belongs to user {OTHER}", "open to others": "lets others write"}
     with pytest.raises(OptionError):
         made_by_repack(shared)
-    assert "exists; name another file" in said(capsys)
-    assert (partial / "note.json").exists()
+    assert words.get(whose, "is not an unfinished copy") in said(capsys)
+    assert precious.read_bytes() == bytes(100) and not (shared / "out.h5").exists()
+
+
+def test_a_file_that_is_repacked_is_no_others_whatever_the_umask(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    real = repack.check_structure
+
+    def check(*arguments: Any) -> None:
+        seen.append((shared / "out.h5.partial").stat().st_mode & 0o777)
+        real(*arguments)
+
+    monkeypatch.setattr(repack, "check_structure", check)
+    before = os.umask(0)
+    try:
+        made_by_repack(shared)
+    finally:
+        os.umask(before)
+    assert seen == [0o600] and (shared / "out.h5").stat().st_mode & 0o777 == 0o666
 
 
 def test_memory_of_another_user_with_the_number_of_a_process_of_ours(shared: Path) -> None:

@@ -19,11 +19,11 @@ import numpy.typing as npt
 import pytest
 
 from fastpipe.options import Stage
-from fastpipe.stage import files
-from fastpipe.stage.folder import StageFolder
-from fastpipe.stage.ledger import Ledger
-from fastpipe.stage.locks import LockFile, locks_are_possible
-from fastpipe.stage.table import StageTable
+from fastpipe.stores import table as files
+from fastpipe.stores.ledger import Ledger
+from fastpipe.stores.locks import LockFile, locks_are_possible
+from fastpipe.stores.stage import StageFolder
+from fastpipe.stores.table import StageTable
 
 pytestmark = pytest.mark.skipif(
     not locks_are_possible(), reason="run it on 64-bit Linux, which has OFD locks"

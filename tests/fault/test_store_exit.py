@@ -9,8 +9,8 @@ _SCRIPT = """
 import threading
 import numpy as np
 from fastpipe.errors import StoreBusyError
-from fastpipe.stage.reading import ObjectReader
-from fastpipe.stage.stores import Retries, RetryingStore
+from fastpipe.stores.fetching import ObjectReader
+from fastpipe.stores.retrying import Retries, RetryingStore
 
 asked = threading.Event()
 

@@ -20,7 +20,7 @@ from torchvision import transforms as v1
 
 from fastpipe import FastImageFolder, FastLoader, Stage
 from fastpipe.errors import BadSampleError, StoreAccessError
-from fastpipe.stage.folder import StageFolder
+from fastpipe.stores.stage import StageFolder
 
 SMALL = v1.Compose([v1.Resize(20), v1.CenterCrop(16), v1.ToTensor()])
 _PROMPT = Faults(delay_ms=0, jitter_ms=0)

@@ -32,7 +32,7 @@ import numpy as np
 from fastpipe import FastHDF5Dataset, FastPatchDataset
 from fastpipe.cli import main
 from fastpipe.errors import FastpipeError
-from fastpipe.hdf5 import inspect_report  # noqa: F401 - before the processes are forked
+from fastpipe.hdf5 import inspect as inspect_report  # noqa: F401 - before the processes are forked
 from fastpipe.sampling import Grid
 
 _STRICT = ("expected", "end too early", "more than the", "header is cut off", "impossible size")

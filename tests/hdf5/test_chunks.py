@@ -16,9 +16,9 @@ import pytest
 from fastpipe.core.reads import ChunkError
 from fastpipe.errors import HDF5Error
 from fastpipe.hdf5.chunks import ChunkReader, FileState
-from fastpipe.hdf5.errors import DamagedError
 from fastpipe.hdf5.filters import FilterStep, why_not
 from fastpipe.hdf5.layout import read_layout
+from fastpipe.hdf5.opening import DamagedError
 from fastpipe.hdf5.reader import RowReader
 
 ReaderOf = Callable[..., RowReader]

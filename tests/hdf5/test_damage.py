@@ -28,10 +28,10 @@ from fastpipe.core.native import native
 from fastpipe.core.reads import ChunkError
 from fastpipe.errors import HDF5Error
 from fastpipe.hdf5.chunks import ChunkReader, FileState
-from fastpipe.hdf5.errors import DamagedError
 from fastpipe.hdf5.files import SampleFiles
 from fastpipe.hdf5.filters import FilterStep, described
 from fastpipe.hdf5.layout import Layout, read_layout
+from fastpipe.hdf5.opening import DamagedError
 from fastpipe.hdf5.reader import RowReader
 
 ROWS, IN_CHUNK = 12, 4

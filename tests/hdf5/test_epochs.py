@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastpipe.hdf5.epochs import uniform_decodes
-from fastpipe.hdf5.geometry import Geometry
+from fastpipe.hdf5.inspect import uniform_decodes
+from fastpipe.hdf5.layout import Geometry
 
 
 def decodes_of(order: list[int], lead: list[int], chunk: list[int], batch_size: int) -> float:

@@ -19,9 +19,8 @@ import pytest
 from fastpipe.core.native import native
 from fastpipe.core.reads import MADE
 from fastpipe.errors import HDF5Error, OptionError
-from fastpipe.hdf5.errors import DamagedError
 from fastpipe.hdf5.files import SampleFile, SampleFiles
-from fastpipe.hdf5.opening import library_errors
+from fastpipe.hdf5.opening import DamagedError, library_errors
 from fastpipe.hdf5.reader import RowReader
 from fastpipe.volumes.opening import open_volume
 

@@ -21,9 +21,9 @@ from fastpipe.cli import main
 from fastpipe.errors import HDF5Error
 from fastpipe.hdf5 import layout as layout_module
 from fastpipe.hdf5 import library
-from fastpipe.hdf5.errors import DamagedError
 from fastpipe.hdf5.files import SampleFile, SampleFiles
 from fastpipe.hdf5.layout import read_layout
+from fastpipe.hdf5.opening import DamagedError
 from fastpipe.hdf5.reader import RowReader
 from fastpipe.sampling import Uniform
 

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastpipe.core.shared_chunks import private_units
-from fastpipe.hdf5 import memory as memory_module
+from fastpipe.hdf5 import cache as memory_module
+from fastpipe.hdf5.cache import ChunkMemory
 from fastpipe.hdf5.files import SampleFiles
-from fastpipe.hdf5.memory import ChunkMemory
 from fastpipe.hdf5.reader import RowReader
 
 CHUNKS, IN_CHUNK = 12, 4

@@ -12,7 +12,7 @@ import pytest
 from fastpipe import FastHDF5Dataset
 from fastpipe.cli import main
 from fastpipe.errors import HDF5Error
-from fastpipe.hdf5.objects import datasets_of, walk_datasets
+from fastpipe.hdf5.opening import datasets_of, walk_datasets
 
 
 def names_of(path: Path) -> list[str]:

@@ -18,9 +18,8 @@ import pytest
 from fastpipe import FastHDF5Dataset, FastLoader, FastPatchDataset
 from fastpipe.cli import main
 from fastpipe.errors import HDF5Error, MissingDependencyError
-from fastpipe.hdf5.errors import DamagedError
 from fastpipe.hdf5.files import SampleFile
-from fastpipe.hdf5.opening import library_errors, open_library
+from fastpipe.hdf5.opening import DamagedError, library_errors, open_library
 from fastpipe.sampling import Grid
 
 ROWS = np.arange(512, dtype="f4").reshape(64, 8)

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from fastpipe.core.reads import ChunkError
 from fastpipe.hdf5 import layout as layout_module
-from fastpipe.hdf5.errors import DamagedError
 from fastpipe.hdf5.filters import BLOSC2, FilterStep, decode_chunk
 from fastpipe.hdf5.layout import read_layout
 from fastpipe.hdf5.library import has_blosc2
+from fastpipe.hdf5.opening import DamagedError
 
 FILTERS: dict[str, Callable[[], Any]] = {
     "blosc lz4": lambda: hdf5plugin.Blosc(cname="lz4", shuffle=1),

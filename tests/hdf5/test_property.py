@@ -17,9 +17,9 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from fastpipe.core.shared_chunks import UnitFile, private_units
+from fastpipe.hdf5.cache import chunk_nbytes
 from fastpipe.hdf5.chunks import ChunkReader, FileState
 from fastpipe.hdf5.filters import BLOSC2
-from fastpipe.hdf5.kept import chunk_nbytes
 from fastpipe.hdf5.layout import Layout, read_layout
 
 DTYPES: list[Any] = [

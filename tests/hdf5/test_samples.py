@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastpipe.hdf5.chunks import ChunkReader, FileState
-from fastpipe.hdf5.errors import DamagedError
 from fastpipe.hdf5.layout import Layout, in_blocks, read_layout
+from fastpipe.hdf5.opening import DamagedError
 
 DTYPES: list[Any] = [
     "i1", "<i2", ">i4", "<u8", "<f2", ">f4", "<f8", "<c8", ">c16", "?", "S3", "V5",

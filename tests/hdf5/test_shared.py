@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from fastpipe.core.native import native
-from fastpipe.hdf5 import memory as memory_module
-from fastpipe.hdf5.errors import DamagedError
+from fastpipe.hdf5 import cache as memory_module
+from fastpipe.hdf5.cache import ChunkMemory, SharedChunks
 from fastpipe.hdf5.files import SampleFiles
-from fastpipe.hdf5.memory import ChunkMemory, SharedChunks
+from fastpipe.hdf5.opening import DamagedError
 from fastpipe.hdf5.reader import RowReader
 
 pytestmark = pytest.mark.skipif(

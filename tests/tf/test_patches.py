@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from fastpipe import Shard, Shuffle
 from fastpipe.errors import OptionError
 from fastpipe.sampling import Foreground, Grid, Positions, Uniform
-from fastpipe.stage.reading import ObjectReader
+from fastpipe.stores.fetching import ObjectReader
 from fastpipe.tf import Augment, patch_dataset
 
 _SHAPE = (20, 26, 23)

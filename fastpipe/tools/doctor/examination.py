@@ -14,7 +14,7 @@ from rich.console import Console
 from fastpipe.console import Progress
 from fastpipe.core.files import is_url, write_output
 from fastpipe.errors import OptionError
-from fastpipe.stage.stores.locations import Location
+from fastpipe.stores.locations import Location
 from fastpipe.tools.doctor import decoders, machine, packages, storage, stores
 from fastpipe.tools.doctor.report import DoctorReport, Examined, Finding, problem, warning
 

@@ -11,7 +11,7 @@ from typing import Any
 from fastpipe.core.machine import available_cpus
 from fastpipe.core.text import counted, in_bytes, in_duration
 from fastpipe.errors import FastpipeError
-from fastpipe.stage.stores.opening import open_store
+from fastpipe.stores.opening import open_store
 from fastpipe.tools.doctor.child import ask
 from fastpipe.tools.doctor.report import Examined, Finding, judged, ok, problem, warning
 

@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 
 from fastpipe.cli import main
-from fastpipe.hdf5.advice import advise
 from fastpipe.hdf5.filters import FilterStep, in_words
-from fastpipe.hdf5.inspecting import DatasetFacts, inspect_file
+from fastpipe.hdf5.inspect import DatasetFacts, advise, inspect_file
 
 Make = Callable[[Any], object]
 MIB = 1 << 20

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Subset
 
 from fastpipe import Cache, FastHDF5Dataset, FastLoader, Shuffle
 from fastpipe.core.text import in_bytes
-from fastpipe.hdf5 import memory
+from fastpipe.hdf5 import cache as memory
 
 pytestmark = pytest.mark.usefixtures("same_generators")
 

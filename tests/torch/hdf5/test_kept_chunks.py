@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from fastpipe import Cache, FastHDF5Dataset, FastLoader
 from fastpipe.core import cache_store as store_module
 from fastpipe.errors import HDF5Error
-from fastpipe.hdf5.kept import decoded_nbytes
+from fastpipe.hdf5.cache import decoded_nbytes
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "fork"), reason="run it where files have locks: not on Windows"

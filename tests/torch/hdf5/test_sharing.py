@@ -18,8 +18,8 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from fastpipe import FastHDF5Dataset, FastLoader, Shuffle
-from fastpipe.hdf5 import memory
-from fastpipe.hdf5.runtime import Runtime
+from fastpipe.hdf5 import cache as memory
+from fastpipe.hdf5.samples import Runtime
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "memfd_create"), reason="run it where files have locks and no names: on Linux"

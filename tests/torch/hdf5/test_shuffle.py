@@ -18,7 +18,7 @@ from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset,
 from fastpipe import FastHDF5Dataset, FastLoader, Shard, Shuffle, accelerate
 from fastpipe.core.order import grouped_order
 from fastpipe.errors import OptionError
-from fastpipe.hdf5 import memory
+from fastpipe.hdf5 import cache as memory
 
 pytestmark = pytest.mark.usefixtures("same_generators")
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from fastpipe import FastHDF5Dataset, FastLoader, Stage
 from fastpipe.errors import BadSampleError, OptionError, StageError
-from fastpipe.stage.stores.filesystems import FilesystemStore
+from fastpipe.stores.filesystems import FilesystemStore
 
 URL = "memory://bucket/h5/x.h5"
 KEYS = ["mels", "label"]

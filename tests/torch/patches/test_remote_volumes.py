@@ -27,8 +27,7 @@ from fastpipe.errors import (
     VolumeError,
 )
 from fastpipe.sampling import Foreground, Grid, Uniform
-from fastpipe.stage.stores.filesystems import FilesystemStore
-from fastpipe.stage.stores.folders import FolderStore
+from fastpipe.stores.filesystems import FilesystemStore, FolderStore
 
 pytestmark = pytest.mark.usefixtures("same_generators", "small_units")
 

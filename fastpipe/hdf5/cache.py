@@ -1,0 +1,234 @@
+"""Decoded chunks: kept from one epoch to the next, and remembered while samples of them are still to come."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.core.cache_store import EntryStore, aligned
+from fastpipe.core.caches import open_store
+from fastpipe.core.file_identity import FileIdentity, identify
+from fastpipe.core.shared_chunks import UnitFile, private_units
+from fastpipe.core.text import in_bytes
+from fastpipe.hdf5.files import SampleFiles
+from fastpipe.hdf5.layout import Layout, in_blocks
+from fastpipe.options import Cache
+
+__all__ = ["CachedChunks", "ChunkCache", "ChunkMemory", "SharedChunks", "chunk_nbytes", "decoded_nbytes"]
+
+UInt8Array = npt.NDArray[np.uint8]
+
+_log = logging.getLogger("fastpipe.cache")
+
+
+_MOST_NBYTES = 128 << 20  # of chunks that a batch hands over at once, to be kept
+
+
+class CachedChunks:
+    """The decoded chunks of one dataset of a file, in a store that may be that of others as well.
+
+    Args:
+        store: where they are kept.
+        file: the file's state, and what is made of it, the dataset's name included.
+        count, nbytes: chunks of the dataset, and bytes of each, decoded.
+        is_second_use: keep a chunk only when it is decoded for the second time.
+
+    Attributes:
+        native: the ``native.KeptChunks`` that finds them.
+    """
+
+    def __init__(
+        self, store: EntryStore, file: FileIdentity, count: int, nbytes: int, *, is_second_use: bool
+    ) -> None:
+        self._store, self._file, self._nbytes = store, file, nbytes
+        self._note = b"" if store.is_in_memory else file.note()
+        self.native = store.chunks(file.digest, count, nbytes, marks=is_second_use)
+
+    def look(self) -> int:
+        """Learn which chunks other processes have kept; return the bytes that a batch may hand over."""
+        self._store.refreshed()
+        is_wanted = self._file.is_settled and self._store.has_room(self._nbytes)
+        return _MOST_NBYTES if is_wanted else 0
+
+    def keep(self, numbers: Sequence[int], chunks: Sequence[UInt8Array]) -> None:
+        """Keep decoded chunks (uint8 (nbytes,) each) by their numbers, as far as there is room."""
+        found = {self._digest(number): chunk for number, chunk in zip(numbers, chunks, strict=True)}
+        if len(found) > 1 and self._store.put_all(list(found), list(found.values()), self._note) >= 0:
+            return
+        for digest, chunk in found.items():  # as many as there is room for
+            self._store.put(digest, chunk.reshape(1, -1, 1), note=self._note)
+
+    def _digest(self, number: int) -> bytes:
+        return hashlib.blake2b(number.to_bytes(8, "little"), digest_size=16, key=self._file.digest).digest()
+
+
+class ChunkCache:
+    """Decides where the decoded chunks of some files are kept.
+
+    Attributes:
+        store: where; None for nowhere.
+        note: that and why, in words.
+        keeps_all: whether all of them will be there, sooner or later.
+    """
+
+    def __init__(self, option: Cache, files: SampleFiles) -> None:
+        self.store: EntryStore | None = None
+        self._is_auto = option.where == "auto"
+        layouts = [layout for file in files.files for layout in file.layouts]
+        nbytes = decoded_nbytes([layout for layout in layouts if self._may_keep(layout)])
+        self.keeps_all = False
+        if option.where == "off":
+            self.note = "not kept (cache='off')"
+        elif not nbytes:
+            self.note = "none, as samples are read from the file as they are"
+        else:
+            store = open_store(option)
+            if store is None:
+                self.note = "not kept, as a cache cannot be had here"
+                return
+            self.keeps_all = nbytes <= store.max_bytes
+            whole, room = in_bytes(nbytes), in_bytes(store.max_bytes)
+            if self._is_auto and not self.keeps_all:
+                self.note = f"not kept, as all of them are {whole}, and there is room for {room}"
+                return
+            self.store = store
+            where = "memory" if store.is_in_memory else "files"
+            when = ", from their second use on" if self._is_auto else ""
+            much = whole if self.keeps_all else f"as many as fit: {room} of {whole}"
+            self.note = f"kept in {where}, {much}{when}"
+
+    def of(self, layout: Layout) -> CachedChunks | None:
+        """Return where the decoded chunks of one dataset of a file are kept, or None."""
+        if self.store is None or not self._may_keep(layout):
+            return None
+        tag = hashlib.sha256(os.fsencode(f"hdf5 2 {layout.kind} {layout.name}")).digest()
+        blocks, file = in_blocks(layout), identify(layout.file, tag)
+        return CachedChunks(
+            self.store, file, len(blocks.offsets), chunk_nbytes(blocks), is_second_use=self._is_auto
+        )
+
+    def _may_keep(self, layout: Layout) -> bool:
+        """Return whether keeping gains something: the system keeps what it read from files as it is."""
+        if layout.kind in ("h5py", "compact"):
+            return False
+        return bool(layout.filters) or not self._is_auto
+
+
+def decoded_nbytes(layouts: list[Layout]) -> int:
+    """Return the bytes that all chunks take, decoded, where they are kept in memory."""
+    return sum(len(layout.offsets) * aligned(chunk_nbytes(layout)) for layout in layouts)
+
+
+def chunk_nbytes(layout: Layout) -> int:
+    """Return the bytes of a chunk, decoded."""
+    return layout.dtype.itemsize * math.prod(max(side, 1) for side in layout.chunk)
+
+
+# In one process threads share it; the worker processes of a loader share the chunks of a window, as each
+# makes other batches of the same ones.
+
+_LEAST_NBYTES = 1 << 22  # of decoded chunks that are remembered: without a window there are few
+_LEAST_SHARED = 1 << 15  # bytes of a chunk, below which sharing it takes longer than decoding it
+_WHY = "worker processes decode their chunks each for itself: %s"
+
+
+class _Chunks(NamedTuple):
+    """Chunks of one size, of all datasets and files.
+
+    Attributes:
+        total: how many there are.
+        first_keys: by file and dataset the number of its first one among them.
+        in_group: of a group of samples, how many at most.
+    """
+
+    total: int
+    first_keys: dict[tuple[int, int], int]
+    in_group: int
+
+
+def _sizes(files: SampleFiles, leading: int) -> dict[int, _Chunks]:
+    """Return the chunks that have to be decoded, by their bytes; groups are those of dataset ``leading``."""
+    found: dict[int, _Chunks] = {}
+    samples = files.samples_in_group(leading)
+    for number, file in enumerate(files.files):
+        for place, layout in enumerate(file.layouts):
+            if not layout.filters:
+                continue
+            nbytes, geometry = chunk_nbytes(layout), file.geometry(place)
+            size = found.get(nbytes, _Chunks(0, {}, 0))
+            size.first_keys[number, place] = size.total
+            more = geometry.parts * -(-samples // max(geometry.group_size, 1)) if number == 0 else 0
+            found[nbytes] = _Chunks(size.total + len(layout.offsets), size.first_keys, size.in_group + more)
+    return found
+
+
+class SharedChunks:
+    """Memory for the chunks of a window, which the parent of worker processes makes; picklable.
+
+    Args:
+        files: whose chunks.
+        leading: the dataset whose groups of samples are counted.
+        groups: how many of these there is to be room for.
+    """
+
+    def __init__(self, files: SampleFiles, leading: int, groups: int) -> None:
+        self._files: dict[int, UnitFile | None] = {}
+        try:
+            for nbytes, size in _sizes(files, leading).items():
+                if nbytes >= _LEAST_SHARED and size.total:
+                    self._files[nbytes] = UnitFile(size.total, max(1, groups * size.in_group), nbytes)
+        except OSError as error:
+            _log.info(_WHY, error)
+
+    def opened(self) -> Iterator[tuple[int, Any]]:
+        """Yield for each size of chunks, in bytes, the ``native.UnitMemory`` of this process."""
+        try:
+            for nbytes, file in self._files.items():
+                if file is not None:
+                    yield nbytes, file.opened()
+        except OSError as error:
+            _log.info(_WHY, error)
+
+
+class ChunkMemory:
+    """Memory in one process for chunks of which samples are still to come.
+
+    Args:
+        files: whose chunks.
+        leading: the dataset whose groups of samples are counted.
+        groups: that are used at a time; 0 where samples come in any order.
+        shared: what worker processes share, in one of several.
+
+    Attributes:
+        nbytes: of chunks that are remembered.
+    """
+
+    def __init__(
+        self, files: SampleFiles, leading: int, groups: int, shared: SharedChunks | None = None
+    ) -> None:
+        self._sizes = _sizes(files, leading)
+        self._units: dict[int, Any] = dict(shared.opened()) if shared is not None else {}
+        self.nbytes = sum(nbytes * units.slots for nbytes, units in self._units.items())
+        for nbytes, size in self._sizes.items():
+            if nbytes in self._units or not size.total:
+                continue
+            few = max(4 * size.in_group, _LEAST_NBYTES // nbytes)
+            slots = min(size.total, max(few, groups * size.in_group))
+            try:
+                self._units[nbytes] = private_units(size.total, slots, nbytes)
+            except (OSError, ValueError, OverflowError):  # each batch decodes what it needs
+                continue
+            self.nbytes += slots * nbytes
+
+    def of(self, number: int, place: int, nbytes: int) -> tuple[Any, int]:
+        """Return the ``native.UnitMemory`` of a file's dataset, or None; and where its chunks begin there."""
+        size = self._sizes.get(nbytes)
+        first = None if size is None else size.first_keys.get((number, place))
+        return (None, 0) if first is None else (self._units.get(nbytes), first)

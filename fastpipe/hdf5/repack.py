@@ -1,0 +1,595 @@
+"""Repack an HDF5 file: a copy with other chunks and filters, read back before it takes its name."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import io
+import math
+import os
+import stat
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fastpipe.console import Pace, Progress, print_line
+from fastpipe.core.extras import require
+from fastpipe.core.files import is_hdf5, open_file, open_regular, rename_anew, sync_folder, who_else_may_write
+from fastpipe.core.locks import locks_are_possible, try_to_lock
+from fastpipe.core.machine import available_cpus
+from fastpipe.core.text import in_bytes
+from fastpipe.errors import FastpipeError, HDF5Error, OptionError
+from fastpipe.hdf5.chunks import FileState
+from fastpipe.hdf5.copying import check_rows, check_structure, copy_references, copy_structure
+from fastpipe.hdf5.filters import (
+    BLOSC,
+    BLOSC_CODECS,
+    DEFLATE,
+    FLETCHER32,
+    LZ4,
+    LZF,
+    SHUFFLE,
+    ZSTD,
+    in_words,
+    may_lose,
+)
+from fastpipe.hdf5.inspect import SMALL_NBYTES, storage_of
+from fastpipe.hdf5.library import filters_of, load_plugins, missing, missing_filters
+from fastpipe.hdf5.opening import (
+    dataset_named,
+    datasets_of,
+    library_errors,
+    lies_in,
+    name_of,
+    opened,
+    raw_name,
+)
+from fastpipe.hdf5.rows import RowSource, has_references, is_plain, read_rows, write_rows
+
+__all__ = ["Codec", "Options", "Target", "make_plan", "parse_codec", "repack", "set_filters"]
+
+_LEVELS = {"gzip": (4, 0, 9), "zstd": (3, 1, 22), "blosc": (5, 0, 9)}  # default, least, most
+_CODECS = "keep, none, gzip[:LEVEL], lzf, lz4, zstd[:LEVEL], blosc[:CODEC[:LEVEL]]"
+_BY_PLUGIN = {"lz4": LZ4, "zstd": ZSTD, "blosc": BLOSC}
+
+
+@dataclass(frozen=True)
+class Codec:
+    """The compression of a copy's datasets.
+
+    Attributes:
+        name: ``"keep"`` for the filters of the source, ``"none"``, or a codec's name.
+        level: for codecs that have levels.
+        inner: blosc's own codec.
+    """
+
+    name: str
+    level: int = 0
+    inner: str = ""
+
+
+def parse_codec(text: str) -> Codec:
+    """Return the codec that ``--codec`` names.
+
+    Raises:
+        OptionError: there is no such codec, or it has no such level.
+
+    >>> parse_codec("gzip:9").level, parse_codec("blosc:zstd:7").inner
+    (9, 'zstd')
+    """
+    name, *rest = text.split(":")
+    inner = ""
+    if name == "blosc":
+        inner = rest.pop(0) if rest else "lz4"
+        if inner not in BLOSC_CODECS:
+            raise OptionError(f"--codec blosc has {', '.join(BLOSC_CODECS)}; got {inner!r}")
+    if name not in _LEVELS:
+        if name in ("keep", "none", "lzf", "lz4") and not rest:
+            return Codec(name)
+        raise OptionError(f"--codec must be one of {_CODECS}; got {text!r}")
+    default, least, most = _LEVELS[name]
+    level = rest[0] if rest else str(default)
+    if len(rest) > 1 or not level.isdecimal() or not least <= int(level) <= most:
+        raise OptionError(f"--codec {name} has levels from {least} to {most}; got {text!r}")
+    return Codec(name, int(level), inner)
+
+
+def set_filters(properties: Any, codec: Codec, shuffle: bool | None, dataset: Any) -> None:
+    """Give the creation properties of a chunked dataset other filters.
+
+    Args:
+        properties: h5py's, with the filters of the old dataset; ``"keep"`` leaves them.
+        codec: to compress with.
+        shuffle: whether to shuffle bytes first; None does so for elements of several bytes.
+        dataset: the old one.
+
+    Raises:
+        OptionError: values would not stay what they are, or cannot be written like this.
+        MissingDependencyError: what brings the codec is not installed.
+    """
+    steps, kind = filters_of(properties), dataset.id.get_type()
+    if codec.name == "keep":
+        lossy = may_lose(steps, kind.get_class())
+        if lossy:
+            raise OptionError(
+                f"{dataset.name}: its filter {in_words(lossy)} may round values that were rounded already; "
+                "choose another --codec, which keeps them as they are"
+            )
+        if missing(steps):
+            load_plugins()
+        _check_can_write(steps, str(dataset.name))
+        return
+    has_sum = any(step.code == FLETCHER32 for step in steps)
+    for step in steps:
+        properties.remove_filter(step.code)
+    # Of elements without a fixed size only their places in the file would be compressed, and
+    # filters of plugins may end the process over them.
+    if codec.name == "none" or not is_plain(kind):
+        return
+    _add(properties, codec, kind.get_size() > 1 if shuffle is None else shuffle)
+    if has_sum:
+        properties.set_fletcher32()
+
+
+def _check_can_write(steps: Any, name: str) -> None:
+    """Raise OptionError where a filter can only be undone here, or is not there."""
+    h5z = require("h5py.h5z", extra="hdf5")
+    for step in steps:
+        info = h5z.get_filter_info(step.code) if h5z.filter_avail(step.code) else 0
+        if not info & h5z.FILTER_CONFIG_ENCODE_ENABLED:
+            raise OptionError(
+                f"{name}: the HDF5 library here cannot write its filter {in_words(step)}; choose another "
+                "--codec"
+            )
+
+
+def _add(properties: Any, codec: Codec, shuffle: bool) -> None:
+    h5z = require("h5py.h5z", extra="hdf5")
+    if codec.name in _BY_PLUGIN:
+        load_plugins()
+    if shuffle and codec.name != "blosc":
+        properties.set_filter(SHUFFLE, h5z.FLAG_OPTIONAL)
+    # Optional: what does not become smaller is then stored as it is, and read as such.
+    code, values = {
+        "gzip": (DEFLATE, (codec.level,)),
+        "lzf": (LZF, ()),
+        "lz4": (LZ4, ()),
+        "zstd": (ZSTD, (codec.level,)),
+        "blosc": (BLOSC, (0, 0, 0, 0, codec.level, int(shuffle), BLOSC_CODECS.get(codec.inner, 0))),
+    }[codec.name]
+    properties.set_filter(code, h5z.FLAG_OPTIONAL, values)
+
+
+MEMORY_NBYTES = 64 << 20
+_STEP_NBYTES = 16 << 20  # rows that are read, and written, at once
+_AUTO_NBYTES = 64 << 10
+_MOST_NBYTES = 1 << 50  # of a dataset: more than a copy could ever hold, and than could be read back
+_LARGEST_CHUNK = 1 << 30  # the format ends at 4 GiB
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command's options.
+
+    Attributes:
+        chunk_rows: samples of a chunk; None chooses.
+        codec: of the chunks.
+        shuffle: None chooses.
+        datasets: to repack; none of them stands for all above a small size.
+        sample_dims: how many first dimensions count samples.
+    """
+
+    chunk_rows: int | None
+    codec: Codec
+    shuffle: bool | None
+    datasets: tuple[str, ...]
+    sample_dims: int
+
+
+@dataclass(frozen=True)
+class Target:
+    """A dataset that is written row by row.
+
+    Attributes:
+        name: its path.
+        chunk: of its copy; None for a contiguous one.
+        rows: how many there are, along the first dimension.
+        step: how many are read and written at once.
+        row_nbytes: decoded, as far as elements have a fixed size.
+    """
+
+    name: str
+    chunk: tuple[int, ...] | None
+    rows: int
+    step: int
+    row_nbytes: int
+
+
+def make_plan(file: Any, options: Options) -> list[Target]:
+    """Return which datasets are written row by row, and how; all others are copied as they are.
+
+    Raises:
+        OptionError: a dataset that was named cannot be.
+        HDF5Error: a dataset declares more than can be copied.
+    """
+    found = datasets_of(file, file.filename)
+    for dataset in found:
+        nbytes = math.prod(dataset.shape or ()) * dataset.id.get_type().get_size()
+        if nbytes >= _MOST_NBYTES:
+            raise HDF5Error(
+                f"{file.filename}, dataset {name_of(dataset)} declares a shape of {dataset.shape}, "
+                f"{in_bytes(nbytes)}, which is more than can be copied"
+            )
+    named = {_named(file, name, found) for name in options.datasets}
+    return [_target(dataset, options) for dataset in found if _is_chosen(dataset, named)]
+
+
+def _named(file: Any, name: str, found: Sequence[Any]) -> str:
+    about = require("h5py.h5o", extra="hdf5").get_info
+    item = dataset_named(file, name, file.filename)
+    if item is None:
+        raise OptionError(f"{file.filename} has no dataset {name!r}; `fastpipe inspect` lists those it has")
+    if not item.shape:
+        raise OptionError(f"{name!r} is a single value: it has no rows that could be chunked")
+    if has_references(item.id.get_type()):
+        raise OptionError(f"{name!r} has references, which are copied as they are; name other datasets")
+    if not lies_in(item, file):
+        raise OptionError(f"{name!r} is a link to another file, which stays a link; name other datasets")
+    # A dataset of several names is written under the one that it is found by.
+    address = about(item.id).addr
+    return next(name_of(one) for one in found if about(one.id).addr == address)
+
+
+def _is_chosen(dataset: Any, named: set[str]) -> bool:
+    if not dataset.shape or has_references(dataset.id.get_type()):
+        return False
+    # A copy that lies elsewhere would not find the other files: so their data come into it.
+    if storage_of(dataset) in ("virtual", "external"):
+        return True
+    if named:
+        return name_of(dataset) in named
+    nbytes = math.prod(dataset.shape) * dataset.id.get_type().get_size()
+    return bool(max(nbytes, dataset.id.get_storage_size()) >= SMALL_NBYTES)
+
+
+def _target(dataset: Any, options: Options) -> Target:
+    shape, size = tuple(map(int, dataset.shape)), dataset.id.get_type().get_size()
+    chunk = _chunk(dataset, shape, size, options)
+    row_nbytes = size * math.prod(shape[1:])
+    old = tuple(map(int, dataset.chunks)) if dataset.chunks else ()
+    step = _step(row_nbytes, (chunk or (1,))[0], old, size, math.prod(chunk or ()) * size)
+    return Target(name_of(dataset), chunk, shape[0], step, row_nbytes)
+
+
+def _chunk(dataset: Any, shape: tuple[int, ...], size: int, options: Options) -> tuple[int, ...] | None:
+    has_filters = storage_of(dataset) == "chunked" and filters_of(dataset.id.get_create_plist())
+    codec = options.codec.name
+    will_have = codec != "none" and (has_filters if codec == "keep" else is_plain(dataset.id.get_type()))
+    if options.chunk_rows is None and not will_have and dataset.maxshape == dataset.shape:
+        return None
+    dims = min(options.sample_dims, len(shape))
+    own = tuple(max(side, 1) for side in shape[dims:])
+    rows = options.chunk_rows or -(-_AUTO_NBYTES // (size * math.prod(own)))
+    # A chunk may be longer than the dimension only where that can grow.
+    rows = max(1, min(rows, shape[dims - 1]))
+    return _below_limit((*(1 for _ in shape[: dims - 1]), rows, *own), size)
+
+
+def _below_limit(chunk: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """Halve the longest of the first dimensions that are left until the chunk can be made."""
+    sides = list(chunk)
+    for axis in range(len(sides)):
+        while sides[axis] > 1 and math.prod(sides) * size > _LARGEST_CHUNK:
+            sides[axis] = -(-sides[axis] // 2)
+    return tuple(sides)
+
+
+def _step(row_nbytes: int, rows: int, old: Sequence[int], size: int, new_nbytes: int) -> int:
+    """Return the rows of a step: whole chunks of the new dataset, and of the old one if memory is enough."""
+    row_nbytes = max(row_nbytes, 1)
+    limit = max(MEMORY_NBYTES // 2, math.prod(old) * size if old else 0, new_nbytes)
+    unit = math.lcm(rows, old[0]) if old else rows
+    if unit * row_nbytes > limit:
+        unit = rows
+    return (
+        max(1, max(_STEP_NBYTES, limit if old and old[0] * row_nbytes > limit else 0) // (unit * row_nbytes))
+        * unit
+    )
+
+
+def repack(args: argparse.Namespace, console: Console, progress: Progress) -> int:
+    """Make the copy; ``args`` as of ``repack_cli``.
+
+    Returns:
+        0.
+
+    Raises:
+        OptionError: the options cannot work.
+        HDF5Error: the source is damaged, or changes; or the copy is not equal to it.
+        OSError: the disk is full, for instance.
+    """
+    begun = time.monotonic()
+    options = _options(args)
+    source, out = str(args.input), Path(args.output)
+    _check_paths(source, out, args.force)
+    state = FileState.of(os.stat(source))  # before anything is read
+    with opened(source) as file, library_errors(source):
+        for dataset in datasets_of(file, source):
+            missing_filters(dataset)  # loads those that are installed
+        targets = make_plan(file, options)
+        with UnfinishedFile(out) as unfinished:
+            threads = args.threads or available_cpus()
+            _Repacking(source, state, file, unfinished, targets, options, threads, progress).run()
+            unfinished.take_name(force=args.force)
+    progress.stop()
+    rows = sum(target.rows for target in targets)
+    print_line(console, _summary(out, source, rows, len(targets), time.monotonic() - begun))
+    return 0
+
+
+def _options(args: argparse.Namespace) -> Options:
+    codec = parse_codec(args.codec)
+    if args.shuffle is not None and codec.name in ("keep", "none"):
+        raise OptionError(f"--shuffle and --no-shuffle go with a new codec, not with --codec {codec.name}")
+    return Options(args.chunk_rows, codec, args.shuffle, tuple(args.dataset), args.sample_dims)
+
+
+def _check_paths(source: str, out: Path, force: bool) -> None:
+    os.close(open_file(source))  # its errors are the clearest
+    if out.is_dir():
+        raise OptionError(f"{out} is a folder; name a file")
+    if not out.parent.is_dir():
+        raise OptionError(f"there is no folder {out.parent}; make it first")
+    if out.exists() and os.path.samefile(source, out):
+        raise OptionError(f"{out} is the input itself; name another file")
+    if os.path.lexists(out) and not force:
+        raise _exists_already(out)
+
+
+def _exists_already(out: Path) -> OptionError:
+    return OptionError(f"{out} exists; name another file, or replace it with --force")
+
+
+def _summary(out: Path, source: str, rows: int, datasets: int, seconds: float) -> str:
+    before, after = os.stat(source).st_size, out.stat().st_size
+    what = f"{datasets} dataset{'s' if datasets != 1 else ''}, {rows:,} rows"
+    return (
+        f"{out}: {in_bytes(before)} → {in_bytes(after)} ({after / max(before, 1):.2f}×); {what} in "
+        f"{seconds:.1f} s ({rows / max(seconds, 1e-9):,.0f} rows/s), every value read back and equal"
+    )
+
+
+@dataclass(frozen=True)
+class _Repacking:
+    """One run: write the copy, then read it back."""
+
+    path: str
+    state: FileState
+    source: Any
+    unfinished: UnfinishedFile
+    targets: Sequence[Target]
+    options: Options
+    threads: int
+    progress: Progress
+
+    def run(self) -> None:
+        nbytes = sum(target.rows * target.row_nbytes for target in self.targets)
+        self.progress.now("copying groups, attributes and small datasets")
+        with self._open_copy("w") as copy:
+            chunks = {target.name: target.chunk for target in self.targets}
+            copy_structure(self.source, copy, chunks, self._set_filters)
+            pace = Pace(self.progress, "writing", nbytes)
+            for target in self.targets:
+                self._write(target, copy, pace)
+            lost = copy_references(self.source, copy)  # last: they need the objects that they lead to
+        if lost:
+            self.progress.done(f"references to objects without a name, which are empty in the copy: {lost:,}")
+        if block := self.source.userblock_size:
+            with open(self.path, "rb") as source:
+                self.unfinished.seek(0)
+                self.unfinished.write(source.read(block))
+        self._check_unchanged()
+        with self._open_copy("r") as copy:
+            pace = Pace(self.progress, "reading back", nbytes)
+            for target in self.targets:
+                self._verify(target, copy, pace)
+            check_structure(self.source, copy, {target.name for target in self.targets})
+        self._check_unchanged()
+
+    def _set_filters(self, properties: Any, dataset: Any) -> None:
+        set_filters(properties, self.options.codec, self.options.shuffle, dataset)
+
+    def _rows_of(self, target: Target) -> RowSource:
+        dataset = self.source[raw_name(target.name)]
+        return RowSource(dataset, self.path, self.threads, MEMORY_NBYTES // 2)
+
+    def _write(self, target: Target, copy: Any, pace: Pace) -> None:
+        dataset = copy[raw_name(target.name)]
+        with self._rows_of(target) as source:
+            for start, rows in source.steps(0, target.step):
+                write_rows(dataset, start, rows)
+                self.unfinished.check()
+                self._check_unchanged()
+                self._show(pace, target, start + len(rows), len(rows))
+
+    def _verify(self, target: Target, copy: Any, pace: Pace) -> None:
+        dataset = self.source[raw_name(target.name)]
+        written = copy[raw_name(target.name)]
+        with self._rows_of(target) as own:
+            # The library reads the source too, so that this does not rest on what wrote the copy; it
+            # cannot where it lacks a filter that fastpipe knows.
+            if missing(filters_of(dataset.id.get_create_plist())):
+                steps = own.steps(0, target.step)
+            else:
+                steps = _through_library(dataset, target)
+            for start, rows in steps:
+                end = start + len(rows)
+                check_rows(rows, read_rows(written, start, end), f"{self.path}, {target.name}")
+                self._show(pace, target, end, len(rows))
+
+    def _show(self, pace: Pace, target: Target, end: int, rows: int) -> None:
+        pace.add(rows * target.row_nbytes, f"{target.name}, row {end:,} of {target.rows:,}")
+
+    def _check_unchanged(self) -> None:
+        if FileState.of(os.stat(self.path)) != self.state:
+            raise HDF5Error(f"{self.path} has changed meanwhile; repack it when it is complete")
+
+    @contextmanager
+    def _open_copy(self, mode: str) -> Iterator[Any]:
+        """Open the unfinished file by the library; raise an error of the disk as the system has it."""
+        options: Mapping[str, Any] = {}
+        if mode == "w":
+            # Not the file's properties, which forget it.
+            tracked = self.source["/"].id.get_create_plist().get_link_creation_order()
+            options = {
+                "libver": _libver(self.source),
+                "userblock_size": self.source.userblock_size,
+                "track_order": bool(tracked),
+            }
+        try:
+            with require("h5py", extra="hdf5").File(self.unfinished, mode, **options) as copy:
+                yield copy
+        except FastpipeError:
+            raise
+        except Exception:
+            self.unfinished.check()
+            raise
+        self.unfinished.check()
+
+
+def _libver(source: Any) -> tuple[str, str]:
+    """Return as old a form as the source's: some of its attributes may need the newer one."""
+    version = source.id.get_create_plist().get_version()[0]
+    return {0: "earliest", 1: "earliest", 2: "v108"}.get(version, "v110"), "latest"
+
+
+def _through_library(dataset: Any, target: Target) -> Iterator[tuple[int, Any]]:
+    for start in range(0, target.rows, target.step):
+        yield start, read_rows(dataset, start, min(start + target.step, target.rows))
+
+
+class UnfinishedFile(io.FileIO):
+    """The file ``OUT.partial`` until it takes the name OUT: locked, and only this user's.
+
+    It is given to h5py's driver for file-like objects.  An error of writing, such as a full disk, is kept
+    from the HDF5 library, which would not recover from it: later writes do nothing, and ``check`` raises the
+    error.  What a killed run has left is overwritten; a file that has not taken its name is removed.
+
+    Raises:
+        OptionError: there is something else of this name, or others may write to it.
+        HDF5Error: another process is writing it.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self._out, self._path = out, out.with_name(f"{out.name}.partial")
+        self._error: OSError | None = None
+        super().__init__(_open_unfinished(self._path, out), "r+b")
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        nbytes = len(view)
+        try:
+            while view and self._error is None:
+                view = view[os.write(self.fileno(), view) :]
+        except OSError as error:
+            self._error = error
+        return nbytes
+
+    def truncate(self, size: int | None = None) -> int:
+        try:
+            return super().truncate(size)
+        except OSError as error:
+            self._error = self._error or error
+            return size or 0
+
+    def check(self) -> None:
+        """Raise the error of the first write that failed."""
+        if self._error is not None:
+            raise self._error
+
+    def take_name(self, *, force: bool) -> None:
+        """Rename the file to OUT, once all of it is on the disk.
+
+        Raises:
+            OptionError: there is a file of this name and ``force`` is not set, or this one was moved away.
+        """
+        os.fsync(self.fileno())
+        mask = os.umask(0o077)
+        os.umask(mask)
+        os.fchmod(self.fileno(), 0o666 & ~mask)
+        if not self._is_at_its_path():
+            raise OptionError(f"{self._path} was moved away while it was written; try again")
+        if force:
+            os.replace(self._path, self._out)
+        else:
+            try:
+                if not rename_anew(self._path, self._out):
+                    os.unlink(self._path)
+            except FileExistsError:
+                raise _exists_already(self._out) from None
+        sync_folder(self._out.parent)
+
+    def close(self) -> None:
+        """Close the file, and remove it if it has not taken its name."""
+        if not self.closed and self._is_at_its_path():
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+        super().close()
+
+    def _is_at_its_path(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self.fileno()), os.lstat(self._path))
+        except FileNotFoundError:
+            return False
+
+
+def _open_unfinished(path: Path, out: Path) -> int:
+    """Return a descriptor of an empty, locked file of mode 0600."""
+    try:
+        descriptor = open_regular(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.ENXIO, errno.EMLINK):
+            raise OptionError(f"{path} is not an unfinished copy, but {_kind(path)}: move it away") from None
+        raise
+    try:
+        status = os.fstat(descriptor)
+        folder = os.open(path.parent, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+        try:
+            why = who_else_may_write(folder, status)
+        finally:
+            os.close(folder)
+        if why:
+            raise OptionError(f"{path} {why}: move it away, or name another file")
+        # Before the lock, which the end of any descriptor of the file would release.
+        is_own = not status.st_size or _is_left_behind(path, descriptor, status)
+        if status.st_nlink > 1 or not is_own:
+            raise OptionError(f"{path} is not an unfinished copy; move it away, or remove it, and try again")
+        if locks_are_possible() and not try_to_lock(descriptor):
+            raise HDF5Error(f"another process is writing {out}; wait for it, or end it")
+        # Another process may have named it between the opening and the lock.
+        if not os.path.lexists(path) or not os.path.samestat(status, os.lstat(path)):
+            raise HDF5Error(f"another process has just written {out}; try again")
+        os.fchmod(descriptor, 0o600)
+        os.ftruncate(descriptor, 0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _is_left_behind(path: Path, descriptor: int, status: os.stat_result) -> bool:
+    """Return whether a killed run has made a file: by its mode, and HDF5's signature or zeros."""
+    if stat.S_IMODE(status.st_mode) != 0o600:
+        return False
+    return is_hdf5(str(path)) or not os.pread(descriptor, 8, 0).strip(b"\0")
+
+
+def _kind(path: Path) -> str:
+    mode = os.lstat(path).st_mode
+    return "a link" if stat.S_ISLNK(mode) else "a folder" if stat.S_ISDIR(mode) else "no regular file"

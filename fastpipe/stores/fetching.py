@@ -1,0 +1,393 @@
+"""Read the objects of a listing from wherever they are nearest: memory, the stage, or their store."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+from time import perf_counter
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.core.clock import ranged
+from fastpipe.core.machine import available_cpus, free_memory
+from fastpipe.core.types import FetchedObject, ListedObjects, NextUses, StagedObjects, Store
+from fastpipe.errors import ObjectChangedError, StageError, StoreError
+from fastpipe.options import Stage
+from fastpipe.stores.listing import Listing
+from fastpipe.stores.prefetch import Int64Array, Pace, Prefetcher, in_parts
+from fastpipe.stores.retrying import RetryingStore
+from fastpipe.stores.stage import StageFolder
+from fastpipe.stores.table import StageTable
+
+__all__ = ["Fetcher", "ObjectReader", "new_reader"]
+
+
+_log = logging.getLogger("fastpipe.stage")
+
+# For another process to download an object; then it is downloaded here as well.
+_CLAIM_WAIT_S = 60.0
+_MOST_UNWRITTEN = 16  # objects that wait to be staged; then those who bring more wait, too
+
+
+class Fetcher:
+    """Gets objects from the stage or the store, for any number of threads.
+
+    Attributes:
+        objects, bytes: downloaded so far.
+    """
+
+    def __init__(
+        self, store: Store, listing: ListedObjects, staged: StagedObjects | None, pace: Pace
+    ) -> None:
+        self.store, self.pace = store, pace
+        self._listing, self._staged = listing, staged
+        self._lock = threading.Lock()
+        self._busy = self.objects = self.bytes = 0
+        # Writing takes the processor: no more threads than that, so that the others go on to fetch.
+        self._writing = threading.BoundedSemaphore(max(1, available_cpus() // 2))
+        self._unwritten: deque[tuple[int, bytes, contextlib.ExitStack]] = deque()  # the last is its claim
+        self._changed: dict[int, str] = {}  # objects that are not of the version listed: of which they are
+
+    def nbytes(self, rows: Int64Array) -> Int64Array:
+        return self._listing.sizes[rows]
+
+    def are_staged(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
+        """Return which objects are staged."""
+        if self._staged is None:
+            return np.zeros(len(rows), np.bool_)
+        return self._staged.have(rows)
+
+    def fetch(self, row: int, give: Callable[[bytes], None] | None = None) -> bytes:
+        """Return an object's content: staged, or downloaded and then staged, by one process at a time.
+
+        ``give`` is called with it as soon as it was downloaded; it is staged then, by this thread or another.
+        """
+        staged = self._staged
+        if staged is None or row in self._changed:
+            return self._download(row)
+        data = staged.read(row) if staged.has(row) else None
+        if data is not None:
+            return data
+        try:
+            with contextlib.ExitStack() as claim:
+                claim.enter_context(staged.claim(row, _CLAIM_WAIT_S))
+                data = staged.read(row)  # another process may have put it there by now, or in an earlier run
+                if data is None:
+                    data = self._download(row)
+                    if give is not None and row not in self._changed:
+                        self._unwritten.append((row, data, claim.pop_all()))
+                        give(data)
+                    elif row not in self._changed:
+                        with self._writing:
+                            staged.keep(row, data)
+            return data
+        finally:
+            self._write(staged)  # also what others have left to this thread
+
+    def _write(self, staged: StagedObjects) -> None:
+        """Stage what waits for it, unless as many threads as may are at that.
+
+        The thread that is at it takes what others bring meanwhile: cheaper than that each waits and wakes up.
+        """
+        unwritten = self._unwritten
+        # Who could not begin leaves it to those who are at it: they look once more after they have ended.
+        while unwritten and self._writing.acquire(blocking=len(unwritten) > _MOST_UNWRITTEN):
+            try:
+                while unwritten:
+                    try:
+                        row, data, claim = unwritten.popleft()
+                    except IndexError:  # somebody else has taken the last one
+                        break
+                    with claim:
+                        staged.keep(row, data)
+            finally:
+                self._writing.release()
+
+    def _download(self, row: int) -> bytes:
+        listing = self._listing
+        key, version = listing.key(row), self._changed.get(row) or listing.version(row)
+        try:
+            return self.timed(key, version).data
+        except ObjectChangedError:
+            found = self.timed(key, "")
+        if not self._changed:
+            _log.warning(
+                "%s is not what was listed any more: it is used as it is now, and not staged. "
+                "A dataset that is made anew lists it as it is (an image folder with refresh=True). "
+                "Further such objects are not named",
+                listing.path(row),
+            )
+        self._changed[row] = found.version
+        return found.data
+
+    def is_changed(self, row: int) -> bool:
+        """Return whether an object is not of the version listed."""
+        return row in self._changed
+
+    def timed(self, key: str, version: str) -> FetchedObject:
+        """Return an object as the store gives it, and note how long that took."""
+        with self._lock:
+            self._busy += 1
+            busy = self._busy
+        start = perf_counter()
+        try:
+            found = self.store.get(key, version)
+        finally:
+            with self._lock:
+                self._busy -= 1
+        self.pace.note(perf_counter() - start, busy)
+        with self._lock:
+            self.objects += 1
+            self.bytes += len(found.data)
+        return found
+
+
+_TELL_EVERY_S = 0.25
+_ALL = 1 << 62  # bytes: more than there are
+_MD5 = re.compile(r'"?([0-9a-f]{32})"?')
+
+
+class _Staging:
+    """What fetches for ``ObjectReader.stage_all``: counts, and ends at an error that is about all objects."""
+
+    def __init__(self, fetcher: Fetcher, staged: StagedObjects, count: int) -> None:
+        self._fetcher, self._staged = fetcher, staged
+        self.failed: dict[int, Exception] = {}
+        self._left = count
+        self._first: Exception | None = None
+        self._changed = threading.Condition()
+
+    def nbytes(self, rows: Int64Array) -> Int64Array:
+        return self._fetcher.nbytes(rows)
+
+    def are_staged(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
+        return np.zeros(len(rows), np.bool_)  # those that are were left out; each row is to be counted
+
+    def fetch(self, row: int, give: Callable[[bytes], None] | None = None) -> bytes:
+        error: Exception | None = None
+        try:
+            if self._first is None:
+                self._fetcher.fetch(row)
+                if not (self._staged.has(row) or self._fetcher.is_changed(row)):
+                    error = StageError(
+                        "the stage has no room for all of it, or cannot be written to: give it a larger "
+                        "max_bytes, free the disk, or take fewer classes"
+                    )
+        except Exception as raised:
+            error = raised
+        with self._changed:
+            if isinstance(error, (StageError, StoreError)):
+                self._first = self._first or error
+            elif error is not None:
+                self.failed[row] = error
+            self._left -= 1
+            self._changed.notify_all()
+        return b""
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the end; return whether it has come."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._left <= 0 or self._first is not None, seconds)
+
+    def raise_first(self) -> None:
+        """Raise the error that is about all objects, if there was one."""
+        error, self._first = self._first, None
+        if error is not None:
+            raise error
+
+
+class ObjectReader:
+    """Reads objects, in one process; from any thread.
+
+    Args:
+        store: where they are.
+        listing: which they are.
+        staged: those on a local disk, or None.
+        key_of: the key that a path stands for, listed or not.
+        connections: requests under way at a time, or ``"auto"``.
+        read_ahead: bytes that are fetched before they are needed.
+        everything: whether all objects are to be staged as soon as may be, not only those that are needed
+            next.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        listing: ListedObjects,
+        staged: StagedObjects | None,
+        key_of: Callable[[str], str],
+        *,
+        connections: int | str,
+        read_ahead: int,
+        everything: bool = False,
+    ) -> None:
+        self._fetcher = Fetcher(store, listing, staged, Pace(connections))
+        self._listing, self._staged, self._key_of = listing, staged, key_of
+        self._everything = everything and staged is not None
+        self.prefetcher = Prefetcher(self._fetcher, read_ahead, self._fetcher.pace, spills=self._everything)
+
+    @ranged("read")
+    def read(self, path: str, row: int) -> bytes:
+        """Return the content of a path, or of its row; the row is -1 where it was not listed.
+
+        Raises:
+            FileNotFoundError: it is not in the store any more.
+            StoreError: the store does not give it.
+        """
+        if row < 0:  # somebody put the path there
+            return self._fetcher.timed(self._key_of(path), "").data
+        return self.prefetcher.take(row)
+
+    def files(self, rows: Int64Array) -> list[str | None]:
+        """Return the staged files of rows, as far as is known without looking.
+
+        None of those that ``read`` must get: they are elsewhere, in memory already, or (-1) were not listed.
+        """
+        if self._staged is None:
+            return [None] * len(rows)
+        near = (rows >= 0) & self._staged.have(rows)
+        near &= ~self.prefetcher.have(rows)
+        return [
+            self._staged.file(row) if is_near else None
+            for row, is_near in zip(rows.tolist(), near, strict=True)
+        ]
+
+    def need(self, rows: Int64Array) -> None:
+        """Announce that a batch of these rows is being made; -1 stands for one that was not listed."""
+        rows = rows[rows >= 0]
+        self.prefetcher.need(rows)
+        if self._staged is not None:
+            self._staged.used(rows)
+
+    def forgo(self, rows: Int64Array, *, were_needed: bool) -> None:
+        """Announce that rows will not be read, or once less than ``need``, or else the order, had them."""
+        self.prefetcher.forgo(rows, were_needed=were_needed)
+
+    def follow(self, order: Iterator[Int64Array], uses: NextUses | None, *, is_here: bool) -> None:
+        """Fetch ahead of an order of rows.
+
+        Args:
+            order: rows in the order in which this process needs them.
+            uses: when the machine needs them next, by which a full stage makes room.
+            is_here: whether who needs them is in this process; else they are only staged.
+        """
+        if self._staged is not None:
+            self._staged.follow(uses)
+        if self._everything:
+            order = chain(order, in_parts(np.arange(len(self._listing), dtype=np.int64)))
+        self.prefetcher.follow(order, holds=is_here)
+
+    def stage_all(self, heard: Callable[[int, int], None]) -> list[tuple[str, Exception]]:
+        """Download every object that is not staged yet.
+
+        Args:
+            heard: called now and then with the objects and bytes that are staged, from the calling thread.
+
+        Returns:
+            The paths of those that could not be downloaded, and why.
+
+        Raises:
+            StageError: there is no room for all of them, or the stage cannot be written to.
+            StoreError: the store does not let these credentials in, or does not answer.
+        """
+        fetcher, listing, staged = self._fetcher, self._listing, self._staged
+        assert staged is not None
+        rows = np.arange(len(listing), dtype=np.int64)
+        missing = rows[~staged.have(rows)]
+        run = _Staging(fetcher, staged, len(missing))
+        prefetcher = Prefetcher(run, _ALL, fetcher.pace)
+        try:
+            prefetcher.follow(in_parts(missing), holds=False)
+            while not run.wait(_TELL_EVERY_S):
+                there = rows[staged.have(rows)]
+                heard(len(there), int(listing.sizes[there].sum()))
+        finally:
+            prefetcher.close()
+        run.raise_first()
+        return [(listing.path(row), error) for row, error in sorted(run.failed.items())]
+
+    def verify(self, heard: Callable[[int], None]) -> list[str]:
+        """Read all that is staged, download again what is damaged, and return the paths of that.
+
+        Where an object was listed with an MD5 as its version, as S3 gives it for objects that were put whole
+        and are not encrypted with keys of their own, its content is compared with that; where it differs,
+        with the store's, as such a version need not be a checksum.  Of others the length is compared.
+
+        ``heard`` is called now and then with the number of objects that were read.
+        """
+        fetcher, listing, staged = self._fetcher, self._listing, self._staged
+        assert staged is not None
+
+        def is_damaged(row: int) -> bool:
+            was_there = staged.has(row)
+            data = staged.read(row)
+            if data is None:
+                if was_there:
+                    fetcher.fetch(row)
+                return was_there
+            expected = _MD5.fullmatch(listing.version(row))
+            if not expected or hashlib.md5(data, usedforsecurity=False).hexdigest() == expected[1]:
+                return False
+            found = fetcher.timed(listing.key(row), listing.version(row)).data
+            if found == data:
+                return False
+            staged.forget(row)
+            staged.keep(row, found)
+            return True
+
+        damaged = []
+        with ThreadPoolExecutor(thread_name_prefix="fastpipe-verify") as pool:
+            for rows in in_parts(np.arange(len(listing), dtype=np.int64)):  # a million wait in no queue
+                found = zip(rows.tolist(), pool.map(is_damaged, rows.tolist()), strict=True)
+                damaged += [listing.path(row) for row, is_bad in found if is_bad]
+                heard(int(rows[-1]) + 1)
+        return damaged
+
+    def counted(self) -> tuple[int, int]:
+        """Return the objects and bytes that this process has downloaded."""
+        return self._fetcher.objects, self._fetcher.bytes
+
+    def close(self) -> None:
+        """End the threads, and release the stage and connections."""
+        self._fetcher.store.close()
+        self.prefetcher.close()
+        if self._staged is not None:
+            self._staged.close()
+
+
+_READ_AHEAD = 256 << 20
+
+
+def new_reader(
+    store: Store, listing: Listing, stage: Stage | None, key_of: Callable[[str], str]
+) -> ObjectReader:
+    """Return what reads objects in this process; ``key_of`` gives the key of any path."""
+    read_ahead: int | str = "auto" if stage is None else stage.read_ahead
+    if read_ahead == "auto":
+        read_ahead = min(_READ_AHEAD, (free_memory() or _READ_AHEAD * 8) // 8)
+    staged = None if stage is None else _opened_stage(stage, listing, store.name)
+    connections = "auto" if stage is None else stage.connections
+    # A store of its own, which it closes.
+    return ObjectReader(
+        RetryingStore(store), listing, staged, key_of, connections=connections,
+        read_ahead=int(read_ahead), everything=stage is not None and stage.mode == "mirror",
+    )  # fmt: skip
+
+
+def _opened_stage(stage: Stage, listing: Listing, store: str) -> StageTable | None:
+    """The staged objects; None where the stage cannot be used any more."""
+    try:
+        return StageFolder(stage).open_table(
+            listing.digest, listing.sizes, lambda row: listing.name(row, store)
+        )
+    except StageError as error:
+        _log.warning("What is needed is fetched each time: %s", str(error))
+        return None

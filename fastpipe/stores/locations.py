@@ -1,0 +1,118 @@
+"""Addresses of stores: a URL, taken apart."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from fastpipe.core.extras import require
+from fastpipe.core.files import SCHEME
+from fastpipe.errors import OptionError
+
+__all__ = ["Location"]
+
+
+_CHAIN = re.compile(r"::[a-z][a-z0-9+.\-]+://", re.IGNORECASE)
+# Azure's "container@account" has an @ that parts no user from a host.
+_NAMES_ACCOUNT = ("abfs", "abfss", "wasb", "wasbs", "az", "adl")
+_WEB = ("http", "https")
+_LOCAL = ("file", "local")
+_S3 = ("s3", "s3a")
+_VERSION = "?versionId="  # as s3fs has it in a key
+
+
+@dataclass(frozen=True)
+class Location:
+    """A bucket, or another store, and the beginning of the keys that are meant.
+
+    Attributes:
+        scheme: what the URL begins with; empty for a folder of this machine.
+        bucket: the bucket, the host, or that folder.
+        prefix: of keys: empty, or ends in a slash.
+
+    >>> place = Location.of("s3://bucket/train")
+    >>> place.root, place.path("train/dog/x.jpg"), place.key("s3://bucket/train/dog/x.jpg")
+    ('s3://bucket/train/', 's3://bucket/train/dog/x.jpg', 'train/dog/x.jpg')
+    """
+
+    scheme: str
+    bucket: str
+    prefix: str
+
+    @classmethod
+    def of(cls, root: str | os.PathLike[str]) -> Location:
+        """Return the location that a URL, or a folder's path, names.
+
+        Raises:
+            OptionError: it has credentials in it, or is no URL that can be put before keys.
+        """
+        text = os.fspath(root)
+        found = SCHEME.match(text)
+        if found is None:
+            return cls("", os.path.abspath(os.path.expanduser(text)), "")
+        scheme, rest = found[1].lower(), text[found.end() :]
+        if "::" in scheme or _CHAIN.search(rest):
+            scheme = scheme.partition("::")[0]
+            raise OptionError(f"{scheme}::… is a chain of file systems: pass the URL of the last one alone")
+        bucket, prefix = _split(scheme, rest)
+        _check(scheme, bucket, prefix)
+        prefix = prefix.rstrip("/")
+        return cls(scheme, bucket, f"{prefix}/" if prefix else "")
+
+    @property
+    def root(self) -> str:
+        """Return the URL or folder as it is written before what follows in a key, ending in a slash."""
+        return self.path(self.prefix)
+
+    @property
+    def store(self) -> str:
+        """Return the URL of everything in the store, ending in a slash."""
+        return self.path("")
+
+    def path(self, key: str) -> str:
+        """Return an object's whole URL, or path."""
+        if self.scheme:
+            return f"{self.scheme}://{self.bucket}/{key}"
+        return f"{self.bucket.rstrip('/')}/{key}"
+
+    def key(self, path: str) -> str:
+        """Return the key of an object's whole URL; raise a ``ValueError`` if it is not in this store."""
+        if not path.startswith(self.store):
+            raise ValueError(f"{path} is not in {self.store}")
+        return path[len(self.store) :]
+
+
+def _split(scheme: str, rest: str) -> tuple[str, str]:
+    """Return bucket and keys' beginning, as fsspec's file systems understand a URL."""
+    if scheme in _LOCAL:  # a relative path is one of the current folder
+        return "", os.path.join(os.getcwd(), os.path.expanduser(rest)).lstrip("/")
+    if scheme in _S3 and rest.startswith("arn:"):  # an access point's name may have slashes
+        s3fs = require("s3fs", extra="s3")
+        # Without a loop of its own, whose thread would not survive a fork.
+        parser = s3fs.S3FileSystem(anon=True, asynchronous=True, skip_instance_cache=True, version_aware=True)
+        bucket, key, version = parser.split_path(rest)
+        return bucket, key if version is None else f"{key}{_VERSION}{version}"
+    bucket, _, prefix = rest.partition("/")
+    return bucket, prefix
+
+
+def _check(scheme: str, bucket: str, prefix: str) -> None:
+    """Refuse what cannot work; messages show nothing of a URL that may have a secret in it."""
+    user, has_user, host = bucket.rpartition("@")
+    if has_user and (":" in user or scheme not in (*_NAMES_ACCOUNT, "sftp", "ssh", "ftp", "hdfs", "smb")):
+        raise OptionError(
+            f"{scheme}://…@{host} has credentials in it, which would get into logs and errors: pass them as "
+            "storage_options, or let the environment or a credentials file have them"
+        )
+    if scheme in _WEB and ("?" in bucket or "?" in prefix):
+        raise OptionError(
+            f"{scheme}://{bucket.partition('?')[0]}/… must end before its '?': keys are put behind it"
+        )
+    if scheme in _S3 and _VERSION in prefix:
+        raise OptionError(
+            f"{scheme}://{bucket}/{prefix} names one version of an object, and the newest one is read: leave "
+            f"{_VERSION}… out, or copy that version to a key of its own"
+        )
+    if not bucket and scheme not in ("memory", *_LOCAL):
+        raise OptionError(f"{scheme}://{prefix} names no bucket: write {scheme}://bucket/folder")

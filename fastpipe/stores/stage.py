@@ -1,0 +1,276 @@
+"""The folder on a local disk in which objects are staged, shared by all processes of a user on a machine.
+
+::
+
+    fastpipe-stage/           mode 0700
+      objects/ab/cdef…        an object, whole; its name says which object and which version
+      writing/12              one that is being written
+      tables/<listing>        for each row of a listing the name under which it is staged, or zeros
+      locks                   bytes of it are locked: by who uses the folder, who counts, who downloads an
+                              object; and it says how many bytes are there or reserved
+
+The objects are what counts; a table says without looking whether one is there, and where it is wrong, in
+either direction, that shows when the object is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.core.private_folder import PrivateFolder
+from fastpipe.errors import StageError
+from fastpipe.options import Stage
+from fastpipe.stores.ledger import Ledger
+from fastpipe.stores.locks import LockFile, locks_are_possible
+from fastpipe.stores.table import StageTable, names_in_use
+
+__all__ = ["StageFolder", "Usage"]
+
+
+_log = logging.getLogger("fastpipe.stage")
+
+Int64Array = npt.NDArray[np.int64]
+
+_FOLDER = "fastpipe-stage"
+_PARTS = ("objects", "writing", "tables")
+_USERS = 1  # the byte that everybody has locked who uses the folder
+_OPENING = 2  # the byte of who becomes one; others wait, so that after its end the next does what it did not
+_CLAIMS = 1 << 20  # where the bytes of objects begin
+_SHARE = 0.9  # of a disk's free bytes
+
+
+class Usage(NamedTuple):
+    """What a stage holds: bytes, with those being written; objects; whether any process uses it."""
+
+    nbytes: int
+    objects: int
+    is_used: bool
+
+
+class StageFolder:
+    """A stage's folder, opened in one process.
+
+    Args:
+        stage: the option.
+
+    Raises:
+        StageError: it cannot be made or written to, or belongs to somebody else, or others may enter.
+    """
+
+    def __init__(self, stage: Stage) -> None:
+        self.path = os.path.join(os.fspath(stage.dir), _FOLDER)
+        self.is_broken = False
+        if not (locks_are_possible() and PrivateFolder.IS_PINNED):
+            raise StageError(
+                "a stage needs the locks of 64-bit Linux, and /proc; leave stage= out on this system"
+            )
+        # All paths lead by way of the open folder: who may rename a folder above it cannot put another there.
+        self._folder = PrivateFolder(self.path, called="stage", error=StageError)
+        try:
+            for part in _PARTS:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(self._folder.here(part), 0o700)
+            self.locks = LockFile(self._folder.here("locks"))
+            self.ledger = Ledger(self.locks)
+            try:
+                self.max_bytes = self._begin_use(stage)
+            except BaseException:
+                self.locks.close()  # an error may live on, and its locks must not
+                raise
+        except BaseException as error:
+            self._folder.close()
+            if not isinstance(error, OSError):
+                raise
+            if isinstance(error, StageError):
+                raise
+            raise StageError(
+                f"the stage {os.fspath(stage.dir)!r} cannot be used: {error.strerror or error}. Name a "
+                "folder of your own on a local disk, or leave stage= out"
+            ) from error
+
+    @staticmethod
+    def is_in(folder: str) -> bool:
+        """Return whether there is a stage in a folder."""
+        return os.path.isdir(os.path.join(folder, _FOLDER))
+
+    def open_table(self, digest: bytes, sizes: Int64Array, name_of: Callable[[int], bytes]) -> StageTable:
+        """Return the objects of a listing that are staged.
+
+        Args:
+            digest: 16 bytes: which listing.
+            sizes: int64 (N,): bytes of its objects.
+            name_of: gives the name of a row's object, 16 bytes.
+
+        Raises:
+            StageError: the folder cannot be used any more.
+        """
+        # The same listing of two stores has two tables: names tell stores from each other.
+        which = hashlib.blake2b(digest + (name_of(0) if len(sizes) else b""), digest_size=16).hexdigest()
+        try:
+            table = StageTable(self, self._folder.here(f"tables/{which}"), sizes, name_of)
+            self.ledger.note_table()
+        except OSError as error:
+            self.close()
+            raise StageError(f"the stage {self.path!r} cannot be used: {error.strerror or error}") from error
+        return table
+
+    def object_path(self, name: bytes) -> str:
+        """Return where an object is, or would be: a path for this process, while this is open."""
+        text = name.hex()
+        return self._folder.here(f"objects/{text[:2]}/{text[2:]}")
+
+    def unfinished_path(self, number: int) -> str:
+        """Return where an object is while it is being written."""
+        return self._folder.here(f"writing/{number}")
+
+    @staticmethod
+    def claim_byte(name: bytes) -> int:
+        """Return the byte whose lock is for being alone with an object."""
+        return _CLAIMS + (int.from_bytes(name[:8], "little") >> 2)
+
+    def usage(self) -> Usage:
+        """Return what the stage holds."""
+        count = sum(1 for _ in self.objects())
+        return Usage(self.ledger.nbytes, count, not self.locks.is_free(_USERS))
+
+    def objects(self) -> Iterator[tuple[str, os.stat_result]]:
+        """Yield the paths of all objects, and what the file system says of them."""
+        for folder in _entries(self._folder.here("objects")):
+            for entry in _entries(folder.path):
+                with contextlib.suppress(FileNotFoundError):  # another process has removed it
+                    yield entry.path, entry.stat(follow_symlinks=False)
+
+    def unlisted(self) -> list[tuple[str, int]]:
+        """Return objects that no living process has listed, oldest first: paths, and beginnings of names.
+
+        Tables of processes that are gone are removed, as they would name objects that are not there any more.
+        """
+        # Objects before tables: what is new is listed before it is there.
+        found = [
+            (max(status.st_mtime_ns, status.st_atime_ns), path, begin)
+            for path, status in self.objects()
+            if (begin := _begin_of(path)) is not None
+        ]
+        names = np.array([begin for _, _, begin in found], np.uint64)
+        is_listed = np.isin(names, self.listed("")).tolist()
+        free = [one for one, is_used in zip(found, is_listed, strict=True) if not is_used]
+        return [(path, begin) for _, path, begin in sorted(free)]
+
+    def listed(self, path: str) -> npt.NDArray[np.uint64]:
+        """Return the beginnings of names, sorted, in the tables in use other than the one at a path."""
+        found = [np.zeros(0, np.uint64)]
+        for entry in _entries(self._folder.here("tables")):
+            if entry.path != path:
+                found.append(names_in_use(entry.path))
+        return np.sort(np.concatenate(found))
+
+    def remove(self, path: str, nbytes: int | None = None) -> bool:
+        """Remove an object, for which at most ``nbytes`` were counted; return whether this process did it."""
+        self.ledger.remove()
+        freed = 0
+        try:
+            status = os.lstat(path)
+            os.unlink(path)
+            if status.st_nlink == 1:
+                freed = status.st_size if nbytes is None else min(status.st_size, nbytes)
+            else:  # its writer was killed just then: it is in writing/ as well, until that is cleaned
+                self.ledger.mark_uncertain()
+        except FileNotFoundError:
+            return False
+        finally:
+            self.ledger.removed(freed)
+        return True
+
+    def clear(self) -> None:
+        """Remove everything that is staged.
+
+        Raises:
+            StageError: processes use it, or it cannot be removed.
+        """
+        self.locks.take(_OPENING, waits=True)
+        self.locks.release(_USERS)
+        try:
+            if not self.locks.take(_USERS):
+                raise StageError(f"the stage {self.path!r} is in use; end the programs that use it first")
+            self.ledger.mark_uncertain()
+            for path, _ in self.objects():
+                os.unlink(path)
+            for part in ("tables", "writing"):
+                for entry in _entries(self._folder.here(part)):
+                    os.unlink(entry.path)
+            self.ledger.reset(0)
+        except OSError as error:
+            if isinstance(error, StageError):
+                raise
+            raise StageError(f"the stage {self.path!r} cannot be cleared: {error}") from error
+        finally:
+            self.locks.stay(_USERS)
+            self.locks.release(_OPENING)
+
+    def warn_once(self, error: OSError) -> None:
+        """Log once what has gone wrong with the folder; training goes on without it."""
+        if not self.is_broken and not self.locks.is_closed:
+            self.is_broken = True
+            _log.warning(
+                "The stage %r cannot be written to or read: %s. What is not there is fetched each time",
+                self.path, error.strerror or str(error),
+            )  # fmt: skip
+
+    def close(self) -> None:
+        self.ledger.settle()
+        self.locks.close()
+        self._folder.close()
+
+    def _begin_use(self, stage: Stage) -> int:
+        """Become a user, and return the limit; the only user puts right what killed processes have left."""
+        self.locks.take(_OPENING, waits=True)
+        if self.locks.take(_USERS):
+            for entry in _entries(self._folder.here("writing")):
+                os.unlink(entry.path)
+            if not self.ledger.is_reliable:
+                self.ledger.reset(sum(status.st_size for _, status in self.objects()))
+            limit = self._limit(stage)
+            if self.ledger.nbytes > limit:
+                self._shrink(limit)
+        self.locks.stay(_USERS)
+        self.locks.release(_OPENING)
+        return self._limit(stage)
+
+    def _shrink(self, limit: int) -> None:
+        """Remove objects beyond a limit that was lowered; what was used last stays."""
+        found = sorted((max(status.st_mtime_ns, status.st_atime_ns), path) for path, status in self.objects())
+        for _, path in found:
+            if self.ledger.nbytes <= limit:
+                break
+            self.remove(path)
+
+    def _limit(self, stage: Stage) -> int:
+        if stage.max_bytes != "auto":
+            return int(stage.max_bytes)
+        status = os.statvfs(self._folder.here())
+        return self.ledger.nbytes + int(_SHARE * status.f_bavail * status.f_frsize)
+
+
+def _begin_of(path: str) -> int | None:
+    """Return the beginning of an object's name, as tables have it; None for a file of somebody else's."""
+    text = "".join(path.rsplit("/", 2)[1:])
+    try:
+        return int.from_bytes(bytes.fromhex(text[:16]), "little") if len(text) == 32 else None
+    except ValueError:
+        return None
+
+
+def _entries(path: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(path) as found:
+            return list(found)
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -1,0 +1,271 @@
+"""Whole files of stores, for datasets that read them in places: copied to a stage, and local from then on."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from fastpipe.core.files import is_url
+from fastpipe.core.sample_tables import FrozenSamples, offsets_of, pack_paths
+from fastpipe.core.text import in_bytes
+from fastpipe.core.types import ListedObjects, Store, StoredObject
+from fastpipe.errors import ObjectChangedError, OptionError, StoreError
+from fastpipe.options import Stage
+from fastpipe.stores.listing import Listing
+from fastpipe.stores.locations import Location
+from fastpipe.stores.opening import open_store
+from fastpipe.stores.retrying import RetryingStore
+from fastpipe.stores.stage import StageFolder
+from fastpipe.stores.table import StageTable, new_file
+
+__all__ = ["PART", "StagedFiles", "copy_whole", "staged_files"]
+
+_log = logging.getLogger("fastpipe.stage")
+
+
+PART = 8 << 20  # bytes of a request: with the next ones on their way, its latency does not count
+_AT_A_TIME = 16
+_FOREVER_S = 1e8  # wait for another process that copies the file for as long as it lives
+
+
+def copy_whole(
+    store: Store, listing: ListedObjects, staged: StageTable, row: int, connections: int | str = "auto"
+) -> tuple[str, bool]:
+    """Return an object's file in the stage, and whether it was downloaded: by one process at a time.
+
+    Raises:
+        StageError: there is no room for it, or the stage cannot be written to.
+        ObjectChangedError: it is not of the version that was listed.
+        StoreError, FileNotFoundError: the store does not give it.
+    """
+    found = staged.path(row)
+    if found is not None:
+        return found, False
+    with staged.claim(row, _FOREVER_S):
+        found = staged.path(row)
+        if found is not None:
+            return found, False
+        key, version, size = listing.key(row), listing.version(row), int(listing.sizes[row])
+        at_a_time = _AT_A_TIME if connections == "auto" else int(connections)
+
+        def write(path: str) -> None:
+            descriptor = new_file(path)
+            try:
+                if size:
+                    os.posix_fallocate(descriptor, 0, size)  # a disk without room for it is found now
+                _copy(store, key, version, size, descriptor, at_a_time)
+            finally:
+                os.close(descriptor)
+
+        return staged.put(row, write), True
+
+
+def _copy(store: Store, key: str, version: str, size: int, descriptor: int, at_a_time: int) -> None:
+    def copy_part(start: int) -> None:
+        stop = min(start + PART, size)
+        data = memoryview(store.get_range(key, start, stop, version))
+        if len(data) != stop - start:
+            raise StoreError(
+                f"{key} of {store.name} has {len(data):,} bytes at {start:,}, not {stop - start:,}: "
+                "it was listed with another size"
+            )
+        while data:
+            written = os.pwrite(descriptor, data, start)
+            start, data = start + written, data[written:]
+
+    starts = range(0, size, PART)
+    with ThreadPoolExecutor(max(1, min(at_a_time, len(starts))), "fastpipe-copy") as pool:
+        try:
+            for _ in pool.map(copy_part, starts):
+                pass
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+class StagedFiles:
+    """Files of one dataset in a stage; they stay there while this lives, or a copy of it that was asked.
+
+    Args:
+        paths: URLs and files, in order.
+        far: which of them are to be staged.
+        storage_options: as fsspec's file system for such URLs takes them.
+        stage: where they are copied to.
+
+    Attributes:
+        shown: URLs and files, as they were given.
+        local: where they are on this machine: paths for this process.
+
+    Raises:
+        FileNotFoundError: there is no such object.
+        StageError: there is no room, or the stage cannot be written to.
+        StoreError: the store does not answer, or an object is being changed.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Any],
+        far: Sequence[bool],
+        storage_options: Mapping[str, Any] | None,
+        stage: Stage,
+    ) -> None:
+        self.shown = [os.fsdecode(path) for path in paths]
+        self.local = list(self.shown)
+        StageFolder(stage).close()  # whether it can be used shows before anything is asked for
+        stores: dict[tuple[str, str], _Files] = {}
+        for number, path in enumerate(self.shown):
+            if far[number]:
+                location = Location.of(path)
+                key = location.scheme, location.bucket if location.scheme else "/"
+                if key not in stores:
+                    bare, inside = open_store(
+                        path if location.scheme else "/", storage_options if location.scheme else None
+                    )
+                    stores[key] = _Files(bare, inside, stage)
+                stores[key].add(number, path, location)
+        self._stores = list(stores.values())
+        for files in self._stores:
+            files.stage(self.local, lists=True)
+        self._states = self._seen()
+        self._pid = os.getpid()
+
+    def reopen(self) -> bool:
+        """Have files staged again in this process; return whether they, or their paths, are others now."""
+        if all(files.table is not None for files in self._stores) and (
+            self._pid == os.getpid() or self._seen() == self._states
+        ):
+            return False
+        before = self._states, list(self.local)
+        for files in self._stores:
+            files.stage(self.local, lists=False)
+        self._pid, self._states = os.getpid(), self._seen()
+        return before != (self._states, self.local)
+
+    def close(self) -> None:
+        """Release the stage; ``reopen`` has it again."""
+        for files in self._stores:
+            files.close()
+
+    def _seen(self) -> list[tuple[int, int, int, int] | None]:
+        return [_state(path) for path in self.local]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StagedFiles:
+        return self
+
+
+class _Files:
+    """Files of one store; which of the paths each is."""
+
+    def __init__(self, bare: Store, location: Location, stage: Stage) -> None:
+        self._bare, self._location, self._stage = bare, location, stage
+        self._keys: dict[str, list[int]] = {}  # and which paths they are
+        self._listing: Listing | None = None
+        self.table: StageTable | None = None
+
+    def add(self, number: int, path: str, location: Location) -> None:
+        key = location.prefix[:-1] if location.scheme else location.bucket.lstrip("/")
+        if not key:
+            raise OptionError(f"{path!r} names a bucket: write the URL of a file in it")
+        self._keys.setdefault(key, []).append(number)
+
+    def stage(self, local: list[str], *, lists: bool) -> None:
+        """Copy files to the stage, and put their paths into ``local``; ``lists`` asks for new versions."""
+        store = RetryingStore(self._bare)
+        try:
+            try:
+                self._stage_all(store, local, lists)
+            except ObjectChangedError:
+                if not lists:
+                    raise
+                self._stage_all(store, local, lists)  # it was replaced just then
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            store.close()
+
+    def _stage_all(self, store: RetryingStore, local: list[str], lists: bool) -> None:
+        self.close()
+        if lists or self._listing is None:
+            self._listing = self._listed(store)
+        listing = self._listing
+        self.table = table = StageFolder(self._stage).open_table(
+            listing.digest, listing.sizes, lambda row: listing.name(row, store.name)
+        )
+        for row, numbers in enumerate(self._keys.values()):
+            if table.path(row) is None:
+                _log.info("%s (%s) is being staged", listing.path(row), in_bytes(listing.size(row)))
+            path, _ = copy_whole(store, listing, table, row, self._stage.connections)
+            for number in numbers:
+                local[number] = path
+
+    def _listed(self, store: RetryingStore) -> Listing:
+        found: list[StoredObject] = []
+        for key in self._keys:
+            try:
+                found.append(store.find(key))
+            except FileNotFoundError:
+                path = self._location.path(key)
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from None
+        keys = pack_paths("", list(self._keys))
+        paths = FrozenSamples(
+            bytes(keys.block), offsets_of(keys.lengths), np.zeros(len(found), np.int64), self._location.store
+        )
+        sizes = np.array([one.size for one in found], np.int64)
+        return Listing(paths, "", sizes, pack_paths("", [one.version for one in found]))
+
+    def close(self) -> None:
+        table, self.table = self.table, None
+        if table is not None:
+            table.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "table": None}
+
+
+def staged_files(
+    paths: Sequence[Any],
+    storage_options: Mapping[str, Any] | None,
+    stage: Stage | None,
+) -> StagedFiles | None:
+    """What brings files here; None where all of them are local.
+
+    Args:
+        paths: URLs and files.
+        storage_options, stage: as for ``StagedFiles``.
+
+    Raises:
+        OptionError: a URL without a stage, or options without a URL.
+        Others: as of ``StagedFiles``.
+    """
+    urls = [isinstance(path, str) and is_url(path) for path in paths]
+    first = next(
+        (path for path, is_far in zip(paths, urls, strict=True) if is_far), paths[0] if paths else ""
+    )
+    if storage_options is not None and not any(urls):
+        raise OptionError(
+            f"storage_options= is for a path that is a URL, such as 's3://bucket/mels.h5'; got {first!r}"
+        )
+    if stage is None:
+        if any(urls):
+            raise OptionError(
+                f"{first!r} is read in many places, so it must be copied near first: give stage= a folder "
+                "on a local disk"
+            )
+        return None
+    # Beside a URL a path is one of this machine; else it is a file of a network, or a mount.
+    return StagedFiles(paths, urls if any(urls) else [True] * len(paths), storage_options, stage)
+
+
+def _state(path: str) -> tuple[int, int, int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

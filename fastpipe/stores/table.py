@@ -1,0 +1,594 @@
+"""The objects of one listing in a stage, and which of them make room for others."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import heapq
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.core.files import open_regular, rename_anew
+from fastpipe.core.types import NextUses
+from fastpipe.errors import StageError
+from fastpipe.stores.locks import LockFile, renew_in_children
+
+if TYPE_CHECKING:
+    from fastpipe.stores.stage import StageFolder
+
+__all__ = [
+    "HEAD",
+    "NAME",
+    "EvictionOrder",
+    "StageTable",
+    "UnlistedObjects",
+    "move_file",
+    "names_in_use",
+    "new_file",
+    "open_table_file",
+    "read_file",
+    "write_file",
+]
+
+Int64Array = npt.NDArray[np.int64]
+
+
+NAME = np.dtype([("first", "<u8"), ("second", "<u8")])
+HEAD = 16  # bytes before the names: which order those follow who may make room
+_USERS = 1 << 60  # a byte that is locked, far behind those that there are: by who uses the table
+
+
+def open_table_file(path: str, nbytes: int) -> LockFile:
+    """Open a table's file, of at least a length, and mark it as in use."""
+    while True:
+        locks = LockFile(path)
+        try:
+            is_alone = locks.take(_USERS)
+            if is_alone and os.fstat(locks.descriptor).st_size != nbytes:  # new; or of no use
+                os.ftruncate(locks.descriptor, 0)
+            locks.stay(_USERS)
+            if os.fstat(locks.descriptor).st_size < nbytes:
+                # With its blocks: where a full disk has none, writing to the memory would end the process.
+                os.posix_fallocate(locks.descriptor, 0, nbytes)
+            if locks.is_at_its_path():  # it was not removed between opening and locking
+                return locks
+        except BaseException:
+            locks.close()
+            raise
+        locks.close()
+
+
+def names_in_use(path: str) -> npt.NDArray[np.uint64]:
+    """Return beginnings of the names in a table that processes use; remove any other table."""
+    none = np.zeros(0, np.uint64)
+    try:
+        locks = LockFile(path, makes=False)
+    except FileNotFoundError:
+        return none
+    try:
+        if locks.take(_USERS):
+            with contextlib.suppress(FileNotFoundError):
+                if locks.is_at_its_path():
+                    os.unlink(path)
+            return none
+        data = os.pread(locks.descriptor, os.fstat(locks.descriptor).st_size, HEAD)
+        firsts = np.frombuffer(data, NAME, count=len(data) // NAME.itemsize)["first"]
+        staged: npt.NDArray[np.uint64] = firsts[firsts != 0]
+        return staged
+    finally:
+        locks.close()
+
+
+def read_file(path: str, size: int) -> bytes:
+    """Return a file's content; of one longer than ``size`` a byte more, of a shorter one what there is."""
+    descriptor = open_regular(path)
+    try:
+        data = os.read(descriptor, size + 1)
+        while len(data) < size and (more := os.read(descriptor, size + 1 - len(data))):
+            data += more
+        return data
+    finally:
+        os.close(descriptor)
+
+
+def new_file(path: str) -> int:
+    """Make a file, with mode 0600, and return a descriptor to write to it."""
+    return open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+
+
+def write_file(path: str, data: bytes) -> None:
+    """Make a file with a content."""
+    descriptor = new_file(path)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+    finally:
+        os.close(descriptor)
+
+
+def move_file(path: str, name: str) -> bool:
+    """Give a file another name, and return True, unless there is a file of that name.
+
+    The last folder of the name is made where it is missing, and none above it.
+    """
+    try:
+        try:
+            _rename(path, name)
+        except FileNotFoundError:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(os.path.dirname(name), 0o700)
+            _rename(path, name)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _rename(path: str, name: str) -> None:
+    """Rename a file, but never over another one."""
+    if not rename_anew(path, name):
+        os.unlink(path)
+
+
+# The order of the epochs says what that is. It is Belady's rule (L. A. Belady, "A study of replacement
+# algorithms for a virtual-storage computer", 1966), which can be followed here because the order is known
+# before.
+
+_NEVER = -1, -1
+_GLANCES = 1 << 10  # questions that one look at the tables of others answers, at least
+
+
+class EvictionOrder:
+    """Finds the staged row that is needed last.  From any thread.
+
+    Args:
+        uses: when rows are needed.
+        staged: gives the rows that are staged now.
+        is_staged: whether a row is.
+    """
+
+    def __init__(
+        self, uses: NextUses, staged: Callable[[], Int64Array], is_staged: Callable[[int], bool]
+    ) -> None:
+        self._uses, self._staged, self._is_staged = uses, staged, is_staged
+        self._lock = threading.Lock()
+        self._is_begun = False
+        # What was staged when it was first asked, by use; what is left of it is needed last at its end.
+        self._at = self._rows = np.zeros(0, np.int64)
+        self._left = 0
+        self._later: list[
+            tuple[int, int]
+        ] = []  # a heap of what was used, or came, since: minus the use first
+
+    def use_of(self, row: int) -> int:
+        """Return when a row is needed next."""
+        return int(self._uses.next_uses(np.array([row], np.int64))[0])
+
+    def note(self, rows: Int64Array) -> None:
+        """Note that rows were used or staged just now: they are needed at another time."""
+        if not self._is_begun or not len(rows):
+            return
+        uses = self._uses.next_uses(rows)
+        with self._lock:
+            for row, use in zip(rows.tolist(), uses.tolist(), strict=True):
+                heapq.heappush(self._later, (-use, row))
+
+    def take(self, after: int) -> int | None:
+        """Return the row that is needed last, if it is needed after ``after``; it is to be removed."""
+        with self._lock:
+            if not self._is_begun:
+                self._begin()
+            while True:
+                use, row = self._last()
+                if row < 0 or use <= after:
+                    return None
+                self._remove_last(use, row)
+                if not self._is_staged(row):
+                    continue
+                now = self.use_of(row)
+                if now == use:
+                    return row
+                heapq.heappush(self._later, (-now, row))  # another process has used it
+
+    def _begin(self) -> None:
+        self._is_begun = True  # what is noted from now on waits for the lock
+        rows = self._staged()
+        uses = self._uses.next_uses(rows)
+        order = np.argsort(uses, kind="stable")
+        self._at, self._rows, self._left = uses[order], rows[order], len(rows)
+
+    def _last(self) -> tuple[int, int]:
+        """Return when the last one is needed, as was noted, and which it is; -1 where there is none."""
+        best = (int(self._at[self._left - 1]), int(self._rows[self._left - 1])) if self._left else _NEVER
+        if self._later and -self._later[0][0] > best[0]:
+            return -self._later[0][0], self._later[0][1]
+        return best
+
+    def _remove_last(self, use: int, row: int) -> None:
+        if self._left and self._rows[self._left - 1] == row and self._at[self._left - 1] == use:
+            self._left -= 1
+        else:
+            heapq.heappop(self._later)
+
+
+class UnlistedObjects:
+    """The objects in a stage beside one table: unused ones, and those of others.  From any thread."""
+
+    def __init__(self, folder: StageFolder, table: str, adopt: Callable[[set[int]], set[int]]) -> None:
+        self._folder, self._table, self._adopt = folder, table, adopt
+        self._lock = threading.Lock()
+        self._free: list[str] | None = None  # paths, the oldest at the end
+        self._listed = np.zeros(0, np.uint64)
+        self._tables, self._glances = -1, 0
+
+    def remove_one(self) -> bool:
+        """Remove the oldest object that no living process has listed; return whether there was any."""
+        with self._lock:
+            if self._free is None:
+                self._free = self._find()
+            while self._free:
+                path = self._free.pop()
+                begin = int.from_bytes(bytes.fromhex("".join(path.rsplit("/", 2)[1:])[:16]), "little")
+                if not self._is_listed(begin) and self._folder.remove(path):
+                    return True
+        return False
+
+    def is_used_elsewhere(self, begin: int) -> bool:
+        """Return whether another table in use has a name that begins so."""
+        with self._lock:
+            return self._is_listed(begin)
+
+    def _find(self) -> list[str]:
+        found = self._folder.unlisted()
+        if not found:
+            return []
+        own = self._adopt({begin for _, begin in found})
+        return [path for path, begin in reversed(found) if begin not in own]
+
+    def _is_listed(self, begin: int) -> bool:
+        tables = self._folder.ledger.tables
+        if tables != self._tables or self._glances <= 0:
+            self._tables, self._listed = tables, self._folder.listed(self._table)
+            # What others stage meanwhile is seen the next time; looking costs with what they have.
+            self._glances = _GLANCES + len(self._listed) // 64
+        self._glances -= 1
+        at = int(np.searchsorted(self._listed, np.uint64(begin)))
+        return at < len(self._listed) and int(self._listed[at]) == begin
+
+
+_FOLLOWERS = (1 << 60) + 1  # a byte that is locked by who follows the table's order
+_SHORTEST_S, _LONGEST_S = 0.002, 0.05  # between looks at a claim
+_MOST_PASSED = 1 << 10
+
+
+class StageTable:
+    """The objects of a listing that are staged: ``protocols.StagedObjects``.  Rows are the listing's.
+
+    Args:
+        folder: the stage.
+        path: the table's file.
+        sizes: int64 (N,): bytes of the objects.
+        name_of: gives the name of a row's object, 16 bytes.
+    """
+
+    def __init__(
+        self, folder: StageFolder, path: str, sizes: Int64Array, name_of: Callable[[int], bytes]
+    ) -> None:
+        self._folder, self._path, self._sizes, self._name_of = folder, path, sizes, name_of
+        self._locks = open_table_file(path, HEAD + len(sizes) * NAME.itemsize)
+        self._map()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._claimed: set[int] = set()  # rows, by threads of this process
+        self._order: EvictionOrder | None = None
+        self._follows = False
+        self._unlisted = UnlistedObjects(folder, path, self._adopt)
+        self._failures = self._to_pass = 0
+        renew_in_children(self)
+
+    def _map(self) -> None:
+        # By a descriptor of its own: that of the locks would stay open as long as the memory.
+        descriptor = open_regular(self._path, os.O_RDWR)
+        try:
+            if not os.path.samestat(os.fstat(descriptor), os.fstat(self._locks.descriptor)):
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), self._path)
+            nbytes = HEAD + len(self._sizes) * NAME.itemsize
+            memory = mmap.mmap(descriptor, nbytes)
+        finally:
+            os.close(descriptor)
+        self._memory: mmap.mmap | None = memory
+        self._names = np.frombuffer(memory, NAME, offset=HEAD)
+        self._first = self._names["first"]
+
+    def has(self, row: int) -> bool:
+        return bool(self._first[row])
+
+    def have(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
+        found: npt.NDArray[np.bool_] = self._first[rows] != 0
+        return found
+
+    def file(self, row: int) -> str:
+        first, second = self._names[row].item()
+        return self._folder.object_path(first.to_bytes(8, "little") + second.to_bytes(8, "little"))
+
+    def read(self, row: int) -> bytes | None:
+        first, second = self._names[row].item()
+        known = first != 0
+        name = first.to_bytes(8, "little") + second.to_bytes(8, "little") if known else self._name_of(row)
+        path, size = self._folder.object_path(name), int(self._sizes[row])
+        try:
+            data = read_file(path, size)
+        except FileNotFoundError:
+            data = None
+        except OSError as error:
+            self._folder.warn_once(error)
+            return None
+        if data is not None and len(data) == size:
+            if not known:
+                self._note(row, name)
+            return data
+        with contextlib.suppress(OSError):
+            if data is not None:  # cut short, by a crash of the machine
+                self._folder.remove(path, size)
+            elif known and self._first[row]:  # who makes room forgets first: somebody has removed a file
+                self._folder.ledger.mark_uncertain()
+        if known:
+            self._forget(row)
+        return None
+
+    def keep(self, row: int, data: bytes) -> bool:
+        if len(data) != self._sizes[row] or self._locks.is_closed:
+            return False
+        if self._to_pass:  # after a failure not every object tries again
+            self._to_pass -= 1
+            return False
+        try:
+            name = self._name_of(row)
+            number = self._reserve(row, name, len(data))
+            if number < 0:
+                return self.has(row)
+            self._write(row, name, partial(write_file, data=data), len(data), number)
+        except OSError as error:
+            self._failures += 1
+            self._to_pass = min(_MOST_PASSED, 1 << self._failures)
+            self._folder.warn_once(error)
+            return False
+        self._failures = 0
+        return True
+
+    def path(self, row: int) -> str | None:
+        """Return an object's file, which stays while this is open; None if it is not there, or not whole."""
+        name = self._name_of(row)
+        path, size = self._folder.object_path(name), int(self._sizes[row])
+        self._note(row, name)  # before looking: who makes room leaves it then
+        try:
+            found = os.lstat(path).st_size
+        except FileNotFoundError:
+            found = -1
+        if found == size:
+            return path
+        self._forget(row)
+        if found >= 0:  # cut short, by a crash of the machine
+            self._folder.remove(path, size)
+        return None
+
+    def put(self, row: int, write: Callable[[str], None]) -> str:
+        """Put an object there that ``write`` makes at a path; return where it is then.
+
+        Raises:
+            StageError: there is no room for it, or it cannot be written to.
+            Others: as of ``write``.
+        """
+        name, nbytes, where = self._name_of(row), int(self._sizes[row]), self._folder.path
+        try:
+            number = self._reserve(row, name, nbytes)
+            if number >= 0:
+                self._write(row, name, write, nbytes, number)
+            path = self.path(row)
+        except OSError as error:
+            if error.errno is None:  # a store's
+                raise
+            raise StageError(
+                f"the stage {where!r} cannot be written to: {error.strerror}. Free the disk, or name a "
+                "folder of your own on a local disk"
+            ) from error
+        if path is None:
+            raise StageError(
+                f"the stage {where!r} has no room for a file of {nbytes:,} bytes: it may hold "
+                f"{self._folder.max_bytes:,}, and what is in use stays. Give it a larger max_bytes, "
+                "free the disk, or name a folder on a larger one"
+            )
+        return path
+
+    def forget(self, row: int) -> None:
+        self._forget(row)
+        try:
+            self._folder.remove(self._folder.object_path(self._name_of(row)), int(self._sizes[row]))
+        except OSError as error:
+            self._folder.warn_once(error)
+
+    @contextlib.contextmanager
+    def claim(self, row: int, wait_s: float) -> Iterator[bool]:
+        """Be alone with an object among threads and processes.
+
+        Yields:
+            False when the object is there now, as another one has put it there; else True, also when another
+            one is still at it after ``wait_s`` seconds.
+        """
+        name = self._name_of(row)
+        byte, locks = self._folder.claim_byte(name), self._folder.locks
+        deadline = time.monotonic() + wait_s
+        is_first = True
+        with self._changed:
+            while row in self._claimed and self._changed.wait(max(0.0, deadline - time.monotonic())):
+                is_first = False
+            is_mine = row not in self._claimed
+            if is_mine:
+                self._claimed.add(row)
+        try:
+            is_locked, pause = False, _SHORTEST_S
+            while is_mine:
+                try:
+                    is_locked = locks.take(byte)
+                except OSError as error:
+                    self._folder.warn_once(error)
+                    break
+                if is_locked or time.monotonic() >= deadline:
+                    break
+                is_first = False
+                time.sleep(pause)
+                pause = min(_LONGEST_S, pause * 1.5)
+            try:
+                # The holder before has put the object there, or failed.
+                yield is_first or not os.path.exists(self._folder.object_path(name))
+            finally:
+                if is_locked:
+                    with contextlib.suppress(OSError):  # it was closed, which unlocks as well
+                        locks.release(byte)
+        finally:
+            if is_mine:
+                with self._changed:
+                    self._claimed.discard(row)
+                    self._changed.notify_all()
+
+    def follow(self, uses: NextUses | None) -> None:
+        self._order = None
+        self._folder.ledger.settle()  # an epoch that needs nothing new holds nothing
+        with self._lock:
+            try:
+                self._follows = not self._locks.is_closed and self._may_follow(uses)
+            except OSError as error:
+                self._follows = False
+                self._folder.warn_once(error)
+            if uses is not None and self._follows:
+                self._order = EvictionOrder(uses, lambda: np.flatnonzero(self._first), self.has)
+
+    def used(self, rows: Int64Array) -> None:
+        if self._order is not None:
+            self._order.note(rows)
+
+    def close(self) -> None:
+        """Release it and the folder; there is nothing in it then."""
+        self._order = None
+        self._locks.close()
+        self._folder.close()
+        # Who is reading them has the memory as long as it takes.
+        self._names = np.broadcast_to(np.zeros((), NAME), len(self._sizes))
+        self._first = self._names["first"]
+        self._memory = None
+
+    # ---- making room ---------------------------------------------------------------------------
+
+    def _reserve(self, row: int, name: bytes, nbytes: int) -> int:
+        """Reserve bytes for a row, if need be by removing others: a number, -1 where there is no room."""
+        ledger, limit = self._folder.ledger, self._folder.max_bytes
+        number = ledger.reserve(nbytes, limit)
+        if number >= 0 or nbytes > limit:
+            return number
+        if os.path.exists(self._folder.object_path(name)):
+            self._note(row, name)
+            return -1
+        # Above the limit it is where another process has a larger one: what that one has is its own affair.
+        # None, where there is no room, says that the count was lost.
+        while number < 0 < ledger.nbytes <= limit and self._make_room(row):
+            number = ledger.reserve(nbytes, limit)
+        return number
+
+    def _make_room(self, row: int) -> bool:
+        """Remove an object for the sake of a row; return False where all others are worth more."""
+        if self._unlisted.remove_one():
+            return True
+        order = self._order
+        if order is None:
+            return False
+        needed = order.use_of(row)
+        while (other := order.take(needed)) is not None:
+            first, second = self._names[other].item()
+            if first and not self._unlisted.is_used_elsewhere(first):
+                self._forget(other)
+                name = first.to_bytes(8, "little") + second.to_bytes(8, "little")
+                if self._folder.remove(self._folder.object_path(name), int(self._sizes[other])):
+                    return True
+                self._folder.ledger.mark_uncertain()
+        return False
+
+    def _adopt(self, begins: set[int]) -> set[int]:
+        """Note objects staged under another table that are rows of this one, and return which."""
+        own = set()
+        for row in np.flatnonzero(self._first == 0).tolist():
+            name = self._name_of(row)
+            begin = int.from_bytes(name[:8], "little")
+            if begin in begins:
+                self._note(row, name)
+                own.add(begin)
+        return own
+
+    def _may_follow(self, uses: NextUses | None) -> bool:
+        """Return whether this process may make room: all who do follow the same order."""
+        locks, memory = self._locks, self._memory
+        if uses is None or memory is None:
+            locks.release(_FOLLOWERS)
+            return False
+        tag = hashlib.blake2b(uses.tag, digest_size=HEAD).digest()
+        if self._follows and memory[:HEAD] == tag:
+            return True
+        if locks.take(_FOLLOWERS):  # no other process follows an order
+            memory[:HEAD] = tag
+        locks.take(_FOLLOWERS, shared=True, waits=True)  # for those who are writing a tag just now
+        if memory[:HEAD] == tag:
+            return True
+        locks.release(_FOLLOWERS)
+        return False
+
+    # ---- files -----------------------------------------------------------------------------------
+
+    def _write(self, row: int, name: bytes, write: Callable[[str], None], nbytes: int, number: int) -> None:
+        """Write an object whose bytes are reserved."""
+        folder, path = self._folder, self._folder.object_path(name)
+        temporary = folder.unfinished_path(number)
+        # Before it is there, so that no process takes it for one that no table has.
+        self._note(row, name)
+        is_new = False
+        try:
+            try:
+                write(temporary)
+                is_new = move_file(temporary, path)
+            finally:
+                if not is_new:
+                    with contextlib.suppress(OSError):
+                        os.unlink(temporary)
+        except BaseException:
+            self._forget(row)
+            raise
+        finally:
+            folder.ledger.written(0 if is_new else nbytes)
+        self._note(row, name)  # a reader that looked too early has forgotten it
+        if is_new and self._order is not None:
+            self._order.note(np.array([row], np.int64))
+
+    def _note(self, row: int, name: bytes) -> None:
+        names = self._names
+        if names.flags.writeable:  # else it was closed
+            # The first half last: it is what says that the row is there.
+            names["second"][row] = int.from_bytes(name[8:], "little")
+            names["first"][row] = int.from_bytes(name[:8], "little")
+
+    def _forget(self, row: int) -> None:
+        first = self._first
+        if first.flags.writeable:
+            first[row] = 0
+
+    def _after_fork(self) -> None:
+        # What other threads of the parent were at is not this process's affair.
+        self._lock, self._changed, self._claimed = threading.Lock(), threading.Condition(), set()
+        self._order, self._follows = None, False
+        self._unlisted = UnlistedObjects(self._folder, self._path, self._adopt)

@@ -1,0 +1,202 @@
+"""How many bytes a stage holds: never too few are counted, and it shows when there are too many."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastpipe.stores import ledger as module
+from fastpipe.stores.ledger import Ledger
+from fastpipe.stores.locks import LockFile, locks_are_possible
+
+pytestmark = pytest.mark.skipif(
+    not locks_are_possible(), reason="run it on 64-bit Linux, which has OFD locks"
+)
+
+
+def opened(folder: Path) -> Ledger:
+    return Ledger(LockFile(str(folder / "locks")))
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    lock = LockFile(str(tmp_path / "locks"))
+    ledger = Ledger(lock)
+    assert not ledger.is_reliable
+    assert ledger.reserve(1, 100) < 0, "nobody has counted what is there"
+    ledger.reset(0)
+    yield ledger
+    lock.close()
+
+
+def test_bytes_are_reserved_as_far_as_there_is_room(ledger: Ledger, tmp_path: Path) -> None:
+    other = opened(tmp_path)
+    first, second = ledger.reserve(60, 100), other.reserve(40, 100)
+    assert first >= 0
+    assert second > first
+    assert ledger.reserve(1, 100) < 0
+    ledger.written()
+    other.written(40)
+    assert ledger.nbytes == 60
+    assert ledger.is_reliable
+    ledger.remove()
+    ledger.removed(60)
+    assert (ledger.nbytes, ledger.is_reliable) == (0, True)
+
+
+_ROOMY = 1 << 30
+
+
+def test_where_there_is_room_it_is_reserved_for_many_files(ledger: Ledger, tmp_path: Path) -> None:
+    other = opened(tmp_path)
+    numbers = [ledger.reserve(1000, _ROOMY) for _ in range(2000)] + [other.reserve(1000, _ROOMY)]
+    assert len(set(numbers)) == 2001, "each has one of its own"
+    assert other.nbytes > ledger.nbytes >= 2000 * 1000, "others count what is reserved and not used"
+    for _ in range(2000):
+        ledger.written()
+    assert not ledger.is_reliable, "it is not counted to the end while something is reserved"
+    other.written()
+    for one in (ledger, other):
+        one.settle()
+        one.settle()
+    assert (ledger.nbytes, ledger.is_reliable) == (2001 * 1000, True)
+
+
+def test_what_is_being_written_stays_reserved(ledger: Ledger) -> None:
+    assert ledger.reserve(7, _ROOMY) >= 0
+    ledger.settle()
+    assert (ledger.nbytes, ledger.is_reliable) == (7, False)
+    ledger.written()
+    ledger.settle()
+    assert (ledger.nbytes, ledger.is_reliable) == (7, True)
+
+
+def test_who_drops_it_gives_back_what_is_left(ledger: Ledger, tmp_path: Path, no_gc: None) -> None:
+    other = opened(tmp_path)
+    other.reserve(5, _ROOMY)
+    other.written()
+    assert not ledger.is_reliable
+    del other
+    assert (ledger.nbytes, ledger.is_reliable) == (5, True)
+
+
+def test_a_forked_child_has_nothing_of_what_its_parent_has_reserved(
+    ledger: Ledger, forked: Callable[[Callable[[], object]], int]
+) -> None:
+    ledger.reserve(5, _ROOMY)
+    numbers = ledger.reserve(5, _ROOMY)
+
+    def count() -> None:
+        assert ledger.reserve(3, _ROOMY) > numbers + 1000
+        ledger.written()
+        ledger.settle()
+
+    assert os.waitpid(forked(count), 0)[1] == 0
+    ledger.written()
+    ledger.written()
+    ledger.settle()
+    assert (ledger.nbytes, ledger.is_reliable) == (13, True)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 1), st.sampled_from(["reserve", "keep", "free", "remove", "settle"]),
+                  st.integers(0, 3000)),
+        max_size=60,
+    )
+)  # fmt: skip
+def test_in_the_end_what_is_there_is_counted(steps: list[tuple[int, str, int]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        ledgers = [opened(Path(folder)) for _ in range(2)]
+        ledgers[0].reset(0)
+        there, writing = 0, ([], [])  # type: tuple[int, tuple[list[int], list[int]]]
+        kept: list[int] = []
+        for which, step, nbytes in steps:
+            ledger, mine = ledgers[which], writing[which]
+            if step == "reserve" and ledger.reserve(nbytes, 20_000) >= 0:
+                mine.append(nbytes)
+            elif step == "keep" and mine:
+                kept.append(mine.pop())
+                ledger.written()
+            elif step == "free" and mine:
+                ledger.written(mine.pop())
+            elif step == "remove" and kept:
+                ledger.remove()
+                ledger.removed(kept.pop())
+            elif step == "settle":
+                ledger.settle()
+            there = sum(kept) + sum(map(sum, writing))
+            assert there <= ledger.nbytes <= 20_000
+        for ledger, mine in zip(ledgers, writing, strict=True):
+            while mine:
+                ledger.written(mine.pop())
+            ledger.settle()
+        assert (ledgers[0].nbytes, ledgers[0].is_reliable) == (sum(kept), True)
+        for ledger in ledgers:
+            ledger._lock.close()
+
+
+@pytest.mark.parametrize("step", [lambda it: it.reserve(1, 100), Ledger.remove, Ledger.mark_uncertain])
+def test_what_was_not_counted_to_the_end_shows(ledger: Ledger, step: Callable[[Ledger], object]) -> None:
+    step(ledger)
+    assert not ledger.is_reliable
+    ledger.reset(5)
+    assert (ledger.nbytes, ledger.is_reliable) == (5, True)
+
+
+def test_what_a_fallen_machine_has_counted_is_counted_anew(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_boot", lambda: 1)
+    assert not ledger.is_reliable
+
+
+@pytest.mark.parametrize("left", [0, 20])
+def test_a_file_that_was_cut_ends_nothing_but_keeping(ledger: Ledger, tmp_path: Path, left: int) -> None:
+    ledger.reset(50)
+    os.truncate(tmp_path / "locks", left)
+    assert ledger.reserve(1, 100) < 0
+    ledger.removed(1)
+    ledger.mark_uncertain()
+    assert ledger.nbytes == 0
+    assert not ledger.is_reliable
+
+
+def test_processes_count_together(ledger: Ledger, forked: Callable[[Callable[[], object]], int]) -> None:
+    def count() -> None:
+        for _ in range(300):
+            assert ledger.reserve(3, 1 << 30) >= 0
+            ledger.written(1)
+            ledger.remove()
+            ledger.removed(1)
+
+    for process in [forked(count) for _ in range(4)]:
+        assert os.waitpid(process, 0)[1] == 0
+    assert ledger.nbytes == 4 * 300
+    assert ledger.is_reliable
+    assert ledger.reserve(0, 1 << 30) >= 4 * 300, "no number was given twice"
+
+
+@given(steps=st.lists(st.tuples(st.sampled_from(["write", "fail", "remove"]), st.integers(0, 60))))
+def test_it_is_the_sum_and_never_above_the_limit(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
+) -> None:
+    ledger, held = opened(tmp_path_factory.mktemp("ledger")), list[int]()
+    ledger.reset(0)
+    for step, nbytes in steps:
+        if step == "remove":
+            ledger.remove()
+            ledger.removed(held.pop() if held else 0)
+        elif ledger.reserve(nbytes, 100) >= 0:
+            ledger.written(nbytes if step == "fail" else 0)
+            held += [] if step == "fail" else [nbytes]
+        else:
+            assert sum(held) + nbytes > 100
+        assert ledger.nbytes == sum(held) <= 100
+        assert ledger.is_reliable
