@@ -16,13 +16,13 @@ import numpy as np
 
 from fastpipe.core.extras import require
 from fastpipe.core.files import require_regular
+from fastpipe.core.growing_folder import LOCK, GrowingFolder, has_empty_lock
 from fastpipe.errors import GenerationError, OptionError
 from fastpipe.generation.code import changed
 from fastpipe.generation.columns import Schema
 from fastpipe.generation.rows import Policy
 from fastpipe.generation.storage import JOURNAL, Stored
 from fastpipe.generation.workers import FUNCTION
-from fastpipe.hdf5.growing import LOCK, GrowingFolder, has_empty_lock
 
 __all__ = ["Finished", "Folder", "Job", "differences", "paths_of", "shard_path", "versions"]
 

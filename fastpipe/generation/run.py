@@ -20,6 +20,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from fastpipe.console import in_time
+from fastpipe.core.growing_folder import folder_of, opened_folder
 from fastpipe.core.machine import default_threads
 from fastpipe.core.processes import why_no_processes
 from fastpipe.core.text import in_bytes
@@ -34,7 +35,6 @@ from fastpipe.generation.rows import FAILURES, Maker, Policy, Task
 from fastpipe.generation.schedule import Interrupts, Missing, Schedule
 from fastpipe.generation.storage import Journal, Layout, Stored, Writer
 from fastpipe.generation.workers import Cluster, Kind, OneThreadEach, Processes, ThisThread, Threads, Workers
-from fastpipe.hdf5.growing import folder_of, opened_folder
 
 __all__ = ["First", "Generated", "Options", "Run", "first_row"]
 

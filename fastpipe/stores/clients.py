@@ -9,9 +9,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
+from fastpipe.core.locks import renew_in_children
 from fastpipe.core.text import printable
 from fastpipe.errors import ObjectChangedError, StoreAccessError, StoreBusyError, StoreError
-from fastpipe.stores.locks import renew_in_children
 
 __all__ = [
     "PerProcess",

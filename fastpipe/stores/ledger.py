@@ -11,7 +11,7 @@ import threading
 import weakref
 from typing import NamedTuple
 
-from fastpipe.stores.locks import LockFile, renew_in_children
+from fastpipe.core.locks import LockFile, renew_in_children
 
 __all__ = ["Ledger"]
 

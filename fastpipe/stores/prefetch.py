@@ -24,8 +24,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.core.locks import renew_in_children
 from fastpipe.errors import ClosedError
-from fastpipe.stores.locks import renew_in_children
 
 __all__ = ["Fetches", "Int64Array", "Pace", "Prefetcher", "Transfers", "in_parts"]
 

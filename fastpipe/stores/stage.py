@@ -25,11 +25,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.core.locks import LockFile, open_file_locks_are_possible
 from fastpipe.core.private_folder import PrivateFolder
 from fastpipe.errors import StageError
 from fastpipe.options import Stage
 from fastpipe.stores.ledger import Ledger
-from fastpipe.stores.locks import LockFile, locks_are_possible
 from fastpipe.stores.table import StageTable, names_in_use
 
 __all__ = ["StageFolder", "Usage"]
@@ -68,7 +68,7 @@ class StageFolder:
     def __init__(self, stage: Stage) -> None:
         self.path = os.path.join(os.fspath(stage.dir), _FOLDER)
         self.is_broken = False
-        if not (locks_are_possible() and PrivateFolder.IS_PINNED):
+        if not (open_file_locks_are_possible() and PrivateFolder.IS_PINNED):
             raise StageError(
                 "a stage needs the locks of 64-bit Linux, and /proc; leave stage= out on this system"
             )

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.core.files import open_regular, rename_anew
+from fastpipe.core.locks import LockFile, renew_in_children
 from fastpipe.core.types import NextUses
 from fastpipe.errors import StageError
-from fastpipe.stores.locks import LockFile, renew_in_children
 
 if TYPE_CHECKING:
     from fastpipe.stores.stage import StageFolder

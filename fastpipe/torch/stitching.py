@@ -15,9 +15,9 @@ import torch
 
 from fastpipe.core.casting import unheld
 from fastpipe.core.files import remove_tree
+from fastpipe.core.growing_folder import LOCK, GrowingFolder, folder_of, opened_folder, remove_folder
 from fastpipe.core.text import printable
 from fastpipe.errors import OptionError, VolumeError
-from fastpipe.hdf5.growing import LOCK, GrowingFolder, folder_of, opened_folder, remove_folder
 from fastpipe.torch.patch_dataset import FastPatchDataset
 from fastpipe.volumes.blending import Blender, gaussian_weights
 from fastpipe.volumes.tensorstore import opened_by_tensorstore

@@ -22,11 +22,12 @@ import fastpipe
 from fastpipe import FastHDF5Dataset, FastImageFolder, FastPatchDataset, Stage, stitch
 from fastpipe.bench import data as bench_data
 from fastpipe.cli import main
+from fastpipe.core import growing_folder as growing
 from fastpipe.core.files import open_output, who_else_may_write, write_whole
 from fastpipe.core.private_folder import made_folder
 from fastpipe.errors import OptionError, StageError, VolumeError
 from fastpipe.generation import run
-from fastpipe.hdf5 import growing, repack
+from fastpipe.hdf5 import repack
 from fastpipe.sampling import Grid
 from fastpipe.tools.folders import Scratch
 from fastpipe.tools.quarantine import LIST

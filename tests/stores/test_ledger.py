@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastpipe.core.locks import LockFile, open_file_locks_are_possible
 from fastpipe.stores import ledger as module
 from fastpipe.stores.ledger import Ledger
-from fastpipe.stores.locks import LockFile, locks_are_possible
 
 pytestmark = pytest.mark.skipif(
-    not locks_are_possible(), reason="run it on 64-bit Linux, which has OFD locks"
+    not open_file_locks_are_possible(), reason="run it on 64-bit Linux, which has OFD locks"
 )
 
 

@@ -15,14 +15,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fastpipe.core.locks import open_file_locks_are_possible
 from fastpipe.errors import StageError
 from fastpipe.options import Stage
-from fastpipe.stores.locks import locks_are_possible
 from fastpipe.stores.stage import StageFolder
 from fastpipe.stores.table import StageTable
 
 pytestmark = pytest.mark.skipif(
-    not locks_are_possible(), reason="run it on 64-bit Linux, which has OFD locks"
+    not open_file_locks_are_possible(), reason="run it on 64-bit Linux, which has OFD locks"
 )
 
 SIZE, NEVER = 100, 2**62

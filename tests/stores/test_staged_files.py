@@ -14,19 +14,19 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from fastpipe.core.locks import open_file_locks_are_possible
 from fastpipe.core.sample_tables import FrozenSamples, offsets_of, pack_paths
 from fastpipe.core.types import Store
 from fastpipe.errors import StageError, StoreError
 from fastpipe.options import Stage
 from fastpipe.stores import staged_files as whole
 from fastpipe.stores.listing import Listing
-from fastpipe.stores.locks import locks_are_possible
 from fastpipe.stores.opening import open_store
 from fastpipe.stores.stage import StageFolder
 from fastpipe.stores.table import StageTable
 
 pytestmark = pytest.mark.skipif(
-    not locks_are_possible(), reason="run it on 64-bit Linux, which has OFD locks"
+    not open_file_locks_are_possible(), reason="run it on 64-bit Linux, which has OFD locks"
 )
 
 PART = 64

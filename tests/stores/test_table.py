@@ -16,15 +16,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from fastpipe.core.locks import open_file_locks_are_possible
 from fastpipe.errors import StageError
 from fastpipe.options import Stage
 from fastpipe.stores import table as files
-from fastpipe.stores.locks import locks_are_possible
 from fastpipe.stores.stage import StageFolder
 from fastpipe.stores.table import StageTable
 
 pytestmark = pytest.mark.skipif(
-    not locks_are_possible(), reason="run it on 64-bit Linux, which has OFD locks"
+    not open_file_locks_are_possible(), reason="run it on 64-bit Linux, which has OFD locks"
 )
 
 SIZE, LIMIT, ROWS = 100, 1000, 60

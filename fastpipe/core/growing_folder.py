@@ -25,6 +25,7 @@ __all__ = [
     "remove_folder",
 ]
 
+
 LOCK = "lock"
 
 _Self = TypeVar("_Self", bound="GrowingFolder")

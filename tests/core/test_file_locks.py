@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fastpipe.stores.locks import LockFile, locks_are_possible
+from fastpipe.core.locks import LockFile, open_file_locks_are_possible
 
 pytestmark = pytest.mark.skipif(
-    not locks_are_possible(), reason="run it on 64-bit Linux, which has OFD locks"
+    not open_file_locks_are_possible(), reason="run it on 64-bit Linux, which has OFD locks"
 )
 
 Forked = Callable[[Callable[[], object]], int]
