@@ -1,9 +1,9 @@
 """Locks on files, which end with the process that holds them, however it ends.
 
-``FileLock`` belongs to a process (``fcntl.lockf``): one for each file that its threads, stores and other processes use
-at once.  ``LockFile`` belongs to an open file ("open file description locks", fcntl(2)): two of one process keep each
-other out like those of two processes, and no other descriptor's end ends them.  Neither asks a clock or leaves a file
-behind.
+``FileLock`` belongs to a process (``fcntl.lockf``): one for each file that its threads, stores and other
+processes use at once.  ``LockFile`` belongs to an open file ("open file description locks", fcntl(2)): two of
+one process keep each other out like those of two processes, and no other descriptor's end ends them.  Neither
+asks a clock or leaves a file behind.
 """
 
 from __future__ import annotations
