@@ -1,6 +1,6 @@
-"""Print how large the package is and how its modules hang together: ``python benchmarks/house.py [TREE]``.
+"""Print how large the package is, and how its modules hang together: ``python benchmarks/house.py [TREE]``.
 
-The rows are those of the table in ARCHITECTURE.md's section "Size".  TREE is a checkout, this one by default.
+TREE is a checkout; by default it is this one.
 """
 
 from __future__ import annotations
@@ -116,7 +116,14 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description="Print how large fastpipe is.", allow_abbrev=False)
     parser.add_argument("tree", nargs="?", type=Path, default=Path(__file__).parents[1])
-    modules = modules_of(parser.parse_args().tree)
+    parser.add_argument("--modules", action="store_true", help="print every module and what it is about")
+    args = parser.parse_args()
+    modules = modules_of(args.tree)
+    if args.modules:
+        for module in modules.values():
+            about = (ast.get_docstring(module.tree) or "").partition("\n\n")[0]
+            print(f"{module.path.relative_to(args.tree)}\n    {' '.join(about.split())}")
+        return
     folders: dict[str, list[Module]] = {}
     for name, module in modules.items():
         inner = name.split(".")[1:]

@@ -1,0 +1,151 @@
+"""One batch of a kind of data, with the files of fastpipe's whose functions run on its way: ``python ways.py KIND``."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import fastpipe
+
+_ROOT = os.path.dirname(fastpipe.__file__) + os.sep
+_RNG = np.random.default_rng(0)
+
+
+class Crossed:
+    """Within the block, the modules of fastpipe in which a function is called, in any thread begun since."""
+
+    def __init__(self) -> None:
+        self.modules: set[str] = set()
+
+    def _see(self, frame: Any, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(_ROOT) and code.co_name != "<module>":
+            self.modules.add(code.co_filename[len(_ROOT) :])
+
+    def __enter__(self) -> Crossed:
+        threading.setprofile(self._see)
+        sys.setprofile(self._see)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]
+
+
+def _photos(folder: Path) -> str:
+    from PIL import Image
+
+    for name in "ab":
+        (folder / name).mkdir()
+        for number in range(8):
+            pixels = _RNG.integers(0, 255, (80, 100, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{number}.jpg")
+    return str(folder)
+
+
+def _second_batch(dataset: Any) -> set[str]:
+    from fastpipe import FastLoader
+
+    iterator = iter(FastLoader(dataset, batch_size=4, shuffle=True))
+    next(iterator)
+    with Crossed() as crossed:
+        next(iterator)
+    return crossed.modules
+
+
+def image(folder: Path) -> set[str]:
+    """A JPEG by ``FastImageFolder``."""
+    from torchvision import transforms
+
+    from fastpipe import FastImageFolder
+
+    crop = transforms.Compose([transforms.RandomResizedCrop(32), transforms.ToTensor()])
+    return _second_batch(FastImageFolder(_photos(folder), crop))
+
+
+def row(folder: Path) -> set[str]:
+    """A row of an HDF5 file by ``FastHDF5Dataset``."""
+    import h5py
+
+    from fastpipe import FastHDF5Dataset
+
+    with h5py.File(folder / "rows.h5", "w") as file:
+        file.create_dataset("x", data=np.ones((64, 16), "f4"), chunks=(8, 16), compression="gzip")
+    return _second_batch(FastHDF5Dataset(str(folder / "rows.h5"), "x"))
+
+
+def patch(folder: Path) -> set[str]:
+    """A patch of a Zarr array by ``FastPatchDataset``."""
+    from fastpipe import FastPatchDataset, sampling
+    from fastpipe.bench.synthetic import write_zarr
+
+    write_zarr(folder / "volume.zarr", [np.zeros((64, 64, 64), np.uint16)], (64, 64, 64), (16, 16, 16))
+    dataset = FastPatchDataset(str(folder / "volume.zarr"), (16, 16, 16), sampling=sampling.Uniform(64))
+    return _second_batch(dataset)
+
+
+def tensorflow(folder: Path) -> set[str]:
+    """A JPEG by ``fastpipe.tf.image_dataset``."""
+    import tensorflow as tf
+
+    import fastpipe.tf
+
+    crossed = Crossed()
+    made = tf.data.Dataset.from_generator
+
+    def from_generator(generate: Callable[[], Iterator[Any]], **options: Any) -> Any:
+        def watched() -> Iterator[Any]:
+            iterator = generate()
+            while True:
+                with crossed:  # in TensorFlow's thread
+                    element = next(iterator, None)
+                if element is None:
+                    return
+                yield element
+
+        return made(watched, **options)
+
+    tf.data.Dataset.from_generator = from_generator
+    dataset = fastpipe.tf.image_dataset(_photos(folder), image_size=(32, 32), batch_size=4)
+    assert len(list(dataset)) == 4
+    return crossed.modules
+
+
+def profile(folder: Path) -> set[str]:
+    """A profile of a script's own loader."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    loader = DataLoader(TensorDataset(torch.zeros(256, 4)), batch_size=4)
+    fastpipe.profile(loader, seconds=0.2)  # imports what it uses, which calls functions as well
+    with Crossed() as crossed:
+        str(fastpipe.profile(loader, seconds=0.2))
+    return crossed.modules
+
+
+def bench(folder: Path) -> set[str]:
+    """A benchmark's case."""
+    from fastpipe.cli import main
+
+    photos = folder / "photos"
+    photos.mkdir()
+    argv = ["bench", "images", "--quick", "--data", _photos(photos)]
+    with contextlib.redirect_stdout(io.StringIO()), Crossed() as crossed:
+        assert main(argv) == 0
+    return crossed.modules
+
+
+if __name__ == "__main__":
+    kind = {one.__name__: one for one in (image, row, patch, tensorflow, profile, bench)}[sys.argv[1]]
+    with tempfile.TemporaryDirectory() as name:
+        print(json.dumps(sorted(kind(Path(name)))))

@@ -1,0 +1,45 @@
+"""Which folders of the package a batch crosses: docs/design/ways.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fastpipe
+
+_TREE = Path(fastpipe.__file__).parents[1]
+_PAGE = Path(__file__).resolve().parents[1] / "docs" / "design" / "ways.md"
+_TITLES = {
+    "image": "A JPEG", "row": "A row of an HDF5 file", "patch": "A patch of a volume",
+    "tensorflow": "An image for TensorFlow", "profile": "A profile", "bench": "A benchmark's case",
+}  # fmt: skip
+
+
+@pytest.mark.hang_after(400)
+@pytest.mark.parametrize("way", _TITLES)
+def test_a_way_crosses_the_folders_that_its_page_names(way: str) -> None:
+    text = _PAGE.read_text().split(f"## {_TITLES[way]}\n")[1].split("\n## ")[0]
+    named = set(re.findall(r"`(\w+)`", text.split("Folders: ")[1].split("\n")[0]))
+    crossed = _crossed(way)
+    assert {module.split("/")[0] for module in crossed if "/" in module} == named
+    assert len(named) <= 4
+    # Modules that the page names exist; those in the first column's calls may run for other batches only.
+    for folder, module in re.findall(r"\b(\w+)/(\w+\.py)", text):
+        assert (_TREE / "fastpipe" / folder / module).exists()
+
+
+def _crossed(way: str) -> list[str]:
+    environment = {**os.environ, "PYTHONPATH": str(_TREE)}
+    script = Path(__file__).parent / "support" / "ways.py"
+    done = subprocess.run(
+        [sys.executable, str(script), way], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return found
