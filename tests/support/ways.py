@@ -28,9 +28,13 @@ class Crossed:
         self.modules: set[str] = set()
 
     def _see(self, frame: Any, event: str, _: object) -> None:
-        code = frame.f_code
-        if event == "call" and code.co_filename.startswith(_ROOT) and code.co_name != "<module>":
-            self.modules.add(code.co_filename[len(_ROOT) :])
+        if event == "call" and (module := _module(frame)) is not None and module not in self.modules:
+            caller = frame
+            while caller is not None:  # what an import calls is on nobody's way
+                if caller.f_code.co_name == "<module>" and _module(caller) is not None:
+                    return
+                caller = caller.f_back
+            self.modules.add(module)
 
     def __enter__(self) -> Crossed:
         threading.setprofile(self._see)
@@ -40,6 +44,11 @@ class Crossed:
     def __exit__(self, *error: object) -> None:
         sys.setprofile(None)
         threading.setprofile(None)  # type: ignore[arg-type]
+
+
+def _module(frame: Any) -> str | None:
+    file = frame.f_code.co_filename
+    return file[len(_ROOT) :] if file.startswith(_ROOT) else None
 
 
 def _photos(folder: Path) -> str:
@@ -127,7 +136,6 @@ def profile(folder: Path) -> set[str]:
     from torch.utils.data import DataLoader, TensorDataset
 
     loader = DataLoader(TensorDataset(torch.zeros(256, 4)), batch_size=4)
-    fastpipe.profile(loader, seconds=0.2)  # imports what it uses, which calls functions as well
     with Crossed() as crossed:
         str(fastpipe.profile(loader, seconds=0.2))
     return crossed.modules
