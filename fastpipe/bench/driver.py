@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from rich.console import Console
 
@@ -18,7 +18,17 @@ from fastpipe.bench import machine
 from fastpipe.bench.page import page
 from fastpipe.bench.plot import draw
 from fastpipe.bench.report import old_result, print_changes, print_result
-from fastpipe.bench.results import SCHEMA, UNIT, RowInfo, check_target, save, whole
+from fastpipe.bench.results import (
+    SCHEMA,
+    UNIT,
+    RowInfo,
+    best_by_section,
+    check_target,
+    entries,
+    save,
+    verdict,
+    whole,
+)
 from fastpipe.bench.runner import Contender, ContenderError, Plan, Sample, Session, calibrate, interleave
 from fastpipe.console import Progress, positive
 from fastpipe.core.extras import require
@@ -96,6 +106,20 @@ def _default(file: str | None) -> str:
     return "" if file is None else f" (default: {file})"
 
 
+class Checked(Protocol):
+    """The outcome of a comparison."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether outputs are those of what is replaced."""
+
+    def sentence(self) -> str:
+        """That in words."""
+
+    def as_json(self) -> dict[str, Any]:
+        """That for the JSON file."""
+
+
 @dataclass
 class Driver(ABC):
     """One run of a case.
@@ -107,6 +131,7 @@ class Driver(ABC):
         infos: the rows, by key.
         missing: rows that are not measured, and why.
         warnings: what a reader must know.
+        busy: the load at the start.
         quick_s: seconds of a measurement with ``--quick``.
         usual_rounds: that are measured where nothing else is asked for.
         case: the case's name.
@@ -124,6 +149,7 @@ class Driver(ABC):
     infos: dict[str, RowInfo] = field(default_factory=dict)
     missing: list[dict[str, str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    busy: float | None = None
 
     @abstractmethod
     def result(self) -> dict[str, Any] | None:
@@ -172,14 +198,18 @@ class Driver(ABC):
         """Return fields of the result that a subclass adds, of what is measured beside rates."""
         return {}
 
-    def begin(self) -> float | None:
-        """Note what makes figures doubtful; the load at the start."""
-        busy = machine.load()
+    def begin(self) -> None:
+        """Note what makes figures doubtful."""
+        self.busy = busy = machine.load()
         if busy is not None and busy > 0.5 * self.cores:
             self.warnings.append(f"the machine was busy at the start (load {busy:g} on {self.cores} cores)")
         if self.args.quick:
             self.warnings.append(QUICK_WARNING)
-        return busy
+
+    def passed(self, check: Checked) -> bool:
+        """Report a comparison; return whether figures may be measured."""
+        self.progress.done(f"check: {check.sentence()}")
+        return check.ok
 
     def open(self, stack: ExitStack, info: RowInfo, make: Callable[[], Contender]) -> Contender | None:
         """Build a row; one that cannot be built is noted."""
@@ -269,14 +299,43 @@ class Driver(ABC):
             "warnings": self.warnings,
         }
 
-    def facts(self, words: Sequence[str], busy: float | None) -> dict[str, Any]:
-        """What was run, when, on what."""
+    def content(
+        self, session: Session, check: Checked, words: Sequence[str] = (), **fields: Any
+    ) -> dict[str, Any]:
+        """Put the file's content together.
+
+        Args:
+            session: what was measured.
+            check: what was compared.
+            words: the case's own options, with names in place of paths.
+            fields: the case's own fields, and others than are usual.
+        """
+        sections = fields.get("sections")
+        infos = [one for one in self.infos.values() if sections is None or one.section in sections]
+        rows = entries(infos, session)
+        result = self.facts(words) | {
+            "method": self.method(session.rounds),
+            "check": {**check.as_json(), "text": check.sentence()},
+            "rows": rows,
+            "best": best_by_section(rows),
+            "missing": self.missing,
+            "stages": {"seconds": {}, "images": 0},
+            "floor_share": None,
+            "plan": "",
+            **fields,
+            **self.studies(session),
+        }
+        result["verdict"] = verdict(result)
+        return result
+
+    def facts(self, words: Sequence[str]) -> dict[str, Any]:
+        """Return what was run, when, on what."""
         return {
             "schema": SCHEMA,
             "case": self.case,
             "command": self._command(words),
             "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "machine": {**machine.describe(), "load_at_start": busy},
+            "machine": {**machine.describe(), "load_at_start": self.busy},
             "versions": machine.versions(),
             "revision": machine.revision(),
         }
