@@ -12,10 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.bench.data import Photos
-from fastpipe.bench.loaders import LoaderSpec, build, check_transform, make_dataset
-from fastpipe.core.extras import require
-
 __all__ = [
     "INDEX",
     "Check",
@@ -24,7 +20,6 @@ __all__ = [
     "compare",
     "digests_of_samples",
     "index_problems",
-    "run_check",
 ]
 
 
@@ -209,23 +204,6 @@ def compare(
     check.problems = tuple(wrong)
     check.judge()
     return check
-
-
-def run_check(photos: Photos, workers: int, on_batch: Callable[[int], None]) -> Check:
-    """Compare ``FastImageFolder`` + ``FastLoader`` with torchvision's and torch's."""
-    loaders = []
-    datasets = []
-    for group, count in (("replaced", workers), ("fastpipe", 0)):
-        spec = LoaderSpec("check", "check", group, count)  # type: ignore[arg-type]
-        dataset = make_dataset(spec, photos.folder, check_transform())
-        datasets.append(dataset)
-        loaders.append(build(spec, dataset, 32, list(photos.indices)))
-    problems = index_problems(*datasets)
-    if problems:
-        return Check(problems=tuple(problems.values()))
-    torch = require("torch", extra="torch")
-    with torch.no_grad():
-        return compare(loaders[0], loaders[1], on_batch, list(zip(photos.indices, photos.files, strict=True)))
 
 
 # ---- Samples of any kind ---------------------------------------------------------------------------

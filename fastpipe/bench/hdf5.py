@@ -26,9 +26,8 @@ from fastpipe.bench import machine
 from fastpipe.bench.check import RowCheck, digests_of_samples
 from fastpipe.bench.data import made_once
 from fastpipe.bench.driver import Driver, add_run_arguments
-from fastpipe.bench.loaders import Draws, touch
 from fastpipe.bench.results import RowInfo, entries, verdict
-from fastpipe.bench.runner import calibrate
+from fastpipe.bench.runner import Draws, calibrate, touch
 from fastpipe.bench.synthetic import mel_rows, write_table
 from fastpipe.console import Progress, positive
 from fastpipe.core.extras import require

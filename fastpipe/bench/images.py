@@ -11,14 +11,10 @@ from typing import Any, ClassVar, Literal
 from rich.console import Console
 
 from fastpipe.bench import machine
-from fastpipe.bench.check import Check, run_check
+from fastpipe.bench.check import Check
 from fastpipe.bench.data import Photos, folder_to_use, scan
 from fastpipe.bench.driver import Driver, add_run_arguments
-from fastpipe.bench.loaders import (
-    LoaderRow,
-    LoaderSpec,
-    why_not_installed,
-)
+from fastpipe.bench.loaders import LoaderRow, LoaderSpec, run_check, why_not_installed
 from fastpipe.bench.results import MAIN_ROW, RowInfo, best_of, entries, verdict
 from fastpipe.bench.runner import Contender
 from fastpipe.console import Progress, positive

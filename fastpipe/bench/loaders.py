@@ -5,25 +5,24 @@ from __future__ import annotations
 import gc
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 import fastpipe
+from fastpipe.bench.check import Check, compare, index_problems
+from fastpipe.bench.data import Photos
+from fastpipe.bench.runner import Draws, touch
 from fastpipe.core.extras import require
 
 __all__ = [
-    "Draws",
     "LoaderRow",
     "LoaderSpec",
     "build",
     "check_transform",
     "make_dataset",
-    "touch",
     "train_transform",
     "why_not_installed",
 ]
@@ -88,32 +87,6 @@ def why_not_installed(spec: LoaderSpec) -> str:
     return "" if is_there else f"{name} is not installed; pip install 'fastpipe[{extra}]'"
 
 
-class Draws:
-    """A sampler of any length over a few samples.
-
-    It goes through the samples in random order, and again in another, until ``length``
-    are drawn: every photo comes up equally often and a small folder makes a long epoch.
-
-    Attributes:
-        length: draws of the next epoch; may be changed between epochs.
-    """
-
-    def __init__(self, indices: Sequence[int], length: int, seed: int = 0) -> None:
-        self.length = length
-        self._indices = np.asarray(indices)
-        self._rng = np.random.default_rng(seed)
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[int]:
-        left = self.length
-        while left > 0:
-            drawn = self._rng.permutation(self._indices)[:left]
-            left -= len(drawn)
-            yield from drawn.tolist()
-
-
 def train_transform(output: Literal["float32", "uint8"], side: int = SIDE) -> Any:
     """The job: crop to a square as for training on ImageNet, mirror, and to a tensor."""
     transforms = require("torchvision", extra="torch").transforms
@@ -164,19 +137,6 @@ def build(spec: LoaderSpec, dataset: Any, batch_size: int, sampler: Any) -> Any:
     return fastpipe.accelerate(loader, cache=spec.cache) if spec.is_accelerated else loader
 
 
-def touch(batch: Any, *, any_number: bool = False) -> int:
-    """Look at the first and the last number of a batch, as the cheapest consumer would.
-
-    Returns:
-        How many samples the batch has.
-    """
-    values = batch[0] if isinstance(batch, (list, tuple)) else batch
-    first, last = values[(0,) * values.ndim], values[(-1,) * values.ndim]  # in any layout, without a copy
-    if (first != first or last != last) and not any_number:
-        raise ValueError("a batch holds a value that is not a number")
-    return len(values)
-
-
 class LoaderRow:
     """A `Contender` that goes through one epoch of a loader.
 
@@ -225,3 +185,20 @@ class LoaderRow:
         gc.collect()
         if self._kept is not None:
             self._kept.cleanup()
+
+
+def run_check(photos: Photos, workers: int, on_batch: Callable[[int], None]) -> Check:
+    """Compare ``FastImageFolder`` + ``FastLoader`` with torchvision's and torch's."""
+    loaders = []
+    datasets = []
+    for group, count in (("replaced", workers), ("fastpipe", 0)):
+        spec = LoaderSpec("check", "check", group, count)  # type: ignore[arg-type]
+        dataset = make_dataset(spec, photos.folder, check_transform())
+        datasets.append(dataset)
+        loaders.append(build(spec, dataset, 32, list(photos.indices)))
+    problems = index_problems(*datasets)
+    if problems:
+        return Check(problems=tuple(problems.values()))
+    torch = require("torch", extra="torch")
+    with torch.no_grad():
+        return compare(loaders[0], loaders[1], on_batch, list(zip(photos.indices, photos.files, strict=True)))

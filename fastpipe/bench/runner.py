@@ -6,13 +6,16 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 __all__ = [
     "Contender",
     "ContenderError",
+    "Draws",
     "Plan",
     "Sample",
     "Session",
@@ -25,6 +28,7 @@ __all__ = [
     "round_order",
     "summarise",
     "timeline_of",
+    "touch",
 ]
 
 
@@ -238,6 +242,48 @@ def _enough(rounds: int, elapsed: float, plan: Plan) -> bool:
 def _round_up(value: float, multiple: int) -> int:
     """The smallest positive multiple that is not below ``value``."""
     return max(1, math.ceil(value / multiple)) * multiple
+
+
+# ---- What draws samples, and what consumes them ----------------------------------------------------
+
+
+class Draws:
+    """A sampler of any length over a few samples.
+
+    It goes through the samples in random order, and again in another, until ``length``
+    are drawn: every photo comes up equally often and a small folder makes a long epoch.
+
+    Attributes:
+        length: draws of the next epoch; may be changed between epochs.
+    """
+
+    def __init__(self, indices: Sequence[int], length: int, seed: int = 0) -> None:
+        self.length = length
+        self._indices = np.asarray(indices)
+        self._rng = np.random.default_rng(seed)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        left = self.length
+        while left > 0:
+            drawn = self._rng.permutation(self._indices)[:left]
+            left -= len(drawn)
+            yield from drawn.tolist()
+
+
+def touch(batch: Any, *, any_number: bool = False) -> int:
+    """Look at the first and the last number of a batch, as the cheapest consumer would.
+
+    Returns:
+        How many samples the batch has.
+    """
+    values = batch[0] if isinstance(batch, (list, tuple)) else batch
+    first, last = values[(0,) * values.ndim], values[(-1,) * values.ndim]  # in any layout, without a copy
+    if (first != first or last != last) and not any_number:
+        raise ValueError("a batch holds a value that is not a number")
+    return len(values)
 
 
 # ---- What a training step waits for its batches ----------------------------------------------------

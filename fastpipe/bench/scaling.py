@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 from rich.console import Console
 
 from fastpipe.bench import machine
-from fastpipe.bench.check import Check, RowCheck, run_check
+from fastpipe.bench.check import Check, RowCheck
 from fastpipe.bench.data import Photos, folder_to_use, scan
 from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.hdf5 import (
@@ -29,7 +29,7 @@ from fastpipe.bench.hdf5 import (
 from fastpipe.bench.hdf5 import (
     described as described_table,
 )
-from fastpipe.bench.loaders import LoaderRow, LoaderSpec
+from fastpipe.bench.loaders import LoaderRow, LoaderSpec, run_check
 from fastpipe.bench.results import RowInfo, entries, floor_share, verdict
 from fastpipe.bench.runner import Contender, Sample, rates_by_round, ratios, summarise
 from fastpipe.bench.volume import (

@@ -15,9 +15,9 @@ from benchmarks.floor import DecodeRow
 from benchmarks.peers.children.spdl import crop_box
 from fastpipe.bench.data import scan
 from fastpipe.bench.images import loader_specs, worker_counts
-from fastpipe.bench.loaders import Draws, LoaderRow, LoaderSpec, check_transform
+from fastpipe.bench.loaders import LoaderRow, LoaderSpec, check_transform
 from fastpipe.bench.machine import cores_allowed, describe, memory_bytes
-from fastpipe.bench.runner import ContenderError
+from fastpipe.bench.runner import ContenderError, Draws
 
 
 def test_draws_use_every_photo_equally_and_in_changing_order() -> None:
