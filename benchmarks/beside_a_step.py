@@ -28,7 +28,7 @@ from rounds import add_photo_options, figures, photos_of, save_facts
 
 from fastpipe.bench import machine
 from fastpipe.bench.data import Photos
-from fastpipe.bench.loaders import LoaderRow, LoaderSpec
+from fastpipe.bench.images import LoaderRow, LoaderSpec
 from fastpipe.bench.runner import calibrate, touch
 
 _OPERATIONS, _STEP_S, _PART = 100, 5e-3, 0.7

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fastpipe.bench.loaders import SIDE, train_transform
+from fastpipe.bench.images import SIDE, train_transform
 from fastpipe.bench.runner import ContenderError
 from fastpipe.core.native import native
 from fastpipe.core.pool import NativeJob

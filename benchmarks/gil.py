@@ -45,7 +45,7 @@ from torchvision.datasets import ImageFolder
 from fastpipe import Cache, Decode, FastImageFolder, FastLoader
 from fastpipe.bench import machine
 from fastpipe.bench.data import Photos
-from fastpipe.bench.loaders import train_transform
+from fastpipe.bench.images import train_transform
 from fastpipe.bench.runner import Draws, touch
 from fastpipe.core.native import native
 

@@ -27,7 +27,7 @@ from rounds import add_photo_options, figures, photos_of, save_facts
 
 from fastpipe.bench import machine
 from fastpipe.bench.data import Photos
-from fastpipe.bench.loaders import MEAN, STD, LoaderRow, LoaderSpec, why_not_installed
+from fastpipe.bench.images import MEAN, STD, LoaderRow, LoaderSpec, why_not_installed
 from fastpipe.bench.runner import touch
 
 _CEILING = "a batch that is always there"

@@ -40,7 +40,7 @@ from fastpipe.bench.augment import (
     ways_of,
 )
 from fastpipe.bench.data import Photos
-from fastpipe.bench.loaders import MEAN, SIDE, STD, LoaderRow, LoaderSpec, train_transform
+from fastpipe.bench.images import MEAN, SIDE, STD, LoaderRow, LoaderSpec, train_transform
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Contender, ContenderError, Sample, Session, ratios, summarise
 from fastpipe.console import Progress

@@ -26,10 +26,10 @@ from benchmarks.studies.generate_predicted import Prediction, predictions
 from benchmarks.studies.made_rows import Generators, made_of
 from benchmarks.targets import Asked, judged, judged_rates
 from fastpipe.bench import generate
-from fastpipe.bench.functions import BATCH_ROWS, made
 from fastpipe.bench.generate import Columns, MadeRow, Section, Spec, StoringRow, problem_of
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Contender, ContenderError, Sample, Session, rates_by_round, summarise
+from fastpipe.bench.samples import BATCH_ROWS, made
 from fastpipe.console import Progress
 from fastpipe.core.extras import require
 

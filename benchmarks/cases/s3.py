@@ -39,7 +39,7 @@ from benchmarks.targets import Asked, judged, judged_rates
 from fastpipe.bench import machine
 from fastpipe.bench.data import folder_to_use, scan
 from fastpipe.bench.driver import Driver, add_run_arguments
-from fastpipe.bench.loaders import MEAN, SIDE, STD
+from fastpipe.bench.images import MEAN, SIDE, STD
 from fastpipe.bench.results import RowInfo, entries, verdict
 from fastpipe.bench.runner import Contender, ContenderError, Sample, Session
 from fastpipe.console import Progress, positive

@@ -19,9 +19,9 @@ from benchmarks.studies.volume_memory import memory_of_topologies
 from benchmarks.targets import Asked, judged, judged_rates
 from fastpipe.bench import volume
 from fastpipe.bench.check import digests_of_samples
-from fastpipe.bench.orders import box_at
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Contender, ContenderError, Sample, Session
+from fastpipe.bench.samples import box_at
 from fastpipe.bench.volume import COLD, FULL, QUARTER, WARM, Scroll, Sizes, made_scroll
 from fastpipe.console import Progress
 

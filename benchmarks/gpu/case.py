@@ -28,7 +28,7 @@ from benchmarks.gpu.training import Sizes, TrainRow, figures_of, sizes_for
 from fastpipe.bench import machine
 from fastpipe.bench.data import folder_to_use, scan
 from fastpipe.bench.driver import Driver, add_file_arguments
-from fastpipe.bench.loaders import make_dataset, train_transform
+from fastpipe.bench.images import make_dataset, train_transform
 from fastpipe.bench.results import RowInfo, entries, verdict
 from fastpipe.bench.runner import Contender, ContenderError, Plan, Session
 from fastpipe.console import Progress, positive

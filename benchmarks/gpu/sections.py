@@ -28,7 +28,7 @@ from benchmarks.peers.rows import Peer, PeerRow, interpreter
 from fastpipe import augment
 from fastpipe.bench.augment import AugmentRow, Place, made_batches
 from fastpipe.bench.data import Photos
-from fastpipe.bench.loaders import LoaderRow, LoaderSpec, train_transform, why_not_installed
+from fastpipe.bench.images import LoaderRow, LoaderSpec, train_transform, why_not_installed
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Contender, Draws
 from fastpipe.bench.volume import Scroll, made_scroll, patch_dataset

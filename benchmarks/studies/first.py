@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fastpipe.bench.loaders import LoaderSpec, build, make_dataset, train_transform
+from fastpipe.bench.images import LoaderSpec, build, make_dataset, train_transform
 from fastpipe.bench.runner import ContenderError, Draws, touch
 from fastpipe.core.extras import require
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.bench.functions import Function, Row, generator, made
+from fastpipe.bench.samples import Function, Row, generator, made
 
 __all__ = ["Generators", "made_of"]
 

@@ -19,7 +19,7 @@ from fastpipe import augment
 from fastpipe.bench import machine
 from fastpipe.bench.data import Photos, folder_to_use, listed, scan
 from fastpipe.bench.driver import Driver, add_run_arguments
-from fastpipe.bench.loaders import MEAN, SIDE, STD, check_transform
+from fastpipe.bench.images import MEAN, SIDE, STD, check_transform
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Contender, touch
 from fastpipe.bench.synthetic import mel_rows

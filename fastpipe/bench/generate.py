@@ -19,7 +19,9 @@ from rich.console import Console
 import fastpipe
 from fastpipe.bench import machine
 from fastpipe.bench.driver import Driver, add_run_arguments
-from fastpipe.bench.functions import (
+from fastpipe.bench.results import RowInfo, entries, verdict
+from fastpipe.bench.runner import Plan
+from fastpipe.bench.samples import (
     BATCH_ROWS,
     SEED,
     Function,
@@ -32,8 +34,6 @@ from fastpipe.bench.functions import (
     waves_alone,
     wide,
 )
-from fastpipe.bench.results import RowInfo, entries, verdict
-from fastpipe.bench.runner import Plan
 from fastpipe.console import Progress
 from fastpipe.core.extras import require
 from fastpipe.errors import OptionError

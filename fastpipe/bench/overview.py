@@ -24,16 +24,13 @@ from typing import IO, Any, ClassVar, Protocol
 
 from rich.console import Console
 
-from fastpipe.bench import check as images_check
-from fastpipe.bench import generate, hdf5, machine, tf, volume
-from fastpipe.bench import tf_datasets as tf_data
+from fastpipe.bench import generate, hdf5, images, machine, tf, volume
 from fastpipe.bench.data import generated_folder, scan
 from fastpipe.bench.driver import FILES, Driver, add_file_arguments
-from fastpipe.bench.loaders import LoaderRow, LoaderSpec
+from fastpipe.bench.images import LoaderRow, LoaderSpec
 from fastpipe.bench.results import MAIN_ROW, RowInfo, entries, main_of, times_digits, verdict, write_json
 from fastpipe.bench.runner import Contender, ContenderError, Plan, Session, Timeline, timeline_of
-from fastpipe.bench.tf import Apart, ApartRow
-from fastpipe.bench.tf_datasets import tensorflow
+from fastpipe.bench.tf import Apart, ApartRow, tensorflow
 from fastpipe.console import Progress
 from fastpipe.core.extras import require
 from fastpipe.core.processes import signal_name
@@ -142,11 +139,11 @@ class KerasMultimodal(Case):
         if self.ground.quick:
             self.batch_size = 8
         count = 12 * self.batch_size
-        photos = tf_data.Photos.of(_photos(self.ground), "made-up photographs", count)
-        lengths = replace(tf_data.QUICK, modalities=count)
+        photos = tf.Photos.of(_photos(self.ground), "made-up photographs", count)
+        lengths = replace(tf.QUICK, modalities=count)
         scratch = self.ground.folder / self.key
         scratch.mkdir()
-        setting = tf_data.Setting(photos, lengths, self.batch_size, scratch)
+        setting = tf.Setting(photos, lengths, self.batch_size, scratch)
         self.data, self.most_steps = f"{count} samples of {photos.text}", count // self.batch_size
         self._setting, self._own = setting, list[tf.EpochRow]()
         apart = Apart(setting)
@@ -313,7 +310,7 @@ class ImageFolder(Case):
     def check(self, rows: Rows) -> Outcome:
         """Pixels, labels, classes and order."""
         workers = 0 if self.ground.quick else min(2, self.ground.cores)
-        return images_check.run_check(self._photos, workers, lambda _: None)
+        return images.run_check(self._photos, workers, lambda _: None)
 
     def timeline(self, row: Any, steps: int, busy_s: float) -> Timeline:
         """Of an epoch of so many batches."""

@@ -29,7 +29,7 @@ from fastpipe.bench.hdf5 import (
 from fastpipe.bench.hdf5 import (
     described as described_table,
 )
-from fastpipe.bench.loaders import LoaderRow, LoaderSpec, run_check
+from fastpipe.bench.images import LoaderRow, LoaderSpec, run_check
 from fastpipe.bench.results import RowInfo, entries, floor_share, verdict
 from fastpipe.bench.runner import Contender, Sample, rates_by_round, ratios, summarise
 from fastpipe.bench.volume import (

@@ -24,9 +24,9 @@ from fastpipe.bench import machine
 from fastpipe.bench.check import RowCheck, digests_of_samples
 from fastpipe.bench.data import made_once
 from fastpipe.bench.driver import Driver, add_run_arguments
-from fastpipe.bench.orders import ZarrPatches, box_at, start_of
 from fastpipe.bench.results import RowInfo, entries, verdict
 from fastpipe.bench.runner import Contender, Draws, touch
+from fastpipe.bench.samples import ZarrPatches, box_at, start_of
 from fastpipe.bench.synthetic import scroll_slabs, write_zarr
 from fastpipe.console import Progress, positive
 from fastpipe.core.extras import require

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from fastpipe.bench.loaders import check_transform, train_transform
+from fastpipe.bench.images import check_transform, train_transform
 from fastpipe.core.extras import require
 from fastpipe.errors import OptionError
 

@@ -35,20 +35,8 @@ from benchmarks.run import main as measure
 from benchmarks.studies import generate_memory as memory
 from benchmarks.studies import generate_predicted as predicted
 from benchmarks.studies.made_rows import Generators, made_of
-from fastpipe.bench import functions
 from fastpipe.bench import generate as case
-from fastpipe.bench.functions import (
-    SEED,
-    counted,
-    made,
-    motion,
-    quick,
-    rows_of,
-    slow,
-    waves,
-    waves_alone,
-    wide,
-)
+from fastpipe.bench import samples as functions
 from fastpipe.bench.generate import (
     SECTIONS,
     FastRow,
@@ -64,6 +52,18 @@ from fastpipe.bench.generate import (
 from fastpipe.bench.report import markdown, print_result, short_markdown
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import ContenderError, Sample
+from fastpipe.bench.samples import (
+    SEED,
+    counted,
+    made,
+    motion,
+    quick,
+    rows_of,
+    slow,
+    waves,
+    waves_alone,
+    wide,
+)
 from fastpipe.cli import main
 
 RUN = Path(__file__).resolve().parents[2] / "benchmarks" / "run.py"
@@ -504,7 +504,7 @@ def test_without_h5py_the_command_says_how_to_get_it(
 def test_help_and_workers_load_no_framework() -> None:
     code = (
         "import sys, contextlib\n"
-        "import fastpipe.bench.functions\n"
+        "import fastpipe.bench.samples\n"
         "assert not {'rich', 'h5py', 'fastpipe.generation'} & set(sys.modules), 'workers load too much'\n"
         "from fastpipe.cli import main\n"
         "with contextlib.suppress(SystemExit):\n"

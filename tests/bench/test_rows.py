@@ -14,8 +14,7 @@ import fastpipe
 from benchmarks.floor import DecodeRow
 from benchmarks.peers.children.spdl import crop_box
 from fastpipe.bench.data import scan
-from fastpipe.bench.images import loader_specs, worker_counts
-from fastpipe.bench.loaders import LoaderRow, LoaderSpec, check_transform
+from fastpipe.bench.images import LoaderRow, LoaderSpec, check_transform, loader_specs, worker_counts
 from fastpipe.bench.machine import cores_allowed, describe, memory_bytes
 from fastpipe.bench.runner import ContenderError, Draws
 

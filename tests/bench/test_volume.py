@@ -39,10 +39,10 @@ from benchmarks.studies.volume_first import first_batches
 from benchmarks.studies.volume_memory import Topology, memory_of_topologies
 from fastpipe.bench import volume as case
 from fastpipe.bench import volume as rows
-from fastpipe.bench.orders import ZarrPatches, box_at, start_of
 from fastpipe.bench.report import first_batch_lines, markdown, print_result, short_markdown
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import ContenderError, Sample
+from fastpipe.bench.samples import ZarrPatches, box_at, start_of
 from fastpipe.bench.synthetic import scroll_slabs
 from fastpipe.bench.volume import (
     PatchSpec,

@@ -47,9 +47,9 @@ from benchmarks.peers import rows as bench_peers
 from benchmarks.peers.children import torch_decode
 from benchmarks.peers.children.protocol import Job, PeerError
 from benchmarks.run import main
-from fastpipe.bench import loaders
+from fastpipe.bench import images as loaders
 from fastpipe.bench.data import Photos, scan
-from fastpipe.bench.loaders import LoaderSpec
+from fastpipe.bench.images import LoaderSpec
 from fastpipe.bench.plot import draw
 from fastpipe.bench.report import machine_line, markdown, print_result, training_lines
 from fastpipe.bench.results import RowInfo, load

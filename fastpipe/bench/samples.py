@@ -1,15 +1,39 @@
-"""Orders of rows and places of patches, which peers use too: their processes have NumPy alone."""
+"""Samples that other processes make or read with NumPy alone: patches, and rows of functions."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ZarrPatches", "batched", "box_at", "endless_windows", "start_of", "windows"]
+__all__ = [
+    "BATCH_ROWS",
+    "SEED",
+    "Function",
+    "ZarrPatches",
+    "batched",
+    "box_at",
+    "counted",
+    "endless_windows",
+    "generator",
+    "made",
+    "motion",
+    "quick",
+    "rows_of",
+    "slow",
+    "start_of",
+    "waves",
+    "waves_alone",
+    "wide",
+    "windows",
+]
 
+
+# ----------------------------------------------------------------------------------------------------
+# Orders of rows and places of patches, which peers use too: their processes have NumPy alone.
 
 # ---- Windows of groups -----------------------------------------------------------------------------
 
@@ -119,3 +143,107 @@ class ZarrPatches:
             self._arrays = [zarr.open_array(path, mode="r") for path in self._paths]
         box = box_at(start_of(self._shape, self._patch, index), self._patch)
         return tuple(array[box] for array in self._arrays)
+
+
+# ---- Functions that make rows. Worker processes import this module, so it needs NumPy alone ---------
+#
+# Row ``i`` is ``function(i, np.random.default_rng([SEED, i]))``.
+
+SEED = 7
+BATCH_ROWS = 256  # of a call of ``batch``, as `fastpipe.generate` calls it for rows that are small
+
+Row = dict[str, Any]
+Function = Callable[[int, np.random.Generator], Row]
+
+_POINTS, _SINES = np.arange(256) / 256, 8
+_TIMES = np.arange(250) / 25  # seconds, of a sequence of 10 s
+_JOINTS, _HARMONICS = 25, 2
+
+
+def slow(index: int, rng: np.random.Generator) -> Row:
+    """A row that takes 5 ms, 4 kB."""
+    return _busy(rng, 5e-3, 1 << 10)
+
+
+def quick(index: int, rng: np.random.Generator) -> Row:
+    """A row that takes 100 µs, 4 kB."""
+    return _busy(rng, 1e-4, 1 << 10)
+
+
+def wide(index: int, rng: np.random.Generator) -> Row:
+    """A row that takes 100 µs, 16 kB."""
+    return _busy(rng, 1e-4, 1 << 12)
+
+
+def motion(index: int, rng: np.random.Generator) -> Row:
+    """A sequence of places of joints, 75 kB, by large operations of NumPy: about 1 ms."""
+    size = (_HARMONICS, 1, _JOINTS, 3)
+    rates, phases = rng.uniform(0.2, 4, size=size), rng.uniform(0, 2 * np.pi, size=size)
+    far = rng.normal(size=size)
+    places = (far * np.sin(rates * _TIMES[:, None, None] + phases)).sum(0)
+    return {"motion": places.astype(np.float32), "theme": rng.integers(5)}
+
+
+def waves(index: int, rng: np.random.Generator) -> Row:
+    """A sum of sines; ``waves.batch`` makes many at once."""
+    return {"wave": _waves(rng)}
+
+
+def waves_alone(index: int, rng: np.random.Generator) -> Row:
+    """The same rows, of a function without ``batch``."""
+    return {"wave": _waves(rng)}
+
+
+def counted(index: int, rng: np.random.Generator) -> Row:
+    """Eight bytes; ``counted.batch`` makes many at once."""
+    return {"number": rng.random()}
+
+
+def made(function: Function, index: int) -> Row:
+    """A row."""
+    return function(index, generator(index))
+
+
+def generator(index: int) -> np.random.Generator:
+    """A row's own generator."""
+    return np.random.default_rng([SEED, index])
+
+
+def rows_of(function: Function, count: int) -> Row:
+    """The first rows, stacked: each name's (count, …)."""
+    rows = [made(function, index) for index in range(count)]
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def _busy(rng: np.random.Generator, seconds: float, numbers: int) -> Row:
+    """Draw numbers, and use the processor for so long in all.
+
+    It is this thread's time on a processor that counts: by a clock on the wall two threads, or processes that
+    wait for a core, would each be done as soon as one alone.
+    """
+    begun = time.thread_time()
+    values, number = rng.random(numbers, np.float32), rng.integers(1000)
+    while time.thread_time() - begun < seconds:
+        pass
+    return {"x": values, "y": number}
+
+
+def _waves(rng: Any) -> npt.NDArray[np.float32]:
+    """One wave (256,), or of generators of rows (B, 256): the same operations in the same order."""
+    rates, phases = rng.uniform(1, 50, size=_SINES), rng.uniform(0, 2 * np.pi, size=_SINES)
+    found = np.zeros((*rates.shape[:-1], len(_POINTS)))
+    for sine in range(_SINES):
+        found += np.sin(rates[..., sine, None] * _POINTS + phases[..., sine, None])
+    return found.astype(np.float32)
+
+
+def _many_waves(indices: npt.NDArray[np.int64], rng: Any) -> Row:
+    return {"wave": _waves(rng)}
+
+
+def _many_counted(indices: npt.NDArray[np.int64], rng: Any) -> Row:
+    return {"number": rng.random()}
+
+
+waves.batch = _many_waves  # type: ignore[attr-defined]
+counted.batch = _many_counted  # type: ignore[attr-defined]
