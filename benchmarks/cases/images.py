@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 
 from rich.console import Console
 
-from benchmarks.floor import DecodeRow
+from benchmarks.floor import DecodeRow, floor_share
 from benchmarks.peers.rows import PEERS, Peer, PeerRow, interpreter
 from benchmarks.studies.first import first_batch_seconds
 from fastpipe.bench import images
-from fastpipe.bench.results import MAIN_ROW, RowInfo, floor_share, row
+from fastpipe.bench.results import MAIN_ROW, RowInfo, row
 from fastpipe.bench.runner import Contender, ContenderError, Session
 from fastpipe.console import Progress
 

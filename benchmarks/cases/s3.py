@@ -215,10 +215,10 @@ class Bench(Driver):
 
     def result(self) -> dict[str, Any] | None:
         """Check, measure, and put the file's content together; ``None`` if the check fails."""
-        busy, size, bucket = self.begin(), self.args.batch_size, self.bucket
+        self.begin()
+        size, bucket = self.args.batch_size, self.bucket
         check = check_bucket(bucket, size, self.progress.now)
-        self.progress.done(f"check: {check.sentence()}")
-        if not check.ok:
+        if not self.passed(check):
             return None
         with ExitStack() as stack:
             mounts = self._mounts(stack)
@@ -233,7 +233,7 @@ class Bench(Driver):
             stall = self._stall([one.row for one in first], session)
         refetch = None if self.args.quick else refetched(bucket, size, _RUNS, self.progress.step)
         rows = entries(list(self.infos.values()), session)
-        result = self._facts(busy) | {
+        result = self._facts() | {
             "method": self.method(session.rounds),
             "check": check.as_json(),
             "main": _MAIN,
@@ -368,7 +368,7 @@ class Bench(Driver):
             self.warnings.append(f"no stall: {error}")
             return None
 
-    def _facts(self, busy: float | None) -> dict[str, Any]:
+    def _facts(self) -> dict[str, Any]:
         """What was run, when, on what."""
         args, bucket = self.args, self.bucket
         words = [f"--data {Path(args.data).resolve().name}"] if args.data else []
@@ -380,7 +380,7 @@ class Bench(Driver):
             "on this machine, as are proxy and loaders" if bucket.s3.server else "at $FASTPIPE_S3_ENDPOINT"
         )
         server = f"an S3 server (Ceph's gateway) {where}"
-        return self.facts(words, busy) | {
+        return self.facts(words) | {
             "data": {
                 "text": f"{count:,} objects of {bucket.nbytes / count / 1000:.0f} kB ({self.name}) in "
                 f"{server}; {args.delay:g} ± {jitter:g} ms until an answer begins",

@@ -180,7 +180,7 @@ class Bench(Driver):
 
     def result(self) -> dict[str, Any] | None:
         """Check, measure, and put the file's content together; ``None`` if the CPU's pixels are wrong."""
-        busy = self.begin()
+        self.begin()
         if self.what.device == "cpu":
             self.warnings.append(_SMALL)
         check = self._check()
@@ -200,7 +200,7 @@ class Bench(Driver):
                 labels[section.key] = {"label": section.label(self.what)}
                 if figures := figures_of(rows, measured.samples, section.ceiling):
                     training[section.key] = figures
-        return self._result(busy, check, sessions, {"sections": labels, "training": training})
+        return self._result(check, sessions, {"sections": labels, "training": training})
 
     def plan(self) -> Plan:
         """How long to measure, from what is left of the time."""
@@ -277,7 +277,6 @@ class Bench(Driver):
 
     def _result(
         self,
-        busy: float | None,
         check: PixelCheck,
         sessions: Mapping[str, Session],
         more: Mapping[str, Any],
@@ -294,7 +293,7 @@ class Bench(Driver):
             why = next((told[key] for key in _MAIN if key in told), self.missing[-1]["why"])
             raise OptionError(f"nothing could be measured: {why}")
         keys = [entry["key"] for entry in rows]
-        result = self._facts(busy) | {
+        result = self._facts() | {
             "method": {
                 **self.method(session.rounds),
                 "budget_s": self.budget.seconds,
@@ -324,13 +323,13 @@ class Bench(Driver):
         plan = str(make_dataset(spec, what.photos.folder, transform).plan)
         return plan.replace(str(what.photos.folder), what.photos.name)
 
-    def _facts(self, busy: float | None) -> dict[str, Any]:
+    def _facts(self) -> dict[str, Any]:
         """What was run, when, on what."""
         args, what = self.args, self.what
         words = [f"--device {args.device}"] if args.device != "cuda" else []
         words += [f"--data {Path(args.data).resolve().name}"] if args.data else []
         words += [f"--batch-size {args.batch_size}"] if args.batch_size else []
-        facts = self.facts(words, busy)
+        facts = self.facts(words)
         facts["machine"]["gpu"] = self.gpu
         photos = what.photos
         return facts | {

@@ -23,6 +23,7 @@ from fastpipe.bench.results import (
     UNIT,
     RowInfo,
     best_by_section,
+    best_of,
     check_target,
     entries,
     save,
@@ -40,6 +41,7 @@ __all__ = ["FILES", "Driver", "add_file_arguments", "add_run_arguments", "check_
 FILES = ("json", "html", "plot")
 
 _ROUNDS = 7
+_GROUPS = ("replaced", "stock")  # whose best rows a result without sections names
 QUICK_WARNING = "--quick checks that the benchmark runs; its figures are not measurements"
 
 
@@ -317,7 +319,7 @@ class Driver(ABC):
             "method": self.method(session.rounds),
             "check": {**check.as_json(), "text": check.sentence()},
             "rows": rows,
-            "best": best_by_section(rows),
+            "best": best_by_section(rows) if sections else {name: best_of(rows, name) for name in _GROUPS},
             "missing": self.missing,
             "stages": {"seconds": {}, "images": 0},
             "floor_share": None,

@@ -19,7 +19,7 @@ from rich.console import Console
 import fastpipe
 from fastpipe.bench import machine
 from fastpipe.bench.driver import Driver, add_run_arguments
-from fastpipe.bench.results import RowInfo, entries, verdict
+from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Plan
 from fastpipe.bench.samples import (
     BATCH_ROWS,
@@ -371,49 +371,33 @@ class Bench(Driver):
 
     def result(self) -> dict[str, Any] | None:
         """Check, measure, and put the file's content together; ``None`` if the check fails."""
-        busy = self.begin()
+        self.begin()
         with ExitStack() as stack:
-            made = [self._made(*pair) for section in self.sections for pair in specs(section, self.cores)]
-            check = check_stored(made, self.progress.now)
-            self.progress.done(f"check: {check.sentence()}")
-            if not check.ok:
+            made = [self._made(*pair) for section in self.sections for pair in self.specs(section)]
+            if not self.passed(check := check_stored(made, self.progress.now)):
                 return None
             session = self.measure([*made, *self.all_others(stack)])
-            studies = self.studies(session)
-        rows = entries(list(self.infos.values()), session)
-        keys = [one.key for one in self.sections]
-        result = self._facts(busy) | {
-            "method": self.method(session.rounds),
-            "check": check.as_json(),
-            "main": f"{keys[0]}-workers",
-            "rows": rows,
-            "best": {key: f"{key}-replaced" for key in keys},
-            "missing": self.missing,
-            "stages": {"seconds": {}, "images": 0},
-            "floor_share": None,
-            "plan": "",
-            **studies,
-        }
-        result["verdict"] = verdict(result)
-        return result
+            args = self.args
+            words = [f"--folder {args.folder.resolve().name}"] if args.folder else []
+            words += [f"--section {one}" for one in args.section or ()]
+            about = f"row i is fn(i, np.random.default_rng([{SEED}, i]))"
+            return self.content(
+                session, check, words,
+                data={"text": about, "name": "functions of the benchmark", "samples": 0, "sample_bytes": 0},
+                sections={one.key: {"label": one.label} for one in self.sections},
+                job={
+                    "text": "Generation: rows of a function made and stored, from the call to the"
+                    " closed file",
+                    "short": f"rows of a function made and stored, {self.cores} workers",
+                    "batch_size": 1, "replaces": "script",
+                },
+                main=f"{self.sections[0].key}-workers",
+            )  # fmt: skip
+
+    def specs(self, section: Section) -> list[tuple[Spec, type[MadeRow]]]:
+        """Return a section's rows."""
+        return specs(section, self.cores)
 
     def _made(self, spec: Spec, make: type[MadeRow]) -> MadeRow:
         self.infos[spec.key] = spec.info
         return make(spec, self.scratch)
-
-    def _facts(self, busy: float | None) -> dict[str, Any]:
-        """What was run, when, on what."""
-        args = self.args
-        words = [f"--folder {args.folder.resolve().name}"] if args.folder else []
-        words += [f"--section {one}" for one in args.section or ()]
-        about = f"row i is fn(i, np.random.default_rng([{SEED}, i]))"
-        return self.facts(words, busy) | {
-            "data": {"text": about, "name": "functions of the benchmark", "samples": 0, "sample_bytes": 0},
-            "sections": {one.key: {"label": one.label} for one in self.sections},
-            "job": {
-                "text": "Generation: rows of a function made and stored, from the call to the closed file",
-                "short": f"rows of a function made and stored, {self.cores} workers",
-                "batch_size": 1,
-                "replaces": "script",
-            },
-        }

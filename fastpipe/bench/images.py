@@ -21,7 +21,7 @@ from fastpipe.bench import machine
 from fastpipe.bench.check import Check, compare, index_problems
 from fastpipe.bench.data import Photos, folder_to_use, scan
 from fastpipe.bench.driver import Driver, add_run_arguments
-from fastpipe.bench.results import MAIN_ROW, RowInfo, best_of, entries, verdict
+from fastpipe.bench.results import MAIN_ROW, RowInfo
 from fastpipe.bench.runner import Contender, Draws, touch
 from fastpipe.console import Progress, positive
 from fastpipe.core.extras import require
@@ -331,36 +331,25 @@ class Bench(Driver):
 
     def result(self) -> dict[str, Any] | None:
         """Check, measure, and put the file's content together; ``None`` if the check fails."""
-        busy = self.begin()
+        self.begin()
         self.photos.warm()
-        check = self._check()
-        if not check.ok:
+        if not self.passed(check := self._check()):
             return None
         with ExitStack() as stack:
             contenders = self._open(stack)
             main = next(c for c in contenders if isinstance(c, LoaderRow) and c.key == MAIN_ROW)
-            plan_text = str(main.dataset.plan)
+            plan = str(main.dataset.plan).replace(str(self.photos.folder), self.photos.name)
             before: dict[str, float] = {}
             session = self.measure(contenders, lambda: before.update(main.stage_seconds()))
             stages = self.stages(before, main.stage_seconds(), session.samples[MAIN_ROW])
-        rows = entries(list(self.infos.values()), session)
-        best = {group: best_of(rows, group) for group in ("replaced", "stock")}
-        result = self._facts(busy) | {
-            "method": self.method(session.rounds),
-            "check": {**check.as_json(), "text": check.sentence()},
-            "rows": rows,
-            "best": best,
-            "missing": self.missing,
-            "stages": stages,
-            "floor_share": None,
-            "plan": plan_text.replace(str(self.photos.folder), self.photos.name),
-        }
-        result |= self.studies(session)
-        result["verdict"] = verdict(result)
-        return result
+        args, size = self.args, self.args.batch_size
+        words = [f"--data {self.photos.name}"] if args.data else []
+        words += ["--large"] if args.large else []
+        words += [f"--batch-size {size}"] if size != 64 else []
+        return self.content(session, check, words, stages=stages, plan=plan, **facts_of(self.photos, size))
 
     def _check(self) -> Check:
-        """Compare outputs and say so."""
+        """Compare outputs, and say how far it is."""
         seen = 0
 
         def on_batch(images: int) -> None:
@@ -368,9 +357,7 @@ class Bench(Driver):
             seen += images
             self.progress.now(f"comparing outputs: {seen:,} of {len(self.photos.files):,} photos")
 
-        check = run_check(self.photos, 0 if self.args.quick else min(self.cores, 8), on_batch)
-        self.progress.done(f"check: {check.sentence()}")
-        return check
+        return run_check(self.photos, 0 if self.args.quick else min(self.cores, 8), on_batch)
 
     def _open(self, stack: ExitStack) -> list[Contender]:
         """Build every row."""
@@ -390,24 +377,18 @@ class Bench(Driver):
         """Return the loaders that are measured."""
         return loader_specs(self.cores, self.args.quick, self.photos.pixels >= LARGE)
 
-    def _facts(self, busy: float | None) -> dict[str, Any]:
-        """What was run, when, on what."""
-        args, size = self.args, self.args.batch_size
-        words = [f"--data {self.photos.name}"] if args.data else []
-        words += ["--large"] if args.large else []
-        words += [f"--batch-size {size}"] if size != 64 else []
-        return self.facts(words, busy) | {
-            "data": {
-                "name": self.photos.name,
-                "classes": self.photos.classes,
-                "total": self.photos.total,
-                "photos": len(self.photos.files),
-                "bytes": self.photos.bytes,
-            },
-            "job": {
-                "text": "RandomResizedCrop(224), RandomHorizontalFlip, ToTensor, Normalize;"
-                f" batches of {size}, shuffled",
-                "short": f"RandomResizedCrop(224) + flip + normalise, batch {size}",
-                "batch_size": size,
-            },
-        }
+
+def facts_of(photos: Photos, batch_size: int) -> dict[str, Any]:
+    """Return ``data`` and ``job`` of a result."""
+    return {
+        "data": {
+            "name": photos.name, "classes": photos.classes, "total": photos.total,
+            "photos": len(photos.files), "bytes": photos.bytes,
+        },
+        "job": {
+            "text": "RandomResizedCrop(224), RandomHorizontalFlip, ToTensor, Normalize;"
+            f" batches of {batch_size}, shuffled",
+            "short": f"RandomResizedCrop(224) + flip + normalise, batch {batch_size}",
+            "batch_size": batch_size,
+        },
+    }  # fmt: skip

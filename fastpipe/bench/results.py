@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fastpipe.bench.runner import Sample, Session, Summary, ratios, summarise
+from fastpipe.bench.runner import Session, Summary, ratios, summarise
 from fastpipe.errors import OptionError
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "best_of",
     "check_target",
     "entries",
-    "floor_share",
     "load",
     "main_of",
     "main_row",
@@ -70,7 +69,7 @@ def check_target(path: Path, option: str) -> None:
 
 SCHEMA = 1
 GROUPS = ("replaced", "stock", "fastpipe", "peer", "floor")
-MAIN_ROW, FLOOR_ROW = "fastloader-float32", "floor"
+MAIN_ROW = "fastloader-float32"
 
 # Field → type, of the file and of each row.
 FIELDS: dict[str, type | tuple[type, ...]] = {
@@ -181,8 +180,8 @@ def entries(infos: Sequence[RowInfo], session: Session) -> list[dict[str, Any]]:
             {
                 **told,
                 "samples": [{"round": one.round, unit: one.count, "seconds": one.seconds} for one in samples],
-                f"{unit}_per_s": _rounded(summarise(sample.rate for sample in samples), 2),
-                "ratio": _rounded(summarise(ratios(session.samples, info.key, reference)), 4),
+                f"{unit}_per_s": rounded(summarise(sample.rate for sample in samples), 2),
+                "ratio": rounded(summarise(ratios(session.samples, info.key, reference)), 4),
                 "first_batch_s": None,
             }
         )
@@ -200,13 +199,6 @@ def best_by_section(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     replaced = [row for row in rows if row["group"] == "replaced"]
     ordered = sorted(replaced, key=lambda row: rate_of(row)["median"])
     return {row["section"]: row["key"] for row in ordered}
-
-
-def floor_share(samples: Mapping[str, Sequence[Sample]]) -> dict[str, float] | None:
-    """FastLoader's rate over that of decoding alone, round by round; ``None`` if not measured."""
-    if not samples.get(MAIN_ROW) or not samples.get(FLOOR_ROW):
-        return None
-    return _rounded(summarise(ratios(samples, MAIN_ROW, [FLOOR_ROW])), 4)
 
 
 def rate_of(entry: Mapping[str, Any]) -> dict[str, float]:
@@ -366,6 +358,6 @@ def _check_fields(found: Any, fields: Mapping[str, Any], where: str) -> None:
             raise OptionError(f"{where}: field {name!r} has the wrong type {type(found[name]).__name__}")
 
 
-def _rounded(summary: Summary, digits: int) -> dict[str, float]:
+def rounded(summary: Summary, digits: int) -> dict[str, float]:
     """A summary for the file."""
     return {name: round(value, digits) for name, value in summary._asdict().items()}

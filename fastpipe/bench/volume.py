@@ -24,7 +24,7 @@ from fastpipe.bench import machine
 from fastpipe.bench.check import RowCheck, digests_of_samples
 from fastpipe.bench.data import made_once
 from fastpipe.bench.driver import Driver, add_run_arguments
-from fastpipe.bench.results import RowInfo, entries, verdict
+from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Contender, Draws, touch
 from fastpipe.bench.samples import ZarrPatches, box_at, start_of
 from fastpipe.bench.synthetic import scroll_slabs, write_zarr
@@ -455,14 +455,12 @@ class Bench(Driver):
 
     def result(self) -> dict[str, Any] | None:
         """Check, measure, and put the file's content together; ``None`` if the check fails."""
-        busy = self.begin()
-        scroll = self.scroll
+        self.begin()
+        scroll, size = self.scroll, self.args.batch_size
         scroll.warm()
         with ExitStack() as stack:
             own = self._own(stack)
-            check = check_patches(scroll, own, self.progress.now)
-            self.progress.done(f"check: {check.sentence()}")
-            if not check.ok:
+            if not self.passed(check := check_patches(scroll, own, self.progress.now)):
                 return None
             contenders = [*own, *self.all_others(stack)]
             main = next(one for one in own if one.key == _MAIN)
@@ -472,21 +470,19 @@ class Bench(Driver):
             stages = self.stages(before, main.stage_seconds(), session.samples[_MAIN])
             self._tell_made(contenders)
             plan = main.plan()
-        rows = entries(list(self.infos.values()), session)
-        result = self._facts(busy) | {
-            "method": self.method(session.rounds),
-            "check": check.as_json(),
-            "main": _MAIN,
-            "rows": rows,
-            "best": {entry["section"]: entry["key"] for entry in rows if entry["group"] == "replaced"},
-            "missing": self.missing,
-            "stages": stages,
-            "floor_share": None,
-            "plan": plan,
-            **self.studies(session),
-        }
-        result["verdict"] = verdict(result)
-        return result
+        patch = "×".join(map(str, scroll.sizes.patch))
+        quarter = scroll.nbytes / QUARTER / 1e6
+        cold = f"cold, a first epoch with room for {quarter:,.0f} MB, a quarter of the volume"
+        return self.content(
+            session, check, [f"--batch-size {size}"] if size != BATCH else [],
+            data=described(scroll),
+            sections={COLD: {"label": cold}, WARM: {"label": "warm, room for the whole volume"}},
+            job={"text": f"Volume: patches of {patch} uint16 with labels, anywhere, batches of {size}",
+                 "short": f"patches of {patch}, batch {size}", "batch_size": size},
+            main=_MAIN,
+            stages=stages,
+            plan=plan,
+        )  # fmt: skip
 
     def _own(self, stack: ExitStack) -> list[WholeEpochs | SlicedRow]:
         """Build the rows that run in this process."""
@@ -512,20 +508,3 @@ class Bench(Driver):
                 info, seconds = self.infos[row.key], statistics.median(row.made_s)
                 note = f"{info.note}; opened in {seconds:.3f} s before"
                 self.infos[row.key] = replace(info, note=note)
-
-    def _facts(self, busy: float | None) -> dict[str, Any]:
-        """What was run, when, on what."""
-        size, sizes = self.args.batch_size, self.scroll.sizes
-        words = [f"--batch-size {size}"] if size != BATCH else []
-        patch = "×".join(map(str, sizes.patch))
-        quarter = self.scroll.nbytes / QUARTER / 1e6
-        cold = f"cold, a first epoch with room for {quarter:,.0f} MB, a quarter of the volume"
-        return self.facts(words, busy) | {
-            "data": described(self.scroll),
-            "sections": {COLD: {"label": cold}, WARM: {"label": "warm, room for the whole volume"}},
-            "job": {
-                "text": f"Volume: patches of {patch} uint16 with labels, anywhere, batches of {size}",
-                "short": f"patches of {patch}, batch {size}",
-                "batch_size": size,
-            },
-        }
