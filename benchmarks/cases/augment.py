@@ -20,6 +20,7 @@ from benchmarks.cases.augment_recipes import (
     ScriptedRecipe,
     with_arrays,
 )
+from benchmarks.lines import Studied
 from benchmarks.peers.children import albumentations, batchgenerators, kornia, monai_augment, torchaudio
 from benchmarks.peers.rows import ChildRow, Peer, interpreter
 from benchmarks.targets import Asked, judged, judged_rates
@@ -580,10 +581,9 @@ def run(args: Namespace, console: Console, progress: Progress) -> int:
     return augment.run(args, console, progress, Bench)
 
 
-class Bench(augment.Bench):
+class Bench(Studied, augment.Bench):
     """One run of the case, with everything."""
 
-    program: ClassVar[str] = "python benchmarks/run.py"
     recipes: ClassVar[Sequence[Recipe]] = RECIPES
     batches: ArrayBatches
 

@@ -15,12 +15,13 @@ from functools import partial
 from importlib import metadata
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
+from benchmarks.lines import Studied
 from benchmarks.studies.generate_memory import peaks
 from benchmarks.studies.generate_predicted import Prediction, predictions
 from benchmarks.studies.made_rows import Generators, made_of
@@ -344,10 +345,8 @@ def run(args: Namespace, console: Console, progress: Progress) -> int:
     return generate.run(args, console, progress, Bench)
 
 
-class Bench(generate.Bench):
+class Bench(Studied, generate.Bench):
     """One run of the case, with everything."""
-
-    program: ClassVar[str] = "python benchmarks/run.py"
 
     def others(self, stack: ExitStack) -> list[Contender]:
         """Build ``fn.batch`` alone and the peers; one that is not there, or makes other rows, is noted."""

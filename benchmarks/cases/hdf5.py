@@ -11,12 +11,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
+from benchmarks.lines import Studied
 from benchmarks.peers.rows import ChildRow, Peer, interpreter
 from benchmarks.studies.hdf5_evaluate import FileByFile, Grouped, evaluation_infos, section_of
 from benchmarks.studies.hdf5_first import first_batches
@@ -364,14 +365,13 @@ def run(args: Namespace, console: Console, progress: Progress) -> int:
 
 
 @dataclass
-class Bench(hdf5.Bench):
+class Bench(Studied, hdf5.Bench):
     """One run of the case, with everything.
 
     Attributes:
         judged: tables of files that a model judges.
     """
 
-    program: ClassVar[str] = "python benchmarks/run.py"
     judged: list[Table] = field(kw_only=True)
 
     def make_loader(self, spec: TableSpec, table: Table, draws: Draws | None) -> Any:

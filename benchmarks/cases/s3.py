@@ -31,6 +31,7 @@ from benchmarks.cases.s3_rows import (
     best_connections,
     check_bucket,
 )
+from benchmarks.lines import Studied
 from benchmarks.peers.rows import ChildRow, Peer, interpreter
 from benchmarks.studies.s3_cpu import CpuMeter, Metered, cpu_of
 from benchmarks.studies.s3_refetched import refetched
@@ -204,10 +205,9 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
 
 
 @dataclass
-class Bench(Driver):
+class Bench(Studied, Driver):
     """One run of the case."""
 
-    program: ClassVar[str] = "python benchmarks/run.py"
     case: ClassVar[str] = "s3"
     quick_s: ClassVar[float] = 0.01
     bucket: Bucket = field(kw_only=True)

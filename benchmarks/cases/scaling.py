@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from rich.console import Console
 
 from benchmarks.floor import DecodeRow, floor_share
+from benchmarks.lines import Studied
 from fastpipe.bench import hdf5, machine, scaling, volume
 from fastpipe.bench.check import RowCheck
 from fastpipe.bench.hdf5 import (
@@ -46,8 +47,6 @@ from fastpipe.errors import OptionError
 
 __all__ = ["Bench", "PatchBench", "RowBench", "add_arguments", "run"]
 
-_PROGRAM = "python benchmarks/run.py"
-
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the case."""
@@ -78,10 +77,8 @@ def run(args: Namespace, console: Console, progress: Progress) -> int:
     return PatchBench(args, cores, progress, scroll=scroll).run(console)
 
 
-class Bench(scaling.Bench):
+class Bench(Studied, scaling.Bench):
     """One run over images, and decoding alone."""
-
-    program: ClassVar[str] = _PROGRAM
 
     def rows(self, n: int) -> list[Row]:
         """Return the rows of n threads, or n worker processes, and what builds each."""
@@ -96,10 +93,9 @@ class Bench(scaling.Bench):
         return {"floor_share": floor_share(session.samples, f"threads-{max(counts)}", f"floor-{max(counts)}")}
 
 
-class _Made(scaling.ScalingBench):
+class _Made(Studied, scaling.ScalingBench):
     """One run over data that is made up."""
 
-    program: ClassVar[str] = _PROGRAM
     usual_size: ClassVar[int]
 
     @property

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from rich.console import Console
 
 import fastpipe
+from benchmarks.lines import Studied
 from benchmarks.targets import Asked, judged_rates
 from fastpipe.bench import tf
 from fastpipe.bench.results import RowInfo
@@ -348,10 +349,9 @@ def run(args: Namespace, console: Console, progress: Progress) -> int:
     return tf.run(args, console, progress, WithPeers if args.peers else Bench)
 
 
-class Bench(tf.Bench):
+class Bench(Studied, tf.Bench):
     """One run of the case, with the figures that were asked for."""
 
-    program: ClassVar[str] = "python benchmarks/run.py"
     labels: ClassVar[Mapping[str, str]] = SECTIONS
     full: ClassVar[Lengths] = ArrayLengths(**vars(FULL))
     quick: ClassVar[Lengths] = ArrayLengths(**vars(QUICK), rows=40, patches=6)

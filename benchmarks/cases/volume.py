@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 
+from benchmarks.lines import Studied
 from benchmarks.peers.rows import ChildRow, Peer, interpreter
 from benchmarks.studies.volume_amplification import amplifications
 from benchmarks.studies.volume_first import first_batches
@@ -187,10 +188,8 @@ def run(args: Namespace, console: Console, progress: Progress) -> int:
 
 
 @dataclass
-class Bench(volume.Bench):
+class Bench(Studied, volume.Bench):
     """One run of the case, with everything."""
-
-    program: ClassVar[str] = "python benchmarks/run.py"
 
     def others(self, stack: ExitStack) -> list[Contender]:
         """Start the peers; one that is not there is noted."""

@@ -25,6 +25,7 @@ from benchmarks.gpu.sections import (
     why_missing,
 )
 from benchmarks.gpu.training import Sizes, TrainRow, figures_of, sizes_for
+from benchmarks.lines import Studied
 from fastpipe.bench import machine
 from fastpipe.bench.data import folder_to_use, scan
 from fastpipe.bench.driver import Driver, add_file_arguments
@@ -159,10 +160,9 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
 
 
 @dataclass
-class Bench(Driver):
+class Bench(Studied, Driver):
     """One run of the case."""
 
-    program: ClassVar[str] = "python benchmarks/run.py"
     case: ClassVar[str] = "gpu"
     what: Run = field(kw_only=True)
     budget: Budget = field(kw_only=True)

@@ -165,7 +165,7 @@ class Driver(ABC):
         if result is None:
             return 1
         self.progress.stop()
-        print_result(result, console)
+        print_result(result, console, self.lines(result))
         self._write(result)
         is_worse = old is not None and print_changes(old, result, args.compare.name, console)
         return int(is_worse)
@@ -178,7 +178,7 @@ class Driver(ABC):
             say(f"wrote {args.json.absolute()}")
         if args.html:
             with whole(args.html) as unfinished:
-                unfinished.write_text(page(result), encoding="utf-8")
+                unfinished.write_text(page(result, self.lines(result)), encoding="utf-8")
             say(f"wrote {args.html.absolute()}")
         if args.plot and result["rows"]:
             draw(result, args.plot)
@@ -199,6 +199,10 @@ class Driver(ABC):
     def studies(self, session: Session) -> dict[str, Any]:
         """Return fields of the result that a subclass adds, of what is measured beside rates."""
         return {}
+
+    def lines(self, result: Mapping[str, Any]) -> list[str]:
+        """Return lines that a subclass adds below tables, of what is measured beside rates."""
+        return []
 
     def begin(self) -> None:
         """Note what makes figures doubtful."""

@@ -96,18 +96,7 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
 SOME_HAVE: dict[str, type | tuple[type, ...]] = {
     "main": str,
     "sections": dict,
-    "targets": list,
-    "first_batch": dict,
-    "memory": dict,
-    "amplification": dict,
-    "stall": dict,
-    "refetch": dict,
-    "cpu": dict,
-    "single": dict,
-    "predicted": dict,
-    "peak": dict,
     "timelines": dict,
-    "training": dict,
     "scaling": dict,
 }
 ROW_FIELDS: dict[str, type | tuple[type, ...]] = {

@@ -35,6 +35,7 @@ from benchmarks.cases.augment import (
     wanted_of,
 )
 from benchmarks.cases.augment_recipes import RECIPES, ArrayBatches, made_motion, made_volumes, with_arrays
+from benchmarks.lines import markdown, single_lines
 from benchmarks.peers import rows as bench_peers
 from benchmarks.peers.children import serve
 from benchmarks.peers.children.protocol import AugmentJob, PeerError, augment_problem, job_of
@@ -54,7 +55,7 @@ from fastpipe.bench.augment import (
     own_rows,
     ways_of,
 )
-from fastpipe.bench.report import markdown, print_result, single_lines
+from fastpipe.bench.report import print_result
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import ContenderError, Sample
 from fastpipe.bench.synthetic import mel_rows

@@ -31,6 +31,7 @@ from benchmarks.cases.generate import (
     targets,
     write_rows,
 )
+from benchmarks.lines import markdown
 from benchmarks.run import main as measure
 from benchmarks.studies import generate_memory as memory
 from benchmarks.studies import generate_predicted as predicted
@@ -49,7 +50,7 @@ from fastpipe.bench.generate import (
     difference,
     specs,
 )
-from fastpipe.bench.report import markdown, print_result, short_markdown
+from fastpipe.bench.report import print_result, short_markdown
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import ContenderError, Sample
 from fastpipe.bench.samples import (

@@ -28,6 +28,7 @@ from benchmarks.cases.volume import (
     row_info,
     targets,
 )
+from benchmarks.lines import first_batch_lines, markdown
 from benchmarks.peers import rows as bench_peers
 from benchmarks.peers.children import serve
 from benchmarks.peers.children.protocol import Stream, VolumeJob, job_of, volume_problem
@@ -39,7 +40,7 @@ from benchmarks.studies.volume_first import first_batches
 from benchmarks.studies.volume_memory import Topology, memory_of_topologies
 from fastpipe.bench import volume as case
 from fastpipe.bench import volume as rows
-from fastpipe.bench.report import first_batch_lines, markdown, print_result, short_markdown
+from fastpipe.bench.report import print_result, short_markdown
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import ContenderError, Sample
 from fastpipe.bench.samples import ZarrPatches, box_at, start_of

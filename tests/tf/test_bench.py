@@ -23,10 +23,11 @@ from rich.console import Console
 
 from benchmarks.cases import tf as full
 from benchmarks.cases.tf import ASKED, SECTIONS, ArrayLengths, targets
+from benchmarks.lines import markdown
 from benchmarks.run import main as measure
 from fastpipe.bench import tf as case
 from fastpipe.bench.overview import outcome_apart
-from fastpipe.bench.report import markdown, print_result, short_markdown
+from fastpipe.bench.report import print_result, short_markdown
 from fastpipe.bench.results import load, validate
 from fastpipe.bench.runner import ContenderError, Sample, Session
 from fastpipe.bench.synthetic import photo_tree
