@@ -40,7 +40,7 @@ from fastpipe.bench.hdf5 import (
 )
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Contender, ContenderError, Draws, Sample, Session
-from fastpipe.bench.samples import windows
+from benchmarks.peers.children.windows import windows
 from fastpipe.bench.synthetic import mel_rows, write_table
 from fastpipe.console import Progress
 from fastpipe.core.extras import require

@@ -12,17 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "INDEX",
-    "Check",
-    "Differing",
-    "RowCheck",
-    "compare",
-    "digests_of_samples",
-    "index_problems",
-]
-
-
 # ---- Images ----------------------------------------------------------------------------------------
 
 # The attributes of an ImageFolder that say which samples there are, in which order.

@@ -35,8 +35,6 @@ from fastpipe.console import Progress, positive
 from fastpipe.core.extras import require
 from fastpipe.errors import MissingDependencyError
 
-__all__ = ["FILES", "Driver", "add_file_arguments", "add_run_arguments", "check_files"]
-
 # Options that name what is written.
 FILES = ("json", "html", "plot")
 

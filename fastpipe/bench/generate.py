@@ -21,40 +21,10 @@ from fastpipe.bench import machine
 from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Plan
-from fastpipe.bench.samples import (
-    BATCH_ROWS,
-    SEED,
-    Function,
-    made,
-    motion,
-    quick,
-    rows_of,
-    slow,
-    waves,
-    waves_alone,
-    wide,
-)
+from fastpipe.bench.samples import BATCH_ROWS, SEED, Function, made, motion, quick, rows_of, slow, waves, waves_alone, wide
 from fastpipe.console import Progress
 from fastpipe.core.extras import require
 from fastpipe.errors import OptionError
-
-__all__ = [
-    "SECTIONS",
-    "Columns",
-    "FastRow",
-    "LoopRow",
-    "MadeRow",
-    "Section",
-    "Spec",
-    "StoredCheck",
-    "StoringRow",
-    "add_arguments",
-    "check_stored",
-    "difference",
-    "run",
-    "specs",
-]
-
 
 # ---- Rows: a loop, and fastpipe.generate -----------------------------------------------------------
 

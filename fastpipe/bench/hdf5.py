@@ -33,33 +33,6 @@ from fastpipe.console import Progress, positive
 from fastpipe.core.extras import require
 from fastpipe.errors import OptionError
 
-__all__ = [
-    "LAYOUTS",
-    "ROWS",
-    "WINDOW",
-    "WORKER_COUNTS",
-    "Bench",
-    "MakeLoader",
-    "RowByRow",
-    "RowCheck",
-    "Table",
-    "TableRow",
-    "TableSpec",
-    "add_arguments",
-    "best_workers",
-    "check_rows",
-    "described",
-    "digests_of",
-    "loader_of",
-    "look",
-    "made_tables",
-    "quiet",
-    "run",
-    "specs_of",
-    "table_dataset",
-]
-
-
 # ---- Files -----------------------------------------------------------------------------------------
 
 SHAPE = (64, 128)

@@ -26,21 +26,6 @@ from fastpipe.bench.runner import Contender, Draws, touch
 from fastpipe.console import Progress, positive
 from fastpipe.core.extras import require
 
-__all__ = [
-    "LoaderRow",
-    "LoaderSpec",
-    "add_arguments",
-    "build",
-    "check_transform",
-    "loader_specs",
-    "make_dataset",
-    "run",
-    "train_transform",
-    "why_not_installed",
-    "worker_counts",
-]
-
-
 # ---- The rows of image folders: loaders in this process ---------------------------------------------
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -15,43 +15,12 @@ from typing import Any
 
 import fastpipe
 
-__all__ = ["cores_allowed", "describe", "load", "memory_bytes", "revision", "versions"]
-
-PACKAGES = (
-    "numpy",
-    "torch",
-    "torchvision",
-    "pillow",
-    "pillow-simd",
-    "simplejpeg",
-    "nvidia-nvimgcodec-cu13",
-    "nvidia-nvimgcodec-cu12",
-    "nvidia-dali-cuda130",
-    "nvidia-dali-cuda120",
-    "triton",
-    "torchcodec",
-    "tensorflow",
-    "tensorflow-cpu",
-    "spdl-io",
-    "litdata",
-    "h5py",
-    "numcodecs",
-    "deflate",
-    "pyfive",
-    "hidefix",
-    "tensorstore",
-    "zarr",
-    "zarrs",
-    "monai",
-    "kornia",
-    "albumentations",
-    "opencv-python-headless",
-    "torchaudio",
-    "keras",
-    "cloudpickle",
-    "joblib",
-    "datasets",
-)
+PACKAGES = """
+    numpy torch torchvision pillow pillow-simd simplejpeg nvidia-nvimgcodec-cu13 nvidia-nvimgcodec-cu12
+    nvidia-dali-cuda130 nvidia-dali-cuda120 triton torchcodec tensorflow tensorflow-cpu spdl-io litdata h5py
+    numcodecs deflate pyfive hidefix tensorstore zarr zarrs monai kornia albumentations
+    opencv-python-headless torchaudio keras cloudpickle joblib datasets
+""".split()
 
 
 def cores_allowed(cgroup: Path = Path("/sys/fs/cgroup")) -> int:

@@ -35,20 +35,6 @@ from fastpipe.core.extras import require
 from fastpipe.core.processes import signal_name
 from fastpipe.errors import FastpipeError, OptionError
 
-__all__ = [
-    "CASES",
-    "Case",
-    "Ground",
-    "Pair",
-    "add_arguments",
-    "chosen",
-    "outcome",
-    "outcome_apart",
-    "run",
-    "sentence",
-]
-
-
 # ---- The five pipelines, over small data -----------------------------------------------------------
 
 Rows = list[tuple[RowInfo, Contender]]

@@ -10,9 +10,6 @@ from fastpipe.bench.report import data_line, machine_line, more_lines
 from fastpipe.bench.results import UNIT, rate_of, reference_of, replaced_thing, shown, times_digits
 from fastpipe.core.text import printable
 
-__all__ = ["document", "escape", "page", "rect", "table"]
-
-
 # ---- What all pages of reports share ---------------------------------------------------------------
 
 _STYLE = """

@@ -11,9 +11,6 @@ from fastpipe.bench.results import UNIT, rate_of, reference_of, replaced_thing, 
 from fastpipe.core.extras import require
 from fastpipe.core.text import printable
 
-__all__ = ["draw", "draw_curves"]
-
-
 # ---- By number of threads --------------------------------------------------------------------------
 
 _LINES = {

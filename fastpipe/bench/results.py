@@ -14,30 +14,6 @@ from typing import Any
 from fastpipe.bench.runner import Session, Summary, ratios, summarise
 from fastpipe.errors import OptionError
 
-__all__ = [
-    "SCHEMA",
-    "RowInfo",
-    "best_by_section",
-    "best_of",
-    "check_target",
-    "entries",
-    "load",
-    "main_of",
-    "main_row",
-    "rate_of",
-    "reference_of",
-    "replaced_thing",
-    "row",
-    "save",
-    "shown",
-    "times_digits",
-    "validate",
-    "verdict",
-    "whole",
-    "write_json",
-]
-
-
 # ---- Files -----------------------------------------------------------------------------------------
 
 

@@ -12,26 +12,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-__all__ = [
-    "Contender",
-    "ContenderError",
-    "Draws",
-    "Plan",
-    "Sample",
-    "Session",
-    "Summary",
-    "Timeline",
-    "calibrate",
-    "interleave",
-    "rates_by_round",
-    "ratios",
-    "round_order",
-    "summarise",
-    "timeline_of",
-    "touch",
-]
-
-
 # ---- Rounds ----------------------------------------------------------------------------------------
 #
 # A machine drifts: clocks, temperature, neighbours. Measuring A for a minute and then B for a minute

@@ -12,17 +12,6 @@ import numpy.typing as npt
 from fastpipe.core.extras import require
 from fastpipe.errors import OptionError
 
-__all__ = [
-    "imagenet_size",
-    "mel_rows",
-    "photo_tree",
-    "photograph",
-    "scroll_slabs",
-    "write_table",
-    "write_zarr",
-]
-
-
 # ---- Photographs -----------------------------------------------------------------------------------
 #
 # A photograph's spectrum falls off roughly as 1/frequency, it has edges between regions, and its fine

@@ -31,31 +31,6 @@ from fastpipe.bench.synthetic import scroll_slabs, write_zarr
 from fastpipe.console import Progress, positive
 from fastpipe.core.extras import require
 
-__all__ = [
-    "COLD",
-    "FULL",
-    "QUARTER",
-    "QUICK",
-    "TENTH",
-    "WARM",
-    "PatchSpec",
-    "Scroll",
-    "Sizes",
-    "SlicedRow",
-    "WholeEpochs",
-    "add_arguments",
-    "check_patches",
-    "described",
-    "expected_patches",
-    "made_scroll",
-    "patch_dataset",
-    "patch_loader",
-    "run",
-    "sliced_loader",
-    "specs",
-]
-
-
 # ---- Volumes ---------------------------------------------------------------------------------------
 
 

@@ -53,18 +53,7 @@ from fastpipe.bench.generate import (
 from fastpipe.bench.report import print_result, short_markdown
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import ContenderError, Sample
-from fastpipe.bench.samples import (
-    SEED,
-    counted,
-    made,
-    motion,
-    quick,
-    rows_of,
-    slow,
-    waves,
-    waves_alone,
-    wide,
-)
+from fastpipe.bench.samples import SEED, counted, made, motion, quick, rows_of, slow, waves, waves_alone, wide
 from fastpipe.cli import main
 
 RUN = Path(__file__).resolve().parents[2] / "benchmarks" / "run.py"
