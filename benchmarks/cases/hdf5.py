@@ -18,6 +18,7 @@ import numpy.typing as npt
 from rich.console import Console
 
 from benchmarks.lines import Studied
+from benchmarks.peers.children.windows import windows
 from benchmarks.peers.rows import ChildRow, Peer, interpreter
 from benchmarks.studies.hdf5_evaluate import FileByFile, Grouped, evaluation_infos, section_of
 from benchmarks.studies.hdf5_first import first_batches
@@ -40,7 +41,6 @@ from fastpipe.bench.hdf5 import (
 )
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Contender, ContenderError, Draws, Sample, Session
-from benchmarks.peers.children.windows import windows
 from fastpipe.bench.synthetic import mel_rows, write_table
 from fastpipe.console import Progress
 from fastpipe.core.extras import require

@@ -68,6 +68,19 @@ def targets(samples: Mapping[str, Sequence[Sample]]) -> list[dict[str, Any]]:
     return judged_rates(samples, ASKED)
 
 
+def by_hand(table: Table, batch_size: int, *, is_shuffled: bool) -> Any:
+    """TensorFlow's operations, of which one decodes no more than the box; the resize is not antialiased."""
+    tf = tensorflow()
+
+    def sample(row: Any) -> Any:
+        left, top, right, bottom = tf.unstack(row["image"])
+        window = tf.stack([top, left, bottom - top, right - left])
+        image = tf.io.decode_and_crop_jpeg(tf.io.read_file(row["file"]), window, channels=3)
+        return tf.image.resize(image, (SIDE, SIDE)), row["label"]
+
+    return batches_of(table, sample, batch_size, is_shuffled)
+
+
 def by_hand_antialiased(table: Table, batch_size: int, *, is_shuffled: bool) -> Any:
     """TensorFlow's operations, nearer to Pillow's pixels."""
     library = tensorflow()
@@ -335,8 +348,15 @@ def own_specs() -> list[Spec]:
 
     each = "image by image; rotated as by TensorFlow Addons"
     *others, keras, layer = tf.specs()
+
+    def by_operation(setting: Setting, *, is_shuffled: bool) -> Any:
+        return by_hand(setting.crops, setting.batch_size, is_shuffled=is_shuffled)
+
     return [
-        *others, keras,
+        *others[:5],
+        Spec("crop", "hand", "tf.io.decode_and_crop_jpeg + tf.image.resize", "peer", by_operation,
+             "other pixels: another decoding, no antialiasing"),
+        *others[5:], keras,
         Spec("augment", "images", "tf.image.random_…", "replaced", of(by_operations), each),
         Spec("augment", "stateless", "tf.image.stateless_random_…", "replaced", of(by_stateless_operations),
              each),

@@ -65,7 +65,7 @@ CASES = {
         augment.add_arguments, augment.run,
     ),
     "tf": Case(
-        "TensorFlow: tf.py_function + Pillow, tf.io, and Keras's loader and layers against fastpipe.tf",
+        "TensorFlow: tf.py_function + Pillow, and Keras's loader and layers against fastpipe.tf",
         tf.add_arguments, tf.run,
     ),
     "generate": Case(

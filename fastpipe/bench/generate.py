@@ -21,7 +21,19 @@ from fastpipe.bench import machine
 from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Plan
-from fastpipe.bench.samples import BATCH_ROWS, SEED, Function, made, motion, quick, rows_of, slow, waves, waves_alone, wide
+from fastpipe.bench.samples import (
+    BATCH_ROWS,
+    SEED,
+    Function,
+    made,
+    motion,
+    quick,
+    rows_of,
+    slow,
+    waves,
+    waves_alone,
+    wide,
+)
 from fastpipe.console import Progress
 from fastpipe.core.extras import require
 from fastpipe.errors import OptionError

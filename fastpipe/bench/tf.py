@@ -5,17 +5,21 @@ from __future__ import annotations
 import argparse
 import gc
 import hashlib
-import multiprocessing
 import os
 import shutil
+import signal
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import zip_longest
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -33,8 +37,6 @@ from fastpipe.bench.runner import Contender, ContenderError, Session, Timeline, 
 from fastpipe.console import Progress, positive
 from fastpipe.core.extras import require
 from fastpipe.errors import CacheError, FastpipeError, OptionError
-
-# The datasets of the case ``tf``: as scripts write them, and as ``fastpipe.tf`` makes them.
 
 # ---- TensorFlow ------------------------------------------------------------------------------------
 
@@ -277,19 +279,6 @@ def by_pillow(table: Table, batch_size: int, *, is_shuffled: bool, kept: str | N
     return batches_of(table, sample, batch_size, is_shuffled, kept)
 
 
-def by_hand(table: Table, batch_size: int, *, is_shuffled: bool) -> Any:
-    """TensorFlow's operations, of which one decodes no more than the box; the resize is not antialiased."""
-    tf = tensorflow()
-
-    def sample(row: Any) -> Any:
-        left, top, right, bottom = tf.unstack(row["image"])
-        window = tf.stack([top, left, bottom - top, right - left])
-        image = tf.io.decode_and_crop_jpeg(tf.io.read_file(row["file"]), window, channels=3)
-        return tf.image.resize(image, (SIDE, SIDE)), row["label"]
-
-    return batches_of(table, sample, batch_size, is_shuffled)
-
-
 def from_directory(setting: Setting, *, is_shuffled: bool) -> Any:
     """Keras's loader at its defaults."""
     tensorflow()
@@ -402,8 +391,6 @@ def folder(setting: Setting, *, is_shuffled: bool, cache: Literal["off", "ram", 
     )  # fmt: skip
 
 
-# The case ``tf``: pipelines of ``tf.data``, as scripts and Keras make them, against ``fastpipe.tf``.
-
 # ---- Rows ------------------------------------------------------------------------------------------
 
 # Section → its name in tables.
@@ -478,11 +465,11 @@ def specs() -> list[Spec]:
 def _crops() -> list[Spec]:
     pillow, fast = "tf.py_function + Pillow", "image_dataset"
 
-    def script(make: Callable[..., Any]) -> Make:
-        return lambda setting, is_shuffled: make(setting.crops, setting.batch_size, is_shuffled=is_shuffled)
+    def script(setting: Setting, *, is_shuffled: bool) -> Any:
+        return by_pillow(setting.crops, setting.batch_size, is_shuffled=is_shuffled)
 
     return [
-        Spec("crop", "replaced", pillow, "replaced", script(by_pillow)),
+        Spec("crop", "replaced", pillow, "replaced", script),
         Spec("crop", "threads", fast, "fastpipe", crops, most_apart=0),
         Spec("crop", "graph", f'{fast}, engine="graph"', "fastpipe", partial(crops, engine="graph"),
              "TensorFlow's operations, within 1 of 255", most_apart=1),
@@ -490,8 +477,6 @@ def _crops() -> list[Spec]:
              most_apart=0),
         Spec("crop", "disk", f'{fast}, cache="disk"', "fastpipe", partial(crops, cache="disk"), _KEPT,
              most_apart=0),
-        Spec("crop", "hand", "tf.io.decode_and_crop_jpeg + tf.image.resize", "peer", script(by_hand),
-             "other pixels: another decoding, no antialiasing"),
     ]  # fmt: skip
 
 
@@ -730,54 +715,28 @@ def _digests(parts: Parts) -> Iterator[bytes]:
 # limit above which memory is mapped anew each time: scripts without one, which allocate for each image,
 # would be slower beside it than they are.
 
-_PATIENCE_S = 10.0
-
 
 class Apart:
-    """A process that goes through epochs of datasets when it is told to, and rests otherwise."""
+    """A process that goes through epochs of datasets when it is asked to, and rests otherwise."""
 
     def __init__(self, setting: Setting, specs: Callable[[], list[Spec]] = specs) -> None:
         # Not forked: TensorFlow, whose threads a fork does not have, is used here already.
-        context = multiprocessing.get_context("spawn")
-        self._connection, other = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other, setting, specs), daemon=True)
-        self._process.start()
-        other.close()
+        self._pool = ProcessPoolExecutor(1, get_context("spawn"), _prepare, (setting, specs))
 
-    def measure(self, key: str, count: int) -> float:
-        """Consume so many samples of a row; return the seconds it took.
+    def ask(self, key: str, count: int, busy_s: float | None = None) -> Any:
+        """Return the seconds that so many samples of a row took, or the timeline of so many steps.
 
         Raises:
             ContenderError: it cannot go on.
         """
-        return float(self._asked(key, count, None))
-
-    def timeline(self, key: str, steps: int, busy_s: float) -> Timeline:
-        """Steps that take so long each, with a row's batches.
-
-        Raises:
-            ContenderError: it cannot go on.
-        """
-        found: Timeline = self._asked(key, steps, busy_s)
-        return found
-
-    def _asked(self, *question: Any) -> Any:
         try:
-            self._connection.send(question)
-            answer = self._connection.recv()
-        except (EOFError, OSError):
+            return self._pool.submit(_answer, key, count, busy_s).result()
+        except BrokenProcessPool:
             raise ContenderError("its process ended") from None
-        if isinstance(answer, str):
-            raise ContenderError(answer)
-        return answer
 
     def close(self) -> None:
         """End the process.  May be called twice."""
-        self._connection.close()
-        self._process.join(_PATIENCE_S)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+        self._pool.shutdown(cancel_futures=True)
 
 
 class ApartRow:
@@ -791,33 +750,35 @@ class ApartRow:
 
     def measure(self, count: int) -> float:
         """Consume so many samples; return the seconds it took."""
-        return self._apart.measure(self.key, count)
+        return float(self._apart.ask(self.key, count))
 
     def timeline(self, steps: int, busy_s: float) -> Timeline:
         """Steps that take so long each."""
-        return self._apart.timeline(self.key, steps, busy_s)
+        found: Timeline = self._apart.ask(self.key, steps, busy_s)
+        return found
 
     def close(self) -> None:
         """Nothing: the process is that of all rows."""
 
 
-def _serve(connection: Any, setting: Setting, specs: Callable[[], list[Spec]]) -> None:
-    """Answer until the other end is closed."""
-    by_key, rows = {spec.key: spec for spec in specs()}, dict[str, EpochRow]()
-    try:
-        while True:
-            key, count, busy_s = connection.recv()
-            try:
-                if key not in rows:
-                    rows[key] = EpochRow(by_key[key], setting)
-                    gc.collect()
-                    gc.freeze()  # as where the other rows are
-                row = rows[key]
-                connection.send(row.measure(count) if busy_s is None else row.timeline(count, busy_s))
-            except ContenderError as error:
-                connection.send(str(error))
-    except (EOFError, KeyboardInterrupt):  # Ctrl-C comes here too
-        return
+# In that process: what datasets are made of, which there are, and the rows so far.
+_served: tuple[Setting, dict[str, Spec], dict[str, EpochRow]]
+
+
+def _prepare(setting: Setting, specs: Callable[[], list[Spec]]) -> None:
+    global _served
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C comes here too, and ends who asks
+    _served = setting, {spec.key: spec for spec in specs()}, {}
+
+
+def _answer(key: str, count: int, busy_s: float | None) -> float | Timeline:
+    setting, by_key, rows = _served
+    if key not in rows:
+        rows[key] = EpochRow(by_key[key], setting)
+        gc.collect()
+        gc.freeze()  # as where the other rows are
+    return rows[key].measure(count) if busy_s is None else rows[key].timeline(count, busy_s)
 
 
 # ---- The case --------------------------------------------------------------------------------------
