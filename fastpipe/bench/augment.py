@@ -136,8 +136,6 @@ class Recipe:
     """Something done to a batch.
 
     Attributes:
-        key: its name in the JSON file.
-        label: its name in tables.
         ops: the operations on each sample, of a kit, for a dtype.
         mixes: those that mix the batch.
         dtypes: what it is measured with.
@@ -275,10 +273,8 @@ class Way:
 
     Attributes:
         kind: the end of its key.
-        label: its name in tables.
         options: of ``augment.Compose``.
         apart: of one that does not compute what torchvision does, how far values may be apart on average.
-        note: what a reader should know.
     """
 
     kind: str
@@ -450,7 +446,6 @@ class ChainCheck:
         values: how many numbers.
         far: how many of them differ by more than rounding, or than a level where bytes are counted.
         largest: the largest difference of the others.
-        problems: what is wrong; empty when all is well.
     """
 
     batches: int = 0
@@ -603,7 +598,6 @@ class Bench(Driver):
         ]
 
     def result(self) -> dict[str, Any] | None:
-        """Check, measure, and put the file's content together; ``None`` if the check fails."""
         self.begin()
         if not self.passed(check := self.compared()):
             return None
@@ -626,7 +620,6 @@ class Bench(Driver):
         )  # fmt: skip
 
     def compared(self) -> ChainCheck:
-        """Compare all chains with torchvision's functions."""
         return check_chains(self.places, self.batches, self.progress.now)
 
     def sections(self) -> dict[str, Any]:

@@ -206,7 +206,6 @@ class RowCheck:
         whose: by whom what is expected was read, in the genitive.
         epochs: how many epochs of loaders.
         samples: how many samples in them.
-        problems: what is wrong; empty when all is well.
     """
 
     whose: str = "h5py's"

@@ -26,13 +26,11 @@ from fastpipe.bench.samples import (
     SEED,
     Function,
     made,
-    motion,
     quick,
     rows_of,
     slow,
     waves,
     waves_alone,
-    wide,
 )
 from fastpipe.console import Progress
 from fastpipe.core.extras import require
@@ -51,13 +49,10 @@ class Section:
     """A function whose rows are made.
 
     Attributes:
-        key: its name in the JSON file.
-        label: its name in tables.
         function: makes a row.
         row_s: about how long a row takes.
         chunk: rows are made in multiples of this.
         checked: so many are compared before anything is timed.
-        has_threads: whether threads make rows at a time, as the function lets go of the interpreter's lock.
     """
 
     key: str
@@ -66,15 +61,12 @@ class Section:
     row_s: float
     chunk: int
     checked: int
-    has_threads: bool = False
 
 
 SECTIONS = (
     Section("slow", "5 ms a row, rows of 4 kB", slow, 5e-3, 20, 24),
     Section("quick", "100 µs a row, rows of 4 kB", quick, 1e-4, 200, 300),
-    Section("wide", "100 µs a row, rows of 16 kB", wide, 1e-4, 200, 300),
     Section("batch", "sums of sines, rows of 1 kB", waves, 4e-5, 4 * BATCH_ROWS, 600),
-    Section("motion", "about 1 ms a row, rows of 75 kB", motion, 1e-3, 20, 60, has_threads=True),
 )
 
 
@@ -85,11 +77,8 @@ class Spec:
     Attributes:
         section: whose rows.
         kind: the end of the row's key.
-        label: its name in tables.
-        group: as of `RowInfo`.
         workers: how many rows are made at a time; 0: they are made in this thread.
         executor: as of `fastpipe.generate`.
-        note: what a reader should know about the row.
         function: makes the rows, where it is not the section's.
     """
 
@@ -186,7 +175,6 @@ class LoopRow(StoringRow):
     """A script's loop: lists, ``np.stack``, and a file at the end."""
 
     def make(self, count: int, out: Path, later: ExitStack) -> None:
-        """Make and store rows."""
         lists: dict[str, list[Any]] = {}
         for index in range(count):
             for name, value in made(self._function, index).items():
@@ -200,7 +188,6 @@ class FastRow(StoringRow):
     """`fastpipe.generate`."""
 
     def make(self, count: int, out: Path, later: ExitStack) -> None:
-        """Make and store rows."""
         fastpipe.generate(
             self._function, count, out, seed=SEED, workers=self.spec.workers, executor=self.spec.executor,
             progress=False,
@@ -224,9 +211,6 @@ def specs(section: Section, cores: int) -> list[tuple[Spec, type[MadeRow]]]:
         (Spec(section, "alone", f"{_FAST}(workers=0)", "fastpipe", note=through), FastRow),
         (Spec(section, "workers", f"{all_cores})", "fastpipe", cores, note=through), FastRow),
     ]
-    if section.has_threads:
-        label = f'{all_cores}, executor="threads")'
-        found.append((Spec(section, "threads", label, "fastpipe", cores, "threads"), FastRow))
     return found
 
 
@@ -240,7 +224,6 @@ class StoredCheck:
     Attributes:
         files: that were made and read.
         rows: in them.
-        problems: what is wrong; empty when all is well.
     """
 
     files: int = 0
@@ -307,13 +290,13 @@ def difference(expected: Columns, found: Columns) -> str | None:
 MEASURED_S = 4.5
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, sections: Sequence[Section] = SECTIONS) -> None:
     """The options of the case."""
     add = parser.add_argument
     add("--folder", metavar="FOLDER", type=Path,
         help="where files are written, and removed (default: the folder for temporary ones)")  # fmt: skip
-    add("--section", action="append", choices=[one.key for one in SECTIONS], metavar="NAME",
-        help="only this: " + ", ".join(one.key for one in SECTIONS)
+    add("--section", action="append", choices=[one.key for one in sections], metavar="NAME",
+        help="only this: " + ", ".join(one.key for one in sections)
         + "; may be given again (default: all)")  # fmt: skip
     add_run_arguments(parser)
 
@@ -340,19 +323,18 @@ class Bench(Driver):
     """One run of the case."""
 
     case: ClassVar[str] = "generate"
+    every: ClassVar[Sequence[Section]] = SECTIONS
     scratch: Path = field(kw_only=True)
 
     def __post_init__(self) -> None:
         asked = self.args.section
-        self.sections = [one for one in SECTIONS if not asked or one.key in asked]
+        self.sections = [one for one in self.every if not asked or one.key in asked]
 
     def plan(self) -> Plan:
-        """How long to measure, from the options."""
         plan = super().plan()
         return plan if self.args.quick else replace(plan, seconds=MEASURED_S)
 
     def result(self) -> dict[str, Any] | None:
-        """Check, measure, and put the file's content together; ``None`` if the check fails."""
         self.begin()
         with ExitStack() as stack:
             made = [self._made(*pair) for section in self.sections for pair in self.specs(section)]

@@ -7,13 +7,13 @@ import contextlib
 import gc
 import importlib.util
 import math
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -27,7 +27,7 @@ from fastpipe.bench.check import RowCheck, digests_of_samples
 from fastpipe.bench.data import made_once
 from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.results import RowInfo
-from fastpipe.bench.runner import Draws, calibrate, touch
+from fastpipe.bench.runner import Draws, calibrate, consume
 from fastpipe.bench.synthetic import mel_rows, write_table
 from fastpipe.console import Progress, positive
 from fastpipe.core.extras import require
@@ -234,16 +234,11 @@ class TableSpec:
     """One loader to measure.
 
     Attributes:
-        key: its name in the JSON file.
-        label: its name in tables.
-        group: as of `RowInfo`.
         kind: ``"rows"`` reads row by row, ``"named"`` too and looks up the dataset for each, ``"ordered"``
             chunk after chunk; the others are fastpipe's: ``"stock"`` in torch's loader and ``"window"`` mix
             the rows of some chunks at a time, ``"uniform"`` and ``"ram"`` mix all rows, the latter with all
             chunks kept in memory.
         batch_size: samples in a batch.
-        num_workers: as for ``DataLoader``.
-        note: what a reader should know about the row.
         threads: of ``fastpipe.FastHDF5Dataset``.
     """
 
@@ -343,16 +338,11 @@ class TableRow:
 
     def measure(self, count: int) -> float:
         """Consume so many samples; return the seconds it took."""
-        batches, seen = self.batches(count), 0
+        epochs = 1 if self._draws is not None else count // self.chunk
         with quiet():
-            start = time.perf_counter()
-            while seen < count:
-                for batch in batches:
-                    seen += touch(batch, any_number=True)
-            seconds = time.perf_counter() - start
+            batches = chain.from_iterable(repeat(self.batches(count), epochs))
+            seconds = consume(batches, count, self.spec.label, any_number=True)
         self._let_go()
-        if seen != count:
-            raise RuntimeError(f"{self.spec.label} gave {seen} samples of {count}")
         return seconds
 
     def batches(self, count: int) -> Any:
@@ -511,7 +501,6 @@ class Bench(Driver):
     tables: list[Table] = field(kw_only=True)
 
     def result(self) -> dict[str, Any] | None:
-        """Check, measure, and put the file's content together; ``None`` if the check fails."""
         self.begin()
         for table in self.tables:
             table.warm()
@@ -557,7 +546,6 @@ class Bench(Driver):
                 yield table, spec
 
     def compared(self, specs: Sequence[tuple[Table, TableSpec]]) -> RowCheck:
-        """Compare all rows of fastpipe's with what h5py reads."""
         ours = [(table, spec) for table, spec in specs if spec.group in ("stock", "fastpipe")]
         return check_rows(ours, self.progress.now)
 

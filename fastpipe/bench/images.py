@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import gc
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from fastpipe.bench.check import Check, compare, index_problems
 from fastpipe.bench.data import Photos, folder_to_use, scan
 from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.results import MAIN_ROW, RowInfo
-from fastpipe.bench.runner import Contender, Draws, touch
+from fastpipe.bench.runner import Contender, Draws, consume
 from fastpipe.console import Progress, positive
 from fastpipe.core.extras import require
 
@@ -37,13 +36,9 @@ class LoaderSpec:
     """One loader to measure.
 
     Attributes:
-        key: its name in the JSON file.
-        label: its name in tables.
         group: ``"replaced"`` is torchvision's dataset in torch's loader, ``"stock"``
             fastpipe's dataset in torch's loader, ``"fastpipe"`` both from fastpipe.
-        num_workers: as for ``DataLoader``.
         output: what the batches hold.
-        note: what a reader should know about the row.
         is_accelerated: it is the replaced loader, handed to ``accelerate``.
         cache: where fastpipe keeps decoded images; they are all there before the clock starts.
         short_side, scaled, backend, gpu_share: as of ``fastpipe.Decode``.
@@ -163,14 +158,7 @@ class LoaderRow:
         if self._to_fill:  # not before others have started their workers
             to_fill, self._to_fill = self._to_fill, 0
             self.measure(to_fill)
-        batches, seen = self.batches(images), 0
-        start = time.perf_counter()
-        for batch in batches:
-            seen += touch(batch)
-        seconds = time.perf_counter() - start
-        if seen != images:
-            raise RuntimeError(f"{self.spec.label} gave {seen} images of {images}")
-        return seconds
+        return consume(self.batches(images), images, self.spec.label)
 
     def batches(self, images: int) -> Any:
         """An epoch of so many images."""
@@ -315,7 +303,6 @@ class Bench(Driver):
     photos: Photos = field(kw_only=True)
 
     def result(self) -> dict[str, Any] | None:
-        """Check, measure, and put the file's content together; ``None`` if the check fails."""
         self.begin()
         self.photos.warm()
         if not self.passed(check := self._check()):

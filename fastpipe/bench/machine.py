@@ -15,41 +15,13 @@ from typing import Any
 
 import fastpipe
 
-PACKAGES = [
-    "numpy",
-    "torch",
-    "torchvision",
-    "pillow",
-    "pillow-simd",
-    "simplejpeg",
-    "nvidia-nvimgcodec-cu13",
-    "nvidia-nvimgcodec-cu12",
-    "nvidia-dali-cuda130",
-    "nvidia-dali-cuda120",
-    "triton",
-    "torchcodec",
-    "tensorflow",
-    "tensorflow-cpu",
-    "spdl-io",
-    "litdata",
-    "h5py",
-    "numcodecs",
-    "deflate",
-    "pyfive",
-    "hidefix",
-    "tensorstore",
-    "zarr",
-    "zarrs",
-    "monai",
-    "kornia",
-    "albumentations",
-    "opencv-python-headless",
-    "torchaudio",
-    "keras",
-    "cloudpickle",
-    "joblib",
-    "datasets",
-]
+PACKAGES = (
+    "numpy", "torch", "torchvision", "pillow", "pillow-simd", "simplejpeg", "nvidia-nvimgcodec-cu13",
+    "nvidia-nvimgcodec-cu12", "nvidia-dali-cuda130", "nvidia-dali-cuda120", "triton", "torchcodec",
+    "tensorflow", "tensorflow-cpu", "spdl-io", "litdata", "h5py", "numcodecs", "deflate", "pyfive",
+    "hidefix", "tensorstore", "zarr", "zarrs", "monai", "kornia", "albumentations",
+    "opencv-python-headless", "torchaudio", "keras", "cloudpickle", "joblib", "datasets",
+)  # fmt: skip
 
 
 def cores_allowed(cgroup: Path = Path("/sys/fs/cgroup")) -> int:

@@ -62,7 +62,6 @@ class Case(ABC):
 
     Attributes:
         key: its name: that of its folder in ``examples/``, where it has one of its own.
-        label: its name in tables.
         alone: the case of ``fastpipe bench`` that measures more of it.
         unit: what is counted.
         batch_size: of that, in a batch.
@@ -130,11 +129,9 @@ class KerasMultimodal(Case):
         return found
 
     def check(self, rows: Rows) -> Checked:
-        """Number by number, and sample by sample."""
         return tf.check_rows(self._setting, self._own, self.ground.say)
 
     def timeline(self, row: Any, steps: int, busy_s: float) -> Timeline:
-        """Where the row is."""
         found: Timeline = row.timeline(steps, busy_s)
         return found
 
@@ -164,12 +161,10 @@ class HDF5Mel(Case):
         return found
 
     def check(self, rows: Rows) -> Checked:
-        """Bit for bit, and each sample once."""
         own = [row.spec for _, row in rows if isinstance(row, hdf5.TableRow) and row.spec.group == "fastpipe"]
         return hdf5.check_rows([(self._table, spec) for spec in own], self.ground.say)
 
     def timeline(self, row: Any, steps: int, busy_s: float) -> Timeline:
-        """Of an epoch's beginning."""
         with hdf5.quiet():
             return timeline_of(row.batches(steps * self.batch_size), lambda _: busy_s, steps)
 
@@ -195,7 +190,6 @@ class MotionGeneration(Case):
         ]
 
     def check(self, rows: Rows) -> Checked:
-        """What is read from the files."""
         made = [row for _, row in rows if isinstance(row, generate.MadeRow)]
         return generate.check_stored(made, self.ground.say)
 
@@ -235,12 +229,10 @@ class VolumePatches(Case):
         return found
 
     def check(self, rows: Rows) -> Checked:
-        """Voxel by voxel, and each patch once."""
         own = [row for _, row in rows if isinstance(row, (volume.WholeEpochs, volume.SlicedRow))]
         return volume.check_patches(self._scroll, own, self.ground.say)
 
     def timeline(self, row: Any, steps: int, busy_s: float) -> Timeline:
-        """Of fastpipe's a first epoch's beginning."""
         is_sliced = isinstance(row, volume.SlicedRow)
         batches = row.batches(steps * self.batch_size) if is_sliced else row.batches()
         return timeline_of(batches, lambda _: busy_s, steps)
@@ -278,12 +270,10 @@ class ImageFolder(Case):
         return found
 
     def check(self, rows: Rows) -> Checked:
-        """Pixels, labels, classes and order."""
         workers = 0 if self.ground.quick else min(2, self.ground.cores)
         return images.run_check(self._photos, workers, lambda _: None)
 
     def timeline(self, row: Any, steps: int, busy_s: float) -> Timeline:
-        """Of an epoch of so many batches."""
         return timeline_of(row.batches(steps * self.batch_size), lambda _: busy_s, steps)
 
 
@@ -314,12 +304,10 @@ class Pair(Driver):
     pipeline: Case = field(kw_only=True)
 
     def plan(self) -> Plan:
-        """How long to measure."""
         plan = super().plan()
         return plan if self.args.quick else Plan(rounds=ROUNDS, seconds=self.pipeline.seconds, settle_s=0.1)
 
     def result(self) -> dict[str, Any] | None:
-        """Check, measure, and put the file's content together; where the check fails nothing is measured."""
         case = self.pipeline
         with ExitStack() as stack:
             rows = case.rows(stack)
@@ -368,7 +356,6 @@ class Pair(Driver):
         return {"busy_s": busy_s, "rows": found}
 
     def label_of(self, key: str) -> str:
-        """What a row is called; its section is told by whoever started this process."""
         return self.infos[key].label
 
 
@@ -533,12 +520,10 @@ class _All(Driver):
     is_wrong: bool = False
 
     def run(self, console: Console) -> int:
-        """Measure, report, and write what was asked for."""
         with _terminated_as_interrupted():
             return max(super().run(console), int(self.is_wrong))
 
     def result(self) -> dict[str, Any]:
-        """Measure one after the other, and put the file's content together."""
         begun = time.monotonic()
         self.begin()
         parts: dict[str, dict[str, Any]] = {}

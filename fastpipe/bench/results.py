@@ -105,11 +105,9 @@ class RowInfo:
 
     Attributes:
         key: its name in the file.
-        label: its name in tables.
         group: ``"replaced"``, ``"stock"``, ``"fastpipe"``, ``"peer"`` or ``"floor"``.
         num_workers: where it is a DataLoader's row.
         output: what its batches hold.
-        note: what a reader should know.
         versions: package → version, of a peer.
         prepared_s: seconds that a peer's conversion of the photos took; not part of its rate.
         prepared_size: size of what that made, over the size of the photos.

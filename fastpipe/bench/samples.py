@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# ----------------------------------------------------------------------------------------------------
-# Orders of rows and places of patches, which peers use too: their processes have NumPy alone.
-
 # ---- Places of patches -----------------------------------------------------------------------------
 
 _SEED = 7
@@ -69,32 +66,16 @@ Row = dict[str, Any]
 Function = Callable[[int, np.random.Generator], Row]
 
 _POINTS, _SINES = np.arange(256) / 256, 8
-_TIMES = np.arange(250) / 25  # seconds, of a sequence of 10 s
-_JOINTS, _HARMONICS = 25, 2
 
 
 def slow(index: int, rng: np.random.Generator) -> Row:
     """A row that takes 5 ms, 4 kB."""
-    return _busy(rng, 5e-3, 1 << 10)
+    return busy(rng, 5e-3, 1 << 10)
 
 
 def quick(index: int, rng: np.random.Generator) -> Row:
     """A row that takes 100 µs, 4 kB."""
-    return _busy(rng, 1e-4, 1 << 10)
-
-
-def wide(index: int, rng: np.random.Generator) -> Row:
-    """A row that takes 100 µs, 16 kB."""
-    return _busy(rng, 1e-4, 1 << 12)
-
-
-def motion(index: int, rng: np.random.Generator) -> Row:
-    """A sequence of places of joints, 75 kB, by large operations of NumPy: about 1 ms."""
-    size = (_HARMONICS, 1, _JOINTS, 3)
-    rates, phases = rng.uniform(0.2, 4, size=size), rng.uniform(0, 2 * np.pi, size=size)
-    far = rng.normal(size=size)
-    places = (far * np.sin(rates * _TIMES[:, None, None] + phases)).sum(0)
-    return {"motion": places.astype(np.float32), "theme": rng.integers(5)}
+    return busy(rng, 1e-4, 1 << 10)
 
 
 def waves(index: int, rng: np.random.Generator) -> Row:
@@ -128,7 +109,7 @@ def rows_of(function: Function, count: int) -> Row:
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def _busy(rng: np.random.Generator, seconds: float, numbers: int) -> Row:
+def busy(rng: np.random.Generator, seconds: float, numbers: int) -> Row:
     """Draw numbers, and use the processor for so long in all.
 
     It is this thread's time on a processor that counts: by a clock on the wall two threads, or processes that

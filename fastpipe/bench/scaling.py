@@ -137,7 +137,6 @@ class Bench(ScalingBench):
         return self.args.batch_size or BATCH
 
     def warm(self) -> None:
-        """Read every photo once."""
         self.photos.warm()
 
     def rows(self, n: int) -> list[Row]:
@@ -155,12 +154,10 @@ class Bench(ScalingBench):
         return rows
 
     def compared(self, rows: Sequence[Contender]) -> Check | RowCheck:
-        """Compare all photos with torchvision's."""
         workers = 0 if self.args.quick else min(self.cores, 8)
         return run_check(self.photos, workers, lambda images: None)
 
     def described(self) -> dict[str, Any]:
-        """Return the photos and what is made of them."""
         return facts_of(self.photos, self.size)
 
 

@@ -416,10 +416,7 @@ class Spec:
     Attributes:
         section: a key of ``SECTIONS``.
         kind: the end of the row's key.
-        label: its name in tables.
-        group: as of `RowInfo`.
         make: makes it.
-        note: what a reader should know about the row.
         most_apart: of fastpipe's, how far values may be from the replaced dataset's; None of others.
     """
 
@@ -593,7 +590,6 @@ class SampleCheck(RowCheck):
     largest: float = 0.0
 
     def sentence(self) -> str:
-        """The outcome in words."""
         if not self.ok:
             return super().sentence()
         apart = "" if not self.differing else (
@@ -606,7 +602,6 @@ class SampleCheck(RowCheck):
         )
 
     def as_json(self) -> dict[str, Any]:
-        """The outcome for the JSON file."""
         names = ("values", "differing", "over_one", "largest")
         return {**super().as_json(), **{name: getattr(self, name) for name in names}}
 
@@ -837,7 +832,6 @@ class Bench(Driver):
         return specs()
 
     def result(self) -> dict[str, Any] | None:
-        """Check, measure, and put the file's content together; ``None`` if the check fails."""
         self.begin()
         args, photos, lengths = self.args, self.photos, self.lengths
         size = args.batch_size or (QUICK_BATCH if args.quick else BATCH)

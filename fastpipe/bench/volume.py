@@ -25,7 +25,7 @@ from fastpipe.bench.check import RowCheck, digests_of_samples
 from fastpipe.bench.data import made_once
 from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.results import RowInfo
-from fastpipe.bench.runner import Contender, Draws, touch
+from fastpipe.bench.runner import Contender, Draws, consume
 from fastpipe.bench.samples import ZarrPatches, box_at, start_of
 from fastpipe.bench.synthetic import scroll_slabs, write_zarr
 from fastpipe.console import Progress, positive
@@ -157,12 +157,8 @@ class PatchSpec:
     Attributes:
         section: ``"cold"``, where nothing that was decoded is remembered at first and then a quarter, or
             ``"warm"``, where everything is.
-        kind: ``"zarr"`` slices Zarr arrays, ``"slices"`` those in memory; the others are fastpipe's:
+        kind: ``"zarr"`` slices Zarr arrays; the others are fastpipe's:
             ``"tour"`` visits patches so that little is decoded twice, ``"uniform"`` in any order.
-        label: its name in tables.
-        group: as of `RowInfo`.
-        num_workers: as for ``DataLoader``.
-        note: what a reader should know about the row.
         threads: of ``fastpipe.FastPatchDataset``.
         name: its name in the JSON file, if not that of its section and kind.
     """
@@ -200,7 +196,6 @@ def specs() -> list[PatchSpec]:
         PatchSpec(COLD, "uniform", f"{_FAST}, shuffle=True", "fastpipe", note="all orders equally likely"),
         PatchSpec(WARM, "zarr", stock, "replaced", 1, f"{spawned}; {each_time}"),
         PatchSpec(WARM, "uniform", f"{_FAST}, shuffle=True", "fastpipe", note="from the second epoch on"),
-        PatchSpec(WARM, "slices", "slices of NumPy arrays + DataLoader(num_workers=0)", "peer"),
     ]  # fmt: skip
 
 
@@ -279,18 +274,14 @@ class WholeEpochs:
             start = time.perf_counter()
             dataset = patch_dataset(self._scroll, self.budget, len(self.made_s), self.spec.threads)
             self.made_s.append(time.perf_counter() - start)
-        seen = 0
         start = time.perf_counter()
         if is_new:  # an order that has to be planned is a part of the epoch
             self._loader = patch_loader(dataset, self._batch_size, self.spec.kind)
+        planned = time.perf_counter() - start
         before = dict(self._loader.clock.totals())
-        for batch in self._loader:
-            seen += touch(batch)
-        seconds = time.perf_counter() - start
+        seconds = planned + consume(self._loader, self.chunk, self.spec.label)
         for stage, total in self._loader.clock.totals().items():
             self._stages[stage] += total - before.get(stage, 0.0)
-        if seen != self.chunk:
-            raise RuntimeError(f"{self.spec.label} gave {seen} patches of {self.chunk}")
         return seconds
 
 
@@ -304,14 +295,7 @@ class SlicedRow:
 
     def measure(self, count: int) -> float:
         """Consume so many patches; return the seconds it took."""
-        seen = 0
-        start = time.perf_counter()
-        for batch in self.batches(count):
-            seen += touch(batch)
-        seconds = time.perf_counter() - start
-        if seen != count:
-            raise RuntimeError(f"{self.spec.label} gave {seen} patches of {count}")
-        return seconds
+        return consume(self.batches(count), count, self.spec.label)
 
     def batches(self, count: int) -> Any:
         """An epoch of so many patches."""
@@ -324,33 +308,16 @@ class SlicedRow:
         gc.collect()
 
 
-def sliced_loader(spec: PatchSpec, scroll: Scroll, batch_size: int) -> Any:
-    """The loader of a row that slices arrays, with a sampler whose length may be set."""
+def sliced_loader(spec: PatchSpec, scroll: Scroll, batch_size: int, source: Any = None) -> Any:
+    """The loader of a row that slices Zarr arrays, or a source, with a sampler whose length may be set."""
     data = require("torch.utils.data", extra="torch")
-    if spec.kind == "zarr":
-        source: Any = ZarrPatches(scroll.paths, scroll.sizes.shape, scroll.sizes.patch, scroll.epoch)
-    else:
-        source = _MemoryPatches(scroll)
+    if source is None:
+        source = ZarrPatches(scroll.paths, scroll.sizes.shape, scroll.sizes.patch, scroll.epoch)
     # Zarr has threads of its own, of which a forked process has none: it would wait for ever.
     workers: dict[str, Any] = {"num_workers": spec.num_workers, "persistent_workers": spec.num_workers > 0}
     context = "spawn" if spec.num_workers else None
     draws = Draws(range(scroll.epoch), scroll.epoch)
     return data.DataLoader(source, batch_size, sampler=draws, multiprocessing_context=context, **workers)
-
-
-class _MemoryPatches:
-    """Slices of arrays in memory."""
-
-    def __init__(self, scroll: Scroll) -> None:
-        self._arrays, self._sizes, self._count = scroll.arrays, scroll.sizes, scroll.epoch
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int) -> tuple[npt.NDArray[Any], ...]:
-        start = start_of(self._sizes.shape, self._sizes.patch, index)
-        box = box_at(start, self._sizes.patch)
-        return tuple(array[box] for array in self._arrays)
 
 
 # ---- Are the patches those of the volume? ----------------------------------------------------------
@@ -429,12 +396,11 @@ class Bench(Driver):
     scroll: Scroll = field(kw_only=True)
 
     def result(self) -> dict[str, Any] | None:
-        """Check, measure, and put the file's content together; ``None`` if the check fails."""
         self.begin()
         scroll, size = self.scroll, self.args.batch_size
         scroll.warm()
         with ExitStack() as stack:
-            own = self._own(stack)
+            own = self.own_rows(stack)
             if not self.passed(check := check_patches(scroll, own, self.progress.now)):
                 return None
             contenders = [*own, *self.all_others(stack)]
@@ -459,7 +425,7 @@ class Bench(Driver):
             plan=plan,
         )  # fmt: skip
 
-    def _own(self, stack: ExitStack) -> list[WholeEpochs | SlicedRow]:
+    def own_rows(self, stack: ExitStack) -> list[WholeEpochs | SlicedRow]:
         """Build the rows that run in this process."""
         found: list[WholeEpochs | SlicedRow] = []
         loaders: dict[str, Any] = {}

@@ -23,9 +23,11 @@ from benchmarks.cases.volume import (
     COLD_PEERS,
     VOLUME_PEERS,
     WARM_PEERS,
+    MemoryPatches,
     VolumePeerRow,
     differing,
     row_info,
+    specs,
     targets,
 )
 from benchmarks.lines import first_batch_lines, markdown
@@ -55,7 +57,6 @@ from fastpipe.bench.volume import (
     described,
     made_scroll,
     sliced_loader,
-    specs,
 )
 from fastpipe.cli import main
 from fastpipe.errors import OptionError
@@ -154,7 +155,7 @@ def own_rows(scroll: Scroll, *keys: str) -> list[WholeEpochs | SlicedRow]:
         if spec.group == "fastpipe" and (not keys or spec.key in keys):
             found.append(WholeEpochs(spec, scroll, 2))
         elif spec.kind == "slices" and (not keys or spec.key in keys):
-            found.append(SlicedRow(spec, sliced_loader(spec, scroll, 2)))
+            found.append(SlicedRow(spec, sliced_loader(spec, scroll, 2, MemoryPatches(scroll))))
     return found
 
 
@@ -482,7 +483,9 @@ def small_and_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(case, "QUICK", _SIZES)
     real = case.require
     monkeypatch.setattr(case, "require", lambda name, extra: name == "zarr" or real(name, extra=extra))
-    monkeypatch.setattr(case, "sliced_loader", lambda spec, scroll, size: make(kind, scroll, size))
+    monkeypatch.setattr(
+        case, "sliced_loader", lambda spec, scroll, size: make(kind, scroll, size, MemoryPatches(scroll))
+    )
 
 
 def test_a_wrong_voxel_ends_the_command_with_1(
