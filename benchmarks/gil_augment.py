@@ -38,7 +38,7 @@ from benchmarks.cases.augment_recipes import (
     made_motion,
     made_volumes,
 )
-from fastpipe.bench import machine
+from fastpipe.core.machine import available_cpus
 
 _IMAGES = (64, 3, 224, 224)
 
@@ -127,7 +127,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="of a measurement (default: 2)")
     parser.add_argument("--json", type=Path, help="where to write everything")
     args = parser.parse_args()
-    threads = max(1, machine.cores_allowed() - 1)
+    threads = max(1, available_cpus() - 1)
     torch.set_num_threads(threads)
     rows = [held(case, args.rounds, args.seconds) for case in cases()]
     print(

@@ -24,7 +24,7 @@ from benchmarks.studies.hdf5_evaluate import FileByFile, Grouped, evaluation_inf
 from benchmarks.studies.hdf5_first import first_batches
 from benchmarks.studies.hdf5_memory import memory_of_trees
 from benchmarks.targets import Asked, judged, judged_rates
-from fastpipe.bench import hdf5, machine
+from fastpipe.bench import hdf5
 from fastpipe.bench.check import RowCheck
 from fastpipe.bench.data import made_once
 from fastpipe.bench.hdf5 import (
@@ -44,6 +44,7 @@ from fastpipe.bench.runner import Contender, ContenderError, Draws, Sample, Sess
 from fastpipe.bench.synthetic import mel_rows, write_table
 from fastpipe.console import Progress
 from fastpipe.core.extras import require
+from fastpipe.core.machine import available_cpus
 
 # ---- Files beside those that users measure ----------------------------------------------------------
 
@@ -360,7 +361,7 @@ def run(args: Namespace, console: Console, progress: Progress) -> int:
         cells = made_cells(files, CELLS, "cells", folder, say)
         judged_tables = [made_cells(few, FEW, "few", folder, say), cells]
         tables += [made_chunks(chunks, folder, say), cells]
-    cores = machine.cores_allowed()
+    cores = available_cpus()
     return Bench(args, cores, progress, tables=tables, judged=judged_tables).run(console)
 
 

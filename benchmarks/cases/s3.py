@@ -37,13 +37,13 @@ from benchmarks.studies.s3_cpu import CpuMeter, Metered, cpu_of
 from benchmarks.studies.s3_refetched import refetched
 from benchmarks.studies.s3_stall import Stalled, fast_stall, mount_stall, stalls
 from benchmarks.targets import Asked, judged, judged_rates
-from fastpipe.bench import machine
 from fastpipe.bench.data import folder_to_use, scan
 from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.images import MEAN, SIDE, STD
 from fastpipe.bench.results import RowInfo, entries, verdict
 from fastpipe.bench.runner import Contender, ContenderError, Sample, Session
 from fastpipe.console import Progress, positive
+from fastpipe.core.machine import available_cpus
 
 __all__ = ["ASKED", "BUCKET_PEERS", "BucketPeerRow", "add_arguments", "row_info", "run", "targets"]
 
@@ -201,7 +201,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     count = max(count, args.batch_size)
     jitter = args.delay * _JITTER_MS / _DELAY_MS
     with Bucket(photos, count, args.delay, jitter, progress.done) as bucket:
-        return Bench(args, machine.cores_allowed(), progress, bucket=bucket, name=name).run(console)
+        return Bench(args, available_cpus(), progress, bucket=bucket, name=name).run(console)
 
 
 @dataclass

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from benchmarks.floor import DecodeRow, floor_share
 from benchmarks.lines import Studied
-from fastpipe.bench import hdf5, machine, scaling, volume
+from fastpipe.bench import hdf5, scaling, volume
 from fastpipe.bench.check import RowCheck
 from fastpipe.bench.hdf5 import (
     LAYOUTS,
@@ -43,6 +43,7 @@ from fastpipe.bench.volume import (
 )
 from fastpipe.console import Progress
 from fastpipe.core.extras import require
+from fastpipe.core.machine import available_cpus
 from fastpipe.errors import OptionError
 
 __all__ = ["Bench", "PatchBench", "RowBench", "add_arguments", "run"]
@@ -67,7 +68,7 @@ def run(args: Namespace, console: Console, progress: Progress) -> int:
         return scaling.run(args, console, progress, Bench)
     if args.data is not None:
         raise OptionError(f"--data is a folder of images: leave it out with {args.job!r}")
-    cores = machine.cores_allowed()
+    cores = available_cpus()
     if args.job == "hdf5":
         layouts, rows = {"gzip": LAYOUTS["gzip"]}, QUICK_ROWS if args.quick else ROWS
         (table,) = made_tables(rows, args.folder, progress.done, layouts)

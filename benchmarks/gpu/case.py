@@ -26,7 +26,6 @@ from benchmarks.gpu.sections import (
 )
 from benchmarks.gpu.training import Sizes, TrainRow, figures_of, sizes_for
 from benchmarks.lines import Studied
-from fastpipe.bench import machine
 from fastpipe.bench.data import folder_to_use, scan
 from fastpipe.bench.driver import Driver, add_file_arguments
 from fastpipe.bench.images import make_dataset, train_transform
@@ -34,6 +33,7 @@ from fastpipe.bench.results import RowInfo, entries, verdict
 from fastpipe.bench.runner import Contender, ContenderError, Plan, Session
 from fastpipe.console import Progress, positive
 from fastpipe.core.extras import require
+from fastpipe.core.machine import available_cpus
 from fastpipe.errors import OptionError
 
 __all__ = ["SECONDS", "Budget", "Share", "add_arguments", "merged", "run", "with_references"]
@@ -151,7 +151,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     folder, name, is_made_up = folder_to_use(args.data, progress.done)
     photos = scan(folder, name)
     photos.warm()
-    cores, batch = machine.cores_allowed(), args.batch_size or sizes.batch
+    cores, batch = available_cpus(), args.batch_size or sizes.batch
     what = Run(args.device, sizes, photos, cores, batch, say=progress.done)
     bench = Bench(args, cores, progress, what=what, budget=budget)
     if is_made_up:

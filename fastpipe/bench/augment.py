@@ -16,7 +16,6 @@ import numpy.typing as npt
 from rich.console import Console
 
 from fastpipe import augment
-from fastpipe.bench import machine
 from fastpipe.bench.data import Photos, folder_to_use, listed, scan
 from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.images import MEAN, SIDE, STD, check_transform
@@ -25,6 +24,7 @@ from fastpipe.bench.runner import Contender, touch
 from fastpipe.bench.synthetic import mel_rows
 from fastpipe.console import Progress, positive
 from fastpipe.core.extras import require
+from fastpipe.core.machine import available_cpus
 
 # ---- Batches ---------------------------------------------------------------------------------------
 
@@ -572,7 +572,7 @@ def run(
     devices = ["cpu"]
     if require("torch", extra="torch").cuda.is_available():
         devices.append("cuda")
-    cores = machine.cores_allowed()
+    cores = available_cpus()
     bench = (kind or Bench)(args, cores, progress, batches=batches, photos=photos, devices=devices)
     return bench.run(console)
 

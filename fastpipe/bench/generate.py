@@ -17,7 +17,6 @@ import numpy.typing as npt
 from rich.console import Console
 
 import fastpipe
-from fastpipe.bench import machine
 from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Plan
@@ -34,6 +33,7 @@ from fastpipe.bench.samples import (
 )
 from fastpipe.console import Progress
 from fastpipe.core.extras import require
+from fastpipe.core.machine import available_cpus
 from fastpipe.errors import OptionError
 
 # ---- Rows: a loop, and fastpipe.generate -----------------------------------------------------------
@@ -314,7 +314,7 @@ def run(
     if args.folder is not None and not args.folder.is_dir():
         raise OptionError(f"--folder: {str(args.folder)!r} is not a folder")
     with tempfile.TemporaryDirectory(prefix="fastpipe-bench-", dir=args.folder) as scratch:
-        bench = (kind or Bench)(args, machine.cores_allowed(), progress, scratch=Path(scratch))
+        bench = (kind or Bench)(args, available_cpus(), progress, scratch=Path(scratch))
         return bench.run(console)
 
 

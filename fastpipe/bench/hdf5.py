@@ -22,7 +22,6 @@ import numpy.typing as npt
 from rich.console import Console
 
 import fastpipe
-from fastpipe.bench import machine
 from fastpipe.bench.check import RowCheck, digests_of_samples
 from fastpipe.bench.data import made_once
 from fastpipe.bench.driver import Driver, add_run_arguments
@@ -31,6 +30,7 @@ from fastpipe.bench.runner import Draws, calibrate, consume
 from fastpipe.bench.synthetic import mel_rows, write_table
 from fastpipe.console import Progress, positive
 from fastpipe.core.extras import require
+from fastpipe.core.machine import available_cpus
 from fastpipe.errors import OptionError
 
 # ---- Files -----------------------------------------------------------------------------------------
@@ -471,7 +471,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
         OptionError: there is nothing to measure.
     """
     tables = tables_of(args, progress)
-    return Bench(args, machine.cores_allowed(), progress, tables=tables).run(console)
+    return Bench(args, available_cpus(), progress, tables=tables).run(console)
 
 
 def tables_of(args: argparse.Namespace, progress: Progress) -> list[Table]:

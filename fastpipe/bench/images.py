@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Literal
 from rich.console import Console
 
 import fastpipe
-from fastpipe.bench import machine
 from fastpipe.bench.check import Check, compare, index_problems
 from fastpipe.bench.data import Photos, folder_to_use, scan
 from fastpipe.bench.driver import Driver, add_run_arguments
@@ -24,6 +23,7 @@ from fastpipe.bench.results import MAIN_ROW, RowInfo
 from fastpipe.bench.runner import Contender, Draws, consume
 from fastpipe.console import Progress, positive
 from fastpipe.core.extras import require
+from fastpipe.core.machine import available_cpus
 
 # ---- The rows of image folders: loaders in this process ---------------------------------------------
 
@@ -288,7 +288,7 @@ def run(
     """
     folder, name, generated = folder_to_use(args.data, progress.done, large=args.large)
     photos = scan(folder, name)
-    bench = (kind or Bench)(args, machine.cores_allowed(), progress, photos=photos)
+    bench = (kind or Bench)(args, available_cpus(), progress, photos=photos)
     if generated:
         bench.warnings.append("the photos are made up; give your own with --data or $FASTPIPE_PHOTOS")
         progress.done(f"photos: made up, kept in {folder}")

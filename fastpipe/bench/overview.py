@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 from rich.console import Console
 
-from fastpipe.bench import generate, hdf5, images, machine, tf, volume
+from fastpipe.bench import generate, hdf5, images, tf, volume
 from fastpipe.bench.data import generated_folder, scan
 from fastpipe.bench.driver import FILES, Checked, Driver, add_file_arguments
 from fastpipe.bench.images import LoaderRow, LoaderSpec
@@ -32,6 +32,7 @@ from fastpipe.bench.runner import Contender, ContenderError, Plan, Session, Time
 from fastpipe.bench.tf import Apart, ApartRow, tensorflow
 from fastpipe.console import Progress
 from fastpipe.core.extras import require
+from fastpipe.core.machine import available_cpus
 from fastpipe.core.processes import signal_name
 from fastpipe.errors import FastpipeError, OptionError
 
@@ -508,7 +509,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     Raises:
         OptionError: there is no pipeline of a name.
     """
-    return _All(args, machine.cores_allowed(), progress, keys=chosen(args.only)).run(console)
+    return _All(args, available_cpus(), progress, keys=chosen(args.only)).run(console)
 
 
 @dataclass
@@ -647,7 +648,7 @@ def outcome(case: str, folder: Path, quick: bool, progress: Progress) -> dict[st
         ``result``, the content of a result file; or ``check``, where outputs differ; or ``why`` it cannot be
         measured.
     """
-    cores = machine.cores_allowed()
+    cores = available_cpus()
     files = dict.fromkeys((*FILES, "compare"))
     args = Namespace(quick=quick, rounds=None, seconds=None, peers=False, usual={}, **files)
     try:

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 from rich.console import Console
 
-from fastpipe.bench import machine
 from fastpipe.bench.check import Check, RowCheck
 from fastpipe.bench.data import Photos, folder_to_use, scan
 from fastpipe.bench.driver import Driver, add_run_arguments
@@ -21,6 +20,7 @@ from fastpipe.bench.images import LoaderRow, LoaderSpec, facts_of, run_check
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Contender, Sample, rates_by_round, ratios, summarise
 from fastpipe.console import Progress, positive
+from fastpipe.core.machine import available_cpus
 
 Row = tuple[RowInfo, Callable[[], Contender]]
 BATCH = 64
@@ -57,7 +57,7 @@ def run(
         OptionError: there is nothing to measure.
     """
     folder, name, generated = folder_to_use(args.data, progress.done)
-    bench = (kind or Bench)(args, machine.cores_allowed(), progress, photos=scan(folder, name))
+    bench = (kind or Bench)(args, available_cpus(), progress, photos=scan(folder, name))
     if generated:
         bench.warnings.append("the photos are made up; give your own with --data or $FASTPIPE_PHOTOS")
         progress.done(f"photos: made up, kept in {folder}")

@@ -28,7 +28,6 @@ import numpy.typing as npt
 from rich.console import Console
 
 import fastpipe
-from fastpipe.bench import machine
 from fastpipe.bench.check import RowCheck
 from fastpipe.bench.data import folder_to_use
 from fastpipe.bench.driver import Driver, add_run_arguments
@@ -36,6 +35,7 @@ from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Contender, ContenderError, Session, Timeline, timeline_of
 from fastpipe.console import Progress, positive
 from fastpipe.core.extras import require
+from fastpipe.core.machine import available_cpus
 from fastpipe.errors import CacheError, FastpipeError, OptionError
 
 # ---- TensorFlow ------------------------------------------------------------------------------------
@@ -806,7 +806,7 @@ def run(
     lengths = kind.quick if args.quick else kind.full
     folder, name, _ = folder_to_use(args.data, progress.done)
     photos = Photos.of(folder, name, lengths.crops)
-    return kind(args, machine.cores_allowed(), progress, photos=photos, lengths=lengths).run(console)
+    return kind(args, available_cpus(), progress, photos=photos, lengths=lengths).run(console)
 
 
 @dataclass

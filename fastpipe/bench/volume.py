@@ -20,7 +20,6 @@ import numpy.typing as npt
 from rich.console import Console
 
 import fastpipe
-from fastpipe.bench import machine
 from fastpipe.bench.check import RowCheck, digests_of_samples
 from fastpipe.bench.data import made_once
 from fastpipe.bench.driver import Driver, add_run_arguments
@@ -30,6 +29,7 @@ from fastpipe.bench.samples import ZarrPatches, box_at, start_of
 from fastpipe.bench.synthetic import scroll_slabs, write_zarr
 from fastpipe.console import Progress, positive
 from fastpipe.core.extras import require
+from fastpipe.core.machine import available_cpus
 
 # ---- Volumes ---------------------------------------------------------------------------------------
 
@@ -384,7 +384,7 @@ def run(
     """
     require("zarr", extra="bench")
     scroll = made_scroll(QUICK if args.quick else FULL, args.folder, progress.done)
-    return (kind or Bench)(args, machine.cores_allowed(), progress, scroll=scroll).run(console)
+    return (kind or Bench)(args, available_cpus(), progress, scroll=scroll).run(console)
 
 
 @dataclass
