@@ -27,7 +27,7 @@ from benchmarks.studies.generate_predicted import Prediction, predictions
 from benchmarks.studies.made_rows import Generators, made_of, motion, wide
 from benchmarks.targets import Asked, judged, judged_rates
 from fastpipe.bench import generate
-from fastpipe.bench.generate import Columns, FastRow, MadeRow, Section, Spec, StoringRow, problem_of
+from fastpipe.bench.generate import Columns, FastRow, MadeRow, Section, Spec, problem_of
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Contender, ContenderError, Sample, Session, rates_by_round, summarise
 from fastpipe.bench.samples import BATCH_ROWS, made
@@ -156,7 +156,7 @@ class Peer:
         return {name: metadata.version(name) for name in self.packages} or None
 
 
-class PeerRow(StoringRow):
+class PeerRow(MadeRow):
     """A `Contender` that is another library."""
 
     def make(self, count: int, out: Path, later: ExitStack) -> None:

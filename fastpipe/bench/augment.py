@@ -16,6 +16,7 @@ import numpy.typing as npt
 from rich.console import Console
 
 from fastpipe import augment
+from fastpipe.bench.check import Outcome
 from fastpipe.bench.data import Photos, folder_to_use, listed, scan
 from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.images import MEAN, SIDE, STD, check_transform
@@ -437,7 +438,7 @@ SINGLE_SAMPLES = 16
 
 
 @dataclass
-class ChainCheck:
+class ChainCheck(Outcome):
     """How batches compare with torchvision's functions, given the same parameters.
 
     Attributes:
@@ -448,17 +449,15 @@ class ChainCheck:
         largest: the largest difference of the others.
     """
 
+    whose = "torchvision's functions"
+    told: ClassVar[tuple[str, ...]] = ("batches", "alike", "values", "far", "largest")
+
     batches: int = 0
     alike: int = 0
     values: int = 0
     far: int = 0
     largest: float = 0.0
     problems: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.problems
 
     def add(self, what: str, found: Any, wanted: Any, near: float, most_far: float) -> None:
         """Compare a batch."""
@@ -494,10 +493,8 @@ class ChainCheck:
             self.problems += (f"{what}: a batch is {seen}, expected {right}",)
         return is_same
 
-    def sentence(self) -> str:
-        """The outcome in words."""
-        if not self.ok:
-            return f"outputs differ from torchvision's functions: {'; '.join(self.problems)}"
+    def agreement(self) -> str:
+        """Return in words what agrees."""
         exact, equal = self.batches - self.alike, 1 - self.far / max(1, self.values)
         return (
             f"{exact} batches agree with torchvision's functions, or NumPy's and SciPy's, given the same"
@@ -505,12 +502,6 @@ class ChainCheck:
             " others are beside a step"
             + (f"; {self.alike} that are fused are like them" if self.alike else "")
         )
-
-    def as_json(self) -> dict[str, Any]:
-        """The outcome for the JSON file."""
-        names = ("batches", "alike", "values", "far", "largest")
-        told = {name: getattr(self, name) for name in names}
-        return {**told, "problems": list(self.problems), "ok": self.ok, "text": self.sentence()}
 
 
 def check_chains(

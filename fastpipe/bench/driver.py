@@ -10,11 +10,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from rich.console import Console
 
 from fastpipe.bench import machine
+from fastpipe.bench.check import Outcome
 from fastpipe.bench.page import page
 from fastpipe.bench.plot import draw
 from fastpipe.bench.report import old_result, print_changes, print_result
@@ -104,20 +105,6 @@ def check_files(args: argparse.Namespace, say: Callable[[str], None]) -> None:
 
 def _default(file: str | None) -> str:
     return "" if file is None else f" (default: {file})"
-
-
-class Checked(Protocol):
-    """The outcome of a comparison."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether outputs are those of what is replaced."""
-
-    def sentence(self) -> str:
-        """That in words."""
-
-    def as_json(self) -> dict[str, Any]:
-        """That for the JSON file."""
 
 
 @dataclass
@@ -210,7 +197,7 @@ class Driver(ABC):
         if self.args.quick:
             self.warnings.append(QUICK_WARNING)
 
-    def passed(self, check: Checked) -> bool:
+    def passed(self, check: Outcome) -> bool:
         """Report a comparison; return whether figures may be measured."""
         self.progress.done(f"check: {check.sentence()}")
         return check.ok
@@ -304,7 +291,7 @@ class Driver(ABC):
         }
 
     def content(
-        self, session: Session, check: Checked, words: Sequence[str] = (), **fields: Any
+        self, session: Session, check: Outcome, words: Sequence[str] = (), **fields: Any
     ) -> dict[str, Any]:
         """Put the file's content together.
 
@@ -319,7 +306,7 @@ class Driver(ABC):
         rows = entries(infos, session)
         result = self.facts(words) | {
             "method": self.method(session.rounds),
-            "check": {**check.as_json(), "text": check.sentence()},
+            "check": check.as_json(),
             "rows": rows,
             "best": best_by_section(rows) if sections else {name: best_of(rows, name) for name in _GROUPS},
             "missing": self.missing,

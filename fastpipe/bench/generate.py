@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ import numpy.typing as npt
 from rich.console import Console
 
 import fastpipe
+from fastpipe.bench.check import Outcome
 from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Plan
@@ -111,40 +111,28 @@ class Spec:
         )
 
 
-class MadeRow(ABC):
-    """A `Contender` that makes rows."""
+class MadeRow:
+    """A `Contender` that makes rows and stores them.
+
+    A measurement lasts from the call to the file being closed.  The start of threads and processes is a part
+    of it; their end only where they end before the file is closed, and the removal of the file never.
+    """
 
     def __init__(self, spec: Spec, folder: Path) -> None:
         self.spec, self.key, self.chunk = spec, spec.key, spec.section.chunk
         self.workers = spec.workers if spec.executor == "processes" else 0
         self._function, self._folder = spec.function or spec.section.function, folder
 
-    @abstractmethod
-    def measure(self, count: int) -> float:
-        """Make so many rows; return the seconds it took."""
-
-    @abstractmethod
-    def stored(self, count: int) -> Columns:
-        """So many rows, as they are read from the file."""
-
-    def close(self) -> None:  # noqa: B027
-        """Nothing: all ends with each measurement."""
-
-
-class StoringRow(MadeRow):
-    """One that stores them.
-
-    A measurement lasts from the call to the file being closed.  The start of threads and processes is a part
-    of it; their end only where they end before the file is closed, and the removal of the file never.
-    """
-
-    @abstractmethod
     def make(self, count: int, out: Path, later: ExitStack) -> None:
         """Make and store rows.
 
         Raises:
             ContenderError: it cannot.
         """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Nothing: all ends with each measurement."""
 
     def read(self, out: Path) -> Columns:
         """What a file holds."""
@@ -171,7 +159,7 @@ class StoringRow(MadeRow):
         return Path(folder, "rows.h5")
 
 
-class LoopRow(StoringRow):
+class LoopRow(MadeRow):
     """A script's loop: lists, ``np.stack``, and a file at the end."""
 
     def make(self, count: int, out: Path, later: ExitStack) -> None:
@@ -184,7 +172,7 @@ class LoopRow(StoringRow):
                 file.create_dataset(name, data=np.stack(values))
 
 
-class FastRow(StoringRow):
+class FastRow(MadeRow):
     """`fastpipe.generate`."""
 
     def make(self, count: int, out: Path, later: ExitStack) -> None:
@@ -218,7 +206,7 @@ def specs(section: Section, cores: int) -> list[tuple[Spec, type[MadeRow]]]:
 
 
 @dataclass
-class StoredCheck:
+class StoredCheck(Outcome):
     """What was compared.
 
     Attributes:
@@ -226,28 +214,19 @@ class StoredCheck:
         rows: in them.
     """
 
+    whose = "what the function returns"
+    told: ClassVar[tuple[str, ...]] = ("files", "rows")
+
     files: int = 0
     rows: int = 0
-    problems: list[str] = field(default_factory=list)
+    problems: tuple[str, ...] = ()
 
-    @property
-    def ok(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.problems
-
-    def sentence(self) -> str:
-        """Return the outcome in words."""
-        if not self.ok:
-            return f"rows differ from what the function returns: {'; '.join(self.problems)}"
+    def agreement(self) -> str:
+        """Return in words what agrees."""
         return (
             f"{self.rows:,} rows that were made in {self.files} ways, and read from their files, equal"
             " fn(i, np.random.default_rng([seed, i])) bit for bit, each in its place"
         )
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the outcome for the JSON file."""
-        told = {"files": self.files, "rows": self.rows, "problems": self.problems}
-        return {**told, "ok": self.ok, "text": self.sentence()}
 
 
 def check_stored(rows: Sequence[MadeRow], say: Callable[[str], None] = lambda text: None) -> StoredCheck:
@@ -260,7 +239,7 @@ def check_stored(rows: Sequence[MadeRow], say: Callable[[str], None] = lambda te
         if problem is None:
             check.files, check.rows = check.files + 1, check.rows + row.spec.section.checked
         else:
-            check.problems.append(f"{what}: {problem}")
+            check.problems += (f"{what}: {problem}",)
     return check
 
 

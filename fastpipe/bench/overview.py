@@ -24,8 +24,9 @@ from typing import Any, ClassVar
 from rich.console import Console
 
 from fastpipe.bench import generate, hdf5, images, tf, volume
+from fastpipe.bench.check import Outcome
 from fastpipe.bench.data import generated_folder, scan
-from fastpipe.bench.driver import FILES, Checked, Driver, add_file_arguments
+from fastpipe.bench.driver import FILES, Driver, add_file_arguments
 from fastpipe.bench.images import LoaderRow, LoaderSpec
 from fastpipe.bench.results import MAIN_ROW, RowInfo, main_of, times_digits, write_json
 from fastpipe.bench.runner import Contender, ContenderError, Plan, Session, Timeline, timeline_of
@@ -88,7 +89,7 @@ class Case(ABC):
         """Make the data and the rows: first what is replaced, then what replaces it, then others."""
 
     @abstractmethod
-    def check(self, rows: Rows) -> Checked:
+    def check(self, rows: Rows) -> Outcome:
         """Whether fastpipe's rows give what they should."""
 
     @abstractmethod
@@ -129,7 +130,7 @@ class KerasMultimodal(Case):
                 found.append((spec.info, ApartRow(spec, setting, apart)))
         return found
 
-    def check(self, rows: Rows) -> Checked:
+    def check(self, rows: Rows) -> Outcome:
         return tf.check_rows(self._setting, self._own, self.ground.say)
 
     def timeline(self, row: Any, steps: int, busy_s: float) -> Timeline:
@@ -161,7 +162,7 @@ class HDF5Mel(Case):
                 found.append((spec.info(table), hdf5.TableRow(spec, table)))
         return found
 
-    def check(self, rows: Rows) -> Checked:
+    def check(self, rows: Rows) -> Outcome:
         own = [row.spec for _, row in rows if isinstance(row, hdf5.TableRow) and row.spec.group == "fastpipe"]
         return hdf5.check_rows([(self._table, spec) for spec in own], self.ground.say)
 
@@ -190,7 +191,7 @@ class MotionGeneration(Case):
             if spec.kind in ("replaced", "workers")
         ]
 
-    def check(self, rows: Rows) -> Checked:
+    def check(self, rows: Rows) -> Outcome:
         made = [row for _, row in rows if isinstance(row, generate.MadeRow)]
         return generate.check_stored(made, self.ground.say)
 
@@ -229,7 +230,7 @@ class VolumePatches(Case):
                 found.append((spec.info, volume.WholeEpochs(spec, scroll, self.batch_size)))
         return found
 
-    def check(self, rows: Rows) -> Checked:
+    def check(self, rows: Rows) -> Outcome:
         own = [row for _, row in rows if isinstance(row, (volume.WholeEpochs, volume.SlicedRow))]
         return volume.check_patches(self._scroll, own, self.ground.say)
 
@@ -270,7 +271,7 @@ class ImageFolder(Case):
             found.append((info, LoaderRow(spec, photos.folder, photos.indices, self.batch_size)))
         return found
 
-    def check(self, rows: Rows) -> Checked:
+    def check(self, rows: Rows) -> Outcome:
         workers = 0 if self.ground.quick else min(2, self.ground.cores)
         return images.run_check(self._photos, workers, lambda _: None)
 
@@ -317,7 +318,7 @@ class Pair(Driver):
                 self.infos[info.key] = replace(info, section=case.key)
             outcome = case.check(rows)
             if not self.passed(outcome):
-                return {"check": {**outcome.as_json(), "text": outcome.sentence()}}
+                return {"check": outcome.as_json()}
             session = self.measure([row for _, row in rows])
             timelines = self._timelines(rows, session)
         groups = {self.infos[key].group for key, samples in session.samples.items() if samples}

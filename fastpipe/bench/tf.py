@@ -583,15 +583,16 @@ class SampleCheck(RowCheck):
         largest: the largest difference.
     """
 
+    told: ClassVar[tuple[str, ...]] = (*RowCheck.told, "values", "differing", "over_one", "largest")
+
     whose: str = "those of the replaced datasets"
     values: int = 0
     differing: int = 0
     over_one: int = 0
     largest: float = 0.0
 
-    def sentence(self) -> str:
-        if not self.ok:
-            return super().sentence()
+    def agreement(self) -> str:
+        """Return in words what agrees."""
         apart = "" if not self.differing else (
             f" but for {self.differing / self.values:.2%} of the values, which differ by at most"
             f" {self.largest:g} of 255"
@@ -600,10 +601,6 @@ class SampleCheck(RowCheck):
             f"{self.samples:,} samples in {self.epochs} epochs equal those of the replaced datasets bit for"
             f" bit{apart}; labels too, and each sample comes once in an epoch"
         )
-
-    def as_json(self) -> dict[str, Any]:
-        names = ("values", "differing", "over_one", "largest")
-        return {**super().as_json(), **{name: getattr(self, name) for name in names}}
 
     def add_batch(self, what: str, wanted: Parts, found: Parts, most_apart: int) -> None:
         """Compare a batch."""
