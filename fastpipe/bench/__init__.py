@@ -19,7 +19,7 @@
 
 The method is written down in ``benchmarks/README.md``.  Everything here uses public names of fastpipe only,
 so the benchmark measures what a user gets.  ``benchmarks/run.py`` adds what concerns the project alone: other
-libraries, memory, first batches, a GPU, and figures that were asked for.
+libraries, further data and operations, memory, first batches, a GPU, and figures that were asked for.
 """
 
 from __future__ import annotations
