@@ -92,9 +92,9 @@ class Case(ABC):
     def check(self, rows: Rows) -> Outcome:
         """Whether fastpipe's rows give what they should."""
 
-    @abstractmethod
     def timeline(self, row: Any, steps: int, busy_s: float) -> Timeline:
         """Steps that take so long each, with a row's batches."""
+        return timeline_of(row.batches(steps * self.batch_size), lambda _: busy_s, steps)
 
 
 class KerasMultimodal(Case):
@@ -168,7 +168,7 @@ class HDF5Mel(Case):
 
     def timeline(self, row: Any, steps: int, busy_s: float) -> Timeline:
         with hdf5.quiet():
-            return timeline_of(row.batches(steps * self.batch_size), lambda _: busy_s, steps)
+            return super().timeline(row, steps, busy_s)
 
 
 class MotionGeneration(Case):
@@ -194,14 +194,6 @@ class MotionGeneration(Case):
     def check(self, rows: Rows) -> Outcome:
         made = [row for _, row in rows if isinstance(row, generate.MadeRow)]
         return generate.check_stored(made, self.ground.say)
-
-    def timeline(self, row: Any, steps: int, busy_s: float) -> Timeline:
-        """There is none.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError("no step waits for rows that are stored")
 
 
 class VolumePatches(Case):
@@ -233,11 +225,6 @@ class VolumePatches(Case):
     def check(self, rows: Rows) -> Outcome:
         own = [row for _, row in rows if isinstance(row, (volume.WholeEpochs, volume.SlicedRow))]
         return volume.check_patches(self._scroll, own, self.ground.say)
-
-    def timeline(self, row: Any, steps: int, busy_s: float) -> Timeline:
-        is_sliced = isinstance(row, volume.SlicedRow)
-        batches = row.batches(steps * self.batch_size) if is_sliced else row.batches()
-        return timeline_of(batches, lambda _: busy_s, steps)
 
 
 class ImageFolder(Case):
@@ -274,9 +261,6 @@ class ImageFolder(Case):
     def check(self, rows: Rows) -> Outcome:
         workers = 0 if self.ground.quick else min(2, self.ground.cores)
         return images.run_check(self._photos, workers, lambda _: None)
-
-    def timeline(self, row: Any, steps: int, busy_s: float) -> Timeline:
-        return timeline_of(row.batches(steps * self.batch_size), lambda _: busy_s, steps)
 
 
 CASES: dict[str, type[Case]] = {

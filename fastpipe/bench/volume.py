@@ -249,8 +249,8 @@ class WholeEpochs:
         dataset = patch_dataset(self._scroll, self.budget, seed, self.spec.threads)
         return dataset, patch_loader(dataset, self._batch_size, self.spec.kind)
 
-    def batches(self) -> Iterator[Any]:
-        """The first epoch of a new dataset, which is opened and planned when the first batch is asked for."""
+    def batches(self, count: int) -> Iterator[Any]:
+        """The first epoch of a new dataset, which is opened and planned when a batch is asked for."""
         yield from self.made(seed=len(self.made_s))[1]
 
     def stage_seconds(self) -> dict[str, float]:
