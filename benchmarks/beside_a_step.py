@@ -26,10 +26,10 @@ from typing import Any
 import torch
 from rounds import add_photo_options, figures, photos_of, save_facts
 
-from fastpipe.bench import machine
 from fastpipe.bench.data import Photos
-from fastpipe.bench.loaders import LoaderRow, LoaderSpec, touch
-from fastpipe.bench.runner import calibrate
+from fastpipe.bench.images import LoaderRow, LoaderSpec
+from fastpipe.bench.runner import calibrate, touch
+from fastpipe.core.machine import available_cpus
 
 _OPERATIONS, _STEP_S, _PART = 100, 5e-3, 0.7
 _ALWAYS, _PACED = "a batch that is always there", "the same, at the loader's pace"
@@ -214,7 +214,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_photo_options(parser, 5)
-    cores = machine.cores_allowed()
+    cores = available_cpus()
     size = 64 if cores < 8 else 256  # a batch must take longer than a step
     parser.add_argument("--batch", type=int, default=size, help=f"images in a batch (default here: {size})")
     parser.add_argument("--seconds", type=float, default=3.0, help="of a measurement (default: 3)")

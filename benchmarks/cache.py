@@ -20,7 +20,7 @@ from time import perf_counter
 from typing import Any
 
 from fastpipe import Cache, Decode, FastImageFolder, FastLoader
-from fastpipe.bench.loaders import train_transform
+from fastpipe.bench.images import train_transform
 from fastpipe.bench.synthetic import photo_tree
 
 BATCH = 64

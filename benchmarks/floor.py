@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fastpipe.bench.loaders import SIDE, train_transform
-from fastpipe.bench.runner import ContenderError
+from fastpipe.bench.images import SIDE, train_transform
+from fastpipe.bench.results import MAIN_ROW, rounded
+from fastpipe.bench.runner import ContenderError, Sample, ratios, summarise
 from fastpipe.core.native import native
 from fastpipe.core.pool import NativeJob
 from fastpipe.core.sample_tables import PackedPaths, paths_of
 from fastpipe.images.plan import compile_plan
 
-__all__ = ["DecodeRow"]
+__all__ = ["DecodeRow", "floor_share"]
 
 _MADE = 1  # an outcome of fastpipe/native/status.h
 
@@ -100,3 +101,12 @@ def _decoding_only() -> Iterator[None]:
 
 def _nothing() -> Any:
     return
+
+
+def floor_share(
+    samples: Mapping[str, Sequence[Sample]], main: str = MAIN_ROW, floor: str = "floor"
+) -> dict[str, float] | None:
+    """Return FastLoader's rate over that of decoding alone, round by round; ``None`` if not measured."""
+    if not samples.get(main) or not samples.get(floor):
+        return None
+    return rounded(summarise(ratios(samples, main, [floor])), 4)

@@ -43,9 +43,10 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
 from fastpipe import Cache, Decode, FastImageFolder, FastLoader
-from fastpipe.bench import machine
 from fastpipe.bench.data import Photos
-from fastpipe.bench.loaders import Draws, touch, train_transform
+from fastpipe.bench.images import train_transform
+from fastpipe.bench.runner import Draws, touch
+from fastpipe.core.machine import available_cpus
 from fastpipe.core.native import native
 
 _WAIT_NS = 850_000
@@ -269,7 +270,7 @@ def main() -> None:
         help="of the simulated cores (default: 1 2 4 8 16 32 64)",
     )  # fmt: skip
     args = parser.parse_args()
-    photos, cores = photos_of(args), machine.cores_allowed()
+    photos, cores = photos_of(args), available_cpus()
     rows: list[dict[str, Any]] = []
     for batch in args.batch:
         rows += held(photos, batch, args.rounds, args.seconds, cores)

@@ -25,9 +25,9 @@ from rounds import figures, save_facts
 
 from benchmarks.cases.hdf5 import made_cells
 from fastpipe import Cache, FastHDF5Dataset, FastLoader, FastPatchDataset, Shuffle
-from fastpipe.bench import machine
 from fastpipe.bench.hdf5 import LAYOUTS, ROWS, Table, made_tables
 from fastpipe.bench.volume import FULL, made_scroll
+from fastpipe.core.machine import available_cpus
 from fastpipe.core.native import native
 
 _WAIT_NS = 1_000_000
@@ -188,7 +188,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[2, 4, 8, 16, 32, 64])
     parser.add_argument("--json", type=Path, help="where to write everything")
     args = parser.parse_args()
-    cores = machine.cores_allowed()
+    cores = available_cpus()
     some, table = cases(args.folder)
     rows = [held(case, args.rounds, args.seconds, cores) for case in some]
     print(f"{'':52} {'batch':>5} {'samples/s':>10} {'µs a sample':>12} {'main':>7} {'probe':>7} {'asked':>6}")

@@ -24,21 +24,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import paths  # noqa: F401
 import torch
 from gil import probed
 from rounds import figures, save_facts
 
-from fastpipe.bench import machine
-from fastpipe.bench.augment import (
+from benchmarks.cases.augment_recipes import (
     MOTION,
     RECIPES,
     SEQUENCES,
     SIZE,
     VOLUMES,
-    chain_of,
     made_motion,
     made_volumes,
 )
+from fastpipe.core.machine import available_cpus
 
 _IMAGES = (64, 3, 224, 224)
 
@@ -91,7 +91,7 @@ def cases() -> list[Case]:
     images = torch.from_numpy(rng.random(_IMAGES, np.float32))
     patches = tuple(map(torch.from_numpy, made_volumes(rng, VOLUMES, SIZE)))
     sequences = tuple(map(torch.from_numpy, made_motion(rng, SEQUENCES, MOTION)))
-    chains = {recipe.key: chain_of(recipe, "float32") for recipe in RECIPES}
+    chains = {recipe.key: recipe.chain("float32") for recipe in RECIPES}
     return [
         Case("an image, SimCLR, float32", 20, chains["simclr"], [images]),
         Case("a patch and its labels, nnU-Net's default", 100, chains["volume"], patches),
@@ -127,7 +127,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="of a measurement (default: 2)")
     parser.add_argument("--json", type=Path, help="where to write everything")
     args = parser.parse_args()
-    threads = max(1, machine.cores_allowed() - 1)
+    threads = max(1, available_cpus() - 1)
     torch.set_num_threads(threads)
     rows = [held(case, args.rounds, args.seconds) for case in cases()]
     print(

@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image
 from rounds import rounds_asked
 
-from fastpipe.bench.loaders import MEAN, STD
+from fastpipe.bench.images import MEAN, STD
 from fastpipe.core.native import native
 from fastpipe.images import kernels
 

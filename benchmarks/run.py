@@ -41,10 +41,11 @@ CASES = {
         name: replace(cli.CASES[name], run=module.run)
         for name, module in {
             "images": images,
-            "scaling": scaling,
-            "hdf5": hdf5, "volume": volume, "tf": tf, "generate": generate
+            "hdf5": hdf5, "volume": volume, "tf": tf
         }.items()
     },
+    "scaling": replace(cli.CASES["scaling"], add_arguments=scaling.add_arguments, run=scaling.run),
+    "generate": replace(cli.CASES["generate"], add_arguments=generate.add_arguments, run=generate.run),
     "augment": replace(cli.CASES["augment"], add_arguments=augment.add_arguments, run=augment.run),
     "s3": Case(
         "images of a bucket: ImageFolder over a mount + DataLoader against FastImageFolder + FastLoader",

@@ -15,8 +15,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import paths  # noqa: F401
+
+from benchmarks.lines import markdown
 from fastpipe.bench.plot import draw
-from fastpipe.bench.report import markdown, short_markdown
+from fastpipe.bench.report import short_markdown
 from fastpipe.bench.results import load
 
 ASKED = 0.97  # of a cell of `never_slower.py`

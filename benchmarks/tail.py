@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
 from fastpipe import FastImageFolder, FastLoader
-from fastpipe.bench.loaders import train_transform
+from fastpipe.bench.images import train_transform
 from fastpipe.bench.synthetic import photo_tree, photograph
 
 SIZE, BATCH, EVERY = (6144, 8192), 64, 10

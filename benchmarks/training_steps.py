@@ -25,9 +25,10 @@ import torch
 import torchvision
 from rounds import add_photo_options, figures, photos_of, save_facts
 
-from fastpipe.bench import machine
 from fastpipe.bench.data import Photos
-from fastpipe.bench.loaders import MEAN, STD, LoaderRow, LoaderSpec, touch, why_not_installed
+from fastpipe.bench.images import MEAN, STD, LoaderRow, LoaderSpec, why_not_installed
+from fastpipe.bench.runner import touch
+from fastpipe.core.machine import available_cpus
 
 _CEILING = "a batch that is always there"
 _CLASSES = 1000
@@ -191,7 +192,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch finds no CUDA device: --device cpu shows that the script runs")
-    photos, cores = photos_of(args), machine.cores_allowed()
+    photos, cores = photos_of(args), available_cpus()
     rows, missing = measured(photos, args, Trainer(args.device), cores)
     print(f"\nResNet-50, bfloat16, batches of {args.batch}, {args.steps} steps, {args.rounds} rounds")
     print(f"{'':64} {'steps/s':>8} {'images/s':>9} {'stall':>6}  {'range':>16} {'alone':>8}")

@@ -46,6 +46,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import paths  # noqa: F401
 from scipy import stats
 from scipy.ndimage import affine_transform
 from tables import trained_row
@@ -59,8 +60,9 @@ from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
+from benchmarks.cases import scripts
 from fastpipe import FastImageFolder, FastLoader, Stage, augment
-from fastpipe.bench import machine, scripts
+from fastpipe.bench import machine
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 ENTROPY = 20_261_126

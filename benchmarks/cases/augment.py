@@ -12,6 +12,15 @@ from typing import Any, ClassVar
 
 from rich.console import Console
 
+from benchmarks.cases.augment_recipes import (
+    PAIRS,
+    RECIPES,
+    ArrayBatches,
+    ArrayRecipe,
+    ScriptedRecipe,
+    with_arrays,
+)
+from benchmarks.lines import Studied
 from benchmarks.peers.children import albumentations, batchgenerators, kornia, monai_augment, torchaudio
 from benchmarks.peers.rows import ChildRow, Peer, interpreter
 from benchmarks.targets import Asked, judged, judged_rates
@@ -19,15 +28,12 @@ from fastpipe.bench import augment
 from fastpipe.bench.augment import (
     BOTH,
     CLASSES,
-    PAIRS,
     POLICIES,
-    RECIPES,
     Batches,
     ChainCheck,
     Kit,
     Place,
     Recipe,
-    chain_of,
     check_chains,
     floats,
     interpolation,
@@ -35,7 +41,7 @@ from fastpipe.bench.augment import (
     ways_of,
 )
 from fastpipe.bench.data import Photos
-from fastpipe.bench.loaders import MEAN, SIDE, STD, LoaderRow, LoaderSpec, train_transform
+from fastpipe.bench.images import MEAN, SIDE, STD, LoaderRow, LoaderSpec, train_transform
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Contender, ContenderError, Sample, Session, ratios, summarise
 from fastpipe.console import Progress
@@ -51,6 +57,12 @@ _FLOAT = ("float32",)
 # ---- Single operations ------------------------------------------------------------------------------
 
 
+_KINDS: dict[str, tuple[type[Recipe], str]] = {
+    "spectrograms": (ScriptedRecipe, "slices in torch"), "volumes": (ScriptedRecipe, "NumPy and SciPy"),
+    "sequences": (ArrayRecipe, "NumPy"),
+}  # fmt: skip
+
+
 def cut_mixed(kit: Kit) -> list[Any]:
     return [kit.CutMix(num_classes=CLASSES)]
 
@@ -58,10 +70,8 @@ def cut_mixed(kit: Kit) -> list[Any]:
 def _single(
     name: str, make: Callable[[Kit], Any], dtypes: Sequence[str] = BOTH, unit: str = "images"
 ) -> Recipe:
-    has_more = unit == "sequences"
-    return Recipe(
-        f"op-{name}", name, lambda kit, dtype: [make(kit)], dtypes=dtypes, unit=unit, takes_more=has_more
-    )
+    kind, whose = _KINDS.get(unit, (Recipe, "torchvision v2"))
+    return kind(f"op-{name}", name, lambda kit, dtype: [make(kit)], dtypes=dtypes, unit=unit, whose=whose)
 
 
 def _of_policy(name: str) -> Recipe:
@@ -202,6 +212,21 @@ def loader_rows(
 # ---- Calls on CUDA that wait ------------------------------------------------------------------------
 
 
+@dataclass
+class WaitingCheck(ChainCheck):
+    """A check that has also looked for calls that wait.
+
+    Attributes:
+        waiting: chains on CUDA whose call keeps the host waiting, where that was looked at.
+    """
+
+    waiting: Sequence[str] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the outcome for the JSON file."""
+        return {**super().as_json(), "waiting": self.waiting}
+
+
 def calls_that_wait(
     places: Iterable[Place], batches: Batches, say: Callable[[str], None] = lambda text: None
 ) -> list[str]:
@@ -216,7 +241,7 @@ def calls_that_wait(
     for place in places:
         for way in ways_of(place) if place.device != "cpu" else ():
             say(f"profiling: {place.label}: {way.label}")
-            chain, given = chain_of(place.recipe, place.dtype, **way.options), place.given(batches)
+            chain, given = place.recipe.chain(place.dtype, **way.options), place.given(batches)
             if waits := _waits_of(lambda chain=chain, given=given: chain(*given)):  # type: ignore[misc]
                 found.append(f"{place.label}: {way.label}: {', '.join(sorted(set(waits)))}")
     return found
@@ -546,7 +571,7 @@ def targets(
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the case."""
-    augment.add_arguments(parser)
+    augment.add_arguments(parser, RECIPES)
     parser.add_argument("--no-single", action="store_true",
                         help="leave single operations out, which are most of the rows")  # fmt: skip
 
@@ -556,13 +581,15 @@ def run(args: Namespace, console: Console, progress: Progress) -> int:
     return augment.run(args, console, progress, Bench)
 
 
-class Bench(augment.Bench):
+class Bench(Studied, augment.Bench):
     """One run of the case, with everything."""
 
-    program: ClassVar[str] = "python benchmarks/run.py"
+    recipes: ClassVar[Sequence[Recipe]] = RECIPES
+    batches: ArrayBatches
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.batches = with_arrays(self.batches)
         asked, units = self.args.recipe, {place.recipe.unit for place in self.places}
         self.single = (
             [] if self.args.no_single else self.places_of(one for one in SINGLE if one.unit in units)
@@ -579,8 +606,7 @@ class Bench(augment.Bench):
             for text in self.waiting:
                 self.warnings.append(f"a call waits for the device: {text}")
             self.progress.done(f"check: {len(self.waiting)} chains on CUDA keep the host waiting")
-        check.waiting = self.waiting
-        return check
+        return WaitingCheck(**vars(check), waiting=self.waiting)
 
     def sections(self) -> dict[str, Any]:
         """Return the sections of the result."""

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import time
 from abc import abstractmethod
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -21,15 +21,16 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
+from benchmarks.lines import Studied
 from benchmarks.studies.generate_memory import peaks
 from benchmarks.studies.generate_predicted import Prediction, predictions
-from benchmarks.studies.made_rows import Generators, made_of
+from benchmarks.studies.made_rows import Generators, made_of, motion, wide
 from benchmarks.targets import Asked, judged, judged_rates
 from fastpipe.bench import generate
-from fastpipe.bench.functions import BATCH_ROWS, made
-from fastpipe.bench.generate import Columns, MadeRow, Section, Spec, StoringRow, problem_of
+from fastpipe.bench.generate import Columns, FastRow, MadeRow, Section, Spec, problem_of
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Contender, ContenderError, Sample, Session, rates_by_round, summarise
+from fastpipe.bench.samples import BATCH_ROWS, made
 from fastpipe.console import Progress
 from fastpipe.core.extras import require
 
@@ -48,6 +49,23 @@ __all__ = [
 
 # What is tried of peers that may be told how many rows make a task, and what is predicted.
 TUNED_S, PREDICTED_S, PREDICTED_TIMES = 1.5, 10.0, 5
+SECTIONS = (
+    *generate.SECTIONS[:2],
+    Section("wide", "100 µs a row, rows of 16 kB", wide, 1e-4, 200, 300),
+    *generate.SECTIONS[2:],
+    Section("motion", "about 1 ms a row, rows of 75 kB", motion, 1e-3, 20, 60),
+)
+
+
+def specs(section: Section, cores: int) -> list[tuple[Spec, type[MadeRow]]]:
+    """Return a section's rows without peers."""
+    found = generate.specs(section, cores)
+    if section.key == "motion":  # a function that lets go of the interpreter's lock
+        label = f'fastpipe.generate(workers={cores}, executor="threads")'
+        found.append((Spec(section, "threads", label, "fastpipe", cores, "threads"), FastRow))
+    return found
+
+
 # Sections whose rows only fastpipe makes at once.
 _WITHOUT_PEERS = ("batch",)
 _AT_ONCE = 1 << 20  # bytes that are written at a time
@@ -138,7 +156,7 @@ class Peer:
         return {name: metadata.version(name) for name in self.packages} or None
 
 
-class PeerRow(StoringRow):
+class PeerRow(MadeRow):
     """A `Contender` that is another library."""
 
     def make(self, count: int, out: Path, later: ExitStack) -> None:
@@ -344,10 +362,19 @@ def run(args: Namespace, console: Console, progress: Progress) -> int:
     return generate.run(args, console, progress, Bench)
 
 
-class Bench(generate.Bench):
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the options of the case."""
+    generate.add_arguments(parser, SECTIONS)
+
+
+class Bench(Studied, generate.Bench):
     """One run of the case, with everything."""
 
-    program: ClassVar[str] = "python benchmarks/run.py"
+    every: ClassVar[Sequence[Section]] = SECTIONS
+
+    def specs(self, section: Section) -> list[tuple[Spec, type[MadeRow]]]:
+        """Return a section's rows, and one that makes rows in threads."""
+        return specs(section, self.cores)
 
     def others(self, stack: ExitStack) -> list[Contender]:
         """Build ``fn.batch`` alone and the peers; one that is not there, or makes other rows, is noted."""

@@ -11,18 +11,20 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
+from benchmarks.lines import Studied
+from benchmarks.peers.children.windows import windows
 from benchmarks.peers.rows import ChildRow, Peer, interpreter
 from benchmarks.studies.hdf5_evaluate import FileByFile, Grouped, evaluation_infos, section_of
 from benchmarks.studies.hdf5_first import first_batches
 from benchmarks.studies.hdf5_memory import memory_of_trees
 from benchmarks.targets import Asked, judged, judged_rates
-from fastpipe.bench import hdf5, machine
+from fastpipe.bench import hdf5
 from fastpipe.bench.check import RowCheck
 from fastpipe.bench.data import made_once
 from fastpipe.bench.hdf5 import (
@@ -37,13 +39,12 @@ from fastpipe.bench.hdf5 import (
     specs_of,
     tables_of,
 )
-from fastpipe.bench.loaders import Draws
-from fastpipe.bench.orders import windows
 from fastpipe.bench.results import RowInfo
-from fastpipe.bench.runner import Contender, ContenderError, Sample, Session
+from fastpipe.bench.runner import Contender, ContenderError, Draws, Sample, Session
 from fastpipe.bench.synthetic import mel_rows, write_table
 from fastpipe.console import Progress
 from fastpipe.core.extras import require
+from fastpipe.core.machine import available_cpus
 
 # ---- Files beside those that users measure ----------------------------------------------------------
 
@@ -360,19 +361,18 @@ def run(args: Namespace, console: Console, progress: Progress) -> int:
         cells = made_cells(files, CELLS, "cells", folder, say)
         judged_tables = [made_cells(few, FEW, "few", folder, say), cells]
         tables += [made_chunks(chunks, folder, say), cells]
-    cores = machine.cores_allowed()
+    cores = available_cpus()
     return Bench(args, cores, progress, tables=tables, judged=judged_tables).run(console)
 
 
 @dataclass
-class Bench(hdf5.Bench):
+class Bench(Studied, hdf5.Bench):
     """One run of the case, with everything.
 
     Attributes:
         judged: tables of files that a model judges.
     """
 
-    program: ClassVar[str] = "python benchmarks/run.py"
     judged: list[Table] = field(kw_only=True)
 
     def make_loader(self, spec: TableSpec, table: Table, draws: Draws | None) -> Any:

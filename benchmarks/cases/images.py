@@ -6,15 +6,16 @@ from argparse import Namespace
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from rich.console import Console
 
-from benchmarks.floor import DecodeRow
+from benchmarks.floor import DecodeRow, floor_share
+from benchmarks.lines import Studied
 from benchmarks.peers.rows import PEERS, Peer, PeerRow, interpreter
 from benchmarks.studies.first import first_batch_seconds
 from fastpipe.bench import images
-from fastpipe.bench.results import MAIN_ROW, RowInfo, floor_share, row
+from fastpipe.bench.results import MAIN_ROW, RowInfo, row
 from fastpipe.bench.runner import Contender, ContenderError, Session
 from fastpipe.console import Progress
 
@@ -27,10 +28,8 @@ def run(args: Namespace, console: Console, progress: Progress) -> int:
 
 
 @dataclass
-class Bench(images.Bench):
+class Bench(Studied, images.Bench):
     """One run of the case, with peers."""
-
-    program: ClassVar[str] = "python benchmarks/run.py"
 
     def others(self, stack: ExitStack) -> list[Contender]:
         """Build decoding alone, and start the peers; one that is not there is noted."""

@@ -31,18 +31,19 @@ from benchmarks.cases.s3_rows import (
     best_connections,
     check_bucket,
 )
+from benchmarks.lines import Studied
 from benchmarks.peers.rows import ChildRow, Peer, interpreter
 from benchmarks.studies.s3_cpu import CpuMeter, Metered, cpu_of
 from benchmarks.studies.s3_refetched import refetched
 from benchmarks.studies.s3_stall import Stalled, fast_stall, mount_stall, stalls
 from benchmarks.targets import Asked, judged, judged_rates
-from fastpipe.bench import machine
 from fastpipe.bench.data import folder_to_use, scan
 from fastpipe.bench.driver import Driver, add_run_arguments
-from fastpipe.bench.loaders import MEAN, SIDE, STD
+from fastpipe.bench.images import MEAN, SIDE, STD
 from fastpipe.bench.results import RowInfo, entries, verdict
 from fastpipe.bench.runner import Contender, ContenderError, Sample, Session
 from fastpipe.console import Progress, positive
+from fastpipe.core.machine import available_cpus
 
 __all__ = ["ASKED", "BUCKET_PEERS", "BucketPeerRow", "add_arguments", "row_info", "run", "targets"]
 
@@ -200,14 +201,13 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     count = max(count, args.batch_size)
     jitter = args.delay * _JITTER_MS / _DELAY_MS
     with Bucket(photos, count, args.delay, jitter, progress.done) as bucket:
-        return Bench(args, machine.cores_allowed(), progress, bucket=bucket, name=name).run(console)
+        return Bench(args, available_cpus(), progress, bucket=bucket, name=name).run(console)
 
 
 @dataclass
-class Bench(Driver):
+class Bench(Studied, Driver):
     """One run of the case."""
 
-    program: ClassVar[str] = "python benchmarks/run.py"
     case: ClassVar[str] = "s3"
     quick_s: ClassVar[float] = 0.01
     bucket: Bucket = field(kw_only=True)
@@ -215,10 +215,10 @@ class Bench(Driver):
 
     def result(self) -> dict[str, Any] | None:
         """Check, measure, and put the file's content together; ``None`` if the check fails."""
-        busy, size, bucket = self.begin(), self.args.batch_size, self.bucket
+        self.begin()
+        size, bucket = self.args.batch_size, self.bucket
         check = check_bucket(bucket, size, self.progress.now)
-        self.progress.done(f"check: {check.sentence()}")
-        if not check.ok:
+        if not self.passed(check):
             return None
         with ExitStack() as stack:
             mounts = self._mounts(stack)
@@ -233,7 +233,7 @@ class Bench(Driver):
             stall = self._stall([one.row for one in first], session)
         refetch = None if self.args.quick else refetched(bucket, size, _RUNS, self.progress.step)
         rows = entries(list(self.infos.values()), session)
-        result = self._facts(busy) | {
+        result = self._facts() | {
             "method": self.method(session.rounds),
             "check": check.as_json(),
             "main": _MAIN,
@@ -368,7 +368,7 @@ class Bench(Driver):
             self.warnings.append(f"no stall: {error}")
             return None
 
-    def _facts(self, busy: float | None) -> dict[str, Any]:
+    def _facts(self) -> dict[str, Any]:
         """What was run, when, on what."""
         args, bucket = self.args, self.bucket
         words = [f"--data {Path(args.data).resolve().name}"] if args.data else []
@@ -380,7 +380,7 @@ class Bench(Driver):
             "on this machine, as are proxy and loaders" if bucket.s3.server else "at $FASTPIPE_S3_ENDPOINT"
         )
         server = f"an S3 server (Ceph's gateway) {where}"
-        return self.facts(words, busy) | {
+        return self.facts(words) | {
             "data": {
                 "text": f"{count:,} objects of {bucket.nbytes / count / 1000:.0f} kB ({self.name}) in "
                 f"{server}; {args.delay:g} ± {jitter:g} ms until an answer begins",

@@ -21,7 +21,8 @@ from s3_server import S3, S3Missing, S3Proxy
 import fastpipe
 from fastpipe.bench.check import RowCheck, digests_of_samples
 from fastpipe.bench.data import Photos
-from fastpipe.bench.loaders import Draws, check_transform, touch, train_transform
+from fastpipe.bench.images import check_transform, train_transform
+from fastpipe.bench.runner import Draws, touch
 from fastpipe.core.extras import require
 from fastpipe.errors import OptionError
 

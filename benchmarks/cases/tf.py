@@ -2,21 +2,52 @@
 
 from __future__ import annotations
 
+import math
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
+import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 
+import fastpipe
+from benchmarks.lines import Studied
 from benchmarks.targets import Asked, judged_rates
 from fastpipe.bench import tf
-from fastpipe.bench.runner import Sample, Session
-from fastpipe.bench.tf import Make, Spec
-from fastpipe.bench.tf_datasets import SIDE, Setting, Table, batches_of, by_pillow, tensorflow
+from fastpipe.bench.results import RowInfo
+from fastpipe.bench.runner import ContenderError, Sample, Session
+from fastpipe.bench.synthetic import mel_rows, write_table
+from fastpipe.bench.tf import (
+    DEGREES,
+    FULL,
+    PART,
+    QUICK,
+    SIDE,
+    Lengths,
+    Make,
+    Setting,
+    Spec,
+    Table,
+    batches_of,
+    by_pillow,
+    images_of,
+    tensorflow,
+)
 from fastpipe.console import Progress
+from fastpipe.core.extras import require
+from fastpipe.errors import MissingDependencyError
 
 __all__ = ["ASKED", "Bench", "run", "specs", "targets"]
 
+SECTIONS = {
+    **tf.SECTIONS,
+    "hdf5": "rows of 64×128 floats of an HDF5 file, gzip",
+    "patches": "patches of 32×64×64 of a Zarr volume",
+}
 _PILLOW = "× tf.py_function with Pillow"
 
 ASKED = (
@@ -35,6 +66,19 @@ def targets(samples: Mapping[str, Sequence[Sample]]) -> list[dict[str, Any]]:
         samples: of a finished run, by row.
     """
     return judged_rates(samples, ASKED)
+
+
+def by_hand(table: Table, batch_size: int, *, is_shuffled: bool) -> Any:
+    """TensorFlow's operations, of which one decodes no more than the box; the resize is not antialiased."""
+    tf = tensorflow()
+
+    def sample(row: Any) -> Any:
+        left, top, right, bottom = tf.unstack(row["image"])
+        window = tf.stack([top, left, bottom - top, right - left])
+        image = tf.io.decode_and_crop_jpeg(tf.io.read_file(row["file"]), window, channels=3)
+        return tf.image.resize(image, (SIDE, SIDE)), row["label"]
+
+    return batches_of(table, sample, batch_size, is_shuffled)
 
 
 def by_hand_antialiased(table: Table, batch_size: int, *, is_shuffled: bool) -> Any:
@@ -58,6 +102,228 @@ def kept_by_tensorflow(in_file: bool) -> Make:
     )  # fmt: skip
 
 
+# ---- Rows of an HDF5 file, and patches of a volume --------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ArrayLengths(Lengths):
+    """Samples of an epoch, with rows of an HDF5 file and patches of a volume."""
+
+    rows: int = 1024
+    patches: int = 128
+
+
+@dataclass(frozen=True)
+class ArraySpec(Spec):
+    """A dataset of rows or patches: a script's own is one of a Python generator."""
+
+    process: ClassVar[str] = "generators"
+
+    @property
+    def info(self) -> RowInfo:
+        """What the report calls it."""
+        unit, output = ("rows", "float32") if self.section == "hdf5" else ("patches", "uint16")
+        return replace(super().info, unit=unit, output=output)
+
+    def samples(self, lengths: ArrayLengths, batch_size: int) -> int:
+        """Return how many samples an epoch has."""
+        return lengths.rows if self.section == "hdf5" else lengths.patches
+
+
+def _lengths(setting: Setting) -> ArrayLengths:
+    assert isinstance(setting.lengths, ArrayLengths)
+    return setting.lengths
+
+
+_MEL = (64, 128)
+_IN_CHUNK = 16
+_WINDOW = 16  # chunks whose rows are mixed
+_VOLUME, _CHUNK, _PATCH = (96, 256, 256), (32, 64, 64), (32, 64, 64)
+_PATCHES_IN_BATCH = 2
+
+
+def rows_by_h5py(setting: Setting, *, is_shuffled: bool) -> Any:
+    """A generator over an open file: a row at a time, as scripts have it."""
+    h5py = require("h5py", extra="hdf5")
+    path, count = _table(setting), _lengths(setting).rows
+    rng = np.random.default_rng(0)
+
+    def samples() -> Iterator[Any]:
+        with h5py.File(path, "r") as file:
+            mels, labels = file["mels"], file["labels"]
+            for row in (rng.permutation(count) if is_shuffled else np.arange(count)).tolist():
+                yield mels[row], labels[row]
+
+    spec = tensorflow().TensorSpec
+    return _generated(samples, (spec(_MEL, "float32"), spec((), "int64")), setting.batch_size)
+
+
+def rows(
+    setting: Setting,
+    *,
+    is_shuffled: bool,
+    cache: Literal["off", "ram"] = "off",
+    unit: Literal["sample", "group"] = "sample",
+) -> Any:
+    """The same by ``hdf5_dataset``."""
+    shuffle = fastpipe.Shuffle(_WINDOW, "group") if unit == "group" else True
+    return fastpipe.tf.hdf5_dataset(
+        _table(setting), "mels", "labels", setting.batch_size, shuffle if is_shuffled else False, 0,
+        cache=setting.cache(cache),
+    )  # fmt: skip
+
+
+def patches_by_zarr(setting: Setting, *, is_shuffled: bool) -> Any:
+    """A generator that slices a Zarr array, as scripts have it."""
+    path, places = _volume(setting), _places(setting)
+    rng = np.random.default_rng(0)
+
+    def samples() -> Iterator[Any]:
+        volume = _zarr().open_array(str(path), mode="r")
+        for number in (rng.permutation(len(places)) if is_shuffled else np.arange(len(places))).tolist():
+            box = tuple(
+                slice(at, at + side) for at, side in zip(places[number].tolist(), _PATCH, strict=True)
+            )
+            yield volume[box]
+
+    spec = tensorflow().TensorSpec
+    return _labelled(_generated(samples, spec(_PATCH, "uint16"), _PATCHES_IN_BATCH))
+
+
+def patches(setting: Setting, *, is_shuffled: bool, unit: Literal["sample", "group"] = "sample") -> Any:
+    """The same by ``patch_dataset``, with room for a third of what the volume is decoded."""
+    shuffle = fastpipe.Shuffle(unit=unit) if unit == "group" else True
+    room = int(np.prod(_VOLUME)) * 2 // 3
+    made = fastpipe.tf.patch_dataset(
+        str(_volume(setting)), _PATCH, None, _PATCHES_IN_BATCH, shuffle if is_shuffled else False, 0,
+        sampling=fastpipe.sampling.Positions(_places(setting)), cache=fastpipe.Cache("ram", max_bytes=room),
+    )  # fmt: skip
+    return _labelled(made)
+
+
+def _generated(samples: Any, signature: Any, batch_size: int) -> Any:
+    tf = tensorflow()
+    made = tf.data.Dataset.from_generator(samples, output_signature=signature)
+    return made.batch(batch_size).prefetch(tf.data.AUTOTUNE)
+
+
+def _labelled(made: Any) -> Any:
+    """Patches in the form that rows of the case have, with labels that say nothing."""
+    tf = tensorflow()
+    return made.map(lambda patches: (patches, tf.zeros(tf.shape(patches)[:1], tf.int64)))
+
+
+def _table(setting: Setting) -> Path:
+    """The file of rows; made by whoever needs it first."""
+    path, count = setting.scratch / "mels.h5", _lengths(setting).rows
+    if not path.exists():
+        mels = mel_rows(np.random.default_rng(0), count, _MEL)
+        write_table(
+            path, "mels", [mels], mels.shape, chunk=(min(_IN_CHUNK, count), *_MEL), compression="gzip",
+            labels=np.arange(count),
+        )  # fmt: skip
+    return path
+
+
+def _volume(setting: Setting) -> Path:
+    """The volume; made by whoever needs it first."""
+    path = setting.scratch / "volume.zarr"
+    if not path.exists():
+        smooth = np.cumsum(np.random.default_rng(0).integers(-9, 10, _VOLUME), axis=2) + (1 << 15)
+        _zarr().create_array(str(path), data=smooth.astype(np.uint16), chunks=_CHUNK)
+    return path
+
+
+def _zarr() -> Any:
+    try:
+        return require("zarr", extra="bench")
+    except MissingDependencyError as error:
+        raise ContenderError(str(error)) from error
+
+
+def _places(setting: Setting) -> npt.NDArray[np.int64]:
+    """Where the patches of an epoch are, anywhere in the volume."""
+    most = np.array(_VOLUME) - _PATCH
+    drawn = np.random.default_rng(1).random((_lengths(setting).patches, len(_PATCH)))
+    return np.floor(drawn * (most + 1)).astype(np.int64)
+
+
+_LEVELS = PART * 255  # of brightness, where it is added
+
+
+def by_operations(setting: Setting) -> Any:
+    """``tf.image.random_…``, image by image."""
+    tf = tensorflow()
+
+    def change(image: Any) -> Any:
+        image = tf.image.random_flip_left_right(image)
+        image = _rotated(tf, image, tf.random.uniform((), -1.0, 1.0))
+        image = tf.image.random_brightness(image, _LEVELS)
+        return tf.image.random_contrast(image, 1 - PART, 1 + PART)
+
+    return _imagewise(setting, change, is_seeded=False)
+
+
+def by_stateless_operations(setting: Setting) -> Any:
+    """``tf.image.stateless_random_…``, image by image, with seeds that are counted."""
+    tf = tensorflow()
+
+    def change(image: Any, number: Any) -> Any:
+        seeds = [tf.stack([number, tf.constant(kind, tf.int64)]) for kind in range(4)]
+        image = tf.image.stateless_random_flip_left_right(image, seeds[0])
+        image = _rotated(tf, image, tf.random.stateless_uniform((), seeds[1], -1.0, 1.0))
+        image = tf.image.stateless_random_brightness(image, _LEVELS, seeds[2])
+        return tf.image.stateless_random_contrast(image, 1 - PART, 1 + PART, seeds[3])
+
+    return _imagewise(setting, change, is_seeded=True)
+
+
+def _imagewise(setting: Setting, change: Callable[..., Any], *, is_seeded: bool) -> Any:
+    """A batch, again and again, of which each image is changed before they are put together."""
+    tf = tensorflow()
+    made = tf.data.Dataset.from_tensor_slices(images_of(setting)).repeat(setting.lengths.batches)
+    if is_seeded:
+        made = tf.data.Dataset.zip((made, tf.data.Dataset.counter()))
+    made = made.map(change, num_parallel_calls=tf.data.AUTOTUNE)
+    return made.batch(setting.batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+
+
+def _rotated(tf: Any, image: Any, part: Any) -> Any:
+    """An image rotated about its centre by a part of the greatest angle.
+
+    ``tf.image`` has no such function; this is TensorFlow Addons'.
+    """
+    angle = part * math.radians(DEGREES)
+    sine, cosine, centre = tf.sin(angle), tf.cos(angle), (SIDE - 1) / 2
+    right = centre - cosine * centre + sine * centre
+    down = centre - sine * centre - cosine * centre
+    matrix = tf.stack([cosine, -sine, right, sine, cosine, down, 0.0, 0.0])
+    made = tf.raw_ops.ImageProjectiveTransformV3(
+        images=image[None], transforms=matrix[None], output_shape=[SIDE, SIDE], fill_value=0.0,
+        interpolation="BILINEAR", fill_mode="CONSTANT",
+    )  # fmt: skip
+    return tf.ensure_shape(made[0], (SIDE, SIDE, 3))
+
+
+# ---- What is measured -------------------------------------------------------------------------------
+
+
+def _arrays() -> list[Spec]:
+    fast, cut = "hdf5_dataset", "patch_dataset"
+    return [
+        ArraySpec("hdf5", "replaced", "generator over h5py, row by row", "replaced", rows_by_h5py),
+        ArraySpec("hdf5", "window", f'{fast}, shuffle=Shuffle(16, "group")', "fastpipe",
+             partial(rows, unit="group"), "chunks, then rows of 16 chunks at a time", most_apart=0),
+        ArraySpec("hdf5", "ram", f'{fast}, cache="ram"', "fastpipe", partial(rows, cache="ram"),
+             "from the second epoch on", most_apart=0),
+        ArraySpec("patches", "replaced", "generator that slices a zarr array", "replaced", patches_by_zarr),
+        ArraySpec("patches", "uniform", cut, "fastpipe", patches, "a third of the volume fits",
+             most_apart=0),
+        ArraySpec("patches", "tour", f'{cut}, shuffle=Shuffle(unit="group")', "fastpipe",
+             partial(patches, unit="group"), "the same room; neighbours come together", most_apart=0),
+    ]  # fmt: skip
+
+
 def specs() -> list[Spec]:
     """The datasets that are measured with ``--peers``; a section's come together."""
     pillow, kept = "tf.py_function + Pillow", "float32, from the second epoch on"
@@ -71,7 +337,31 @@ def specs() -> list[Spec]:
         Spec("crop", "tf-ram", f"{pillow}, Dataset.cache()", "peer", kept_by_tensorflow(False), kept),
         Spec("crop", "tf-disk", f"{pillow}, Dataset.cache(file)", "peer", kept_by_tensorflow(True), kept),
     ]  # fmt: skip
-    return sorted([*tf.specs(), *more], key=lambda spec: list(tf.SECTIONS).index(spec.section))
+    return sorted([*own_specs(), *more], key=lambda spec: list(SECTIONS).index(spec.section))
+
+
+def own_specs() -> list[Spec]:
+    """Return the datasets that are measured without ``--peers``."""
+
+    def of(make: Callable[[Setting], Any]) -> Make:
+        return lambda setting, is_shuffled: make(setting)
+
+    each = "image by image; rotated as by TensorFlow Addons"
+    *others, keras, layer = tf.specs()
+
+    def by_operation(setting: Setting, *, is_shuffled: bool) -> Any:
+        return by_hand(setting.crops, setting.batch_size, is_shuffled=is_shuffled)
+
+    return [
+        *others[:5],
+        Spec("crop", "hand", "tf.io.decode_and_crop_jpeg + tf.image.resize", "peer", by_operation,
+             "other pixels: another decoding, no antialiasing"),
+        *others[5:], keras,
+        Spec("augment", "images", "tf.image.random_…", "replaced", of(by_operations), each),
+        Spec("augment", "stateless", "tf.image.stateless_random_…", "replaced", of(by_stateless_operations),
+             each),
+        layer, *_arrays(),
+    ]  # fmt: skip
 
 
 def run(args: Namespace, console: Console, progress: Progress) -> int:
@@ -79,10 +369,17 @@ def run(args: Namespace, console: Console, progress: Progress) -> int:
     return tf.run(args, console, progress, WithPeers if args.peers else Bench)
 
 
-class Bench(tf.Bench):
+class Bench(Studied, tf.Bench):
     """One run of the case, with the figures that were asked for."""
 
-    program: ClassVar[str] = "python benchmarks/run.py"
+    labels: ClassVar[Mapping[str, str]] = SECTIONS
+    full: ClassVar[Lengths] = ArrayLengths(**vars(FULL))
+    quick: ClassVar[Lengths] = ArrayLengths(**vars(QUICK), rows=40, patches=6)
+
+    @staticmethod
+    def specs() -> list[Spec]:
+        """Return the datasets that are measured."""
+        return own_specs()
 
     def studies(self, session: Session) -> dict[str, Any]:
         """Judge the figures that were asked for."""

@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 
+from benchmarks.lines import Studied
 from benchmarks.peers.rows import ChildRow, Peer, interpreter
 from benchmarks.studies.volume_amplification import amplifications
 from benchmarks.studies.volume_first import first_batches
@@ -19,13 +21,35 @@ from benchmarks.studies.volume_memory import memory_of_topologies
 from benchmarks.targets import Asked, judged, judged_rates
 from fastpipe.bench import volume
 from fastpipe.bench.check import digests_of_samples
-from fastpipe.bench.orders import box_at
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Contender, ContenderError, Sample, Session
-from fastpipe.bench.volume import COLD, FULL, QUARTER, WARM, Scroll, Sizes, made_scroll
+from fastpipe.bench.samples import box_at, start_of
+from fastpipe.bench.volume import (
+    COLD,
+    FULL,
+    QUARTER,
+    WARM,
+    PatchSpec,
+    Scroll,
+    Sizes,
+    SlicedRow,
+    WholeEpochs,
+    made_scroll,
+    sliced_loader,
+)
 from fastpipe.console import Progress
 
-__all__ = ["ASKED", "COLD_PEERS", "VOLUME_PEERS", "WARM_PEERS", "Bench", "VolumePeerRow", "run", "targets"]
+__all__ = [
+    "ASKED",
+    "COLD_PEERS",
+    "VOLUME_PEERS",
+    "WARM_PEERS",
+    "Bench",
+    "VolumePeerRow",
+    "run",
+    "specs",
+    "targets",
+]
 
 # Of the volumes on which the time to the first batch is measured; it does not depend on their size.
 FIRST = Sizes((128, 256, 256), FULL.chunk, FULL.patch)
@@ -135,6 +159,29 @@ class VolumePeerRow(ChildRow):
             self.chunk = scroll.epoch // batch_size * batch_size
 
 
+class MemoryPatches:
+    """Slices of arrays in memory."""
+
+    def __init__(self, scroll: Scroll) -> None:
+        self._arrays, self._sizes, self._count = scroll.arrays, scroll.sizes, scroll.epoch
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> tuple[npt.NDArray[Any], ...]:
+        start = start_of(self._sizes.shape, self._sizes.patch, index)
+        box = box_at(start, self._sizes.patch)
+        return tuple(array[box] for array in self._arrays)
+
+
+_SLICES = PatchSpec(WARM, "slices", "slices of NumPy arrays + DataLoader(num_workers=0)", "peer")
+
+
+def specs() -> list[PatchSpec]:
+    """Return the loaders that are measured in this process."""
+    return [*volume.specs(), _SLICES]
+
+
 # ---- What was asked of fastpipe for volumes, as figures, and whether it is met ----------------------
 
 AMPLIFICATION = 2.0
@@ -187,10 +234,17 @@ def run(args: Namespace, console: Console, progress: Progress) -> int:
 
 
 @dataclass
-class Bench(volume.Bench):
+class Bench(Studied, volume.Bench):
     """One run of the case, with everything."""
 
-    program: ClassVar[str] = "python benchmarks/run.py"
+    def own_rows(self, stack: ExitStack) -> list[WholeEpochs | SlicedRow]:
+        """Build the rows that run in this process, and slices of arrays in memory."""
+        loader = sliced_loader(_SLICES, self.scroll, self.args.batch_size, MemoryPatches(self.scroll))
+        row = SlicedRow(_SLICES, loader)
+        stack.callback(row.close)
+        found = super().own_rows(stack)
+        self.infos[row.key] = _SLICES.info
+        return [*found, row]
 
     def others(self, stack: ExitStack) -> list[Contender]:
         """Start the peers; one that is not there is noted."""

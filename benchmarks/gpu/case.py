@@ -25,14 +25,15 @@ from benchmarks.gpu.sections import (
     why_missing,
 )
 from benchmarks.gpu.training import Sizes, TrainRow, figures_of, sizes_for
-from fastpipe.bench import machine
+from benchmarks.lines import Studied
 from fastpipe.bench.data import folder_to_use, scan
 from fastpipe.bench.driver import Driver, add_file_arguments
-from fastpipe.bench.loaders import make_dataset, train_transform
+from fastpipe.bench.images import make_dataset, train_transform
 from fastpipe.bench.results import RowInfo, entries, verdict
 from fastpipe.bench.runner import Contender, ContenderError, Plan, Session
 from fastpipe.console import Progress, positive
 from fastpipe.core.extras import require
+from fastpipe.core.machine import available_cpus
 from fastpipe.errors import OptionError
 
 __all__ = ["SECONDS", "Budget", "Share", "add_arguments", "merged", "run", "with_references"]
@@ -150,7 +151,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     folder, name, is_made_up = folder_to_use(args.data, progress.done)
     photos = scan(folder, name)
     photos.warm()
-    cores, batch = machine.cores_allowed(), args.batch_size or sizes.batch
+    cores, batch = available_cpus(), args.batch_size or sizes.batch
     what = Run(args.device, sizes, photos, cores, batch, say=progress.done)
     bench = Bench(args, cores, progress, what=what, budget=budget)
     if is_made_up:
@@ -159,10 +160,9 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
 
 
 @dataclass
-class Bench(Driver):
+class Bench(Studied, Driver):
     """One run of the case."""
 
-    program: ClassVar[str] = "python benchmarks/run.py"
     case: ClassVar[str] = "gpu"
     what: Run = field(kw_only=True)
     budget: Budget = field(kw_only=True)
@@ -180,7 +180,7 @@ class Bench(Driver):
 
     def result(self) -> dict[str, Any] | None:
         """Check, measure, and put the file's content together; ``None`` if the CPU's pixels are wrong."""
-        busy = self.begin()
+        self.begin()
         if self.what.device == "cpu":
             self.warnings.append(_SMALL)
         check = self._check()
@@ -200,7 +200,7 @@ class Bench(Driver):
                 labels[section.key] = {"label": section.label(self.what)}
                 if figures := figures_of(rows, measured.samples, section.ceiling):
                     training[section.key] = figures
-        return self._result(busy, check, sessions, {"sections": labels, "training": training})
+        return self._result(check, sessions, {"sections": labels, "training": training})
 
     def plan(self) -> Plan:
         """How long to measure, from what is left of the time."""
@@ -277,7 +277,6 @@ class Bench(Driver):
 
     def _result(
         self,
-        busy: float | None,
         check: PixelCheck,
         sessions: Mapping[str, Session],
         more: Mapping[str, Any],
@@ -294,7 +293,7 @@ class Bench(Driver):
             why = next((told[key] for key in _MAIN if key in told), self.missing[-1]["why"])
             raise OptionError(f"nothing could be measured: {why}")
         keys = [entry["key"] for entry in rows]
-        result = self._facts(busy) | {
+        result = self._facts() | {
             "method": {
                 **self.method(session.rounds),
                 "budget_s": self.budget.seconds,
@@ -324,13 +323,13 @@ class Bench(Driver):
         plan = str(make_dataset(spec, what.photos.folder, transform).plan)
         return plan.replace(str(what.photos.folder), what.photos.name)
 
-    def _facts(self, busy: float | None) -> dict[str, Any]:
+    def _facts(self) -> dict[str, Any]:
         """What was run, when, on what."""
         args, what = self.args, self.what
         words = [f"--device {args.device}"] if args.device != "cuda" else []
         words += [f"--data {Path(args.data).resolve().name}"] if args.data else []
         words += [f"--batch-size {args.batch_size}"] if args.batch_size else []
-        facts = self.facts(words, busy)
+        facts = self.facts(words)
         facts["machine"]["gpu"] = self.gpu
         photos = what.photos
         return facts | {

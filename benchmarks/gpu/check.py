@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from typing import Any, TypeVar
 
 from fastpipe.bench.data import Photos, listed
-from fastpipe.bench.loaders import LoaderSpec, build, check_transform, make_dataset
+from fastpipe.bench.images import LoaderSpec, build, check_transform, make_dataset
 from fastpipe.bench.runner import Contender, ContenderError
 from fastpipe.core.extras import require
 

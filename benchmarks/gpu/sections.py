@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 import fastpipe
+from benchmarks.cases.augment_recipes import RECIPES, VOLUMES, ArrayBatches, made_volumes, with_arrays
 from benchmarks.gpu.training import (
     CLASSES as IMAGE_CLASSES,
 )
@@ -25,20 +26,11 @@ from benchmarks.gpu.training import (
 )
 from benchmarks.peers.rows import Peer, PeerRow, interpreter
 from fastpipe import augment
-from fastpipe.bench.augment import (
-    RECIPES,
-    VOLUMES,
-    AugmentRow,
-    Batches,
-    Place,
-    chain_of,
-    made_batches,
-    made_volumes,
-)
+from fastpipe.bench.augment import AugmentRow, Place, made_batches
 from fastpipe.bench.data import Photos
-from fastpipe.bench.loaders import Draws, LoaderRow, LoaderSpec, train_transform, why_not_installed
+from fastpipe.bench.images import LoaderRow, LoaderSpec, train_transform, why_not_installed
 from fastpipe.bench.results import RowInfo
-from fastpipe.bench.runner import Contender
+from fastpipe.bench.runner import Contender, Draws
 from fastpipe.bench.volume import Scroll, made_scroll, patch_dataset
 from fastpipe.core.extras import require
 
@@ -205,7 +197,7 @@ AUGMENTED = {"augment-images": "simclr", "augment-volumes": "volume"}
 _DTYPE = "float32"
 
 
-def batches_of(folder: Path, name: str, sizes: Sizes) -> Batches:
+def batches_of(folder: Path, name: str, sizes: Sizes) -> ArrayBatches:
     """What is augmented: photos of a folder, and made-up volumes.
 
     Args:
@@ -213,13 +205,13 @@ def batches_of(folder: Path, name: str, sizes: Sizes) -> Batches:
         name: what the report calls it.
         sizes: how much.
     """
-    made = made_batches(folder, name, sizes.augmented)
+    made = with_arrays(made_batches(folder, name, sizes.augmented))
     volumes, labels = made_volumes(np.random.default_rng(0), len(made.volumes), sizes.volume)
-    return Batches(made.name, made.photos, made.spectrograms, volumes, labels, made.motion, made.lengths)
+    return replace(made, volumes=volumes, labels_of_volumes=labels)
 
 
 def augment_rows(
-    section: str, batches: Batches, device: str
+    section: str, batches: ArrayBatches, device: str
 ) -> list[tuple[RowInfo, Callable[[], AugmentRow]]]:
     """The rows of a section, and what makes them: fastpipe's chain on the processor, then on a GPU.
 
@@ -240,9 +232,9 @@ def augment_rows(
     return rows
 
 
-def _row(key: str, place: Place, batches: Batches) -> AugmentRow:
+def _row(key: str, place: Place, batches: ArrayBatches) -> AugmentRow:
     given: tuple[Any, ...] = place.given(batches)
-    chain = chain_of(place.recipe, place.dtype)
+    chain = place.recipe.chain(place.dtype)
     return AugmentRow(key, lambda: _first(chain(*given)), len(given[0]), place.device)
 
 
@@ -385,7 +377,7 @@ class Run:
         return "the GPU" if self.device == "cuda" else "the processor"
 
     @cached_property
-    def augmented(self) -> Batches:
+    def augmented(self) -> ArrayBatches:
         """What is augmented."""
         return batches_of(self.photos.folder, self.photos.name, self.sizes)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fastpipe.bench.augment import SIZE
+from benchmarks.cases.augment_recipes import SIZE
 from fastpipe.bench.runner import Sample, ratios, summarise
 from fastpipe.bench.volume import Sizes as ScrollSizes
 from fastpipe.core.extras import require

@@ -1,7 +1,7 @@
 """The child process of a peer: ``python …/benchmarks/peers/child.py KEY``, with the peer's interpreter.
 
 It is run by its path, for that interpreter may belong to an environment without fastpipe and
-without what fastpipe needs.  All that it takes from fastpipe is ``fastpipe.bench.orders``, which needs NumPy.
+without what fastpipe needs.  It takes only ``fastpipe.bench.samples`` from fastpipe, which needs NumPy.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def _bare_packages() -> None:
-    """Let ``fastpipe.bench.orders`` be imported without running fastpipe's own modules."""
+    """Let ``fastpipe.bench.samples`` be imported without running fastpipe's own modules."""
     here = Path(__file__).resolve().parent
     root = here.parents[1]
     # Run by path, a script's folder comes first; this one's files must not hide other packages.

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fastpipe.bench.data import Photos
-from fastpipe.bench.loaders import MEAN, SIDE, STD
+from fastpipe.bench.images import MEAN, SIDE, STD
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import ContenderError
 

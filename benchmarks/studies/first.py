@@ -18,8 +18,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fastpipe.bench.loaders import Draws, LoaderSpec, build, make_dataset, touch, train_transform
-from fastpipe.bench.runner import ContenderError
+from fastpipe.bench.images import LoaderSpec, build, make_dataset, train_transform
+from fastpipe.bench.runner import ContenderError, Draws, touch
 from fastpipe.core.extras import require
 
 __all__ = ["RUNS", "first_batch_seconds", "first_batches", "in_child"]

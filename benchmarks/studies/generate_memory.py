@@ -17,7 +17,7 @@ from typing import Any
 
 import fastpipe
 from benchmarks.studies.first import in_child
-from fastpipe.bench.functions import SEED, counted
+from fastpipe.bench.samples import SEED, counted
 
 __all__ = ["COUNTS", "peak_bytes", "peaks"]
 

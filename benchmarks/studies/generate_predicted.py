@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import fastpipe
-from fastpipe.bench.functions import SEED
 from fastpipe.bench.generate import Section
+from fastpipe.bench.samples import SEED
 from fastpipe.generation import ProbeReport, probe
 
 __all__ = ["Prediction", "predictions"]

@@ -15,7 +15,7 @@ from typing import Any
 import fastpipe
 from benchmarks.studies import first
 from fastpipe.bench.hdf5 import WINDOW, RowByRow, Table, look, table_dataset
-from fastpipe.bench.loaders import touch
+from fastpipe.bench.runner import touch
 from fastpipe.core.extras import require
 
 __all__ = ["first_batches"]

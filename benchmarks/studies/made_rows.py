@@ -8,9 +8,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.bench.functions import Function, Row, generator, made
+from fastpipe.bench.samples import Function, Row, busy, generator, made
 
-__all__ = ["Generators", "made_of"]
+__all__ = ["Generators", "made_of", "motion", "wide"]
+
+_TIMES = np.arange(250) / 25  # seconds, of a sequence of 10 s
+_JOINTS, _HARMONICS = 25, 2
+
+
+def wide(index: int, rng: np.random.Generator) -> Row:
+    """A row that takes 100 µs, 16 kB."""
+    return busy(rng, 1e-4, 1 << 12)
+
+
+def motion(index: int, rng: np.random.Generator) -> Row:
+    """A sequence of places of joints, 75 kB, by large operations of NumPy: about 1 ms."""
+    size = (_HARMONICS, 1, _JOINTS, 3)
+    rates, phases = rng.uniform(0.2, 4, size=size), rng.uniform(0, 2 * np.pi, size=size)
+    far = rng.normal(size=size)
+    places = (far * np.sin(rates * _TIMES[:, None, None] + phases)).sum(0)
+    return {"motion": places.astype(np.float32), "theme": rng.integers(5)}
 
 
 def made_of(function: Function, shards: Iterable[Iterable[int]]) -> Iterator[Row]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastpipe.bench.loaders import touch
+from fastpipe.bench.runner import touch
 from fastpipe.core.processes import memory_of_processes
 
 __all__ = ["Nothing", "memory_entry", "most_bytes"]

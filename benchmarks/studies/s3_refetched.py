@@ -13,7 +13,8 @@ import numpy as np
 
 import fastpipe
 from benchmarks.cases.s3_rows import Bucket
-from fastpipe.bench.loaders import touch, train_transform
+from fastpipe.bench.images import train_transform
+from fastpipe.bench.runner import touch
 
 __all__ = ["least_recently_used", "refetched"]
 

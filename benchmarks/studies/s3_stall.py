@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.cases.s3_rows import Bucket, EmptyStages, MountRow, first_loader
-from fastpipe.bench.loaders import touch
-from fastpipe.bench.runner import timeline_of
+from fastpipe.bench.runner import timeline_of, touch
 
 __all__ = ["Stalled", "fast_stall", "mount_stall", "stalls"]
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from fastpipe.bench.loaders import touch
+from fastpipe.bench.runner import touch
 from fastpipe.bench.volume import TENTH, Scroll, patch_dataset, patch_loader
 
 __all__ = ["amplifications"]

@@ -14,8 +14,8 @@ from typing import Any
 
 import fastpipe
 from benchmarks.studies import first
-from fastpipe.bench.loaders import touch
-from fastpipe.bench.orders import ZarrPatches
+from fastpipe.bench.runner import touch
+from fastpipe.bench.samples import ZarrPatches
 from fastpipe.bench.volume import QUARTER, Scroll, Sizes, patch_dataset, patch_loader
 from fastpipe.core.extras import require
 

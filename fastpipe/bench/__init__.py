@@ -5,14 +5,12 @@
 ``runner``                     interleaved rounds, their statistics, and what steps wait for
 ``driver``                     what every case does in the same way
 ``overview``                   the case ``all``: five pipelines before and after, the default
-``images`` ``loaders``         the case ``images``, and loaders of image folders
+``images`` ``scaling``         image folders; by the number of threads
 ``hdf5`` ``volume``            cases of arrays
-``tf`` ``tf_datasets``         the case ``tf``, and its datasets
-``augment`` ``scripts``        the case ``augment``, and what scripts do
-``generate`` ``functions``     the case ``generate``, and its functions
-``scaling``                    the case ``scaling``: by number of threads
+``tf`` ``augment``             pipelines of ``tf.data``; batches that are augmented
+``generate``                   rows of functions
+``samples``                    rows and patches that other processes make or read, with NumPy alone
 ``data`` ``synthetic``         which photos are read, and made-up data
-``orders``                     orders and places that peers have too
 ``check``                      are outputs those of the replaced loader?
 ``machine``                    what the machine and the packages are
 ``results``                    the JSON file
@@ -21,7 +19,7 @@
 
 The method is written down in ``benchmarks/README.md``.  Everything here uses public names of fastpipe only,
 so the benchmark measures what a user gets.  ``benchmarks/run.py`` adds what concerns the project alone: other
-libraries, memory, first batches, a GPU, and figures that were asked for.
+libraries, further data and operations, memory, first batches, a GPU, and figures that were asked for.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,80 +16,36 @@ import numpy.typing as npt
 from rich.console import Console
 
 from fastpipe import augment
-from fastpipe.bench import machine, scripts
+from fastpipe.bench.check import Outcome
 from fastpipe.bench.data import Photos, folder_to_use, listed, scan
 from fastpipe.bench.driver import Driver, add_run_arguments
-from fastpipe.bench.loaders import (
-    MEAN,
-    SIDE,
-    STD,
-    check_transform,
-    touch,
-)
-from fastpipe.bench.results import RowInfo, best_by_section, entries, verdict
-from fastpipe.bench.runner import Contender
+from fastpipe.bench.images import MEAN, SIDE, STD, check_transform
+from fastpipe.bench.results import RowInfo
+from fastpipe.bench.runner import Contender, touch
 from fastpipe.bench.synthetic import mel_rows
 from fastpipe.console import Progress, positive
 from fastpipe.core.extras import require
-
-__all__ = [
-    "BANDS",
-    "CLASSES",
-    "FRAMES",
-    "PAIRS",
-    "POLICIES",
-    "RECIPES",
-    "SIZE",
-    "VOLUMES",
-    "WAYS",
-    "WHOSE",
-    "AugmentRow",
-    "Batches",
-    "Bench",
-    "ChainCheck",
-    "Place",
-    "Recipe",
-    "Way",
-    "add_arguments",
-    "chain_of",
-    "check_chains",
-    "made_batches",
-    "made_motion",
-    "made_volumes",
-    "own_rows",
-    "run",
-    "sampled",
-    "ways_of",
-]
-
+from fastpipe.core.machine import available_cpus
 
 # ---- Batches ---------------------------------------------------------------------------------------
 
 BANDS, FRAMES = 80, 400
 CLASSES = 1000
-VOLUMES, SIZE = 2, (72, 136, 136)  # of a batch, as large as patches are
-SEQUENCES, MOTION = 64, (250, 25, 3)  # frames, joints and coordinates: ten seconds
 
 
 @dataclass(frozen=True)
 class Batches:
-    """A batch of photos, one of spectrograms, one of volumes and one of motion.
+    """A batch of photos and one of spectrograms.
 
     Attributes:
         name: what the report calls the photos.
         photos: uint8 (N, 3, 224, 224).
         spectrograms: float32 (N, 80, 400).
-        volumes, labels_of_volumes: float32 (M, 1, D, H, W), and uint8 (M, D, H, W) of a few classes.
-        motion, lengths: float32 (K, T, J, C), and int64 (K,).
     """
 
     name: str
     photos: npt.NDArray[np.uint8]
     spectrograms: npt.NDArray[np.float32]
-    volumes: npt.NDArray[np.float32]
-    labels_of_volumes: npt.NDArray[np.uint8]
-    motion: npt.NDArray[np.float32]
-    lengths: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.photos)
@@ -99,44 +56,24 @@ class Batches:
         count = len(self)
         return (
             f"a batch of {count} photos of {SIDE}×{SIDE} ({self.name}), again and again,"
-            f" one of {count} made-up spectrograms of {BANDS}×{FRAMES},"
-            f" one of {len(self.volumes)} made-up volumes of {_times(self.volumes.shape[2:])} with labels,"
-            f" and one of {len(self.motion)} made-up sequences of {_times(self.motion.shape[1:])}"
+            f" one of {count} made-up spectrograms of {BANDS}×{FRAMES}"
         )
 
     def count(self, unit: str) -> int:
         """Samples in a batch."""
-        return {"volumes": len(self.volumes), "sequences": len(self.motion)}.get(unit, len(self))
+        return len(self)
 
     def tensor(self, unit: str, dtype: str, device: str) -> Any:
         """A batch."""
         torch = require("torch", extra="torch")
-        arrays = {"spectrograms": self.spectrograms, "volumes": self.volumes, "sequences": self.motion}
-        if unit in arrays:
-            return torch.from_numpy(arrays[unit]).to(device)
+        if unit == "spectrograms":
+            return torch.from_numpy(self.spectrograms).to(device)
         photos = torch.from_numpy(self.photos)
         return (photos / 255 if dtype == "float32" else photos).to(device)
-
-    def more(self, unit: str, device: str) -> Any:
-        """What is given beside a batch: labels of volumes, lengths of sequences."""
-        torch = require("torch", extra="torch")
-        found = self.labels_of_volumes if unit == "volumes" else self.lengths
-        return torch.from_numpy(found).to(device)
 
     def labels(self, device: str) -> Any:
         """Numbers of classes, one for each sample."""
         return require("torch", extra="torch").arange(len(self), device=device) % CLASSES
-
-    def save(self, folder: Path) -> dict[str, str]:
-        """Write what other processes need as NumPy's files; return their paths by name."""
-        arrays: dict[str, npt.NDArray[Any]] = {
-            "photos": self.photos, "spectrograms": self.spectrograms, "volumes": self.volumes,
-            "labels_of_volumes": self.labels_of_volumes,
-        }  # fmt: skip
-        paths = {name: str(folder / f"{name}.npy") for name in arrays}
-        for name, array in arrays.items():
-            np.save(paths[name], array)
-        return paths
 
 
 def made_batches(folder: Path, name: str, count: int) -> Batches:
@@ -150,39 +87,7 @@ def made_batches(folder: Path, name: str, count: int) -> Batches:
     images = [dataset[index][0].numpy() for index in chosen]
     # NumPy would stack them in the layout of the decoded images, which is not that of a loader's batch.
     photos = np.ascontiguousarray(np.stack([images[at % len(images)] for at in range(count)]))
-    rng = np.random.default_rng(0)
-    return Batches(
-        name, photos, mel_rows(rng, count, (BANDS, FRAMES)), *made_volumes(rng, VOLUMES, SIZE),
-        *made_motion(rng, SEQUENCES, MOTION),
-    )  # fmt: skip
-
-
-def made_volumes(
-    rng: np.random.Generator, count: int, size: tuple[int, ...]
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
-    """Smooth volumes with some noise, of mean 0 and standard deviation 1; labels are four levels of them."""
-    torch = require("torch", extra="torch")
-    small = torch.from_numpy(rng.standard_normal((count, 1, 6, 9, 9), np.float32))
-    smooth = torch.nn.functional.interpolate(small, size, mode="trilinear").numpy()
-    values = smooth + 0.1 * rng.standard_normal(smooth.shape, np.float32)
-    values = (values - values.mean()) / values.std()
-    levels = np.quantile(smooth, [0.5, 0.8, 0.95])
-    return values.astype(np.float32), np.digitize(smooth[:, 0], levels).astype(np.uint8)
-
-
-def made_motion(
-    rng: np.random.Generator, count: int, shape: tuple[int, ...]
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """Joints that wander, each sequence for at least half of the frames."""
-    steps = rng.standard_normal((count, *shape), np.float32)
-    lengths = rng.integers(shape[0] // 2, shape[0] + 1, count)
-    motion: npt.NDArray[np.float32] = np.cumsum(steps, axis=1, dtype=np.float32) / np.float32(10)
-    motion[np.arange(shape[0]) >= lengths[:, None]] = 0
-    return motion, lengths
-
-
-def _times(shape: tuple[int, ...]) -> str:
-    return "×".join(map(str, shape))
+    return Batches(name, photos, mel_rows(np.random.default_rng(0), count, (BANDS, FRAMES)))
 
 
 # ---- Recipes of papers -----------------------------------------------------------------------------
@@ -192,12 +97,35 @@ def _times(shape: tuple[int, ...]) -> str:
 
 Kit = Any
 BOTH = ("float32", "uint8")
-# What scripts have of what torchvision has not.
-_SCRIPTS = dict.fromkeys(("spectrograms", "volumes", "sequences"), scripts)
-# Joints that change places in a mirror: of 25 those of left and right.
-PAIRS = tuple((joint, joint + 1) for joint in range(1, 25, 2))
 # Augmentations that draw from a list of changes.
 POLICIES = ("RandAugment", "TrivialAugmentWide")
+
+
+class SpecAugment:
+    """Masks of time and of frequency, filled with the mean, as a script makes them: torchvision has none."""
+
+    def __init__(
+        self, n_time_masks: int, time_mask_param: int, n_freq_masks: int, freq_mask_param: int
+    ) -> None:
+        self._time = [time_mask_param] * n_time_masks
+        self._freq = [freq_mask_param] * n_freq_masks
+
+    def __call__(self, spectrogram: Any) -> Any:
+        found, value = spectrogram.clone(), spectrogram.mean()
+        bands, frames = spectrogram.shape
+        for most in self._time:
+            begin, end = _span(most, frames)
+            found[:, begin:end] = value
+        for most in self._freq:
+            begin, end = _span(most, bands)
+            found[begin:end] = value
+        return found
+
+
+def _span(most: int, size: int) -> tuple[int, int]:
+    width = int(random.random() * most)
+    begin = int(random.random() * (size - width))
+    return begin, begin + width
 
 
 def _none(kit: Kit) -> list[Any]:
@@ -209,14 +137,12 @@ class Recipe:
     """Something done to a batch.
 
     Attributes:
-        key: its name in the JSON file.
-        label: its name in tables.
         ops: the operations on each sample, of a kit, for a dtype.
         mixes: those that mix the batch.
         dtypes: what it is measured with.
-        unit: ``"images"``, ``"spectrograms"``, ``"volumes"`` or ``"sequences"`` of motion.
-        takes_more: whether labels of volumes, or lengths of sequences, are given beside them.
+        unit: ``"images"`` or ``"spectrograms"``.
         has_policy: whether changes are drawn from a list, some of which make bytes of floats and count them.
+        whose: what scripts do it with.
     """
 
     key: str
@@ -226,12 +152,48 @@ class Recipe:
     dtypes: Sequence[str] = BOTH
     unit: str = "images"
     has_policy: bool = False
-    takes_more: bool = False
+    whose: str = "torchvision v2"
 
     @property
     def takes_labels(self) -> bool:
         """Whether it mixes the batch, with its labels."""
         return self.mixes is not _none
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether scripts have nothing for a GPU."""
+        return self.unit not in ("images", "spectrograms")
+
+    def chain(self, dtype: str, **options: Any) -> Any:
+        """Make ``augment.Compose`` of it."""
+        return augment.Compose([*self.ops(augment, dtype), *self.mixes(augment)], **options)
+
+    def sampled(self, dtype: str) -> Callable[..., Any]:
+        """Return a function that does it to a batch sample by sample, as scripts do."""
+        torch, v2 = require("torch", extra="torch"), require("torchvision.transforms.v2", extra="torch")
+        ops, mixes = self.ops(self.scripts(v2), dtype), self.mixes(v2)
+
+        def each(image: Any) -> Any:
+            for op in ops:
+                image = op(image)
+            return image
+
+        def change(images: Any, *labels: Any) -> Any:
+            batch = torch.stack([each(image) for image in images]) if ops else images
+            for mix in mixes:
+                batch, *labels = mix(batch, *labels)
+            return (batch, *labels) if mixes else batch
+
+        return change
+
+    def scripts(self, v2: Any) -> Kit:
+        """Return the kit of scripts: torchvision's, or what they have beside it."""
+        return v2
+
+    def given(self, batches: Any, dtype: str, device: str) -> tuple[Any, ...]:
+        """Return the batch, with labels where the recipe mixes."""
+        images = batches.tensor(self.unit, dtype, device)
+        return (images, batches.labels(device)) if self.takes_labels else (images,)
 
 
 def floats(kit: Kit) -> Any:
@@ -246,6 +208,7 @@ def _ended(kit: Kit, dtype: str) -> list[Any]:
 
 
 def interpolation(name: str) -> Any:
+    """Return torchvision's interpolation of a name."""
     return require("torchvision.transforms", extra="torch").InterpolationMode(name)
 
 
@@ -276,101 +239,30 @@ def _after_the_crop(name: str) -> Callable[[Kit, str], list[Any]]:
 
 
 def mixed_up(kit: Kit) -> list[Any]:
+    """Return MixUp of a kit."""
     return [kit.MixUp(num_classes=CLASSES)]
 
 
-def _volume(kit: Kit, dtype: str) -> list[Any]:
-    """``augment.nnunet_default``, whose list it is."""
-    return [
-        kit.RandomAffine3D(30, (0.7, 1.4), p_rotation=0.2, p_scale=0.2),
-        kit.RandomApply(kit.GaussianNoise3D((0.0, 0.1)), 0.1),
-        kit.RandomApply(kit.GaussianBlur3D((0.5, 1.0), p_channel=0.5), 0.2),
-        kit.RandomApply(kit.Brightness3D((0.75, 1.25)), 0.15),
-        kit.RandomApply(kit.Contrast3D((0.75, 1.25)), 0.15),
-        kit.RandomApply(kit.LowResolution3D((0.5, 1.0), p_channel=0.5), 0.25),
-        kit.RandomApply(kit.Gamma3D((0.7, 1.5), inverted=True), 0.1),
-        kit.RandomApply(kit.Gamma3D((0.7, 1.5)), 0.3),
-        kit.RandomFlip3D(),
-    ]
+class SpectrogramRecipe(Recipe):
+    """One of spectrograms, which scripts slice with torch."""
 
-
-def _motion(kit: Kit, dtype: str) -> list[Any]:
-    return [
-        kit.MotionSpeed((0.8, 1.25)),
-        kit.MotionTranslation(0.1),
-        kit.MotionScale((0.9, 1.1)),
-        kit.MotionMirror(PAIRS),
-    ]
+    def scripts(self, v2: Any) -> Kit:
+        """Return this module, which has `SpecAugment`."""
+        return argparse.Namespace(SpecAugment=SpecAugment)
 
 
 RECIPES = (
     Recipe("simclr", "SimCLR", _simclr),
     Recipe("deit", "DeiT", _deit, mixed_up, has_policy=True),
-    Recipe(
+    SpectrogramRecipe(
         "specaugment", "SpecAugment", lambda kit, dtype: [kit.SpecAugment(2, 30, 2, 20)],
-        dtypes=("float32",), unit="spectrograms",
-    ),
-    Recipe(
-        "volume", "nnU-Net's default", _volume, dtypes=("float32",), unit="volumes", takes_more=True,
-    ),
-    Recipe(
-        "motion", "motion: speed, translation, scale, mirror", _motion, dtypes=("float32",), unit="sequences",
-        takes_more=True,
+        dtypes=("float32",), unit="spectrograms", whose="slices in torch",
     ),
     *(
         Recipe(name.lower(), f"{name} after the crop", _after_the_crop(name), has_policy=True)
         for name in POLICIES
     ),
 )  # fmt: skip
-
-
-def chain_of(recipe: Recipe, dtype: str, **options: Any) -> Any:
-    """A recipe as ``augment.Compose``."""
-    if recipe.unit == "sequences" and recipe.takes_more:
-        options["lengths"] = 1
-    return augment.Compose([*recipe.ops(augment, dtype), *recipe.mixes(augment)], **options)
-
-
-def sampled(recipe: Recipe, dtype: str) -> Callable[..., Any]:
-    """A recipe sample by sample, as a dataset and a collate function do it.
-
-    Returns:
-        A function of a batch, and labels where the recipe mixes.
-    """
-    torch = require("torch", extra="torch")
-    torchvision = require("torchvision.transforms.v2", extra="torch")
-    ops = recipe.ops(_SCRIPTS.get(recipe.unit, torchvision), dtype)
-    mixes = recipe.mixes(torchvision)
-    if recipe.takes_more:
-        return _with_more(ops)
-
-    def each(image: Any) -> Any:
-        for op in ops:
-            image = op(image)
-        return image
-
-    def change(images: Any, *labels: Any) -> Any:
-        batch = torch.stack([each(image) for image in images]) if ops else images
-        for mix in mixes:
-            batch, *labels = mix(batch, *labels)
-        return (batch, *labels) if mixes else batch
-
-    return change
-
-
-def _with_more(ops: Sequence[Any]) -> Callable[..., Any]:
-    """Operations on each sample and what is given beside it."""
-    torch = require("torch", extra="torch")
-
-    def change(*batch: Any) -> Any:
-        rows = []
-        for sample in zip(*batch, strict=True):
-            for op in ops:
-                sample = op(*sample)
-            rows.append(sample)
-        return tuple(torch.stack(column) for column in zip(*rows, strict=True))
-
-    return change
 
 
 # ---- Rows ------------------------------------------------------------------------------------------
@@ -382,10 +274,8 @@ class Way:
 
     Attributes:
         kind: the end of its key.
-        label: its name in tables.
         options: of ``augment.Compose``.
         apart: of one that does not compute what torchvision does, how far values may be apart on average.
-        note: what a reader should know.
     """
 
     kind: str
@@ -395,16 +285,11 @@ class Way:
     note: str = ""
 
 
-# What scripts do where torchvision has nothing.
-WHOSE = {"spectrograms": "slices in torch", "volumes": "NumPy and SciPy", "sequences": "NumPy"}
 # Another way to apply a chain is another line here.
 WAYS = (
     Way("batch", "augment.Compose"),
     Way("fused", "augment.Compose, fuse=True", {"fuse": True}, 0.3, "one resampling; changes pixels"),
 )
-
-
-_ON_HOST = ("volumes", "sequences")
 
 
 @dataclass(frozen=True)
@@ -450,11 +335,8 @@ class Place:
         )  # fmt: skip
 
     def given(self, batches: Batches) -> tuple[Any, ...]:
-        """The batch, with labels where the recipe mixes, or what is given beside it."""
-        images = batches.tensor(self.recipe.unit, self.dtype, self.device)
-        if self.recipe.takes_more:
-            return images, batches.more(self.recipe.unit, self.device)
-        return (images, batches.labels(self.device)) if self.recipe.takes_labels else (images,)
+        """What the recipe is given."""
+        return self.recipe.given(batches, self.dtype, self.device)
 
 
 class AugmentRow:
@@ -505,19 +387,17 @@ def own_rows(place: Place, batches: Batches) -> Iterator[tuple[RowInfo, AugmentR
         info = place.info(kind, label, group, note)
         return info, AugmentRow(info.key, lambda: change(*given), len(given[0]), place.device, threads)
 
-    stock, each = sampled(recipe, dtype), f"{WHOSE.get(recipe.unit, 'torchvision v2')}, sample by sample"
-    if place.recipe.unit in _ON_HOST and place.device != "cpu":
-        pass  # NumPy has nothing there
-    elif place.device == "cpu":
+    stock, each = recipe.sampled(dtype), f"{recipe.whose}, sample by sample"
+    if place.device == "cpu":
         count = require("torch", extra="torch").get_num_threads()
         note = f"torch's default, {count} thread{'s' if count != 1 else ''}"
         yield row("replaced", each, "replaced", stock, note)
         if not place.is_single:
             yield row("worker", f"{each}, one thread", "replaced", stock, "as in a worker process", 1)
-    else:
+    elif not recipe.is_on_host:
         yield row("replaced", each, "replaced", stock)
     for way in ways_of(place):
-        yield row(way.kind, way.label, "fastpipe", chain_of(recipe, dtype, **way.options), way.note)
+        yield row(way.kind, way.label, "fastpipe", recipe.chain(dtype, **way.options), way.note)
 
 
 def ways_of(place: Place) -> tuple[Way, ...]:
@@ -558,7 +438,7 @@ SINGLE_SAMPLES = 16
 
 
 @dataclass
-class ChainCheck:
+class ChainCheck(Outcome):
     """How batches compare with torchvision's functions, given the same parameters.
 
     Attributes:
@@ -567,9 +447,10 @@ class ChainCheck:
         values: how many numbers.
         far: how many of them differ by more than rounding, or than a level where bytes are counted.
         largest: the largest difference of the others.
-        problems: what is wrong; empty when all is well.
-        waiting: chains on CUDA whose call keeps the host waiting, where that was looked at.
     """
+
+    whose = "torchvision's functions"
+    told: ClassVar[tuple[str, ...]] = ("batches", "alike", "values", "far", "largest")
 
     batches: int = 0
     alike: int = 0
@@ -577,12 +458,6 @@ class ChainCheck:
     far: int = 0
     largest: float = 0.0
     problems: tuple[str, ...] = ()
-    waiting: Sequence[str] | None = None
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.problems
 
     def add(self, what: str, found: Any, wanted: Any, near: float, most_far: float) -> None:
         """Compare a batch."""
@@ -618,10 +493,8 @@ class ChainCheck:
             self.problems += (f"{what}: a batch is {seen}, expected {right}",)
         return is_same
 
-    def sentence(self) -> str:
-        """The outcome in words."""
-        if not self.ok:
-            return f"outputs differ from torchvision's functions: {'; '.join(self.problems)}"
+    def agreement(self) -> str:
+        """Return in words what agrees."""
         exact, equal = self.batches - self.alike, 1 - self.far / max(1, self.values)
         return (
             f"{exact} batches agree with torchvision's functions, or NumPy's and SciPy's, given the same"
@@ -629,12 +502,6 @@ class ChainCheck:
             " others are beside a step"
             + (f"; {self.alike} that are fused are like them" if self.alike else "")
         )
-
-    def as_json(self) -> dict[str, Any]:
-        """The outcome for the JSON file."""
-        names = ("batches", "alike", "values", "far", "largest", "waiting")
-        told = {name: getattr(self, name) for name in names}
-        return {**told, "problems": list(self.problems), "ok": self.ok, "text": self.sentence()}
 
 
 def check_chains(
@@ -648,7 +515,7 @@ def check_chains(
         images = images[:SINGLE_SAMPLES] if place.is_single else images
         for way in ways_of(place):
             say(f"comparing: {place.label}: {way.label}")
-            chain = chain_of(place.recipe, place.dtype, **way.options)
+            chain = place.recipe.chain(place.dtype, **way.options)
             parameters = chain.draw(images.shape, generator=torch.Generator().manual_seed(0))
             found, wanted = chain.apply(images, parameters), chain.reference(images, parameters)
             if way.apart is not None:
@@ -667,15 +534,15 @@ def check_chains(
 BATCH, QUICK_BATCH = 64, 4
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, recipes: Sequence[Recipe] = RECIPES) -> None:
     """Add the options of the case."""
     add = parser.add_argument
     add("--data", metavar="FOLDER", help="image folder whose photos are augmented (default: "
         "$FASTPIPE_PHOTOS, else photograph-like JPEGs made once into the user's cache folder)")  # fmt: skip
     add("--batch-size", type=positive(int), metavar="N",
         help=f"samples in a batch (default: {BATCH}, with --quick {QUICK_BATCH})")  # fmt: skip
-    add("--recipe", action="append", choices=[one.key for one in RECIPES], metavar="NAME",
-        help="only this: " + ", ".join(one.key for one in RECIPES)
+    add("--recipe", action="append", choices=[one.key for one in recipes], metavar="NAME",
+        help="only this: " + ", ".join(one.key for one in recipes)
         + "; may be given again (default: all)")  # fmt: skip
     add_run_arguments(parser)
 
@@ -696,7 +563,7 @@ def run(
     devices = ["cpu"]
     if require("torch", extra="torch").cuda.is_available():
         devices.append("cuda")
-    cores = machine.cores_allowed()
+    cores = available_cpus()
     bench = (kind or Bench)(args, cores, progress, batches=batches, photos=photos, devices=devices)
     return bench.run(console)
 
@@ -706,13 +573,14 @@ class Bench(Driver):
     """One run of the case."""
 
     case: ClassVar[str] = "augment"
+    recipes: ClassVar[Sequence[Recipe]] = RECIPES
     batches: Batches = field(kw_only=True)
     photos: Photos = field(kw_only=True)
     devices: Sequence[str] = field(kw_only=True)
 
     def __post_init__(self) -> None:
         asked = self.args.recipe
-        self.places = self.places_of([one for one in RECIPES if not asked or one.key in asked])
+        self.places = self.places_of([one for one in self.recipes if not asked or one.key in asked])
 
     def places_of(self, recipes: Iterable[Recipe]) -> list[Place]:
         """Return recipes with all that they are applied to."""
@@ -721,36 +589,28 @@ class Bench(Driver):
         ]
 
     def result(self) -> dict[str, Any] | None:
-        """Check, measure, and put the file's content together; ``None`` if the check fails."""
-        busy = self.begin()
-        check = self.compared()
-        self.progress.done(f"check: {check.sentence()}")
-        if not check.ok:
+        self.begin()
+        if not self.passed(check := self.compared()):
             return None
         if "cuda" not in self.devices:
             self.miss("cuda", "on CUDA", "torch finds no CUDA device")
         with ExitStack() as stack:
             contenders = [row for place in self.places for row in self.rows_of(place, stack)]
             session = self.measure([*contenders, *self.all_others(stack)])
-        sections = self.sections()
-        rows = entries([info for info in self.infos.values() if info.section in sections], session)
-        result = self._facts(busy) | {
-            "method": self.method(session.rounds),
-            "check": check.as_json(),
-            "main": f"{self.places[0].key}-batch",
-            "rows": rows,
-            "best": best_by_section(rows),
-            "missing": self.missing,
-            "stages": {"seconds": {}, "images": 0},
-            "floor_share": None,
-            "plan": str(chain_of(self.places[0].recipe, "float32")),
-            **self.studies(session),
-        }
-        result["verdict"] = verdict(result)
-        return result
+        counts = sorted({self.batches.count(place.recipe.unit) for place in self.places})
+        short = f"augmentation of batches of {' or '.join(map(str, counts))}"
+        text = f"{short}: recipes, from decoded samples to a model's input"
+        size = len(self.batches)
+        return self.content(
+            session, check, self.options(),
+            data={"text": self.batches.text, "name": self.batches.name, "samples": size},
+            sections=self.sections(),
+            job={"text": text, "short": short, "batch_size": size, "replaces": "transform"},
+            main=f"{self.places[0].key}-batch",
+            plan=str(self.places[0].recipe.chain("float32")),
+        )  # fmt: skip
 
     def compared(self) -> ChainCheck:
-        """Compare all chains with torchvision's functions."""
         return check_chains(self.places, self.batches, self.progress.now)
 
     def sections(self) -> dict[str, Any]:
@@ -772,19 +632,3 @@ class Bench(Driver):
         words = [f"--data {Path(args.data).resolve().name}"] if args.data else []
         words += [f"--batch-size {len(self.batches)}"] if args.batch_size else []
         return words + [f"--recipe {one}" for one in args.recipe or ()]
-
-    def _facts(self, busy: float | None) -> dict[str, Any]:
-        """What was run, when, on what."""
-        size = len(self.batches)
-        counts = sorted({self.batches.count(place.recipe.unit) for place in self.places})
-        of = " or ".join(map(str, counts))
-        return self.facts(self.options(), busy) | {
-            "data": {"text": self.batches.text, "name": self.batches.name, "samples": size},
-            "sections": self.sections(),
-            "job": {
-                "text": f"augmentation of batches of {of}: recipes, from decoded samples to a model's input",
-                "short": f"augmentation of batches of {of}",
-                "batch_size": size,
-                "replaces": "transform",
-            },
-        }

@@ -7,26 +7,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-
-from fastpipe.bench.data import Photos
-from fastpipe.bench.loaders import LoaderSpec, build, check_transform, make_dataset
-from fastpipe.core.extras import require
-
-__all__ = [
-    "INDEX",
-    "Check",
-    "Differing",
-    "RowCheck",
-    "compare",
-    "digests_of_samples",
-    "index_problems",
-    "run_check",
-]
-
 
 # ---- Images ----------------------------------------------------------------------------------------
 
@@ -65,8 +49,42 @@ class Differing:
         return math.inf if self.largest is None else self.largest
 
 
+class Outcome:
+    """What a comparison has found.
+
+    Attributes:
+        problems: what is wrong; empty when all is well.
+        whose: what outputs should be, in words.
+        told: the fields that go into the JSON file.
+    """
+
+    problems: tuple[str, ...]
+    whose: str
+    told: ClassVar[tuple[str, ...]]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    def sentence(self) -> str:
+        """Return the outcome in words."""
+        return (
+            self.agreement() if self.ok else f"outputs differ from {self.whose}: {'; '.join(self.problems)}"
+        )
+
+    def agreement(self) -> str:
+        """Return in words what agrees."""
+        raise NotImplementedError
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the outcome for the JSON file."""
+        figures = {name: getattr(self, name) for name in self.told}
+        return {**figures, "problems": list(self.problems), "ok": self.ok, "text": self.sentence()}
+
+
 @dataclass
-class Check:
+class Check(Outcome):
     """How two loaders' outputs over the same photos compare.
 
     Attributes:
@@ -81,6 +99,9 @@ class Check:
         problems: what is wrong beyond the tolerance; empty when all is well.
     """
 
+    whose = "torchvision's"
+    told: ClassVar[tuple[str, ...]] = ("photos", "values", "differing", "over_one", "largest")
+
     photos: int = 0
     values: int = 0
     differing: int = 0
@@ -90,11 +111,6 @@ class Check:
     worst: list[Differing] = field(default_factory=list)
     bytes_only: bool = True
     problems: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing differs beyond the tolerance."""
-        return not self.problems
 
     def add(self, pairs: Iterable[Arrays], index: int, path: str) -> None:
         """Take one sample into account."""
@@ -127,22 +143,14 @@ class Check:
             share = self.over_one / self.values
             self.problems += (f"{share:.3%} of the pixel values differ by 2 of 255",)
 
-    def sentence(self) -> str:
-        """The outcome in words."""
-        if not self.ok:
-            return f"outputs differ from torchvision's: {'; '.join(self.problems)}"
+    def agreement(self) -> str:
+        """Return in words what agrees."""
         equal = 1 - self.differing / self.values
         return (
             f"outputs agree with torchvision's on {self.photos:,} photos: largest difference {self.largest}"
             f" of 255, {equal:.4%} of the values equal, {self.over_one / self.values:.5%} off by more than 1;"
             " labels and order identical"
         )
-
-    def as_json(self) -> dict[str, Any]:
-        """The outcome for the JSON file, which names no files."""
-        names = ("photos", "values", "differing", "over_one", "largest")
-        figures = {name: getattr(self, name) for name in names}
-        return {**figures, "problems": list(self.problems), "ok": self.ok}
 
     def _name(self, sample: Differing) -> None:
         """Count a sample that differs, and keep it if it is one of the worst."""
@@ -211,60 +219,32 @@ def compare(
     return check
 
 
-def run_check(photos: Photos, workers: int, on_batch: Callable[[int], None]) -> Check:
-    """Compare ``FastImageFolder`` + ``FastLoader`` with torchvision's and torch's."""
-    loaders = []
-    datasets = []
-    for group, count in (("replaced", workers), ("fastpipe", 0)):
-        spec = LoaderSpec("check", "check", group, count)  # type: ignore[arg-type]
-        dataset = make_dataset(spec, photos.folder, check_transform())
-        datasets.append(dataset)
-        loaders.append(build(spec, dataset, 32, list(photos.indices)))
-    problems = index_problems(*datasets)
-    if problems:
-        return Check(problems=tuple(problems.values()))
-    torch = require("torch", extra="torch")
-    with torch.no_grad():
-        return compare(loaders[0], loaders[1], on_batch, list(zip(photos.indices, photos.files, strict=True)))
-
-
 # ---- Samples of any kind ---------------------------------------------------------------------------
 
 
 @dataclass
-class RowCheck:
+class RowCheck(Outcome):
     """What was compared.
 
     Attributes:
         whose: by whom what is expected was read, in the genitive.
         epochs: how many epochs of loaders.
         samples: how many samples in them.
-        problems: what is wrong; empty when all is well.
     """
+
+    told: ClassVar[tuple[str, ...]] = ("epochs", "samples")
 
     whose: str = "h5py's"
     epochs: int = 0
     samples: int = 0
     problems: tuple[str, ...] = ()
 
-    @property
-    def ok(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.problems
-
-    def sentence(self) -> str:
-        """The outcome in words."""
-        if not self.ok:
-            return f"outputs differ from {self.whose}: {'; '.join(self.problems)}"
+    def agreement(self) -> str:
+        """Return in words what agrees."""
         return (
             f"{self.samples:,} samples in {self.epochs} epochs equal {self.whose} bit for bit, labels too,"
             " and each sample comes once in an epoch"
         )
-
-    def as_json(self) -> dict[str, Any]:
-        """The outcome for the JSON file."""
-        told = {"epochs": self.epochs, "samples": self.samples}
-        return {**told, "problems": list(self.problems), "ok": self.ok, "text": self.sentence()}
 
     def add(self, what: str, expected: Counter[bytes], batches: Iterable[Any]) -> None:
         """Compare an epoch."""

@@ -49,7 +49,7 @@ CASES = {
         "ImageFolder + DataLoader against FastImageFolder + FastLoader", images.add_arguments, images.run
     ),
     "scaling": Case(
-        "images, rows or patches by number of threads, 1 to all cores, against as many workers",
+        "images by number of threads, 1 to all cores, against as many workers",
         scaling.add_arguments, scaling.run,
     ),
     "hdf5": Case(
@@ -65,7 +65,7 @@ CASES = {
         augment.add_arguments, augment.run,
     ),
     "tf": Case(
-        "TensorFlow: tf.py_function + Pillow, tf.io, and Keras's loader and layers against fastpipe.tf",
+        "TensorFlow: tf.py_function + Pillow, and Keras's loader and layers against fastpipe.tf",
         tf.add_arguments, tf.run,
     ),
     "generate": Case(
@@ -116,6 +116,8 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
         return 0
     if args.what in ELSEWHERE:
         raise OptionError(f"the case {args.what!r} is measured {_CHECKOUT} {args.what}")
+    if args.what == "scaling" and args.job != "images":
+        raise OptionError(f"the job {args.job!r} is measured {_CHECKOUT} scaling {args.job}")
     if args.peers:
         raise OptionError(
             f"--peers compares with other libraries {_CHECKOUT} {args.what} --peers (after make peers)"

@@ -18,8 +18,6 @@ from fastpipe.core.extras import require
 from fastpipe.core.private_folder import made_folder
 from fastpipe.errors import OptionError
 
-__all__ = ["Photos", "existing_folder", "folder_to_use", "generated_folder", "listed", "made_once", "scan"]
-
 VARIABLE = "FASTPIPE_PHOTOS"
 CLASSES, PER_CLASS = 8, 50
 LARGE_CLASSES, LARGE_PER_CLASS, LARGE_SIZE = 2, 16, (3024, 4032)

@@ -15,21 +15,32 @@ from typing import Any, ClassVar
 from rich.console import Console
 
 from fastpipe.bench import machine
+from fastpipe.bench.check import Outcome
 from fastpipe.bench.page import page
 from fastpipe.bench.plot import draw
 from fastpipe.bench.report import old_result, print_changes, print_result
-from fastpipe.bench.results import SCHEMA, UNIT, RowInfo, check_target, save, whole
+from fastpipe.bench.results import (
+    SCHEMA,
+    UNIT,
+    RowInfo,
+    best_by_section,
+    best_of,
+    check_target,
+    entries,
+    save,
+    verdict,
+    whole,
+)
 from fastpipe.bench.runner import Contender, ContenderError, Plan, Sample, Session, calibrate, interleave
 from fastpipe.console import Progress, positive
 from fastpipe.core.extras import require
 from fastpipe.errors import MissingDependencyError
 
-__all__ = ["FILES", "Driver", "add_file_arguments", "add_run_arguments", "check_files"]
-
 # Options that name what is written.
 FILES = ("json", "html", "plot")
 
 _ROUNDS = 7
+_GROUPS = ("replaced", "stock")  # whose best rows a result without sections names
 QUICK_WARNING = "--quick checks that the benchmark runs; its figures are not measurements"
 
 
@@ -107,6 +118,7 @@ class Driver(ABC):
         infos: the rows, by key.
         missing: rows that are not measured, and why.
         warnings: what a reader must know.
+        busy: the load at the start.
         quick_s: seconds of a measurement with ``--quick``.
         usual_rounds: that are measured where nothing else is asked for.
         case: the case's name.
@@ -124,6 +136,7 @@ class Driver(ABC):
     infos: dict[str, RowInfo] = field(default_factory=dict)
     missing: list[dict[str, str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    busy: float | None = None
 
     @abstractmethod
     def result(self) -> dict[str, Any] | None:
@@ -137,7 +150,7 @@ class Driver(ABC):
         if result is None:
             return 1
         self.progress.stop()
-        print_result(result, console)
+        print_result(result, console, self.lines(result))
         self._write(result)
         is_worse = old is not None and print_changes(old, result, args.compare.name, console)
         return int(is_worse)
@@ -150,7 +163,7 @@ class Driver(ABC):
             say(f"wrote {args.json.absolute()}")
         if args.html:
             with whole(args.html) as unfinished:
-                unfinished.write_text(page(result), encoding="utf-8")
+                unfinished.write_text(page(result, self.lines(result)), encoding="utf-8")
             say(f"wrote {args.html.absolute()}")
         if args.plot and result["rows"]:
             draw(result, args.plot)
@@ -172,14 +185,22 @@ class Driver(ABC):
         """Return fields of the result that a subclass adds, of what is measured beside rates."""
         return {}
 
-    def begin(self) -> float | None:
-        """Note what makes figures doubtful; the load at the start."""
-        busy = machine.load()
+    def lines(self, result: Mapping[str, Any]) -> list[str]:
+        """Return lines that a subclass adds below tables, of what is measured beside rates."""
+        return []
+
+    def begin(self) -> None:
+        """Note what makes figures doubtful."""
+        self.busy = busy = machine.load()
         if busy is not None and busy > 0.5 * self.cores:
             self.warnings.append(f"the machine was busy at the start (load {busy:g} on {self.cores} cores)")
         if self.args.quick:
             self.warnings.append(QUICK_WARNING)
-        return busy
+
+    def passed(self, check: Outcome) -> bool:
+        """Report a comparison; return whether figures may be measured."""
+        self.progress.done(f"check: {check.sentence()}")
+        return check.ok
 
     def open(self, stack: ExitStack, info: RowInfo, make: Callable[[], Contender]) -> Contender | None:
         """Build a row; one that cannot be built is noted."""
@@ -269,14 +290,43 @@ class Driver(ABC):
             "warnings": self.warnings,
         }
 
-    def facts(self, words: Sequence[str], busy: float | None) -> dict[str, Any]:
-        """What was run, when, on what."""
+    def content(
+        self, session: Session, check: Outcome, words: Sequence[str] = (), **fields: Any
+    ) -> dict[str, Any]:
+        """Put the file's content together.
+
+        Args:
+            session: what was measured.
+            check: what was compared.
+            words: the case's own options, with names in place of paths.
+            fields: the case's own fields, and others than are usual.
+        """
+        sections = fields.get("sections")
+        infos = [one for one in self.infos.values() if sections is None or one.section in sections]
+        rows = entries(infos, session)
+        result = self.facts(words) | {
+            "method": self.method(session.rounds),
+            "check": check.as_json(),
+            "rows": rows,
+            "best": best_by_section(rows) if sections else {name: best_of(rows, name) for name in _GROUPS},
+            "missing": self.missing,
+            "stages": {"seconds": {}, "images": 0},
+            "floor_share": None,
+            "plan": "",
+            **fields,
+            **self.studies(session),
+        }
+        result["verdict"] = verdict(result)
+        return result
+
+    def facts(self, words: Sequence[str]) -> dict[str, Any]:
+        """Return what was run, when, on what."""
         return {
             "schema": SCHEMA,
             "case": self.case,
             "command": self._command(words),
             "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "machine": {**machine.describe(), "load_at_start": busy},
+            "machine": {**machine.describe(), "load_at_start": self.busy},
             "versions": machine.versions(),
             "revision": machine.revision(),
         }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -17,44 +16,25 @@ import numpy.typing as npt
 from rich.console import Console
 
 import fastpipe
-from fastpipe.bench import machine
+from fastpipe.bench.check import Outcome
 from fastpipe.bench.driver import Driver, add_run_arguments
-from fastpipe.bench.functions import (
+from fastpipe.bench.results import RowInfo
+from fastpipe.bench.runner import Plan
+from fastpipe.bench.samples import (
     BATCH_ROWS,
     SEED,
     Function,
     made,
-    motion,
     quick,
     rows_of,
     slow,
     waves,
     waves_alone,
-    wide,
 )
-from fastpipe.bench.results import RowInfo, entries, verdict
-from fastpipe.bench.runner import Plan
 from fastpipe.console import Progress
 from fastpipe.core.extras import require
+from fastpipe.core.machine import available_cpus
 from fastpipe.errors import OptionError
-
-__all__ = [
-    "SECTIONS",
-    "Columns",
-    "FastRow",
-    "LoopRow",
-    "MadeRow",
-    "Section",
-    "Spec",
-    "StoredCheck",
-    "StoringRow",
-    "add_arguments",
-    "check_stored",
-    "difference",
-    "run",
-    "specs",
-]
-
 
 # ---- Rows: a loop, and fastpipe.generate -----------------------------------------------------------
 
@@ -69,13 +49,10 @@ class Section:
     """A function whose rows are made.
 
     Attributes:
-        key: its name in the JSON file.
-        label: its name in tables.
         function: makes a row.
         row_s: about how long a row takes.
         chunk: rows are made in multiples of this.
         checked: so many are compared before anything is timed.
-        has_threads: whether threads make rows at a time, as the function lets go of the interpreter's lock.
     """
 
     key: str
@@ -84,15 +61,12 @@ class Section:
     row_s: float
     chunk: int
     checked: int
-    has_threads: bool = False
 
 
 SECTIONS = (
     Section("slow", "5 ms a row, rows of 4 kB", slow, 5e-3, 20, 24),
     Section("quick", "100 µs a row, rows of 4 kB", quick, 1e-4, 200, 300),
-    Section("wide", "100 µs a row, rows of 16 kB", wide, 1e-4, 200, 300),
     Section("batch", "sums of sines, rows of 1 kB", waves, 4e-5, 4 * BATCH_ROWS, 600),
-    Section("motion", "about 1 ms a row, rows of 75 kB", motion, 1e-3, 20, 60, has_threads=True),
 )
 
 
@@ -103,11 +77,8 @@ class Spec:
     Attributes:
         section: whose rows.
         kind: the end of the row's key.
-        label: its name in tables.
-        group: as of `RowInfo`.
         workers: how many rows are made at a time; 0: they are made in this thread.
         executor: as of `fastpipe.generate`.
-        note: what a reader should know about the row.
         function: makes the rows, where it is not the section's.
     """
 
@@ -140,40 +111,28 @@ class Spec:
         )
 
 
-class MadeRow(ABC):
-    """A `Contender` that makes rows."""
+class MadeRow:
+    """A `Contender` that makes rows and stores them.
+
+    A measurement lasts from the call to the file being closed.  The start of threads and processes is a part
+    of it; their end only where they end before the file is closed, and the removal of the file never.
+    """
 
     def __init__(self, spec: Spec, folder: Path) -> None:
         self.spec, self.key, self.chunk = spec, spec.key, spec.section.chunk
         self.workers = spec.workers if spec.executor == "processes" else 0
         self._function, self._folder = spec.function or spec.section.function, folder
 
-    @abstractmethod
-    def measure(self, count: int) -> float:
-        """Make so many rows; return the seconds it took."""
-
-    @abstractmethod
-    def stored(self, count: int) -> Columns:
-        """So many rows, as they are read from the file."""
-
-    def close(self) -> None:  # noqa: B027
-        """Nothing: all ends with each measurement."""
-
-
-class StoringRow(MadeRow):
-    """One that stores them.
-
-    A measurement lasts from the call to the file being closed.  The start of threads and processes is a part
-    of it; their end only where they end before the file is closed, and the removal of the file never.
-    """
-
-    @abstractmethod
     def make(self, count: int, out: Path, later: ExitStack) -> None:
         """Make and store rows.
 
         Raises:
             ContenderError: it cannot.
         """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Nothing: all ends with each measurement."""
 
     def read(self, out: Path) -> Columns:
         """What a file holds."""
@@ -200,11 +159,10 @@ class StoringRow(MadeRow):
         return Path(folder, "rows.h5")
 
 
-class LoopRow(StoringRow):
+class LoopRow(MadeRow):
     """A script's loop: lists, ``np.stack``, and a file at the end."""
 
     def make(self, count: int, out: Path, later: ExitStack) -> None:
-        """Make and store rows."""
         lists: dict[str, list[Any]] = {}
         for index in range(count):
             for name, value in made(self._function, index).items():
@@ -214,11 +172,10 @@ class LoopRow(StoringRow):
                 file.create_dataset(name, data=np.stack(values))
 
 
-class FastRow(StoringRow):
+class FastRow(MadeRow):
     """`fastpipe.generate`."""
 
     def make(self, count: int, out: Path, later: ExitStack) -> None:
-        """Make and store rows."""
         fastpipe.generate(
             self._function, count, out, seed=SEED, workers=self.spec.workers, executor=self.spec.executor,
             progress=False,
@@ -242,9 +199,6 @@ def specs(section: Section, cores: int) -> list[tuple[Spec, type[MadeRow]]]:
         (Spec(section, "alone", f"{_FAST}(workers=0)", "fastpipe", note=through), FastRow),
         (Spec(section, "workers", f"{all_cores})", "fastpipe", cores, note=through), FastRow),
     ]
-    if section.has_threads:
-        label = f'{all_cores}, executor="threads")'
-        found.append((Spec(section, "threads", label, "fastpipe", cores, "threads"), FastRow))
     return found
 
 
@@ -252,37 +206,27 @@ def specs(section: Section, cores: int) -> list[tuple[Spec, type[MadeRow]]]:
 
 
 @dataclass
-class StoredCheck:
+class StoredCheck(Outcome):
     """What was compared.
 
     Attributes:
         files: that were made and read.
         rows: in them.
-        problems: what is wrong; empty when all is well.
     """
+
+    whose = "what the function returns"
+    told: ClassVar[tuple[str, ...]] = ("files", "rows")
 
     files: int = 0
     rows: int = 0
-    problems: list[str] = field(default_factory=list)
+    problems: tuple[str, ...] = ()
 
-    @property
-    def ok(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.problems
-
-    def sentence(self) -> str:
-        """Return the outcome in words."""
-        if not self.ok:
-            return f"rows differ from what the function returns: {'; '.join(self.problems)}"
+    def agreement(self) -> str:
+        """Return in words what agrees."""
         return (
             f"{self.rows:,} rows that were made in {self.files} ways, and read from their files, equal"
             " fn(i, np.random.default_rng([seed, i])) bit for bit, each in its place"
         )
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the outcome for the JSON file."""
-        told = {"files": self.files, "rows": self.rows, "problems": self.problems}
-        return {**told, "ok": self.ok, "text": self.sentence()}
 
 
 def check_stored(rows: Sequence[MadeRow], say: Callable[[str], None] = lambda text: None) -> StoredCheck:
@@ -295,7 +239,7 @@ def check_stored(rows: Sequence[MadeRow], say: Callable[[str], None] = lambda te
         if problem is None:
             check.files, check.rows = check.files + 1, check.rows + row.spec.section.checked
         else:
-            check.problems.append(f"{what}: {problem}")
+            check.problems += (f"{what}: {problem}",)
     return check
 
 
@@ -325,13 +269,13 @@ def difference(expected: Columns, found: Columns) -> str | None:
 MEASURED_S = 4.5
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, sections: Sequence[Section] = SECTIONS) -> None:
     """The options of the case."""
     add = parser.add_argument
     add("--folder", metavar="FOLDER", type=Path,
         help="where files are written, and removed (default: the folder for temporary ones)")  # fmt: skip
-    add("--section", action="append", choices=[one.key for one in SECTIONS], metavar="NAME",
-        help="only this: " + ", ".join(one.key for one in SECTIONS)
+    add("--section", action="append", choices=[one.key for one in sections], metavar="NAME",
+        help="only this: " + ", ".join(one.key for one in sections)
         + "; may be given again (default: all)")  # fmt: skip
     add_run_arguments(parser)
 
@@ -349,7 +293,7 @@ def run(
     if args.folder is not None and not args.folder.is_dir():
         raise OptionError(f"--folder: {str(args.folder)!r} is not a folder")
     with tempfile.TemporaryDirectory(prefix="fastpipe-bench-", dir=args.folder) as scratch:
-        bench = (kind or Bench)(args, machine.cores_allowed(), progress, scratch=Path(scratch))
+        bench = (kind or Bench)(args, available_cpus(), progress, scratch=Path(scratch))
         return bench.run(console)
 
 
@@ -358,62 +302,45 @@ class Bench(Driver):
     """One run of the case."""
 
     case: ClassVar[str] = "generate"
+    every: ClassVar[Sequence[Section]] = SECTIONS
     scratch: Path = field(kw_only=True)
 
     def __post_init__(self) -> None:
         asked = self.args.section
-        self.sections = [one for one in SECTIONS if not asked or one.key in asked]
+        self.sections = [one for one in self.every if not asked or one.key in asked]
 
     def plan(self) -> Plan:
-        """How long to measure, from the options."""
         plan = super().plan()
         return plan if self.args.quick else replace(plan, seconds=MEASURED_S)
 
     def result(self) -> dict[str, Any] | None:
-        """Check, measure, and put the file's content together; ``None`` if the check fails."""
-        busy = self.begin()
+        self.begin()
         with ExitStack() as stack:
-            made = [self._made(*pair) for section in self.sections for pair in specs(section, self.cores)]
-            check = check_stored(made, self.progress.now)
-            self.progress.done(f"check: {check.sentence()}")
-            if not check.ok:
+            made = [self._made(*pair) for section in self.sections for pair in self.specs(section)]
+            if not self.passed(check := check_stored(made, self.progress.now)):
                 return None
             session = self.measure([*made, *self.all_others(stack)])
-            studies = self.studies(session)
-        rows = entries(list(self.infos.values()), session)
-        keys = [one.key for one in self.sections]
-        result = self._facts(busy) | {
-            "method": self.method(session.rounds),
-            "check": check.as_json(),
-            "main": f"{keys[0]}-workers",
-            "rows": rows,
-            "best": {key: f"{key}-replaced" for key in keys},
-            "missing": self.missing,
-            "stages": {"seconds": {}, "images": 0},
-            "floor_share": None,
-            "plan": "",
-            **studies,
-        }
-        result["verdict"] = verdict(result)
-        return result
+            args = self.args
+            words = [f"--folder {args.folder.resolve().name}"] if args.folder else []
+            words += [f"--section {one}" for one in args.section or ()]
+            about = f"row i is fn(i, np.random.default_rng([{SEED}, i]))"
+            return self.content(
+                session, check, words,
+                data={"text": about, "name": "functions of the benchmark", "samples": 0, "sample_bytes": 0},
+                sections={one.key: {"label": one.label} for one in self.sections},
+                job={
+                    "text": "Generation: rows of a function made and stored, from the call to the"
+                    " closed file",
+                    "short": f"rows of a function made and stored, {self.cores} workers",
+                    "batch_size": 1, "replaces": "script",
+                },
+                main=f"{self.sections[0].key}-workers",
+            )  # fmt: skip
+
+    def specs(self, section: Section) -> list[tuple[Spec, type[MadeRow]]]:
+        """Return a section's rows."""
+        return specs(section, self.cores)
 
     def _made(self, spec: Spec, make: type[MadeRow]) -> MadeRow:
         self.infos[spec.key] = spec.info
         return make(spec, self.scratch)
-
-    def _facts(self, busy: float | None) -> dict[str, Any]:
-        """What was run, when, on what."""
-        args = self.args
-        words = [f"--folder {args.folder.resolve().name}"] if args.folder else []
-        words += [f"--section {one}" for one in args.section or ()]
-        about = f"row i is fn(i, np.random.default_rng([{SEED}, i]))"
-        return self.facts(words, busy) | {
-            "data": {"text": about, "name": "functions of the benchmark", "samples": 0, "sample_bytes": 0},
-            "sections": {one.key: {"label": one.label} for one in self.sections},
-            "job": {
-                "text": "Generation: rows of a function made and stored, from the call to the closed file",
-                "short": f"rows of a function made and stored, {self.cores} workers",
-                "batch_size": 1,
-                "replaces": "script",
-            },
-        }

@@ -7,13 +7,13 @@ import contextlib
 import gc
 import importlib.util
 import math
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -22,44 +22,16 @@ import numpy.typing as npt
 from rich.console import Console
 
 import fastpipe
-from fastpipe.bench import machine
 from fastpipe.bench.check import RowCheck, digests_of_samples
 from fastpipe.bench.data import made_once
 from fastpipe.bench.driver import Driver, add_run_arguments
-from fastpipe.bench.loaders import Draws, touch
-from fastpipe.bench.results import RowInfo, entries, verdict
-from fastpipe.bench.runner import calibrate
+from fastpipe.bench.results import RowInfo
+from fastpipe.bench.runner import Draws, calibrate, consume
 from fastpipe.bench.synthetic import mel_rows, write_table
 from fastpipe.console import Progress, positive
 from fastpipe.core.extras import require
+from fastpipe.core.machine import available_cpus
 from fastpipe.errors import OptionError
-
-__all__ = [
-    "LAYOUTS",
-    "ROWS",
-    "WINDOW",
-    "WORKER_COUNTS",
-    "Bench",
-    "MakeLoader",
-    "RowByRow",
-    "RowCheck",
-    "Table",
-    "TableRow",
-    "TableSpec",
-    "add_arguments",
-    "best_workers",
-    "check_rows",
-    "described",
-    "digests_of",
-    "loader_of",
-    "look",
-    "made_tables",
-    "quiet",
-    "run",
-    "specs_of",
-    "table_dataset",
-]
-
 
 # ---- Files -----------------------------------------------------------------------------------------
 
@@ -262,16 +234,11 @@ class TableSpec:
     """One loader to measure.
 
     Attributes:
-        key: its name in the JSON file.
-        label: its name in tables.
-        group: as of `RowInfo`.
         kind: ``"rows"`` reads row by row, ``"named"`` too and looks up the dataset for each, ``"ordered"``
             chunk after chunk; the others are fastpipe's: ``"stock"`` in torch's loader and ``"window"`` mix
             the rows of some chunks at a time, ``"uniform"`` and ``"ram"`` mix all rows, the latter with all
             chunks kept in memory.
         batch_size: samples in a batch.
-        num_workers: as for ``DataLoader``.
-        note: what a reader should know about the row.
         threads: of ``fastpipe.FastHDF5Dataset``.
     """
 
@@ -371,16 +338,11 @@ class TableRow:
 
     def measure(self, count: int) -> float:
         """Consume so many samples; return the seconds it took."""
-        batches, seen = self.batches(count), 0
+        epochs = 1 if self._draws is not None else count // self.chunk
         with quiet():
-            start = time.perf_counter()
-            while seen < count:
-                for batch in batches:
-                    seen += touch(batch, any_number=True)
-            seconds = time.perf_counter() - start
+            batches = chain.from_iterable(repeat(self.batches(count), epochs))
+            seconds = consume(batches, count, self.spec.label, any_number=True)
         self._let_go()
-        if seen != count:
-            raise RuntimeError(f"{self.spec.label} gave {seen} samples of {count}")
         return seconds
 
     def batches(self, count: int) -> Any:
@@ -509,7 +471,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
         OptionError: there is nothing to measure.
     """
     tables = tables_of(args, progress)
-    return Bench(args, machine.cores_allowed(), progress, tables=tables).run(console)
+    return Bench(args, available_cpus(), progress, tables=tables).run(console)
 
 
 def tables_of(args: argparse.Namespace, progress: Progress) -> list[Table]:
@@ -539,41 +501,39 @@ class Bench(Driver):
     tables: list[Table] = field(kw_only=True)
 
     def result(self) -> dict[str, Any] | None:
-        """Check, measure, and put the file's content together; ``None`` if the check fails."""
-        busy = self.begin()
+        self.begin()
         for table in self.tables:
             table.warm()
         specs = [(table, self._chosen(table, spec)) for table, spec in self.specs()]
-        check = self.compared(specs)
-        self.progress.done(f"check: {check.sentence()}")
-        if not check.ok:
+        if not self.passed(check := self.compared(specs)):
             return None
+        args, first = self.args, self.tables[0]
+        main_key = f"{first.key}-{'window' if first.is_packed else 'uniform'}"
         with ExitStack() as stack:
             rows = [
                 self.open(stack, spec.info(table), partial(TableRow, spec, table, self.make_loader))
                 for table, spec in specs
             ]
             contenders = [one for one in rows if one is not None] + self.all_others(stack)
-            main = next(one for one in contenders if one.key == self._main)
+            main = next(one for one in contenders if one.key == main_key)
             assert isinstance(main, TableRow)
             before: dict[str, float] = {}
             session = self.measure(contenders, lambda: before.update(main.stage_seconds()))
-            stages = self.stages(before, main.stage_seconds(), session.samples[self._main])
-        entered = entries(list(self.infos.values()), session)
-        result = self._facts(busy) | {
-            "method": self.method(session.rounds),
-            "check": check.as_json(),
-            "main": self._main,
-            "rows": entered,
-            "best": {entry["section"]: entry["key"] for entry in entered if entry["group"] == "replaced"},
-            "missing": self.missing,
-            "stages": stages,
-            "floor_share": None,
-            "plan": str(table_dataset(self.tables[0], "off").plan),
-            **self.studies(session),
-        }
-        result["verdict"] = verdict(result)
-        return result
+            stages = self.stages(before, main.stage_seconds(), session.samples[main_key])
+        words = [f"--data {args.data.name} --key {args.key}"] if args.data else []
+        words += [f"--samples {args.samples}"] if args.samples else []
+        words += [f"--batch-size {args.batch_size}"] if args.batch_size != 64 else []
+        shape = "×".join(map(str, first.shape[1:])) or "1"
+        return self.content(
+            session, check, words,
+            data={"name": args.data.name if args.data else "made-up log-mels", **described(first)},
+            sections=self.sections(),
+            job={"text": f"HDF5: rows of {shape} {first.dtype}, shuffled, batches of {args.batch_size}",
+                 "short": f"HDF5 rows of {shape}, batch {args.batch_size}", "batch_size": args.batch_size},
+            main=main_key,
+            stages=stages,
+            plan=str(table_dataset(first, "off").plan),
+        )  # fmt: skip
 
     def make_loader(self, spec: TableSpec, table: Table, draws: Draws | None) -> Any:
         """Build the loader of a row."""
@@ -586,7 +546,6 @@ class Bench(Driver):
                 yield table, spec
 
     def compared(self, specs: Sequence[tuple[Table, TableSpec]]) -> RowCheck:
-        """Compare all rows of fastpipe's with what h5py reads."""
         ours = [(table, spec) for table, spec in specs if spec.group in ("stock", "fastpipe")]
         return check_rows(ours, self.progress.now)
 
@@ -594,32 +553,9 @@ class Bench(Driver):
         """Return the sections of the result."""
         return {table.key: described(table) for table in self.tables}
 
-    @property
-    def _main(self) -> str:
-        """The row that the verdict is about."""
-        table = self.tables[0]
-        return f"{table.key}-{'window' if table.is_packed else 'uniform'}"
-
     def _chosen(self, table: Table, spec: TableSpec) -> TableSpec:
         """A script's own loader with the number of workers that suits it best."""
         if spec.group not in ("replaced", "peer"):
             return spec
         counts, seconds = ((0, 1), 0.05) if self.args.quick else (WORKER_COUNTS, _CHOICE_S)
         return best_workers(spec, table, counts, seconds, self.progress.done, self.make_loader)
-
-    def _facts(self, busy: float | None) -> dict[str, Any]:
-        """What was run, when, on what."""
-        args, first = self.args, self.tables[0]
-        words = [f"--data {args.data.name} --key {args.key}"] if args.data else []
-        words += [f"--samples {args.samples}"] if args.samples else []
-        words += [f"--batch-size {args.batch_size}"] if args.batch_size != 64 else []
-        shape = "×".join(map(str, first.shape[1:])) or "1"
-        return self.facts(words, busy) | {
-            "data": {"name": args.data.name if args.data else "made-up log-mels", **described(first)},
-            "sections": self.sections(),
-            "job": {
-                "text": f"HDF5: rows of {shape} {first.dtype}, shuffled, batches of {args.batch_size}",
-                "short": f"HDF5 rows of {shape}, batch {args.batch_size}",
-                "batch_size": args.batch_size,
-            },
-        }

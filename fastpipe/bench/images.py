@@ -3,33 +3,199 @@
 from __future__ import annotations
 
 import argparse
+import gc
+import tempfile
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from rich.console import Console
 
-from fastpipe.bench import machine
-from fastpipe.bench.check import Check, run_check
+import fastpipe
+from fastpipe.bench.check import Check, compare, index_problems
 from fastpipe.bench.data import Photos, folder_to_use, scan
 from fastpipe.bench.driver import Driver, add_run_arguments
-from fastpipe.bench.loaders import (
-    LoaderRow,
-    LoaderSpec,
-    why_not_installed,
-)
-from fastpipe.bench.results import MAIN_ROW, RowInfo, best_of, entries, verdict
-from fastpipe.bench.runner import Contender
+from fastpipe.bench.results import MAIN_ROW, RowInfo
+from fastpipe.bench.runner import Contender, Draws, consume
 from fastpipe.console import Progress, positive
+from fastpipe.core.extras import require
+from fastpipe.core.machine import available_cpus
 
-__all__ = [
-    "add_arguments",
-    "loader_specs",
-    "run",
-    "worker_counts",
-]
+# ---- The rows of image folders: loaders in this process ---------------------------------------------
 
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+SIDE = 224
+
+
+@dataclass(frozen=True)
+class LoaderSpec:
+    """One loader to measure.
+
+    Attributes:
+        group: ``"replaced"`` is torchvision's dataset in torch's loader, ``"stock"``
+            fastpipe's dataset in torch's loader, ``"fastpipe"`` both from fastpipe.
+        output: what the batches hold.
+        is_accelerated: it is the replaced loader, handed to ``accelerate``.
+        cache: where fastpipe keeps decoded images; they are all there before the clock starts.
+        short_side, scaled, backend, gpu_share: as of ``fastpipe.Decode``.
+        augment: as of ``fastpipe.FastLoader``.
+        device: where its batches are to be: fastpipe's loader hands them out there, torch's pins their memory
+            for a GPU.
+        threads: of ``fastpipe.FastImageFolder``, if not as many as cores.
+    """
+
+    key: str
+    label: str
+    group: Literal["replaced", "stock", "fastpipe"]
+    num_workers: int = 0
+    output: Literal["float32", "uint8"] = "float32"
+    note: str = ""
+    is_accelerated: bool = False
+    cache: Literal["off", "ram", "disk"] = "off"
+    short_side: int | None = None
+    scaled: bool = False
+    backend: Literal["auto", "dali", "nvimgcodec"] = "auto"
+    gpu_share: Literal["auto"] | None = None
+    augment: Literal["auto", "split"] | None = None
+    device: str | None = None
+    threads: int | None = None
+
+
+# Of a back end: its name, its module, and fastpipe's extra that installs it.
+_PACKAGES = {
+    "nvimgcodec": ("nvImageCodec", "nvidia.nvimgcodec", "image"),
+    "dali": ("DALI", "nvidia.dali", "dali"),
+}
+
+
+def why_not_installed(spec: LoaderSpec) -> str:
+    """What the row's back end lacks, with the remedy; empty where nothing. Nothing is imported."""
+    if spec.backend == "auto":
+        return ""
+    name, module, extra = _PACKAGES[spec.backend]
+    try:
+        is_there = find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the package around it
+        is_there = False
+    return "" if is_there else f"{name} is not installed; pip install 'fastpipe[{extra}]'"
+
+
+def train_transform(output: Literal["float32", "uint8"], side: int = SIDE) -> Any:
+    """The job: crop to a square as for training on ImageNet, mirror, and to a tensor."""
+    transforms = require("torchvision", extra="torch").transforms
+    crop = [transforms.RandomResizedCrop(side), transforms.RandomHorizontalFlip()]
+    if output == "uint8":
+        return transforms.Compose([*crop, transforms.PILToTensor()])
+    return transforms.Compose([*crop, transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
+
+
+def check_transform() -> Any:
+    """A transform without randomness that needs every step of the job."""
+    transforms = require("torchvision", extra="torch").transforms
+    steps = [transforms.Resize(256), transforms.CenterCrop(SIDE), transforms.PILToTensor()]
+    return transforms.Compose(steps)
+
+
+def make_dataset(spec: LoaderSpec, folder: Path, transform: Any, kept: Path | None = None) -> Any:
+    """torchvision's dataset for the group ``"replaced"``, fastpipe's for the others."""
+    if spec.group == "replaced" or spec.is_accelerated:
+        return require("torchvision", extra="torch").datasets.ImageFolder(str(folder), transform)
+    return fastpipe.FastImageFolder(
+        str(folder), transform, cache=fastpipe.Cache(spec.cache, dir=kept if spec.cache == "disk" else None),
+        decode=fastpipe.Decode(
+            spec.backend, short_side=spec.short_side, scaled=spec.scaled, gpu_share=spec.gpu_share
+        ),
+        threads=spec.threads or "auto",
+    )  # fmt: skip
+
+
+def build(spec: LoaderSpec, dataset: Any, batch_size: int, sampler: Any) -> Any:
+    """The loader of a row; workers, where there are any, outlive the epoch."""
+    stock = require("torch.utils.data", extra="torch").DataLoader
+    kind = fastpipe.FastLoader if spec.group == "fastpipe" and not spec.is_accelerated else stock
+    own: dict[str, Any] = {} if spec.augment is None else {"augment": spec.augment}
+    is_own = kind is fastpipe.FastLoader
+    if is_own and spec.num_workers:
+        own["workers"] = "processes"
+    if spec.device is not None:
+        own |= {"device": spec.device} if is_own else {"pin_memory": spec.device != "cpu"}
+    loader: Any = kind(
+        dataset,
+        batch_size=batch_size,
+        sampler=sampler,
+        num_workers=spec.num_workers,
+        persistent_workers=spec.num_workers > 0,
+        **own,
+    )
+    return fastpipe.accelerate(loader, cache=spec.cache) if spec.is_accelerated else loader
+
+
+class LoaderRow:
+    """A `Contender` that goes through one epoch of a loader.
+
+    The clock runs from asking for an iterator to the end of the iteration: nothing is
+    prefetched before it starts and nothing is left when it stops.
+    """
+
+    def __init__(
+        self, spec: LoaderSpec, folder: Path, indices: Sequence[int], batch_size: int, transform: Any = None
+    ) -> None:
+        self.spec, self.key, self.workers = spec, spec.key, spec.num_workers
+        self.chunk = batch_size * max(1, spec.num_workers)
+        self._draws = Draws(indices, self.chunk)
+        self._to_fill = 0 if spec.cache == "off" else len(indices)
+        self._kept = tempfile.TemporaryDirectory(prefix="fastpipe-bench-") if spec.cache == "disk" else None
+        kept = None if self._kept is None else Path(self._kept.name)
+        self.dataset = make_dataset(spec, folder, transform or train_transform(spec.output), kept)
+        self.loader = build(spec, self.dataset, batch_size, self._draws)
+
+    def measure(self, images: int) -> float:
+        """Consume an epoch of so many images; return its seconds."""
+        if self._to_fill:  # not before others have started their workers
+            to_fill, self._to_fill = self._to_fill, 0
+            self.measure(to_fill)
+        return consume(self.batches(images), images, self.spec.label)
+
+    def batches(self, images: int) -> Any:
+        """An epoch of so many images."""
+        self._draws.length = images
+        return self.loader
+
+    def stage_seconds(self) -> dict[str, float]:
+        """Seconds by stage that the loader's clock has counted so far."""
+        return dict(self.loader.clock.totals())
+
+    def close(self) -> None:
+        """Let go of the loader, which ends its workers and threads."""
+        self.loader = self.dataset = None
+        gc.collect()
+        if self._kept is not None:
+            self._kept.cleanup()
+
+
+def run_check(photos: Photos, workers: int, on_batch: Callable[[int], None]) -> Check:
+    """Compare ``FastImageFolder`` + ``FastLoader`` with torchvision's and torch's."""
+    loaders = []
+    datasets = []
+    for group, count in (("replaced", workers), ("fastpipe", 0)):
+        spec = LoaderSpec("check", "check", group, count)  # type: ignore[arg-type]
+        dataset = make_dataset(spec, photos.folder, check_transform())
+        datasets.append(dataset)
+        loaders.append(build(spec, dataset, 32, list(photos.indices)))
+    problems = index_problems(*datasets)
+    if problems:
+        return Check(problems=tuple(problems.values()))
+    torch = require("torch", extra="torch")
+    with torch.no_grad():
+        return compare(loaders[0], loaders[1], on_batch, list(zip(photos.indices, photos.files, strict=True)))
+
+
+# ----------------------------------------------------------------------------------------------------
+# The case ``images``: an image folder, augmented and batched as for training on ImageNet.
 
 SHORT_SIDE = 256
 _SMALL: tuple[tuple[Literal["ram", "disk"], Literal["float32", "uint8"]], ...] = (
@@ -122,7 +288,7 @@ def run(
     """
     folder, name, generated = folder_to_use(args.data, progress.done, large=args.large)
     photos = scan(folder, name)
-    bench = (kind or Bench)(args, machine.cores_allowed(), progress, photos=photos)
+    bench = (kind or Bench)(args, available_cpus(), progress, photos=photos)
     if generated:
         bench.warnings.append("the photos are made up; give your own with --data or $FASTPIPE_PHOTOS")
         progress.done(f"photos: made up, kept in {folder}")
@@ -137,37 +303,25 @@ class Bench(Driver):
     photos: Photos = field(kw_only=True)
 
     def result(self) -> dict[str, Any] | None:
-        """Check, measure, and put the file's content together; ``None`` if the check fails."""
-        busy = self.begin()
+        self.begin()
         self.photos.warm()
-        check = self._check()
-        if not check.ok:
+        if not self.passed(check := self._check()):
             return None
         with ExitStack() as stack:
             contenders = self._open(stack)
             main = next(c for c in contenders if isinstance(c, LoaderRow) and c.key == MAIN_ROW)
-            plan_text = str(main.dataset.plan)
+            plan = str(main.dataset.plan).replace(str(self.photos.folder), self.photos.name)
             before: dict[str, float] = {}
             session = self.measure(contenders, lambda: before.update(main.stage_seconds()))
             stages = self.stages(before, main.stage_seconds(), session.samples[MAIN_ROW])
-        rows = entries(list(self.infos.values()), session)
-        best = {group: best_of(rows, group) for group in ("replaced", "stock")}
-        result = self._facts(busy) | {
-            "method": self.method(session.rounds),
-            "check": {**check.as_json(), "text": check.sentence()},
-            "rows": rows,
-            "best": best,
-            "missing": self.missing,
-            "stages": stages,
-            "floor_share": None,
-            "plan": plan_text.replace(str(self.photos.folder), self.photos.name),
-        }
-        result |= self.studies(session)
-        result["verdict"] = verdict(result)
-        return result
+        args, size = self.args, self.args.batch_size
+        words = [f"--data {self.photos.name}"] if args.data else []
+        words += ["--large"] if args.large else []
+        words += [f"--batch-size {size}"] if size != 64 else []
+        return self.content(session, check, words, stages=stages, plan=plan, **facts_of(self.photos, size))
 
     def _check(self) -> Check:
-        """Compare outputs and say so."""
+        """Compare outputs, and say how far it is."""
         seen = 0
 
         def on_batch(images: int) -> None:
@@ -175,9 +329,7 @@ class Bench(Driver):
             seen += images
             self.progress.now(f"comparing outputs: {seen:,} of {len(self.photos.files):,} photos")
 
-        check = run_check(self.photos, 0 if self.args.quick else min(self.cores, 8), on_batch)
-        self.progress.done(f"check: {check.sentence()}")
-        return check
+        return run_check(self.photos, 0 if self.args.quick else min(self.cores, 8), on_batch)
 
     def _open(self, stack: ExitStack) -> list[Contender]:
         """Build every row."""
@@ -197,24 +349,18 @@ class Bench(Driver):
         """Return the loaders that are measured."""
         return loader_specs(self.cores, self.args.quick, self.photos.pixels >= LARGE)
 
-    def _facts(self, busy: float | None) -> dict[str, Any]:
-        """What was run, when, on what."""
-        args, size = self.args, self.args.batch_size
-        words = [f"--data {self.photos.name}"] if args.data else []
-        words += ["--large"] if args.large else []
-        words += [f"--batch-size {size}"] if size != 64 else []
-        return self.facts(words, busy) | {
-            "data": {
-                "name": self.photos.name,
-                "classes": self.photos.classes,
-                "total": self.photos.total,
-                "photos": len(self.photos.files),
-                "bytes": self.photos.bytes,
-            },
-            "job": {
-                "text": "RandomResizedCrop(224), RandomHorizontalFlip, ToTensor, Normalize;"
-                f" batches of {size}, shuffled",
-                "short": f"RandomResizedCrop(224) + flip + normalise, batch {size}",
-                "batch_size": size,
-            },
-        }
+
+def facts_of(photos: Photos, batch_size: int) -> dict[str, Any]:
+    """Return ``data`` and ``job`` of a result."""
+    return {
+        "data": {
+            "name": photos.name, "classes": photos.classes, "total": photos.total,
+            "photos": len(photos.files), "bytes": photos.bytes,
+        },
+        "job": {
+            "text": "RandomResizedCrop(224), RandomHorizontalFlip, ToTensor, Normalize;"
+            f" batches of {batch_size}, shuffled",
+            "short": f"RandomResizedCrop(224) + flip + normalise, batch {batch_size}",
+            "batch_size": batch_size,
+        },
+    }  # fmt: skip

@@ -14,68 +14,25 @@ from pathlib import Path
 from typing import Any
 
 import fastpipe
-
-__all__ = ["cores_allowed", "describe", "load", "memory_bytes", "revision", "versions"]
+from fastpipe.core.machine import ControlGroups, available_cpus
 
 PACKAGES = (
-    "numpy",
-    "torch",
-    "torchvision",
-    "pillow",
-    "pillow-simd",
-    "simplejpeg",
-    "nvidia-nvimgcodec-cu13",
-    "nvidia-nvimgcodec-cu12",
-    "nvidia-dali-cuda130",
-    "nvidia-dali-cuda120",
-    "triton",
-    "torchcodec",
-    "tensorflow",
-    "tensorflow-cpu",
-    "spdl-io",
-    "litdata",
-    "h5py",
-    "numcodecs",
-    "deflate",
-    "pyfive",
-    "hidefix",
-    "tensorstore",
-    "zarr",
-    "zarrs",
-    "monai",
-    "kornia",
-    "albumentations",
-    "opencv-python-headless",
-    "torchaudio",
-    "keras",
-    "cloudpickle",
-    "joblib",
-    "datasets",
-)
+    "numpy", "torch", "torchvision", "pillow", "pillow-simd", "simplejpeg", "nvidia-nvimgcodec-cu13",
+    "nvidia-nvimgcodec-cu12", "nvidia-dali-cuda130", "nvidia-dali-cuda120", "triton", "torchcodec",
+    "tensorflow", "tensorflow-cpu", "spdl-io", "litdata", "h5py", "numcodecs", "deflate", "pyfive",
+    "hidefix", "tensorstore", "zarr", "zarrs", "monai", "kornia", "albumentations",
+    "opencv-python-headless", "torchaudio", "keras", "cloudpickle", "joblib", "datasets",
+)  # fmt: skip
 
 
-def cores_allowed(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Processors this process may use: its affinity, capped by the container's quota."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    try:
-        quota, period = (cgroup / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
-
-
-def memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
+def memory_bytes(groups: ControlGroups | None = None) -> int | None:
     """Memory this process may use, in bytes; ``None`` where the system does not say."""
     try:
         installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
         return None
-    try:
-        limit = (cgroup / "memory.max").read_text().strip()
-    except OSError:
-        return installed
-    return installed if limit == "max" else min(installed, int(limit))
+    limit = (groups or ControlGroups()).least("memory", "memory.max", "memory.limit_in_bytes")
+    return installed if limit is None else min(installed, limit)
 
 
 def describe() -> dict[str, Any]:
@@ -83,7 +40,7 @@ def describe() -> dict[str, Any]:
     memory = memory_bytes()
     return {
         "cpu": _cpu_model(),
-        "cores": cores_allowed(),
+        "cores": available_cpus(),
         "memory_gib": None if memory is None else round(memory / 2**30, 1),
         "os": _system(),
         "python": f"{platform.python_implementation()} {platform.python_version()}",

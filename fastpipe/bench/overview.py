@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import selectors
 import shutil
 import signal
 import subprocess
@@ -15,62 +14,32 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from rich.console import Console
 
-from fastpipe.bench import check as images_check
-from fastpipe.bench import generate, hdf5, machine, tf, volume
-from fastpipe.bench import tf_datasets as tf_data
+from fastpipe.bench import generate, hdf5, images, tf, volume
+from fastpipe.bench.check import Outcome
 from fastpipe.bench.data import generated_folder, scan
 from fastpipe.bench.driver import FILES, Driver, add_file_arguments
-from fastpipe.bench.loaders import LoaderRow, LoaderSpec
-from fastpipe.bench.results import MAIN_ROW, RowInfo, entries, main_of, times_digits, verdict, write_json
+from fastpipe.bench.images import LoaderRow, LoaderSpec
+from fastpipe.bench.results import MAIN_ROW, RowInfo, main_of, times_digits, write_json
 from fastpipe.bench.runner import Contender, ContenderError, Plan, Session, Timeline, timeline_of
-from fastpipe.bench.tf import Apart, ApartRow
-from fastpipe.bench.tf_datasets import tensorflow
+from fastpipe.bench.tf import Apart, ApartRow, tensorflow
 from fastpipe.console import Progress
 from fastpipe.core.extras import require
+from fastpipe.core.machine import available_cpus
 from fastpipe.core.processes import signal_name
 from fastpipe.errors import FastpipeError, OptionError
-
-__all__ = [
-    "CASES",
-    "Case",
-    "Ground",
-    "Outcome",
-    "Pair",
-    "add_arguments",
-    "chosen",
-    "outcome",
-    "outcome_apart",
-    "run",
-    "sentence",
-]
-
 
 # ---- The five pipelines, over small data -----------------------------------------------------------
 
 Rows = list[tuple[RowInfo, Contender]]
-
-
-class Outcome(Protocol):
-    """What a check has found."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether outputs are those of what is replaced."""
-
-    def sentence(self) -> str:
-        """That in words."""
-
-    def as_json(self) -> dict[str, Any]:
-        """That for the JSON file."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +64,6 @@ class Case(ABC):
 
     Attributes:
         key: its name: that of its folder in ``examples/``, where it has one of its own.
-        label: its name in tables.
         alone: the case of ``fastpipe bench`` that measures more of it.
         unit: what is counted.
         batch_size: of that, in a batch.
@@ -124,9 +92,9 @@ class Case(ABC):
     def check(self, rows: Rows) -> Outcome:
         """Whether fastpipe's rows give what they should."""
 
-    @abstractmethod
     def timeline(self, row: Any, steps: int, busy_s: float) -> Timeline:
         """Steps that take so long each, with a row's batches."""
+        return timeline_of(row.batches(steps * self.batch_size), lambda _: busy_s, steps)
 
 
 class KerasMultimodal(Case):
@@ -142,11 +110,11 @@ class KerasMultimodal(Case):
         if self.ground.quick:
             self.batch_size = 8
         count = 12 * self.batch_size
-        photos = tf_data.Photos.of(_photos(self.ground), "made-up photographs", count)
-        lengths = replace(tf_data.QUICK, modalities=count)
+        photos = tf.Photos.of(_photos(self.ground), "made-up photographs", count)
+        lengths = replace(tf.QUICK, modalities=count)
         scratch = self.ground.folder / self.key
         scratch.mkdir()
-        setting = tf_data.Setting(photos, lengths, self.batch_size, scratch)
+        setting = tf.Setting(photos, lengths, self.batch_size, scratch)
         self.data, self.most_steps = f"{count} samples of {photos.text}", count // self.batch_size
         self._setting, self._own = setting, list[tf.EpochRow]()
         apart = Apart(setting)
@@ -163,11 +131,9 @@ class KerasMultimodal(Case):
         return found
 
     def check(self, rows: Rows) -> Outcome:
-        """Number by number, and sample by sample."""
         return tf.check_rows(self._setting, self._own, self.ground.say)
 
     def timeline(self, row: Any, steps: int, busy_s: float) -> Timeline:
-        """Where the row is."""
         found: Timeline = row.timeline(steps, busy_s)
         return found
 
@@ -197,14 +163,12 @@ class HDF5Mel(Case):
         return found
 
     def check(self, rows: Rows) -> Outcome:
-        """Bit for bit, and each sample once."""
         own = [row.spec for _, row in rows if isinstance(row, hdf5.TableRow) and row.spec.group == "fastpipe"]
         return hdf5.check_rows([(self._table, spec) for spec in own], self.ground.say)
 
     def timeline(self, row: Any, steps: int, busy_s: float) -> Timeline:
-        """Of an epoch's beginning."""
         with hdf5.quiet():
-            return timeline_of(row.batches(steps * self.batch_size), lambda _: busy_s, steps)
+            return super().timeline(row, steps, busy_s)
 
 
 class MotionGeneration(Case):
@@ -228,17 +192,8 @@ class MotionGeneration(Case):
         ]
 
     def check(self, rows: Rows) -> Outcome:
-        """What is read from the files."""
         made = [row for _, row in rows if isinstance(row, generate.MadeRow)]
         return generate.check_stored(made, self.ground.say)
-
-    def timeline(self, row: Any, steps: int, busy_s: float) -> Timeline:
-        """There is none.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError("no step waits for rows that are stored")
 
 
 class VolumePatches(Case):
@@ -268,15 +223,8 @@ class VolumePatches(Case):
         return found
 
     def check(self, rows: Rows) -> Outcome:
-        """Voxel by voxel, and each patch once."""
         own = [row for _, row in rows if isinstance(row, (volume.WholeEpochs, volume.SlicedRow))]
         return volume.check_patches(self._scroll, own, self.ground.say)
-
-    def timeline(self, row: Any, steps: int, busy_s: float) -> Timeline:
-        """Of fastpipe's a first epoch's beginning."""
-        is_sliced = isinstance(row, volume.SlicedRow)
-        batches = row.batches(steps * self.batch_size) if is_sliced else row.batches()
-        return timeline_of(batches, lambda _: busy_s, steps)
 
 
 class ImageFolder(Case):
@@ -311,13 +259,8 @@ class ImageFolder(Case):
         return found
 
     def check(self, rows: Rows) -> Outcome:
-        """Pixels, labels, classes and order."""
         workers = 0 if self.ground.quick else min(2, self.ground.cores)
-        return images_check.run_check(self._photos, workers, lambda _: None)
-
-    def timeline(self, row: Any, steps: int, busy_s: float) -> Timeline:
-        """Of an epoch of so many batches."""
-        return timeline_of(row.batches(steps * self.batch_size), lambda _: busy_s, steps)
+        return images.run_check(self._photos, workers, lambda _: None)
 
 
 CASES: dict[str, type[Case]] = {
@@ -347,12 +290,10 @@ class Pair(Driver):
     pipeline: Case = field(kw_only=True)
 
     def plan(self) -> Plan:
-        """How long to measure."""
         plan = super().plan()
         return plan if self.args.quick else Plan(rounds=ROUNDS, seconds=self.pipeline.seconds, settle_s=0.1)
 
     def result(self) -> dict[str, Any] | None:
-        """Check, measure, and put the file's content together; where the check fails nothing is measured."""
         case = self.pipeline
         with ExitStack() as stack:
             rows = case.rows(stack)
@@ -360,41 +301,24 @@ class Pair(Driver):
                 stack.callback(row.close)
                 self.infos[info.key] = replace(info, section=case.key)
             outcome = case.check(rows)
-            check = {**outcome.as_json(), "text": outcome.sentence()}
-            self.progress.done(f"check: {outcome.sentence()}")
-            if not outcome.ok:
-                return {"check": check}
+            if not self.passed(outcome):
+                return {"check": outcome.as_json()}
             session = self.measure([row for _, row in rows])
             timelines = self._timelines(rows, session)
-        told = entries(list(self.infos.values()), session)
-        self._require_both(told)
-        result = self.facts([f"--only {case.key}"], None) | {
-            "method": self.method(session.rounds),
-            "data": {"text": case.data, "name": case.key, "samples": 0, "sample_bytes": 0},
-            "job": {"text": case.label, "short": case.key, "batch_size": case.batch_size,
-                    "replaces": "pipeline"},
-            "sections": {case.key: {"label": case.label, "data": case.data, "batch_size": case.batch_size}},
-            "check": check,
-            "main": next(entry["key"] for entry in told if entry["group"] == "fastpipe"),
-            "best": {case.key: next(entry["key"] for entry in told if entry["group"] == "replaced")},
-            "rows": told,
-            "missing": self.missing,
-            "stages": {"seconds": {}, "images": 0},
-            "floor_share": None,
-            "plan": "",
-            "timelines": {case.key: timelines} if timelines else {},
-        }  # fmt: skip
-        result["verdict"] = verdict(result)
-        return result
-
-    def _require_both(self, rows: list[dict[str, Any]]) -> None:
-        """Refuse a run without the two rows that matter.
-
-        Raises:
-            FastpipeError: one of them could not be measured.
-        """
-        if {"replaced", "fastpipe"} - {entry["group"] for entry in rows}:
+        groups = {self.infos[key].group for key, samples in session.samples.items() if samples}
+        if {"replaced", "fastpipe"} - groups:
             raise FastpipeError("; ".join(f"{miss['label']}: {miss['why']}" for miss in self.missing))
+        keys = {info.group: key for key, info in reversed(self.infos.items()) if session.samples.get(key)}
+        return self.content(
+            session, outcome, [f"--only {case.key}"],
+            data={"text": case.data, "name": case.key, "samples": 0, "sample_bytes": 0},
+            job={"text": case.label, "short": case.key, "batch_size": case.batch_size,
+                 "replaces": "pipeline"},
+            sections={case.key: {"label": case.label, "data": case.data, "batch_size": case.batch_size}},
+            main=keys["fastpipe"],
+            best={case.key: keys["replaced"]},
+            timelines={case.key: timelines} if timelines else {},
+        )  # fmt: skip
 
     def _timelines(self, rows: Rows, session: Session) -> dict[str, Any] | None:
         """Steps with the batches of what is replaced and of its replacement; None where none waits."""
@@ -418,16 +342,15 @@ class Pair(Driver):
         return {"busy_s": busy_s, "rows": found}
 
     def label_of(self, key: str) -> str:
-        """What a row is called; its section is told by whoever started this process."""
         return self.infos[key].label
 
 
 # ---- A process for each, as TensorFlow and forks of torch's loader do not go together --------------
 
 _COMMAND = (sys.executable, "-m", "fastpipe.bench.overview")
-_LOOK_S, _GONE_S = 0.5, 0.02
-# What a process gets to end when it is told to, before the next and less polite signal.
-_PATIENCE_S = 5.0
+# What processes get to end after a signal, before the next and less polite one.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+_PATIENCE_S, _LOOK_S = 5.0, 0.02
 # The sockets of multiprocessing lie in temporary folders, and no name of one may have more than 107 bytes.
 _LONGEST_FOLDER = 107 - len("/pymp-abcdefgh/listener-abcdefgh")
 _ENOUGH_OF_AN_ERROR = 4000  # bytes
@@ -441,59 +364,57 @@ def outcome_apart(
     say: Callable[[str], None],
     command: tuple[str, ...] = _COMMAND,
 ) -> dict[str, Any]:
-    """Measure a pipeline in a process of its own.
+    """Measure a pipeline in a process of its own; all that it starts has ended afterwards.
 
     Returns:
-        As of ``child.outcome``; or ``crash``, what happened to the process.
+        As of `outcome`; or ``crash``, what happened to the process.
     """
-    out, errors = folder / f"{case}.json", folder / f"{case}.err"
-    job = {"case": case, "folder": str(folder), "quick": quick, "out": str(out)}
-    with errors.open("wb") as stderr, _running(command, folder, stderr) as process:
-        assert process.stdin is not None and process.stdout is not None
-        with suppress(BrokenPipeError):  # it is gone already: its exit code tells
-            process.stdin.write(json.dumps(job).encode() + b"\n")
-            process.stdin.flush()
-        if not _followed(process, process.stdout, time.monotonic() + limit_s, say):
-            return {"crash": f"it was not done after {limit_s:g} s"}
+    out, errors, is_late = folder / f"{case}.json", folder / f"{case}.err", threading.Event()
+    job = json.dumps({"case": case, "folder": str(folder), "quick": quick, "out": str(out)})
+    environment = dict(os.environ)
+    if len(os.fsencode(folder)) <= _LONGEST_FOLDER:
+        # What they leave in temporary folders, also when they are killed, is in this one.
+        environment["TMPDIR"] = str(folder)
+    with errors.open("wb") as stderr, subprocess.Popen(
+        [*command, job], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=environment,
+        text=True, encoding="utf-8", errors="replace",
+        start_new_session=True,  # Ctrl-C is ours, who pass it on; and a group can be ended as a whole
+    ) as process:  # fmt: skip
+
+        def watch() -> None:
+            try:
+                process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                is_late.set()
+                _end(process.pid)
+            _end(process.pid, _SIGNALS[1:])  # what it has left; then the pipe that is read below is closed
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            assert process.stdout is not None
+            for line in filter(None, map(str.strip, process.stdout)):
+                say(line)
+            watcher.join()
+        finally:
+            _end(process.pid)
+    if is_late.is_set():
+        return {"crash": f"it was not done after {limit_s:g} s"}
     if out.exists():
         found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
         return found
     return {"crash": f"its process {_ending(process.returncode)}: {_last_line(errors)}"}
 
 
-@contextmanager
-def _running(command: tuple[str, ...], folder: Path, stderr: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process and those that it starts, which have all ended afterwards, however this block is left."""
-    environment = dict(os.environ)
-    if len(os.fsencode(folder)) <= _LONGEST_FOLDER:
-        # What they leave in temporary folders, also when they are killed, is in this one.
-        environment["TMPDIR"] = str(folder)
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=environment,
-        start_new_session=True,  # Ctrl-C is ours, who pass it on; and a group can be ended as a whole
-    )  # fmt: skip
-    try:
-        yield process
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-            if process.poll() is None:
-                _send(process.pid, number)
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(_PATIENCE_S)
-        _end_group(process.pid)
-        for pipe in (process.stdin, process.stdout):
-            assert pipe is not None
-            with suppress(BrokenPipeError):
-                pipe.close()
-
-
-def _end_group(group: int) -> None:
-    """End what a process that has ended has left behind, and wait for that."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
+def _end(group: int, signals: Sequence[int] = _SIGNALS) -> None:
+    """End all processes of a group, at first politely."""
+    for number in signals:
         deadline = time.monotonic() + _PATIENCE_S
-        _send(group, number)
+        if _is_alive(group):
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, number)
         while _is_alive(group) and time.monotonic() < deadline:
-            time.sleep(_GONE_S)
+            time.sleep(_LOOK_S)
 
 
 def _is_alive(group: int) -> bool:
@@ -505,35 +426,6 @@ def _is_alive(group: int) -> bool:
             continue
         if int(of) == group and state not in "ZX":
             return True
-    return False
-
-
-def _send(group: int, number: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, number)
-
-
-def _followed(
-    process: subprocess.Popen[bytes], output: IO[bytes], deadline: float, say: Callable[[str], None]
-) -> bool:
-    """Pass on what a process says until it ends; whether it did in time."""
-    rest = b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(output, selectors.EVENT_READ)
-        while time.monotonic() < deadline:
-            is_over = process.poll() is not None
-            if selector.select(0 if is_over else _LOOK_S):
-                part = os.read(output.fileno(), 1 << 16)
-                *lines, rest = (rest + part).split(b"\n")
-                for line in lines:
-                    if line.strip():
-                        say(line.decode(errors="replace").strip())
-                if part:
-                    continue
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.0, deadline - time.monotonic()))
-            if is_over or process.returncode is not None:
-                return True
     return False
 
 
@@ -602,7 +494,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     Raises:
         OptionError: there is no pipeline of a name.
     """
-    return _All(args, machine.cores_allowed(), progress, keys=chosen(args.only)).run(console)
+    return _All(args, available_cpus(), progress, keys=chosen(args.only)).run(console)
 
 
 @dataclass
@@ -614,19 +506,18 @@ class _All(Driver):
     is_wrong: bool = False
 
     def run(self, console: Console) -> int:
-        """Measure, report, and write what was asked for."""
         with _terminated_as_interrupted():
             return max(super().run(console), int(self.is_wrong))
 
     def result(self) -> dict[str, Any]:
-        """Measure one after the other, and put the file's content together."""
-        begun, busy = time.monotonic(), self.begin()
+        begun = time.monotonic()
+        self.begin()
         parts: dict[str, dict[str, Any]] = {}
         with tempfile.TemporaryDirectory(prefix="fastpipe-bench-", ignore_cleanup_errors=True) as folder:
             for number, key in enumerate(self.keys, 1):
                 parts[key] = self._part(key, f"[{number}/{len(self.keys)}] {key}", Path(folder))
         self.progress.done(f"all in {time.monotonic() - begun:.0f} s")
-        result = self._merged(parts, busy)
+        result = self._merged(parts)
         result["verdict"] = sentence(result)
         return result
 
@@ -654,7 +545,7 @@ class _All(Driver):
             self.miss(key, label, found["why"])
         return found
 
-    def _merged(self, parts: Mapping[str, Mapping[str, Any]], busy: float | None) -> dict[str, Any]:
+    def _merged(self, parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """The file's content but for the verdict."""
         results = {key: part["result"] for key, part in parts.items() if "result" in part}
         checks = {key: part["check"] for key, part in parts.items() if "check" in part}
@@ -663,7 +554,7 @@ class _All(Driver):
             told = [text for text in result["method"]["warnings"] if text not in self.warnings]
             self.warnings.extend(told)
         words = [f"--only {','.join(self.keys)}"] if self.args.only else []
-        merged: dict[str, Any] = self.facts(words, busy)
+        merged: dict[str, Any] = self.facts(words)
         for name in _LISTS:
             merged[name] = [entry for result in results.values() for entry in result[name]]
         for name in _BY_KEY:
@@ -729,8 +620,8 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 # ---- What runs in a pipeline's process -------------------------------------------------------------
 #
-# It reads its job from its standard input, says on its standard output what it does, and ends, together
-# with all processes of its group, when that input does.
+# Its job is its argument.  It says on its standard output what it does, and ends, together with all processes
+# of its group, when its standard input does.
 
 _WIDTH = 400
 
@@ -742,7 +633,7 @@ def outcome(case: str, folder: Path, quick: bool, progress: Progress) -> dict[st
         ``result``, the content of a result file; or ``check``, where outputs differ; or ``why`` it cannot be
         measured.
     """
-    cores = machine.cores_allowed()
+    cores = available_cpus()
     files = dict.fromkeys((*FILES, "compare"))
     args = Namespace(quick=quick, rounds=None, seconds=None, peers=False, usual={}, **files)
     try:
@@ -762,7 +653,7 @@ def _end_with_input(folder: Path) -> None:
 
 
 def _child() -> None:
-    job = json.loads(sys.stdin.readline())
+    job = json.loads(sys.argv[1])
     folder = Path(job["folder"])
     threading.Thread(target=_end_with_input, args=(folder,), daemon=True).start()
     with Progress(Console(file=sys.stdout, width=_WIDTH, force_terminal=False)) as progress:

@@ -6,12 +6,9 @@ import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fastpipe.bench.report import data_line, machine_line, more_lines, target_lines
+from fastpipe.bench.report import data_line, machine_line, more_lines
 from fastpipe.bench.results import UNIT, rate_of, reference_of, replaced_thing, shown, times_digits
 from fastpipe.core.text import printable
-
-__all__ = ["document", "escape", "page", "rect", "table"]
-
 
 # ---- What all pages of reports share ---------------------------------------------------------------
 
@@ -97,8 +94,8 @@ _SHARE = 100.0  # of a picture's width
 _TALL, _LOW = 24, 10  # pixels of what is waited and what is done, which so are told apart without colours
 
 
-def page(result: Mapping[str, Any]) -> str:
-    """A page of a result, for any case."""
+def page(result: Mapping[str, Any], more: Sequence[str] = ()) -> str:
+    """Return a page of a result, for any case; ``more`` are lines of what else was measured."""
     method = result["method"]
     rounds = f"{method['rounds']} interleaved rounds, {result['date'][:10]}"
     about = (f"{result['job']['text']}: {data_line(result)}", machine_line(result), rounds)
@@ -107,7 +104,7 @@ def page(result: Mapping[str, Any]) -> str:
         *map(_quiet, about),
         *(f'<div class="alarm">{escape(text)}</div>' for text in method["warnings"]),
         *(part for key in result.get("sections") or [None] for part in _section(result, key)),
-        *_figures(result), *_lines(result), *_environment(result),
+        *_figures(result), *_lines(result, more), *_environment(result),
     ]  # fmt: skip
     return document(f"fastpipe bench {result['case']}", parts, _RESULT_STYLE)
 
@@ -185,9 +182,9 @@ def _figures(result: Mapping[str, Any]) -> Iterator[str]:
     yield f'<div class="figures">{table(head, rows)}</div>'
 
 
-def _lines(result: Mapping[str, Any]) -> Iterator[str]:
+def _lines(result: Mapping[str, Any], more: Sequence[str]) -> Iterator[str]:
     """What else was measured, and whether outputs are the same."""
-    if lines := [*target_lines(result), *more_lines(result)]:
+    if lines := [*more, *more_lines(result)]:
         yield f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
     yield "<h2>Are the results the same?</h2>"
     yield f"<p>{escape(result['check']['text'])}</p>"

@@ -11,9 +11,6 @@ from fastpipe.bench.results import UNIT, rate_of, reference_of, replaced_thing, 
 from fastpipe.core.extras import require
 from fastpipe.core.text import printable
 
-__all__ = ["draw", "draw_curves"]
-
-
 # ---- By number of threads --------------------------------------------------------------------------
 
 _LINES = {
@@ -22,15 +19,31 @@ _LINES = {
     "fastpipe": (", threads", "#0b8a6f", "-"),
 }
 _NUMBER = re.compile(r"\(\w+=\d+\)|, \d+ threads?$")  # of threads or workers, in a row's label
-_INK, _MUTED = "#1f2328", "#6a717b"
+INK, MUTED = "#1f2328", "#6a717b"
 
 
-def draw_curves(result: Mapping[str, Any], path: Path, cpu: str) -> None:
-    """Draw medians and ranges into a PNG file."""
-    figure = require("matplotlib.figure", extra="bench").Figure(
-        figsize=(8.6, 5.2), dpi=160, layout="constrained"
-    )
+def _figure(size: tuple[float, float]) -> Any:
     require("matplotlib.backends.backend_agg", extra="bench")
+    figure = require("matplotlib.figure", extra="bench").Figure
+    return figure(figsize=size, dpi=160, layout="constrained")
+
+
+def _title(result: Mapping[str, Any]) -> str:
+    """The job, and the machine."""
+    machine = result["machine"]
+    cores = f"{machine['cores']} core{'s' if machine['cores'] != 1 else ''}"
+    gpu = f", {machine['gpu']['name']}" if machine.get("gpu") else ""
+    return f"{printable(result['job']['short'])} · {_short_cpu(machine['cpu'])}, {cores}{gpu}"
+
+
+def _save(figure: Any, path: Path) -> None:
+    with whole(path) as unfinished:
+        figure.savefig(unfinished, format="png", facecolor="white")
+
+
+def _draw_curves(result: Mapping[str, Any], path: Path) -> None:
+    """Draw medians and ranges into a PNG file."""
+    figure = _figure((8.6, 5.2))
     axes = figure.subplots()
     counts = [int(section) for section in result["sections"]]
     for group, (ending, colour, style) in _LINES.items():
@@ -63,33 +76,29 @@ def draw_curves(result: Mapping[str, Any], path: Path, cpu: str) -> None:
                     f"{told['times_best']['median']:.1f}×", (at, medians[places.index(at)]), xytext=(6, -13),
                     textcoords="offset points", fontsize=9.5, fontweight="bold", color=colour,
                 )  # fmt: skip
-    machine = result["machine"]
-    cores = f"{machine['cores']} core{'s' if machine['cores'] != 1 else ''}"
-    axes.set_title(f"{result['job']['short']} · {cpu}, {cores}", loc="left", fontsize=10, color=_INK)
+    axes.set_title(_title(result), loc="left", fontsize=10, color=INK)
     axes.set_xticks(counts)
     axes.set_xlim(0, counts[-1] * 1.08)
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.set_ylabel(f"{result['rows'][0]['unit']} per second", fontsize=9, color=_MUTED)
+    axes.set_ylabel(f"{result['rows'][0]['unit']} per second", fontsize=9, color=MUTED)
     axes.set_xlabel(
         f"threads, or worker processes; median and range of {result['method']['rounds']} interleaved"
         " rounds;\n"
         "× is relative to the best replaced loader of any number of workers",
-        fontsize=8.5, color=_MUTED,
+        fontsize=8.5, color=MUTED,
     )  # fmt: skip
-    axes.tick_params(labelsize=8.5, colors=_MUTED)
+    axes.tick_params(labelsize=8.5, colors=MUTED)
     axes.grid(axis="y", color="#e6e8eb", linewidth=0.8)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.legend(frameon=False, fontsize=9, loc="upper left")
-    with whole(path) as unfinished:
-        figure.savefig(unfinished, format="png", facecolor="white")
+    _save(figure, path)
 
 
 # ---- A bar for each loader -------------------------------------------------------------------------
 
 COLOURS = {"replaced": "#9a9fa6", "stock": "#7cc5b4", "fastpipe": "#0b8a6f", "peer": "#cfd3da"}
-INK, MUTED = "#1f2328", "#6a717b"
 
 
 def draw(result: Mapping[str, Any], path: Path) -> None:
@@ -100,21 +109,14 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     """
     # A "$" in a label is a "$", and begins no formula.
     with require("matplotlib", extra="bench").rc_context({"text.parse_math": False}):
-        if "scaling" in result:
-            draw_curves(result, path, _short_cpu(result["machine"]["cpu"]))
-        else:
-            _draw_bars(result, path)
+        (_draw_curves if "scaling" in result else _draw_bars)(result, path)
 
 
 def _draw_bars(result: Mapping[str, Any], path: Path) -> None:
-    figure_module = require("matplotlib.figure", extra="bench")
-    require("matplotlib.backends.backend_agg", extra="bench")
     parts = _parts(result)
     counts = [len(rows) for _, rows in parts]
     heading = 0.35 * (len(parts) - 1)
-    figure = figure_module.Figure(
-        figsize=(9.6, 1.75 + 0.52 * sum(counts) + heading), dpi=160, layout="constrained"
-    )
+    figure = _figure((9.6, 1.75 + 0.52 * sum(counts) + heading))
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
     all_axes = figure.subplots(len(parts), 1, squeeze=False, height_ratios=counts)[:, 0]
     for axes, (label, rows) in zip(all_axes, parts, strict=True):
@@ -123,19 +125,9 @@ def _draw_bars(result: Mapping[str, Any], path: Path) -> None:
         _labels(axes, rows)
         if label:
             axes.set_title(label, loc="left", fontsize=9.5, color=MUTED, pad=16 if has_floor else None)
-    machine = result["machine"]
-    cores = f"{machine['cores']} core{'s' if machine['cores'] != 1 else ''}"
-    gpu = f", {machine['gpu']['name']}" if machine.get("gpu") else ""
-    title = f"{printable(result['job']['short'])} · {_short_cpu(machine['cpu'])}, {cores}{gpu}"
-    figure.suptitle(
-        title,
-        x=0.015,
-        ha="left",
-        # About 90 letters of the largest size fit.
-        fontsize=min(11.5, 11.5 * 90 / len(title)),
-        fontweight="bold",
-        color=INK,
-    )
+    title = _title(result)
+    size = min(11.5, 11.5 * 90 / len(title))  # about 90 letters of the largest size fit
+    figure.suptitle(title, x=0.015, ha="left", fontsize=size, fontweight="bold", color=INK)
     unit = "" if "sections" in result else f"{UNIT} per second: "
     all_axes[-1].set_xlabel(
         f"{unit}median and range of {result['method']['rounds']} interleaved rounds;\n"
@@ -144,8 +136,7 @@ def _draw_bars(result: Mapping[str, Any], path: Path) -> None:
         color=MUTED,
     )
     _make_room(figure, all_axes)
-    with whole(path) as unfinished:
-        figure.savefig(unfinished, format="png", facecolor="white")
+    _save(figure, path)
 
 
 def _parts(result: Mapping[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
@@ -176,15 +167,9 @@ def _bars(axes: Any, rows: list[dict[str, Any]], asked: Mapping[str, float]) -> 
     for place, entry in enumerate(rows):
         rate = rate_of(entry)
         axes.barh(place, rate["median"], height=0.66, color=COLOURS[entry["group"]], zorder=2)
+        span = [[rate["median"] - rate["low"]], [rate["high"] - rate["median"]]]
         axes.errorbar(
-            rate["median"],
-            place,
-            xerr=[[rate["median"] - rate["low"]], [rate["high"] - rate["median"]]],
-            color=INK,
-            elinewidth=1.1,
-            capsize=3.5,
-            capthick=1.1,
-            zorder=3,
+            rate["median"], place, xerr=span, color=INK, elinewidth=1.1, capsize=3.5, capthick=1.1, zorder=3
         )
         reference = entry["group"] == "replaced"
         text = "1×" if reference else _times(entry["ratio"]["median"])

@@ -15,50 +15,12 @@ from fastpipe.console import PlainTable, plain, print_line
 from fastpipe.core.text import printable, printable_lines
 from fastpipe.errors import OptionError
 
-__all__ = [
-    "Change",
-    "amplification_lines",
-    "bucket_lines",
-    "changes",
-    "data_line",
-    "differences",
-    "first_batch_lines",
-    "machine_line",
-    "markdown",
-    "memory_lines",
-    "more_lines",
-    "old_result",
-    "peak_lines",
-    "predicted_lines",
-    "print_changes",
-    "print_result",
-    "scaling_lines",
-    "short_markdown",
-    "single_lines",
-    "stage_line",
-    "target_lines",
-    "timeline_lines",
-    "training_lines",
-]
-
-
 # ---- Figures that only some cases have -------------------------------------------------------------
 
 
 def more_lines(result: Mapping[str, Any]) -> list[str]:
-    """All that a case has."""
-    return [
-        *first_batch_lines(result),
-        *memory_lines(result),
-        *amplification_lines(result),
-        *bucket_lines(result),
-        *single_lines(result),
-        *predicted_lines(result),
-        *peak_lines(result),
-        *timeline_lines(result),
-        *training_lines(result),
-        *scaling_lines(result),
-    ]
+    """What steps wait for, and how rates grow with threads, where a case has measured it."""
+    return [*timeline_lines(result), *scaling_lines(result)]
 
 
 def scaling_lines(result: Mapping[str, Any]) -> list[str]:
@@ -79,94 +41,6 @@ def scaling_lines(result: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def first_batch_lines(result: Mapping[str, Any]) -> list[str]:
-    """Time to the first batch of a file with many chunks, or of a volume."""
-    first = dict(result.get("first_batch") or {})
-    chunks = first.pop("chunks", None)
-    what = "first batch" if chunks is None else f"first batch of {chunks:,} chunks"
-    return [
-        f"{what}: {one['label']}: {one['median_s']:.3f} s"
-        f" ({min(one['raw_s']):.3f} to {max(one['raw_s']):.3f})"
-        + (f"; importing fastpipe {one['import_s']:.1f} s before" if name != "replaced" else "")
-        for name, one in first.items()
-    ]
-
-
-def memory_lines(result: Mapping[str, Any]) -> list[str]:
-    """Memory of the process tree, above that of a loader over nothing."""
-    return [
-        f"memory with {_topology(one)}, cache of {one['budget_mb']:,.0f} MB:"
-        f" {one['above_mb']:,.0f} MB above FastLoader over nothing ({one['mb']:,.0f} and"
-        f" {one['nothing_mb']:,.0f}; torch's loader over nothing {one['stock_mb']:,.0f})"
-        for one in (result.get("memory") or {"rows": ()})["rows"]
-    ]
-
-
-def amplification_lines(result: Mapping[str, Any]) -> list[str]:
-    """What is decoded for each byte of a patch, by the order of patches."""
-    found = result.get("amplification")
-    if not found:
-        return []
-    words = ", ".join(
-        f"{name} {found[name]['median']:.2f} ({min(found[name]['raw']):.2f} to {max(found[name]['raw']):.2f})"
-        for name in ("tour", "uniform")
-    )
-    return [f"bytes decoded for each that is used, cache of {found['budget_mb']:,.0f} MB: {words}"]
-
-
-def bucket_lines(result: Mapping[str, Any]) -> list[str]:
-    """What a step waits in the first epoch, what a small stage downloads again, and processor time."""
-    lines, labels = [], {entry["key"]: entry["label"] for entry in result["rows"]}
-    if stall := result.get("stall"):
-        lines += [
-            f"a step that takes {stall['rate']:g} images/s waits {one['median']:.1%} of the first epoch"
-            f" ({min(one['raw']):.1%} to {max(one['raw']):.1%}): {one['label']}"
-            for one in stall["rows"]
-        ]
-    if again := result.get("refetch"):
-        span = f"{min(again['raw']):.1%} to {max(again['raw']):.1%}"
-        lines.append(
-            f"a stage of {again['part']:.0%} of the size downloads {again['median']:.1%} of the objects again"
-            f" ({span}); one that removes what was used longest ago would {again['lru']:.1%}"
-        )
-    for key, used in result.get("cpu", {}).items():
-        words = ", ".join(f"{part} {seconds:.2f}" for part, seconds in used.items() if seconds)
-        lines.append(f"processor seconds for 1,000 images: {labels[key]}: {words}")
-    return lines
-
-
-def single_lines(result: Mapping[str, Any]) -> list[str]:
-    """What single operations take, and how many times as fast as others that is."""
-    found = result.get("single") or {"rows": ()}
-    return [
-        f"{one['label']}: {one.get('batch_size', found.get('batch_size'))} {one['unit']} in"
-        f" {one['ms']['median']:.2f} ms; "
-        + ", ".join(
-            f"{other['ratio']['median']:.2f}× ({other['ratio']['low']:.2f} to {other['ratio']['high']:.2f})"
-            f" {other['label']}"
-            for other in one["against"]
-        )
-        for one in found["rows"]
-    ]
-
-
-def predicted_lines(result: Mapping[str, Any]) -> list[str]:
-    """How long it was said that rows will take, and how long it took."""
-    return [
-        f"predicted, {one['label']}: {statistics.median(one['predicted_s']):.2f} s for {one['rows']:,} rows"
-        f" that took {statistics.median(one['seconds']):.2f} s; {statistics.median(one['error']):+.1f}%"
-        f" ({min(one['error']):+.1f}% to {max(one['error']):+.1f}%)"
-        for one in (result.get("predicted") or {"rows": ()})["rows"]
-    ]
-
-
-def peak_lines(result: Mapping[str, Any]) -> list[str]:
-    """The most memory of a process, by the rows that it had made."""
-    rows = (result.get("peak") or {"rows": ()})["rows"]
-    words = ", ".join(f"{statistics.median(one['mb']):,.1f} MB for {one['rows']:,} rows" for one in rows)
-    return [f"most memory of the process that calls, rows of 8 bytes: {words}"] if rows else []
-
-
 def timeline_lines(result: Mapping[str, Any]) -> list[str]:
     """What steps wait for, before and after."""
     lines = []
@@ -178,28 +52,6 @@ def timeline_lines(result: Mapping[str, Any]) -> list[str]:
             f" {after['total_s']:.1f} s after"
         )
     return lines
-
-
-def training_lines(result: Mapping[str, Any]) -> list[str]:
-    """How busy steps keep a GPU, and what of them is lost for want of data."""
-    labels = {entry["key"]: entry["label"] for entry in result["rows"]}
-    return [
-        f"{section}: {labels[one['key']]}: "
-        + ", ".join(
-            f"{words} {figures['median']:.1%} ({figures['low']:.1%} to {figures['high']:.1%})"
-            for words, figures in (("lost for want of data", one["stall"]), ("GPU busy", one["busy"]))
-            if figures is not None
-        )
-        for section, rows in result.get("training", {}).items()
-        for one in rows
-        if one["stall"] is not None or one["busy"] is not None
-    ]
-
-
-def _topology(entry: Mapping[str, Any]) -> str:
-    """Threads, where the case tells them, and workers."""
-    workers = f"{entry['workers']} workers"
-    return f"{entry['threads']} threads and {workers}" if "threads" in entry else workers
 
 
 # ---- Tables ----------------------------------------------------------------------------------------
@@ -272,8 +124,8 @@ def stage_line(result: Mapping[str, Any]) -> str:
     return f"per {thing}: " + " · ".join(parts)
 
 
-def print_result(result: Mapping[str, Any], console: Console) -> None:
-    """The table and what goes with it."""
+def print_result(result: Mapping[str, Any], console: Console, more: Sequence[str] = ()) -> None:
+    """Print the table and what goes with it; ``more`` are lines of what else was measured."""
     sections = result.get("sections", {})
     table = PlainTable(result["job"]["text"], title_style="bold")
     table.add_column(replaced_thing(result), min_width=28)
@@ -300,16 +152,16 @@ def print_result(result: Mapping[str, Any], console: Console) -> None:
             table.add_row(plain(miss["label"], "bold"))
             table.add_row(plain("not measured, for the reason below", "red"))
     console.print(table)
-    for number, line in enumerate(line for line in _lines(result) if line):
+    for number, line in enumerate(line for line in _lines(result, more) if line):
         console.print(plain(line, "bold" if number == 0 else ""))
 
 
-def _lines(result: Mapping[str, Any]) -> list[str]:
+def _lines(result: Mapping[str, Any], more: Sequence[str]) -> list[str]:
     """What is said below the table; empty lines are left out."""
     meaning = "(wait is the consumer's time, the others are threads')"
     return [
         result["verdict"],
-        *target_lines(result),
+        *more,
         *more_lines(result),
         _floor_sentence(result),
         f"FastLoader's stages, {stage_line(result)} {meaning}" if result["stages"]["images"] else "",
@@ -321,23 +173,14 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def target_lines(result: Mapping[str, Any]) -> list[str]:
-    """What was asked for, and what came of it."""
-    lines = []
-    for target in result.get("targets", ()):
-        got, unit = target["got"], target["unit"]
-        asked = f"{'at most' if target['is_most'] else 'at least'} {_figure(target['asked'], unit)}"
-        if got is None:
-            lines.append(f"asked: {target['text']}: {asked}: not measured")
-            continue
-        span = f"{_figure(got['low'], unit)} to {_figure(got['high'], unit)}"
-        outcome = "met" if target["is_met"] else "MISSED"
-        lines.append(f"asked: {target['text']}: {asked}: {outcome}, {_figure(got['median'], unit)} ({span})")
-    return lines
+def markdown(result: Mapping[str, Any], table: Sequence[str] = (), more: Sequence[str] = ()) -> str:
+    """Return the result as a Markdown table with its conditions below.
 
-
-def markdown(result: Mapping[str, Any]) -> str:
-    """The result as a Markdown table with its conditions below."""
+    Args:
+        result: the content of a result file.
+        table: lines of a second table.
+        more: lines of what else was measured.
+    """
     sections = result.get("sections", {})
     has_first = _has_first(result)
     lines = [] if sections else list(_head("loader", UNIT, "loader", ", s" if has_first else ""))
@@ -347,15 +190,14 @@ def markdown(result: Mapping[str, Any]) -> str:
             section = entry["section"]
             lines += [*([""] if lines else []), *_head(sections[section]["label"], entry["unit"], replaced)]
         lines.append(_markdown_row(entry, with_first=has_first))
-    if result.get("targets"):
-        lines += ["", *_markdown_targets(result)]
+    lines += ["", *table] if table else []
     method = result["method"]
     peers = _peers_sentence(result)
     names = _PACKAGES.get(result["case"], _PACKAGES["images"])
     versions = ", ".join(f"{name} {result['versions'][name]}" for name in names if name in result["versions"])
     first = " First batch: with compiled code cached, in brackets the very first time." if has_first else ""
     said = (_floor_sentence(result), _sentence(result["check"]["text"]))
-    more = more_lines(result)
+    more = [*more, *more_lines(result)]
     lines += [
         *([""] if more else []),
         *(f"- {line}" for line in more),
@@ -392,7 +234,7 @@ def short_markdown(result: Mapping[str, Any]) -> str:
         note, ratio = f" ({entry['note']})" if entry["note"] else "", entry["ratio"]
         digits = times_digits(ratio["median"])
         lines.append(
-            f"| {_cell(sections[entry['section']]['label'])} | {_cell(entry['label'] + note)} |"
+            f"| {cell(sections[entry['section']]['label'])} | {cell(entry['label'] + note)} |"
             f" {rate_of(entry)['median']:,.0f} {entry['unit']} | {rate_of(replaced)['median']:,.0f} |"
             f" {ratio['median']:.{digits}f} ({ratio['low']:.{digits}f}–{ratio['high']:.{digits}f}) |"
         )
@@ -406,13 +248,13 @@ def _head(name: str, unit: str, replaced: str, first: str = "") -> tuple[str, st
     """The head of a Markdown table; with a column for the first batch where its unit is given."""
     last = f" first batch{first} |" if first else ""
     return (
-        f"| {_cell(name)} | {unit}/s, median (range) | × best replaced {replaced}, median (range) |{last}",
+        f"| {cell(name)} | {unit}/s, median (range) | × best replaced {replaced}, median (range) |{last}",
         "|---|--:|--:|--:|" if first else "|---|--:|--:|",
     )
 
 
-def _cell(text: str) -> str:
-    """Text within a Markdown table."""
+def cell(text: str) -> str:
+    """Return text within a Markdown table."""
     return printable(text).replace("|", "\\|")
 
 
@@ -421,40 +263,10 @@ def _markdown_row(entry: Mapping[str, Any], *, with_first: bool) -> str:
     label = f"**{entry['label']}**" if entry["group"] == "fastpipe" else entry["label"]
     note = f" ({entry['note']})" if entry["note"] else ""
     return (
-        f"| {_cell(label + note)} | {rate['median']:,.0f} ({rate['low']:,.0f}–{rate['high']:,.0f})"
+        f"| {cell(label + note)} | {rate['median']:,.0f} ({rate['low']:,.0f}–{rate['high']:,.0f})"
         f" | {ratio['median']:.2f} ({ratio['low']:.2f}–{ratio['high']:.2f}) |"
         + (f" {_first(entry)} |" if with_first else "")
     )
-
-
-def _markdown_targets(result: Mapping[str, Any]) -> list[str]:
-    """What was asked for, as a table."""
-    lines = ["| asked for | | median (range) | |", "|---|--:|--:|---|"]
-    for one in result["targets"]:
-        got, unit = one["got"], one["unit"]
-        sign = "≤" if one["is_most"] else "≥"
-        figures, outcome = "", "not measured"
-        if got is not None:
-            low, high = _figure(got["low"], unit), _figure(got["high"], unit)
-            figures, outcome = (
-                f"{_figure(got['median'], unit)} ({low}–{high})",
-                "met" if one["is_met"] else "missed",
-            )
-        lines.append(
-            f"| {_cell(one['text'])} | {sign} {_figure(one['asked'], unit)} | {figures} | {outcome} |"
-        )
-    return lines
-
-
-def _figure(value: float, unit: str) -> str:
-    """A figure with its unit.
-
-    >>> _figure(15, "×"), _figure(350000, "samples/s"), _figure(0.3, "s")
-    ('15×', '350,000 samples/s', '0.3 s')
-    """
-    if unit == "×":
-        return f"{value:.3g}×"
-    return f"{value:,.0f} {unit}" if value >= 10 else f"{value:.3g} {unit}"
 
 
 def _cells(result: Mapping[str, Any], entry: Mapping[str, Any], has_first: bool) -> list[str]:

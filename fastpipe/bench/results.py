@@ -11,33 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fastpipe.bench.runner import Sample, Session, Summary, ratios, summarise
+from fastpipe.bench.runner import Session, Summary, ratios, summarise
 from fastpipe.errors import OptionError
-
-__all__ = [
-    "SCHEMA",
-    "RowInfo",
-    "best_by_section",
-    "best_of",
-    "check_target",
-    "entries",
-    "floor_share",
-    "load",
-    "main_of",
-    "main_row",
-    "rate_of",
-    "reference_of",
-    "replaced_thing",
-    "row",
-    "save",
-    "shown",
-    "times_digits",
-    "validate",
-    "verdict",
-    "whole",
-    "write_json",
-]
-
 
 # ---- Files -----------------------------------------------------------------------------------------
 
@@ -70,7 +45,7 @@ def check_target(path: Path, option: str) -> None:
 
 SCHEMA = 1
 GROUPS = ("replaced", "stock", "fastpipe", "peer", "floor")
-MAIN_ROW, FLOOR_ROW = "fastloader-float32", "floor"
+MAIN_ROW = "fastloader-float32"
 
 # Field → type, of the file and of each row.
 FIELDS: dict[str, type | tuple[type, ...]] = {
@@ -97,18 +72,7 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
 SOME_HAVE: dict[str, type | tuple[type, ...]] = {
     "main": str,
     "sections": dict,
-    "targets": list,
-    "first_batch": dict,
-    "memory": dict,
-    "amplification": dict,
-    "stall": dict,
-    "refetch": dict,
-    "cpu": dict,
-    "single": dict,
-    "predicted": dict,
-    "peak": dict,
     "timelines": dict,
-    "training": dict,
     "scaling": dict,
 }
 ROW_FIELDS: dict[str, type | tuple[type, ...]] = {
@@ -141,11 +105,9 @@ class RowInfo:
 
     Attributes:
         key: its name in the file.
-        label: its name in tables.
         group: ``"replaced"``, ``"stock"``, ``"fastpipe"``, ``"peer"`` or ``"floor"``.
         num_workers: where it is a DataLoader's row.
         output: what its batches hold.
-        note: what a reader should know.
         versions: package → version, of a peer.
         prepared_s: seconds that a peer's conversion of the photos took; not part of its rate.
         prepared_size: size of what that made, over the size of the photos.
@@ -181,8 +143,8 @@ def entries(infos: Sequence[RowInfo], session: Session) -> list[dict[str, Any]]:
             {
                 **told,
                 "samples": [{"round": one.round, unit: one.count, "seconds": one.seconds} for one in samples],
-                f"{unit}_per_s": _rounded(summarise(sample.rate for sample in samples), 2),
-                "ratio": _rounded(summarise(ratios(session.samples, info.key, reference)), 4),
+                f"{unit}_per_s": rounded(summarise(sample.rate for sample in samples), 2),
+                "ratio": rounded(summarise(ratios(session.samples, info.key, reference)), 4),
                 "first_batch_s": None,
             }
         )
@@ -200,13 +162,6 @@ def best_by_section(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     replaced = [row for row in rows if row["group"] == "replaced"]
     ordered = sorted(replaced, key=lambda row: rate_of(row)["median"])
     return {row["section"]: row["key"] for row in ordered}
-
-
-def floor_share(samples: Mapping[str, Sequence[Sample]]) -> dict[str, float] | None:
-    """FastLoader's rate over that of decoding alone, round by round; ``None`` if not measured."""
-    if not samples.get(MAIN_ROW) or not samples.get(FLOOR_ROW):
-        return None
-    return _rounded(summarise(ratios(samples, MAIN_ROW, [FLOOR_ROW])), 4)
 
 
 def rate_of(entry: Mapping[str, Any]) -> dict[str, float]:
@@ -366,6 +321,6 @@ def _check_fields(found: Any, fields: Mapping[str, Any], where: str) -> None:
             raise OptionError(f"{where}: field {name!r} has the wrong type {type(found[name]).__name__}")
 
 
-def _rounded(summary: Summary, digits: int) -> dict[str, float]:
+def rounded(summary: Summary, digits: int) -> dict[str, float]:
     """A summary for the file."""
     return {name: round(value, digits) for name, value in summary._asdict().items()}

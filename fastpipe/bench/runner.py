@@ -6,27 +6,11 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-__all__ = [
-    "Contender",
-    "ContenderError",
-    "Plan",
-    "Sample",
-    "Session",
-    "Summary",
-    "Timeline",
-    "calibrate",
-    "interleave",
-    "rates_by_round",
-    "ratios",
-    "round_order",
-    "summarise",
-    "timeline_of",
-]
-
+import numpy as np
 
 # ---- Rounds ----------------------------------------------------------------------------------------
 #
@@ -129,13 +113,9 @@ def round_order(count: int, number: int) -> list[int]:
 
 
 def calibrate(contender: Contender, seconds: float) -> int:
-    """Warm a contender up and find how many samples keep it busy for ``seconds``.
+    """Warm a contender up and find how many samples, a multiple of its chunk, keep it busy for ``seconds``.
 
-    The measurements made here are thrown away: they contain the start of workers and
-    compilation.
-
-    Returns:
-        A multiple of ``contender.chunk``.
+    The measurements made here are thrown away: they contain the start of workers and compilation.
     """
     count = contender.chunk
     contender.measure(count)  # start-up: says nothing about the rate
@@ -157,17 +137,13 @@ def interleave(
     now: Callable[[], float] = time.perf_counter,
     pause: Callable[[float], None] = time.sleep,
 ) -> Session:
-    """Measure all contenders, round after round.
+    """Measure all contenders, round after round; one that raises ``ContenderError`` leaves the run.
 
     Args:
-        contenders: whom to measure.  One that raises ``ContenderError`` leaves the run.
+        contenders, plan: whom to measure, and how many rounds.
         counts: by key, how many samples a measurement handles (from `calibrate`).
-        plan: how many rounds.
         on_sample: called after each measurement.
         now, pause: the clock and the pause, for tests.
-
-    Returns:
-        The samples of those that stayed, and why the others left.
     """
     session = Session(samples={contender.key: [] for contender in contenders})
     alive = list(contenders)
@@ -208,12 +184,7 @@ def rates_by_round(samples: Iterable[Sample]) -> dict[int, float]:
 
 
 def ratios(samples: Mapping[str, Sequence[Sample]], key: str, reference: Iterable[str]) -> list[float]:
-    """Rate of ``key`` over the best of ``reference``, round by round.
-
-    Args:
-        samples: samples by contender.
-        key: the contender in question.
-        reference: in each round the fastest of these is what counts as 1.
+    """Rate of ``key`` over the fastest of ``reference``, round by round.
 
     >>> base = [Sample(0, 100, 1.0), Sample(1, 100, 2.0)]
     >>> fast = [Sample(0, 300, 1.0), Sample(1, 100, 1.0)]
@@ -238,6 +209,64 @@ def _enough(rounds: int, elapsed: float, plan: Plan) -> bool:
 def _round_up(value: float, multiple: int) -> int:
     """The smallest positive multiple that is not below ``value``."""
     return max(1, math.ceil(value / multiple)) * multiple
+
+
+# ---- What draws samples, and what consumes them ----------------------------------------------------
+
+
+class Draws:
+    """A sampler of any length over a few samples.
+
+    It goes through the samples in random order, and again in another, until ``length``
+    are drawn: every photo comes up equally often and a small folder makes a long epoch.
+
+    Attributes:
+        length: draws of the next epoch; may be changed between epochs.
+    """
+
+    def __init__(self, indices: Sequence[int], length: int, seed: int = 0) -> None:
+        self.length = length
+        self._indices = np.asarray(indices)
+        self._rng = np.random.default_rng(seed)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        left = self.length
+        while left > 0:
+            drawn = self._rng.permutation(self._indices)[:left]
+            left -= len(drawn)
+            yield from drawn.tolist()
+
+
+def touch(batch: Any, *, any_number: bool = False) -> int:
+    """Look at the first and the last number of a batch, as the cheapest consumer would.
+
+    Returns:
+        How many samples the batch has.
+    """
+    values = batch[0] if isinstance(batch, (list, tuple)) else batch
+    first, last = values[(0,) * values.ndim], values[(-1,) * values.ndim]  # in any layout, without a copy
+    if (first != first or last != last) and not any_number:
+        raise ValueError("a batch holds a value that is not a number")
+    return len(values)
+
+
+def consume(batches: Iterable[Any], count: int, label: str, *, any_number: bool = False) -> float:
+    """Go through batches; return the seconds it took.
+
+    Raises:
+        RuntimeError: there are not so many samples in them.
+    """
+    seen = 0
+    start = time.perf_counter()
+    for batch in batches:
+        seen += touch(batch, any_number=any_number)
+    seconds = time.perf_counter() - start
+    if seen != count:
+        raise RuntimeError(f"{label} gave {seen} samples of {count}")
+    return seconds
 
 
 # ---- What a training step waits for its batches ----------------------------------------------------
@@ -279,13 +308,7 @@ class Timeline:
 
 
 def timeline_of(batches: Iterable[Any], busy_s: Callable[[Any], float], steps: int | None = None) -> Timeline:
-    """Go through batches, and sleep for the time of a step after each, as a device would compute.
-
-    Args:
-        batches: a loader.
-        busy_s: the time of a step, of its batch.
-        steps: how many; all of an epoch if none is given.
-    """
+    """Go through so many batches, or an epoch, and sleep for the time of a step after each."""
     waits, busy, end = list[float](), list[float](), 0.0
     asked = time.perf_counter()
     iterator = iter(batches)

@@ -12,17 +12,6 @@ import numpy.typing as npt
 from fastpipe.core.extras import require
 from fastpipe.errors import OptionError
 
-__all__ = [
-    "imagenet_size",
-    "mel_rows",
-    "photo_tree",
-    "photograph",
-    "scroll_slabs",
-    "write_table",
-    "write_zarr",
-]
-
-
 # ---- Photographs -----------------------------------------------------------------------------------
 #
 # A photograph's spectrum falls off roughly as 1/frequency, it has edges between regions, and its fine
@@ -38,15 +27,10 @@ _COMMON_SHARE = (0.42, 0.24, 0.14, 0.08, 0.05, 0.05, 0.02)
 
 
 def photograph(rng: np.random.Generator, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
-    """One photograph-like image.
+    """Make a photograph-like image of a height and a width: uint8 (H, W, 3), RGB.
 
-    Args:
-        rng: where the image comes from; the same state and size give the same image.
-        size: height and width in pixels, each at least 1.
-
-    Returns:
-        uint8 array (H, W, 3), RGB.  As a JPEG of quality 90 with 4:2:0 chroma, images of a
-        few hundred pixels a side take about 2 bits a pixel (mean over many images).
+    The same state of ``rng`` and size give the same image.  As a JPEG of quality 90 with 4:2:0 chroma, images
+    of a few hundred pixels a side take about 2 bits a pixel (mean over many images).
 
     Raises:
         OptionError: a side is smaller than 1.
@@ -96,23 +80,11 @@ def photo_tree(
     sizes: Literal["imagenet"] | tuple[int, int] = "imagenet",
     quality: int = 90,
 ) -> Path:
-    """Write class folders of JPEG files, as ``ImageFolder`` reads them.
+    """Write class folders of JPEG files, as ``ImageFolder`` reads them; return ``root``.
 
-    The files are ``root/class_000/0000.jpg`` and so on, with 4:2:0 chroma.  Each file
-    depends on ``seed``, its class and its number only, so a larger tree contains the
-    smaller one.
-
-    Args:
-        root: the folder; made when it does not exist.
-        classes: number of class folders.
-        per_class: number of files in each.
-        seed: any integer ≥ 0.
-        sizes: ``"imagenet"`` draws sizes with :func:`imagenet_size`; a pair is the height
-            and width of every file, in pixels.
-        quality: JPEG quality.  90 gives about 2 bits a pixel, 97 about twice that.
-
-    Returns:
-        ``root``.
+    The files are ``root/class_000/0000.jpg`` and so on, with 4:2:0 chroma.  Each depends on ``seed``,
+    its class and its number only, so a larger tree contains the smaller one.  ``sizes`` are drawn with
+    `imagenet_size`, or are the height and width of every file.
 
     Raises:
         OptionError: ``sizes`` is neither of the two, or a count is negative.
@@ -212,15 +184,7 @@ _MADE_AT_ONCE = 256
 
 
 def mel_rows(rng: np.random.Generator, count: int, shape: tuple[int, int] = (64, 128)) -> FloatArray:
-    """Arrays like log-mel spectrograms: smooth along frequency and time, with noise above it.
-
-    Args:
-        rng: where they come from; the same state, count and shape give the same arrays.
-        count: how many.
-        shape: mel bands and frames of each, at least 2.
-
-    Returns:
-        float32 (count, bands, frames).
+    """Make arrays like log-mel spectrograms, smooth with noise above it: float32 (count, bands, frames).
 
     >>> mel_rows(np.random.default_rng(0), 3, (8, 10)).shape
     (3, 8, 10)
@@ -253,20 +217,14 @@ def write_table(
     compression: str | None = None,
     labels: npt.NDArray[Any] | None = None,
 ) -> Path:
-    """Write an HDF5 file with a dataset of float32, and perhaps one named ``labels``.
+    """Write an HDF5 file with a dataset of float32, and perhaps one named ``labels``; return ``path``.
 
     Args:
-        path: the file.
-        key: the dataset's name.
-        parts: arrays that follow each other along the first dimension; an iterator will do.
-        shape: of the whole.
+        path, key, shape: the file, the dataset's name and shape.
+        parts: arrays that follow each other along the first dimension.
         chunk: of a chunk; None for a contiguous dataset.
-        compression: ``"gzip"`` (level 4) or ``"lzf"``, after shuffling bytes; ``"bitshuffle"``, with LZ4;
-            None for none.
+        compression: ``"gzip"`` (level 4) or ``"lzf"``, after shuffling bytes; ``"bitshuffle"``, with LZ4.
         labels: integers of the leading dimensions of ``shape``.
-
-    Returns:
-        ``path``.
     """
     h5py = require("h5py", extra="hdf5")
     options: dict[str, Any] = {} if chunk is None else {"chunks": tuple(chunk)}
@@ -313,13 +271,8 @@ _SHEET = 0.6
 def scroll_slabs(
     shape: Sequence[int], thickness: int = 64, seed: int = 0
 ) -> Iterator[tuple[UInt16Array, UInt8Array]]:
-    """A rolled scroll, a slab at a time: sheets of a spiral whose axis bends, smooth changes of density, and
-    the noise of a sensor in levels of 32.
-
-    Args:
-        shape: (depth, height, width), the axis along the first.
-        thickness: planes in a slab; the last may have fewer.
-        seed: the same seed, shape and thickness give the same volume.
+    """A rolled scroll, so many planes at a time: sheets of a spiral whose axis bends, smooth changes of
+    density, and the noise of a sensor in levels of 32.
 
     Yields:
         uint16 (planes, height, width) of densities, and uint8 of the same shape: 1 within sheets, 0 between.
@@ -359,15 +312,7 @@ def write_zarr(
 ) -> Path:
     """Write a Zarr array of version 3, compressed by zstd (level 5) in blosc after shuffling bytes.
 
-    Args:
-        path: its folder, which is made.
-        parts: arrays that follow each other along the first dimension, at least one; an iterator will do.
-        shape: of the whole.
-        chunk: of a chunk.
-        compressed: False leaves the chunks as they are.
-
-    Returns:
-        ``path``.
+    ``parts`` follow each other along the first dimension.  Return ``path``.
     """
     tensorstore = require("tensorstore", extra="volume")
     array, first = None, 0

@@ -5,15 +5,21 @@ from __future__ import annotations
 import argparse
 import gc
 import hashlib
-import multiprocessing
+import os
+import shutil
+import signal
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import zip_longest
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -21,30 +27,368 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
-from fastpipe.bench import machine
-from fastpipe.bench import tf_datasets as data
+import fastpipe
 from fastpipe.bench.check import RowCheck
 from fastpipe.bench.data import folder_to_use
 from fastpipe.bench.driver import Driver, add_run_arguments
-from fastpipe.bench.results import RowInfo, best_by_section, entries, verdict
+from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Contender, ContenderError, Session, Timeline, timeline_of
-from fastpipe.bench.tf_datasets import FULL, QUICK, Lengths, Photos, Setting, tensorflow
 from fastpipe.console import Progress, positive
-from fastpipe.errors import CacheError, FastpipeError
+from fastpipe.core.extras import require
+from fastpipe.core.machine import available_cpus
+from fastpipe.errors import CacheError, FastpipeError, OptionError
 
-__all__ = [
-    "SECTIONS",
-    "Apart",
-    "ApartRow",
-    "EpochRow",
-    "Make",
-    "SampleCheck",
-    "Spec",
-    "add_arguments",
-    "check_rows",
-    "run",
-    "specs",
-]
+# ---- TensorFlow ------------------------------------------------------------------------------------
+
+
+def tensorflow() -> Any:
+    """The package, which keeps its messages to itself unless the user has said otherwise.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # read when it is imported
+    return require("tensorflow", extra="tf")
+
+
+# ---- Photos and tables -----------------------------------------------------------------------------
+
+SIDE = 128
+# Names of the images of a sample, and of the numbers beside them.
+ALONE = ("image",)
+MODALITIES = ("photo", "depth", "thermal", "mask")
+NUMBERS = "numbers"
+
+# The part of an image's area that a box has.
+LEAST_AREA, MOST_AREA = 0.3, 0.6
+# JPEGs alone: whoever decodes boxes with TensorFlow's operations has nothing else.
+_ENDINGS = (".jpg", ".jpeg")
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Samples of an epoch, in each section.
+
+    Attributes:
+        crops: one box of each.
+        folder: photos of a folder.
+        modalities: four boxes of each.
+        batches: batches in memory, of which it is the number.
+    """
+
+    crops: int
+    folder: int
+    modalities: int
+    batches: int
+
+
+# Epochs as long as those of small data sets, for each has a beginning and an end that cost something; of
+# larger samples fewer, so that an epoch takes as long.
+FULL = Lengths(2048, 512, 512, 32)
+QUICK = Lengths(40, 24, 24, 4)
+
+
+@dataclass(frozen=True)
+class Photos:
+    """JPEGs of an image folder.
+
+    Attributes:
+        name: what the report calls the folder.
+        files: their paths.
+        labels: int32 (N,): numbers of their classes, all of which occur.
+        classes: names of these.
+        sizes: (N, 2): width and height.
+        total: how many JPEGs the folder has.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    labels: npt.NDArray[np.int32]
+    classes: tuple[str, ...]
+    sizes: npt.NDArray[np.int64]
+    total: int
+
+    @classmethod
+    def of(cls, folder: Path, name: str, most: int) -> Photos:
+        """At most so many photos of a folder, spread evenly over it.
+
+        Raises:
+            OptionError: there are no class folders, or no JPEGs in them.
+        """
+        classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+        if not classes:
+            raise OptionError(
+                f"{str(folder)!r} has no class folders; an image folder has one sub-folder per class"
+            )
+        files = [
+            path for one in classes for path in sorted((folder / one).rglob("*"))
+            if path.suffix.lower() in _ENDINGS and path.is_file()
+        ]  # fmt: skip
+        count = min(len(files), most)
+        chosen = [files[i * len(files) // count] for i in range(count)]
+        sizes = {path: size for path in chosen if (size := _size(path)) is not None}
+        if not sizes:
+            raise OptionError(f"{str(folder)!r} has no JPEGs in its class folders, which this case needs")
+        of_class = [path.relative_to(folder).parts[0] for path in sizes]
+        found, labels = np.unique(of_class, return_inverse=True)
+        return cls(
+            name, tuple(map(str, sizes)), labels.astype(np.int32), tuple(found.tolist()),
+            np.array(list(sizes.values()), np.int64), len(files),
+        )  # fmt: skip
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(os.path.getsize(path) for path in self.files)
+
+    @property
+    def text(self) -> str:
+        """The photos in one line."""
+        count, part = len(self.files), "" if len(self.files) == self.total else f" of {self.total:,}"
+        return (
+            f"{count:,}{part} photos in {len(self.classes)} classes, {self.nbytes / count / 1000:.0f} kB each"
+            f" ({self.name})"
+        )
+
+    def table(self, count: int, names: tuple[str, ...] = ALONE) -> Table:
+        """Rows of so many samples: photos again and again, each time with other boxes."""
+        at = np.arange(count) % len(self.files)
+        boxes = {name: _boxes(self.sizes[at], seed) for seed, name in enumerate(names)}
+        numbers = np.random.default_rng(len(names)).random((count, 2)).astype(np.float32)
+        return Table(tuple(self.files[i] for i in at), self.labels[at], boxes, numbers)
+
+    def copied(self, folder: Path, count: int) -> Path:
+        """A folder with so many photos in class folders.
+
+        They are copies: a cache knows one file in two places to be one.
+        """
+        for number in range(count):
+            at = number % len(self.files)
+            target = folder / self.classes[self.labels[at]] / f"{number:06d}.jpg"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(self.files[at], target)
+        return folder
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a script's data frame holds.
+
+    Attributes:
+        files: of each row.
+        labels: int32 (N,): of each row.
+        boxes: name of an image → int32 (N, 4): left, top, right, bottom.
+        numbers: float32 (N, 2): further inputs, of tables with several images.
+    """
+
+    files: tuple[str, ...]
+    labels: npt.NDArray[np.int32]
+    boxes: Mapping[str, npt.NDArray[np.int32]]
+    numbers: npt.NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    @property
+    def is_single(self) -> bool:
+        """Whether the input of a model is one image."""
+        return tuple(self.boxes) == ALONE
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """All of it, for ``from_tensor_slices``."""
+        return {"file": list(self.files), "label": self.labels, NUMBERS: self.numbers, **self.boxes}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What datasets are made of.
+
+    Attributes:
+        photos: the photos.
+        lengths: samples of epochs.
+        batch_size: samples in a batch.
+        scratch: a folder for what is written while measuring.
+    """
+
+    photos: Photos
+    lengths: Lengths
+    batch_size: int
+    scratch: Path
+
+    @cached_property
+    def crops(self) -> Table:
+        """A table of one image in each row."""
+        return self.photos.table(self.lengths.crops)
+
+    @cached_property
+    def several(self) -> Table:
+        """A table of four images in each row."""
+        return self.photos.table(self.lengths.modalities, MODALITIES)
+
+    def cache(self, where: Literal["off", "ram", "disk"]) -> fastpipe.Cache:
+        """Where samples are kept: of the same option in the same place, as long as a dataset has it."""
+        return fastpipe.Cache(where, dir=self.scratch / "kept" if where == "disk" else None)
+
+    @cached_property
+    def folder(self) -> Path:
+        """An image folder."""
+        return self.photos.copied(self.scratch / "photos", self.lengths.folder)
+
+
+def _size(path: Path) -> tuple[int, int] | None:
+    """Width and height of a JPEG; None of what is none."""
+    image = require("PIL.Image", extra="image")
+    try:
+        with image.open(path) as opened:
+            return (opened.width, opened.height) if opened.format == "JPEG" else None
+    except OSError:
+        return None
+
+
+def _boxes(sizes: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.int32]:
+    """A box in each image, of any form and anywhere."""
+    rng, count = np.random.default_rng(seed), len(sizes)
+    area = rng.uniform(LEAST_AREA, MOST_AREA, count)
+    wide = area ** rng.uniform(0, 1, count)  # from all of the width to all of the height
+    parts = np.stack([wide, area / wide], axis=1)
+    spans = np.clip(np.rint(parts * sizes), 1, sizes)
+    start = np.floor(rng.uniform(0, 1, (count, 2)) * (sizes - spans + 1))
+    return np.hstack([start, start + spans]).astype(np.int32)
+
+
+# ---- As scripts write them -------------------------------------------------------------------------
+
+Sample = Callable[[Any], Any]
+
+
+def by_pillow(table: Table, batch_size: int, *, is_shuffled: bool, kept: str | None = None) -> Any:
+    """Pillow in ``tf.py_function``: one call for each image of a sample."""
+    tf, load = tensorflow(), _pillow()
+
+    def sample(row: Any) -> Any:
+        images = {}
+        for name in table.boxes:
+            image = tf.py_function(load, [row["file"], row[name]], tf.float32)
+            image.set_shape((SIDE, SIDE, 3))
+            images[name] = image
+        if table.is_single:
+            return images[name], row["label"]
+        return {**images, NUMBERS: row[NUMBERS]}, row["label"]
+
+    return batches_of(table, sample, batch_size, is_shuffled, kept)
+
+
+def from_directory(setting: Setting, *, is_shuffled: bool) -> Any:
+    """Keras's loader at its defaults."""
+    tensorflow()
+    keras = require("keras", extra="tf")
+    return keras.utils.image_dataset_from_directory(
+        str(setting.folder), batch_size=setting.batch_size, shuffle=is_shuffled, seed=0, verbose=False
+    )
+
+
+def _pillow() -> Callable[[Any, Any], npt.NDArray[np.float32]]:
+    """The function of the script's that loads an image."""
+    image = require("PIL.Image", extra="image")
+
+    def load(path: Any, box: Any) -> npt.NDArray[np.float32]:
+        with image.open(path.numpy().decode()) as opened:
+            part = opened.convert("RGB").crop(tuple(box.numpy().tolist()))
+        return np.array(part.resize((SIDE, SIDE), image.Resampling.BILINEAR), np.float32)
+
+    return load
+
+
+def batches_of(
+    table: Table, sample: Sample, batch_size: int, is_shuffled: bool, kept: str | None = None
+) -> Any:
+    """A dataset of batches, in which each row is made by a function."""
+    tf = tensorflow()
+    made = tf.data.Dataset.from_tensor_slices(table.columns)
+    if is_shuffled and kept is None:
+        made = made.shuffle(len(table))
+    made = made.map(sample, num_parallel_calls=tf.data.AUTOTUNE)
+    if kept is not None:
+        made = made.cache(kept)
+        made = made.shuffle(len(table)) if is_shuffled else made
+    return made.batch(batch_size).prefetch(tf.data.AUTOTUNE)
+
+
+# ---- Augmentation of batches in memory -------------------------------------------------------------
+
+DEGREES, PART = 10, 0.2
+
+
+def by_augment(setting: Setting) -> Any:
+    """``fastpipe.tf.Augment``."""
+    layer = fastpipe.tf.Augment(horizontal_flip=0.5, rotation=DEGREES, brightness=PART, contrast=PART, seed=0)
+    return _batchwise(setting, layer)
+
+
+def by_keras(setting: Setting) -> Any:
+    """Keras's layers, one after the other."""
+    tensorflow()
+    keras = require("keras", extra="tf")
+    layers = keras.layers
+    model = keras.Sequential([
+        layers.RandomFlip("horizontal", seed=0),
+        layers.RandomRotation(DEGREES / 360, fill_mode="constant", seed=0),
+        layers.RandomBrightness(PART, seed=0),
+        layers.RandomContrast((PART, PART), seed=0),  # of one number, factors are 1 to 1 + PART
+    ])  # fmt: skip
+    return _batchwise(setting, lambda images: model(images, training=True))
+
+
+def _batchwise(setting: Setting, change: Callable[[Any], Any]) -> Any:
+    """A batch, again and again, changed as a whole."""
+    tf = tensorflow()
+    made = tf.data.Dataset.from_tensors(images_of(setting)).repeat(setting.lengths.batches)
+    return made.map(change, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+
+
+def images_of(setting: Setting) -> Any:
+    """A full batch of crops, float32 (N, 128, 128, 3) of 0 to 255."""
+    table = setting.photos.table(setting.batch_size)
+    return next(iter(by_pillow(table, setting.batch_size, is_shuffled=False)))[0]
+
+
+# ---- Of fastpipe -----------------------------------------------------------------------------------
+
+
+def crops(
+    setting: Setting,
+    *,
+    is_shuffled: bool,
+    cache: Literal["off", "ram", "disk"] = "off",
+    engine: Literal["threads", "graph"] = "threads",
+) -> Any:
+    """One image of each row, with its box."""
+    table = setting.crops
+    return fastpipe.tf.image_dataset(
+        {"file": list(table.files), "label": table.labels}, boxes=table.boxes["image"], image_size=SIDE,
+        batch_size=setting.batch_size, shuffle=is_shuffled, seed=0, cache=setting.cache(cache), engine=engine,
+    )  # fmt: skip
+
+
+def modalities(setting: Setting, *, is_shuffled: bool, cache: Literal["off", "ram", "disk"] = "off") -> Any:
+    """Four images of each row, and numbers."""
+    table = setting.several
+    first, second = table.numbers.T
+    return fastpipe.tf.image_dataset(
+        {"file": list(table.files), "label": table.labels, "first": first, "second": second},
+        modalities={name: {"boxes": boxes} for name, boxes in table.boxes.items()},
+        tabular={NUMBERS: ["first", "second"]}, image_size=SIDE, batch_size=setting.batch_size,
+        shuffle=is_shuffled, seed=0, cache=setting.cache(cache),
+    )  # fmt: skip
+
+
+def folder(setting: Setting, *, is_shuffled: bool, cache: Literal["off", "ram", "disk"] = "off") -> Any:
+    """A folder, at the defaults of ``image_dataset_from_directory``."""
+    return fastpipe.tf.image_dataset(
+        str(setting.folder), batch_size=setting.batch_size, shuffle=is_shuffled, seed=0, verbose=False,
+        cache=setting.cache(cache),
+    )  # fmt: skip
 
 
 # ---- Rows ------------------------------------------------------------------------------------------
@@ -55,8 +399,6 @@ SECTIONS = {
     "folder": "a folder of photos at 256×256",
     "modalities": "four boxes of each photo at 128×128, and numbers",
     "augment": "batches in memory: flip, rotation, brightness, contrast",
-    "hdf5": "rows of 64×128 floats of an HDF5 file, gzip",
-    "patches": "patches of 32×64×64 of a Zarr volume",
 }
 _KEPT = "from the second epoch on"
 
@@ -74,10 +416,7 @@ class Spec:
     Attributes:
         section: a key of ``SECTIONS``.
         kind: the end of the row's key.
-        label: its name in tables.
-        group: as of `RowInfo`.
         make: makes it.
-        note: what a reader should know about the row.
         most_apart: of fastpipe's, how far values may be from the replaced dataset's; None of others.
     """
 
@@ -94,51 +433,47 @@ class Spec:
         """Its name in the JSON file."""
         return f"{self.section}-{self.kind}"
 
+    unit: ClassVar[str | None] = None
+    output: ClassVar[str] = "float32"
+    process: ClassVar[str] = "scripts"  # rows without fastpipe share a process with those of the same name
+
     @property
     def info(self) -> RowInfo:
         """What the report calls it."""
-        unit = {"modalities": "samples", "hdf5": "rows", "patches": "patches"}.get(self.section, "images")
-        kind = "uint16" if self.section == "patches" else "float32"
+        unit = self.unit or ("samples" if self.section == "modalities" else "images")
         return RowInfo(
-            self.key, self.label, self.group, None, kind, self.note, section=self.section, unit=unit
+            self.key, self.label, self.group, None, self.output, self.note, section=self.section, unit=unit
         )
 
-    @property
-    def is_generator(self) -> bool:
-        """Whether a script's own dataset is one of a Python generator."""
-        return self.section in ("hdf5", "patches")
-
-    def samples(self, lengths: Lengths, batch_size: int) -> int:
+    def samples(self, lengths: Any, batch_size: int) -> int:
         """Samples of an epoch."""
         by_section = {
             "crop": lengths.crops, "folder": lengths.folder, "modalities": lengths.modalities,
-            "augment": lengths.batches * batch_size, "hdf5": lengths.rows, "patches": lengths.patches,
+            "augment": lengths.batches * batch_size,
         }  # fmt: skip
-        return by_section[self.section]
+        return int(by_section[self.section])
 
 
 def specs() -> list[Spec]:
     """The datasets that are measured; that of scripts without fastpipe comes first in each section."""
-    return [*_crops(), *_others(), *_augmented(), *_arrays()]
+    return [*_crops(), *_others(), *_augmented()]
 
 
 def _crops() -> list[Spec]:
     pillow, fast = "tf.py_function + Pillow", "image_dataset"
 
-    def script(make: Callable[..., Any]) -> Make:
-        return lambda setting, is_shuffled: make(setting.crops, setting.batch_size, is_shuffled=is_shuffled)
+    def script(setting: Setting, *, is_shuffled: bool) -> Any:
+        return by_pillow(setting.crops, setting.batch_size, is_shuffled=is_shuffled)
 
     return [
-        Spec("crop", "replaced", pillow, "replaced", script(data.by_pillow)),
-        Spec("crop", "threads", fast, "fastpipe", data.crops, most_apart=0),
-        Spec("crop", "graph", f'{fast}, engine="graph"', "fastpipe", partial(data.crops, engine="graph"),
+        Spec("crop", "replaced", pillow, "replaced", script),
+        Spec("crop", "threads", fast, "fastpipe", crops, most_apart=0),
+        Spec("crop", "graph", f'{fast}, engine="graph"', "fastpipe", partial(crops, engine="graph"),
              "TensorFlow's operations, within 1 of 255", most_apart=1),
-        Spec("crop", "ram", f'{fast}, cache="ram"', "fastpipe", partial(data.crops, cache="ram"), _KEPT,
+        Spec("crop", "ram", f'{fast}, cache="ram"', "fastpipe", partial(crops, cache="ram"), _KEPT,
              most_apart=0),
-        Spec("crop", "disk", f'{fast}, cache="disk"', "fastpipe", partial(data.crops, cache="disk"), _KEPT,
+        Spec("crop", "disk", f'{fast}, cache="disk"', "fastpipe", partial(crops, cache="disk"), _KEPT,
              most_apart=0),
-        Spec("crop", "hand", "tf.io.decode_and_crop_jpeg + tf.image.resize", "peer", script(data.by_hand),
-             "other pixels: another decoding, no antialiasing"),
     ]  # fmt: skip
 
 
@@ -146,17 +481,17 @@ def _others() -> list[Spec]:
     fast, several = "image_dataset", "image_dataset(modalities=…)"
 
     def merged(setting: Setting, *, is_shuffled: bool) -> Any:
-        return data.by_pillow(setting.several, setting.batch_size, is_shuffled=is_shuffled)
+        return by_pillow(setting.several, setting.batch_size, is_shuffled=is_shuffled)
 
     return [
-        Spec("folder", "replaced", "keras image_dataset_from_directory", "replaced", data.from_directory),
-        Spec("folder", "threads", fast, "fastpipe", data.folder, most_apart=0),
-        Spec("folder", "ram", f'{fast}, cache="ram"', "fastpipe", partial(data.folder, cache="ram"),
+        Spec("folder", "replaced", "keras image_dataset_from_directory", "replaced", from_directory),
+        Spec("folder", "threads", fast, "fastpipe", folder, most_apart=0),
+        Spec("folder", "ram", f'{fast}, cache="ram"', "fastpipe", partial(folder, cache="ram"),
              f"float32, {_KEPT}", most_apart=0),
         Spec("modalities", "replaced", "four tf.py_function + Pillow in one map", "replaced", merged),
-        Spec("modalities", "threads", several, "fastpipe", data.modalities, most_apart=0),
+        Spec("modalities", "threads", several, "fastpipe", modalities, most_apart=0),
         Spec("modalities", "ram", f'{several}, cache="ram"', "fastpipe",
-             partial(data.modalities, cache="ram"),
+             partial(modalities, cache="ram"),
              _KEPT, most_apart=0),
     ]  # fmt: skip
 
@@ -165,31 +500,11 @@ def _augmented() -> list[Spec]:
     def of(make: Callable[[Setting], Any]) -> Make:
         return lambda setting, is_shuffled: make(setting)
 
-    each = "image by image; rotated as by TensorFlow Addons"
     return [
-        Spec("augment", "replaced", "keras.layers, Sequential", "replaced", of(data.by_keras),
+        Spec("augment", "replaced", "keras.layers, Sequential", "replaced", of(by_keras),
              "brightness is added"),
-        Spec("augment", "images", "tf.image.random_…", "replaced", of(data.by_operations), each),
-        Spec("augment", "stateless", "tf.image.stateless_random_…", "replaced",
-             of(data.by_stateless_operations), each),
-        Spec("augment", "layer", "fastpipe.tf.Augment", "fastpipe", of(data.by_augment),
+        Spec("augment", "layer", "fastpipe.tf.Augment", "fastpipe", of(by_augment),
              "brightness is a factor"),
-    ]  # fmt: skip
-
-
-def _arrays() -> list[Spec]:
-    rows, patches = "hdf5_dataset", "patch_dataset"
-    return [
-        Spec("hdf5", "replaced", "generator over h5py, row by row", "replaced", data.rows_by_h5py),
-        Spec("hdf5", "window", f'{rows}, shuffle=Shuffle(16, "group")', "fastpipe",
-             partial(data.rows, unit="group"), "chunks, then rows of 16 chunks at a time", most_apart=0),
-        Spec("hdf5", "ram", f'{rows}, cache="ram"', "fastpipe", partial(data.rows, cache="ram"), _KEPT,
-             most_apart=0),
-        Spec("patches", "replaced", "generator that slices a zarr array", "replaced", data.patches_by_zarr),
-        Spec("patches", "uniform", patches, "fastpipe", data.patches, "a third of the volume fits",
-             most_apart=0),
-        Spec("patches", "tour", f'{patches}, shuffle=Shuffle(unit="group")', "fastpipe",
-             partial(data.patches, unit="group"), "the same room; neighbours come together", most_apart=0),
     ]  # fmt: skip
 
 
@@ -268,16 +583,16 @@ class SampleCheck(RowCheck):
         largest: the largest difference.
     """
 
+    told: ClassVar[tuple[str, ...]] = (*RowCheck.told, "values", "differing", "over_one", "largest")
+
     whose: str = "those of the replaced datasets"
     values: int = 0
     differing: int = 0
     over_one: int = 0
     largest: float = 0.0
 
-    def sentence(self) -> str:
-        """The outcome in words."""
-        if not self.ok:
-            return super().sentence()
+    def agreement(self) -> str:
+        """Return in words what agrees."""
         apart = "" if not self.differing else (
             f" but for {self.differing / self.values:.2%} of the values, which differ by at most"
             f" {self.largest:g} of 255"
@@ -286,11 +601,6 @@ class SampleCheck(RowCheck):
             f"{self.samples:,} samples in {self.epochs} epochs equal those of the replaced datasets bit for"
             f" bit{apart}; labels too, and each sample comes once in an epoch"
         )
-
-    def as_json(self) -> dict[str, Any]:
-        """The outcome for the JSON file."""
-        names = ("values", "differing", "over_one", "largest")
-        return {**super().as_json(), **{name: getattr(self, name) for name in names}}
 
     def add_batch(self, what: str, wanted: Parts, found: Parts, most_apart: int) -> None:
         """Compare a batch."""
@@ -330,7 +640,10 @@ class SampleCheck(RowCheck):
 
 
 def check_rows(
-    setting: Setting, rows: Sequence[EpochRow], say: Callable[[str], None] = lambda text: None
+    setting: Setting,
+    rows: Sequence[EpochRow],
+    say: Callable[[str], None] = lambda text: None,
+    every: Callable[[], list[Spec]] = specs,
 ) -> SampleCheck:
     """Compare each row of fastpipe's with the replaced dataset of its section.
 
@@ -342,7 +655,7 @@ def check_rows(
     compared = [row for row in rows if row.spec.most_apart is not None]
     for section in dict.fromkeys(row.spec.section for row in compared):
         say(f"comparing: {section}")
-        replaced = next(spec for spec in specs() if spec.section == section and spec.group == "replaced")
+        replaced = next(spec for spec in every() if spec.section == section and spec.group == "replaced")
         try:
             _check_section(check, setting, replaced, [row for row in compared if row.spec.section == section])
         except errors.OpError as error:
@@ -394,54 +707,28 @@ def _digests(parts: Parts) -> Iterator[bytes]:
 # limit above which memory is mapped anew each time: scripts without one, which allocate for each image,
 # would be slower beside it than they are.
 
-_PATIENCE_S = 10.0
-
 
 class Apart:
-    """A process that goes through epochs of datasets when it is told to, and rests otherwise."""
+    """A process that goes through epochs of datasets when it is asked to, and rests otherwise."""
 
     def __init__(self, setting: Setting, specs: Callable[[], list[Spec]] = specs) -> None:
         # Not forked: TensorFlow, whose threads a fork does not have, is used here already.
-        context = multiprocessing.get_context("spawn")
-        self._connection, other = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other, setting, specs), daemon=True)
-        self._process.start()
-        other.close()
+        self._pool = ProcessPoolExecutor(1, get_context("spawn"), _prepare, (setting, specs))
 
-    def measure(self, key: str, count: int) -> float:
-        """Consume so many samples of a row; return the seconds it took.
+    def ask(self, key: str, count: int, busy_s: float | None = None) -> Any:
+        """Return the seconds that so many samples of a row took, or the timeline of so many steps.
 
         Raises:
             ContenderError: it cannot go on.
         """
-        return float(self._asked(key, count, None))
-
-    def timeline(self, key: str, steps: int, busy_s: float) -> Timeline:
-        """Steps that take so long each, with a row's batches.
-
-        Raises:
-            ContenderError: it cannot go on.
-        """
-        found: Timeline = self._asked(key, steps, busy_s)
-        return found
-
-    def _asked(self, *question: Any) -> Any:
         try:
-            self._connection.send(question)
-            answer = self._connection.recv()
-        except (EOFError, OSError):
+            return self._pool.submit(_answer, key, count, busy_s).result()
+        except BrokenProcessPool:
             raise ContenderError("its process ended") from None
-        if isinstance(answer, str):
-            raise ContenderError(answer)
-        return answer
 
     def close(self) -> None:
         """End the process.  May be called twice."""
-        self._connection.close()
-        self._process.join(_PATIENCE_S)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+        self._pool.shutdown(cancel_futures=True)
 
 
 class ApartRow:
@@ -455,33 +742,35 @@ class ApartRow:
 
     def measure(self, count: int) -> float:
         """Consume so many samples; return the seconds it took."""
-        return self._apart.measure(self.key, count)
+        return float(self._apart.ask(self.key, count))
 
     def timeline(self, steps: int, busy_s: float) -> Timeline:
         """Steps that take so long each."""
-        return self._apart.timeline(self.key, steps, busy_s)
+        found: Timeline = self._apart.ask(self.key, steps, busy_s)
+        return found
 
     def close(self) -> None:
         """Nothing: the process is that of all rows."""
 
 
-def _serve(connection: Any, setting: Setting, specs: Callable[[], list[Spec]]) -> None:
-    """Answer until the other end is closed."""
-    by_key, rows = {spec.key: spec for spec in specs()}, dict[str, EpochRow]()
-    try:
-        while True:
-            key, count, busy_s = connection.recv()
-            try:
-                if key not in rows:
-                    rows[key] = EpochRow(by_key[key], setting)
-                    gc.collect()
-                    gc.freeze()  # as where the other rows are
-                row = rows[key]
-                connection.send(row.measure(count) if busy_s is None else row.timeline(count, busy_s))
-            except ContenderError as error:
-                connection.send(str(error))
-    except (EOFError, KeyboardInterrupt):  # Ctrl-C comes here too
-        return
+# In that process: what datasets are made of, which there are, and the rows so far.
+_served: tuple[Setting, dict[str, Spec], dict[str, EpochRow]]
+
+
+def _prepare(setting: Setting, specs: Callable[[], list[Spec]]) -> None:
+    global _served
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C comes here too, and ends who asks
+    _served = setting, {spec.key: spec for spec in specs()}, {}
+
+
+def _answer(key: str, count: int, busy_s: float | None) -> float | Timeline:
+    setting, by_key, rows = _served
+    if key not in rows:
+        rows[key] = EpochRow(by_key[key], setting)
+        gc.collect()
+        gc.freeze()  # as where the other rows are
+    return rows[key].measure(count) if busy_s is None else rows[key].timeline(count, busy_s)
 
 
 # ---- The case --------------------------------------------------------------------------------------
@@ -510,19 +799,27 @@ def run(
         OptionError: the photos cannot be used.
     """
     tensorflow()
-    lengths = QUICK if args.quick else FULL
+    kind = kind or Bench
+    lengths = kind.quick if args.quick else kind.full
     folder, name, _ = folder_to_use(args.data, progress.done)
     photos = Photos.of(folder, name, lengths.crops)
-    bench = (kind or Bench)(args, machine.cores_allowed(), progress, photos=photos, lengths=lengths)
-    return bench.run(console)
+    return kind(args, available_cpus(), progress, photos=photos, lengths=lengths).run(console)
 
 
 @dataclass
 class Bench(Driver):
-    """One run of the case."""
+    """One run of the case.
+
+    Attributes:
+        labels: the names of sections in tables.
+        full, quick: samples of epochs, usually and with ``--quick``.
+    """
 
     case: ClassVar[str] = "tf"
     quick_s: ClassVar[float] = 0.05
+    labels: ClassVar[Mapping[str, str]] = SECTIONS
+    full: ClassVar[Lengths] = FULL
+    quick: ClassVar[Lengths] = QUICK
     photos: Photos = field(kw_only=True)
     lengths: Lengths = field(kw_only=True)
 
@@ -531,122 +828,84 @@ class Bench(Driver):
         """Return the datasets that are measured."""
         return specs()
 
-    @property
-    def batch_size(self) -> int:
-        """Samples in a batch."""
-        return self.args.batch_size or (QUICK_BATCH if self.args.quick else BATCH)
-
     def result(self) -> dict[str, Any] | None:
-        """Check, measure, and put the file's content together; ``None`` if the check fails."""
-        busy = self.begin()
+        self.begin()
+        args, photos, lengths = self.args, self.photos, self.lengths
+        size = args.batch_size or (QUICK_BATCH if args.quick else BATCH)
         with ExitStack() as stack:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fastpipe-bench-")))
-            setting = Setting(self.photos, self.lengths, self.batch_size, scratch)
+            setting = Setting(photos, lengths, size, scratch)
             own = self._own(setting, stack)
-            check = check_rows(setting, list(own.values()), self.progress.now)
-            self.progress.done(f"check: {check.sentence()}")
-            if not check.ok:
+            check = check_rows(setting, list(own.values()), self.progress.now, self.specs)
+            if not self.passed(check):
                 return None
             contenders, main = self._all(setting, own, stack), own[_MAIN]
             before: dict[str, float] = {}
             session = self.measure(contenders, lambda: before.update(main.stage_seconds()))
-            _check_measured(session)
+            self._require_replaced(session)
             images = sum(sample.count for sample in session.samples[_MAIN])
-            self._tell_stages(before, main.stage_seconds(), images)
+            spent = ", ".join(
+                f"{stage} {1000 * (seconds - before.get(stage, 0.0)) / images:.2f}"
+                for stage, seconds in main.stage_seconds().items()
+            )
+            self.infos[_MAIN] = replace(self.infos[_MAIN], note=f"ms an image in its threads: {spent}")
             plan = main.dataset.plan
-        rows = entries(list(self.infos.values()), session)
-        result = self._facts(busy) | {
-            "method": self.method(session.rounds),
-            "check": check.as_json(),
-            "main": _MAIN,
-            "rows": rows,
-            "best": best_by_section(rows),
-            "missing": self.missing,
-            "stages": {"seconds": {}, "images": 0},
-            "floor_share": None,
-            "plan": plan,
-            **self.studies(session),
-        }
-        result["verdict"] = verdict(result)
-        return result
-
-    def _own(self, setting: Setting, stack: ExitStack) -> dict[str, EpochRow]:
-        """Build the rows of fastpipe's."""
-        found = {}
-        stack.callback(gc.collect)  # once, when all are closed: it takes long beside TensorFlow
-        for spec in self.specs():
-            if spec.group != "fastpipe":
-                continue
-            row = self.open(stack, spec.info, partial(EpochRow, spec, setting))
-            if isinstance(row, EpochRow):
-                found[row.key] = row
-        return found
-
-    def _all(self, setting: Setting, own: Mapping[str, EpochRow], stack: ExitStack) -> list[Contender]:
-        """All rows in the order of the tables, with those that have a process of their own."""
-        _ = setting.folder  # made before another process looks for it
-        found = list[Contender]()
-        # Those of generators have one for themselves: see `apart`.
-        apart = {is_generator: Apart(setting, self.specs) for is_generator in (False, True)}
-        for one in apart.values():
-            stack.callback(one.close)
-        infos = dict(self.infos)
-        for spec in self.specs():
-            if spec.group == "fastpipe" and spec.key in own:
-                found.append(own[spec.key])
-            elif spec.group != "fastpipe":
-                found.append(ApartRow(spec, setting, apart[spec.is_generator]))
-                infos[spec.key] = spec.info
-        self.infos = {one.key: infos[one.key] for one in found}
-        return found
-
-    def _tell_stages(self, before: Mapping[str, float], after: Mapping[str, float], images: int) -> None:
-        """Note where the main row's threads spent their time."""
-        spent = ", ".join(
-            f"{stage} {1000 * (seconds - before.get(stage, 0.0)) / images:.2f}"
-            for stage, seconds in after.items()
-        )
-        self.infos[_MAIN] = replace(self.infos[_MAIN], note=f"ms an image in its threads: {spent}")
-
-    def _facts(self, busy: float | None) -> dict[str, Any]:
-        """What was run, when, on what."""
-        args, size, photos, lengths = self.args, self.batch_size, self.photos, self.lengths
         words = [f"--data {Path(args.data).resolve().name}"] if args.data else []
         words += [f"--batch-size {size}"] if args.batch_size else []
         epochs = (
             f"epochs of {lengths.crops:,} boxes, {lengths.folder:,} photos of a folder and"
             f" {lengths.modalities:,} times four boxes, of these photos again and again"
         )
-        return self.facts(words, busy) | {
-            "data": {
-                "text": f"{photos.text}; {epochs}",
-                "name": photos.name,
-                "classes": len(photos.classes),
-                "total": photos.total,
-                "photos": len(photos.files),
-                "bytes": photos.nbytes,
-                "samples": lengths.crops,
-            },
-            "sections": {key: {"label": label} for key, label in SECTIONS.items()},
-            "job": {
-                "text": f"tf.data: shuffled float32 batches of {size}, consumed in Python",
-                "short": f"tf.data pipelines, batches of {size}",
-                "batch_size": size,
-                "replaces": "dataset",
-            },
-        }
+        return self.content(
+            session, check, words,
+            data={"text": f"{photos.text}; {epochs}", "name": photos.name, "classes": len(photos.classes),
+                  "total": photos.total, "photos": len(photos.files), "bytes": photos.nbytes,
+                  "samples": lengths.crops},
+            sections={key: {"label": label} for key, label in self.labels.items()},
+            job={"text": f"tf.data: shuffled float32 batches of {size}, consumed in Python",
+                 "short": f"tf.data pipelines, batches of {size}", "batch_size": size, "replaces": "dataset"},
+            main=_MAIN,
+            plan=plan,
+        )  # fmt: skip
 
+    def _own(self, setting: Setting, stack: ExitStack) -> dict[str, EpochRow]:
+        """Build the rows of fastpipe's."""
+        found = {}
+        stack.callback(gc.collect)  # once, when all are closed: it takes long beside TensorFlow
+        for spec in self.specs():
+            if spec.group == "fastpipe":
+                row = self.open(stack, spec.info, partial(EpochRow, spec, setting))
+                if isinstance(row, EpochRow):
+                    found[row.key] = row
+        return found
 
-def _check_measured(session: Session) -> None:
-    """Refuse a run in which there is nothing to compare with.
+    def _all(self, setting: Setting, own: Mapping[str, EpochRow], stack: ExitStack) -> list[Contender]:
+        """All rows in the order of the tables, with those that have a process of their own."""
+        _ = setting.folder  # made before another process looks for it
+        found, specs = list[Contender](), self.specs()
+        apart = {name: Apart(setting, self.specs) for name in sorted({spec.process for spec in specs})}
+        for one in apart.values():
+            stack.callback(one.close)
+        infos = dict(self.infos)
+        for spec in specs:
+            if spec.group == "fastpipe" and spec.key in own:
+                found.append(own[spec.key])
+            elif spec.group != "fastpipe":
+                found.append(ApartRow(spec, setting, apart[spec.process]))
+                infos[spec.key] = spec.info
+        self.infos = {one.key: infos[one.key] for one in found}
+        return found
 
-    Raises:
-        FastpipeError: a section has no row that is replaced.
-    """
-    for section, label in SECTIONS.items():
-        of_it = [spec for spec in specs() if spec.section == section]
-        replaced = [spec.key for spec in of_it if spec.group == "replaced"]
-        is_measured = any(session.samples.get(spec.key) for spec in of_it)
-        if is_measured and not any(session.samples.get(key) for key in replaced):
-            why = "; ".join(session.failures.get(key, "not measured") for key in replaced)
-            raise FastpipeError(f"{label}: what is replaced could not be measured ({why}): run it again")
+    def _require_replaced(self, session: Session) -> None:
+        """Refuse a run in which there is nothing to compare with.
+
+        Raises:
+            FastpipeError: a section has no row that is replaced.
+        """
+        for section, label in self.labels.items():
+            of_it = [spec for spec in self.specs() if spec.section == section]
+            replaced = [spec.key for spec in of_it if spec.group == "replaced"]
+            is_measured = any(session.samples.get(spec.key) for spec in of_it)
+            if is_measured and not any(session.samples.get(key) for key in replaced):
+                why = "; ".join(session.failures.get(key, "not measured") for key in replaced)
+                raise FastpipeError(f"{label}: what is replaced could not be measured ({why}): run it again")

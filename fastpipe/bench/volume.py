@@ -20,42 +20,16 @@ import numpy.typing as npt
 from rich.console import Console
 
 import fastpipe
-from fastpipe.bench import machine
 from fastpipe.bench.check import RowCheck, digests_of_samples
 from fastpipe.bench.data import made_once
 from fastpipe.bench.driver import Driver, add_run_arguments
-from fastpipe.bench.loaders import Draws, touch
-from fastpipe.bench.orders import ZarrPatches, box_at, start_of
-from fastpipe.bench.results import RowInfo, entries, verdict
-from fastpipe.bench.runner import Contender
+from fastpipe.bench.results import RowInfo
+from fastpipe.bench.runner import Contender, Draws, consume
+from fastpipe.bench.samples import ZarrPatches, box_at, start_of
 from fastpipe.bench.synthetic import scroll_slabs, write_zarr
 from fastpipe.console import Progress, positive
 from fastpipe.core.extras import require
-
-__all__ = [
-    "COLD",
-    "FULL",
-    "QUARTER",
-    "QUICK",
-    "TENTH",
-    "WARM",
-    "PatchSpec",
-    "Scroll",
-    "Sizes",
-    "SlicedRow",
-    "WholeEpochs",
-    "add_arguments",
-    "check_patches",
-    "described",
-    "expected_patches",
-    "made_scroll",
-    "patch_dataset",
-    "patch_loader",
-    "run",
-    "sliced_loader",
-    "specs",
-]
-
+from fastpipe.core.machine import available_cpus
 
 # ---- Volumes ---------------------------------------------------------------------------------------
 
@@ -183,12 +157,8 @@ class PatchSpec:
     Attributes:
         section: ``"cold"``, where nothing that was decoded is remembered at first and then a quarter, or
             ``"warm"``, where everything is.
-        kind: ``"zarr"`` slices Zarr arrays, ``"slices"`` those in memory; the others are fastpipe's:
+        kind: ``"zarr"`` slices Zarr arrays; the others are fastpipe's:
             ``"tour"`` visits patches so that little is decoded twice, ``"uniform"`` in any order.
-        label: its name in tables.
-        group: as of `RowInfo`.
-        num_workers: as for ``DataLoader``.
-        note: what a reader should know about the row.
         threads: of ``fastpipe.FastPatchDataset``.
         name: its name in the JSON file, if not that of its section and kind.
     """
@@ -226,7 +196,6 @@ def specs() -> list[PatchSpec]:
         PatchSpec(COLD, "uniform", f"{_FAST}, shuffle=True", "fastpipe", note="all orders equally likely"),
         PatchSpec(WARM, "zarr", stock, "replaced", 1, f"{spawned}; {each_time}"),
         PatchSpec(WARM, "uniform", f"{_FAST}, shuffle=True", "fastpipe", note="from the second epoch on"),
-        PatchSpec(WARM, "slices", "slices of NumPy arrays + DataLoader(num_workers=0)", "peer"),
     ]  # fmt: skip
 
 
@@ -280,8 +249,8 @@ class WholeEpochs:
         dataset = patch_dataset(self._scroll, self.budget, seed, self.spec.threads)
         return dataset, patch_loader(dataset, self._batch_size, self.spec.kind)
 
-    def batches(self) -> Iterator[Any]:
-        """The first epoch of a new dataset, which is opened and planned when the first batch is asked for."""
+    def batches(self, count: int) -> Iterator[Any]:
+        """The first epoch of a new dataset, which is opened and planned when a batch is asked for."""
         yield from self.made(seed=len(self.made_s))[1]
 
     def stage_seconds(self) -> dict[str, float]:
@@ -305,18 +274,14 @@ class WholeEpochs:
             start = time.perf_counter()
             dataset = patch_dataset(self._scroll, self.budget, len(self.made_s), self.spec.threads)
             self.made_s.append(time.perf_counter() - start)
-        seen = 0
         start = time.perf_counter()
         if is_new:  # an order that has to be planned is a part of the epoch
             self._loader = patch_loader(dataset, self._batch_size, self.spec.kind)
+        planned = time.perf_counter() - start
         before = dict(self._loader.clock.totals())
-        for batch in self._loader:
-            seen += touch(batch)
-        seconds = time.perf_counter() - start
+        seconds = planned + consume(self._loader, self.chunk, self.spec.label)
         for stage, total in self._loader.clock.totals().items():
             self._stages[stage] += total - before.get(stage, 0.0)
-        if seen != self.chunk:
-            raise RuntimeError(f"{self.spec.label} gave {seen} patches of {self.chunk}")
         return seconds
 
 
@@ -330,14 +295,7 @@ class SlicedRow:
 
     def measure(self, count: int) -> float:
         """Consume so many patches; return the seconds it took."""
-        seen = 0
-        start = time.perf_counter()
-        for batch in self.batches(count):
-            seen += touch(batch)
-        seconds = time.perf_counter() - start
-        if seen != count:
-            raise RuntimeError(f"{self.spec.label} gave {seen} patches of {count}")
-        return seconds
+        return consume(self.batches(count), count, self.spec.label)
 
     def batches(self, count: int) -> Any:
         """An epoch of so many patches."""
@@ -350,33 +308,16 @@ class SlicedRow:
         gc.collect()
 
 
-def sliced_loader(spec: PatchSpec, scroll: Scroll, batch_size: int) -> Any:
-    """The loader of a row that slices arrays, with a sampler whose length may be set."""
+def sliced_loader(spec: PatchSpec, scroll: Scroll, batch_size: int, source: Any = None) -> Any:
+    """The loader of a row that slices Zarr arrays, or a source, with a sampler whose length may be set."""
     data = require("torch.utils.data", extra="torch")
-    if spec.kind == "zarr":
-        source: Any = ZarrPatches(scroll.paths, scroll.sizes.shape, scroll.sizes.patch, scroll.epoch)
-    else:
-        source = _MemoryPatches(scroll)
+    if source is None:
+        source = ZarrPatches(scroll.paths, scroll.sizes.shape, scroll.sizes.patch, scroll.epoch)
     # Zarr has threads of its own, of which a forked process has none: it would wait for ever.
     workers: dict[str, Any] = {"num_workers": spec.num_workers, "persistent_workers": spec.num_workers > 0}
     context = "spawn" if spec.num_workers else None
     draws = Draws(range(scroll.epoch), scroll.epoch)
     return data.DataLoader(source, batch_size, sampler=draws, multiprocessing_context=context, **workers)
-
-
-class _MemoryPatches:
-    """Slices of arrays in memory."""
-
-    def __init__(self, scroll: Scroll) -> None:
-        self._arrays, self._sizes, self._count = scroll.arrays, scroll.sizes, scroll.epoch
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int) -> tuple[npt.NDArray[Any], ...]:
-        start = start_of(self._sizes.shape, self._sizes.patch, index)
-        box = box_at(start, self._sizes.patch)
-        return tuple(array[box] for array in self._arrays)
 
 
 # ---- Are the patches those of the volume? ----------------------------------------------------------
@@ -443,7 +384,7 @@ def run(
     """
     require("zarr", extra="bench")
     scroll = made_scroll(QUICK if args.quick else FULL, args.folder, progress.done)
-    return (kind or Bench)(args, machine.cores_allowed(), progress, scroll=scroll).run(console)
+    return (kind or Bench)(args, available_cpus(), progress, scroll=scroll).run(console)
 
 
 @dataclass
@@ -455,15 +396,12 @@ class Bench(Driver):
     scroll: Scroll = field(kw_only=True)
 
     def result(self) -> dict[str, Any] | None:
-        """Check, measure, and put the file's content together; ``None`` if the check fails."""
-        busy = self.begin()
-        scroll = self.scroll
+        self.begin()
+        scroll, size = self.scroll, self.args.batch_size
         scroll.warm()
         with ExitStack() as stack:
-            own = self._own(stack)
-            check = check_patches(scroll, own, self.progress.now)
-            self.progress.done(f"check: {check.sentence()}")
-            if not check.ok:
+            own = self.own_rows(stack)
+            if not self.passed(check := check_patches(scroll, own, self.progress.now)):
                 return None
             contenders = [*own, *self.all_others(stack)]
             main = next(one for one in own if one.key == _MAIN)
@@ -473,23 +411,21 @@ class Bench(Driver):
             stages = self.stages(before, main.stage_seconds(), session.samples[_MAIN])
             self._tell_made(contenders)
             plan = main.plan()
-        rows = entries(list(self.infos.values()), session)
-        result = self._facts(busy) | {
-            "method": self.method(session.rounds),
-            "check": check.as_json(),
-            "main": _MAIN,
-            "rows": rows,
-            "best": {entry["section"]: entry["key"] for entry in rows if entry["group"] == "replaced"},
-            "missing": self.missing,
-            "stages": stages,
-            "floor_share": None,
-            "plan": plan,
-            **self.studies(session),
-        }
-        result["verdict"] = verdict(result)
-        return result
+        patch = "×".join(map(str, scroll.sizes.patch))
+        quarter = scroll.nbytes / QUARTER / 1e6
+        cold = f"cold, a first epoch with room for {quarter:,.0f} MB, a quarter of the volume"
+        return self.content(
+            session, check, [f"--batch-size {size}"] if size != BATCH else [],
+            data=described(scroll),
+            sections={COLD: {"label": cold}, WARM: {"label": "warm, room for the whole volume"}},
+            job={"text": f"Volume: patches of {patch} uint16 with labels, anywhere, batches of {size}",
+                 "short": f"patches of {patch}, batch {size}", "batch_size": size},
+            main=_MAIN,
+            stages=stages,
+            plan=plan,
+        )  # fmt: skip
 
-    def _own(self, stack: ExitStack) -> list[WholeEpochs | SlicedRow]:
+    def own_rows(self, stack: ExitStack) -> list[WholeEpochs | SlicedRow]:
         """Build the rows that run in this process."""
         found: list[WholeEpochs | SlicedRow] = []
         loaders: dict[str, Any] = {}
@@ -513,20 +449,3 @@ class Bench(Driver):
                 info, seconds = self.infos[row.key], statistics.median(row.made_s)
                 note = f"{info.note}; opened in {seconds:.3f} s before"
                 self.infos[row.key] = replace(info, note=note)
-
-    def _facts(self, busy: float | None) -> dict[str, Any]:
-        """What was run, when, on what."""
-        size, sizes = self.args.batch_size, self.scroll.sizes
-        words = [f"--batch-size {size}"] if size != BATCH else []
-        patch = "×".join(map(str, sizes.patch))
-        quarter = self.scroll.nbytes / QUARTER / 1e6
-        cold = f"cold, a first epoch with room for {quarter:,.0f} MB, a quarter of the volume"
-        return self.facts(words, busy) | {
-            "data": described(self.scroll),
-            "sections": {COLD: {"label": cold}, WARM: {"label": "warm, room for the whole volume"}},
-            "job": {
-                "text": f"Volume: patches of {patch} uint16 with labels, anywhere, batches of {size}",
-                "short": f"patches of {patch}, batch {size}",
-                "batch_size": size,
-            },
-        }

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 import fastpipe
 from fastpipe.bench.check import Check, index_problems
-from fastpipe.bench.loaders import check_transform, train_transform
+from fastpipe.bench.images import check_transform, train_transform
 from fastpipe.core.extras import require
 from fastpipe.core.files import require_regular
 from fastpipe.core.types import Key

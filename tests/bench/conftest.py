@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.floor import floor_share
 from benchmarks.studies import first as startup
-from fastpipe.bench.results import SCHEMA, RowInfo, best_of, entries, floor_share, verdict
+from fastpipe.bench.results import SCHEMA, RowInfo, best_of, entries, verdict
 from fastpipe.bench.runner import Sample, Session
 from fastpipe.bench.synthetic import photo_tree
 

@@ -19,6 +19,8 @@ import torch
 from rich.console import Console
 
 from benchmarks.cases import augment as full
+from benchmarks.cases import augment_recipes as data
+from benchmarks.cases import scripts
 from benchmarks.cases.augment import (
     ASKED,
     AUGMENT_PEERS,
@@ -32,6 +34,8 @@ from benchmarks.cases.augment import (
     waits_within,
     wanted_of,
 )
+from benchmarks.cases.augment_recipes import RECIPES, ArrayBatches, made_motion, made_volumes, with_arrays
+from benchmarks.lines import markdown, single_lines
 from benchmarks.peers import rows as bench_peers
 from benchmarks.peers.children import serve
 from benchmarks.peers.children.protocol import AugmentJob, PeerError, augment_problem, job_of
@@ -39,27 +43,19 @@ from benchmarks.run import main as measure
 from fastpipe import augment
 from fastpipe.bench import augment as case
 from fastpipe.bench import augment as check
-from fastpipe.bench import augment as data
 from fastpipe.bench import augment as rows
-from fastpipe.bench import scripts
 from fastpipe.bench.augment import (
     BANDS,
     FRAMES,
-    RECIPES,
     AugmentRow,
-    Batches,
     ChainCheck,
     Place,
-    chain_of,
     check_chains,
     made_batches,
-    made_motion,
-    made_volumes,
     own_rows,
-    sampled,
     ways_of,
 )
-from fastpipe.bench.report import markdown, print_result, single_lines
+from fastpipe.bench.report import print_result
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import ContenderError, Sample
 from fastpipe.bench.synthetic import mel_rows
@@ -73,10 +69,10 @@ _COUNT = 3
 
 
 @pytest.fixture(scope="module")
-def batches() -> Batches:
+def batches() -> ArrayBatches:
     rng = np.random.default_rng(0)
     photos = rng.integers(0, 256, (_COUNT, 3, 224, 224), np.uint8)
-    return Batches(
+    return ArrayBatches(
         "noise", photos, mel_rows(rng, _COUNT, (BANDS, FRAMES)), *made_volumes(rng, 2, (12, 16, 16)),
         *made_motion(rng, 5, (20, 25, 3)),
     )  # fmt: skip
@@ -90,7 +86,7 @@ def place_of(key: str) -> Place:
 
 
 def test_photos_are_scaled_and_repeated_to_a_batch(tree: Path) -> None:
-    made = made_batches(tree, "photos", 8)
+    made = with_arrays(made_batches(tree, "photos", 8))
     assert len(made) == 8 and made.photos.shape == (8, 3, 224, 224) and made.photos.dtype == np.uint8
     assert np.array_equal(made.photos[0], made.photos[6])  # there are six
     assert len({image.tobytes() for image in made.photos[:6]}) == 6
@@ -118,37 +114,38 @@ def test_every_operation_of_the_package_is_measured() -> None:
 
 
 def test_recipes_are_those_of_the_papers() -> None:
-    told = str(chain_of(RECIPES[0], "uint8"))
+    told = str(RECIPES[0].chain("uint8"))
     for part in ("RandomResizedCrop(", "ColorJitter(", "p=0.8", "GaussianBlur(", "ToDtype(", "Normalize("):
         assert part in told
-    assert "ToDtype" not in str(chain_of(RECIPES[0], "float32"))
-    names = [type(op).__name__ for op in chain_of(RECIPES[1], "uint8").ops]
+    assert "ToDtype" not in str(RECIPES[0].chain("float32"))
+    names = [type(op).__name__ for op in RECIPES[1].chain("uint8").ops]
     assert names == [
         "RandomResizedCrop", "RandomHorizontalFlip", "RandAugment", "ToDtype", "Normalize", "RandomErasing",
         "MixUp",
     ]  # fmt: skip
-    assert chain_of(RECIPES[1], "uint8").ops[0].interpolation == "bicubic"
-    assert repr(chain_of(RECIPES[3], "float32")) == repr(augment.nnunet_default())
-    assert chain_of(RECIPES[4], "float32").lengths == 1
+    assert RECIPES[1].chain("uint8").ops[0].interpolation == "bicubic"
+    assert repr(RECIPES[3].chain("float32")) == repr(augment.nnunet_default())
+    assert RECIPES[4].chain("float32").lengths == 1
     for recipe, policy in zip(
         RECIPES[5:], (augment.RandAugment(), augment.TrivialAugmentWide()), strict=True
     ):
-        ops = chain_of(recipe, "uint8").ops
+        ops = recipe.chain("uint8").ops
         assert [type(op).__name__ for op in ops[::2]] == ["RandomHorizontalFlip", "ToDtype"]
         assert repr(ops[1]) == repr(policy) and isinstance(ops[3], augment.Normalize) and len(ops) == 4
 
 
 @pytest.mark.parametrize("place", [*_PLACES, *_SINGLE], ids=lambda place: place.key)
-def test_both_ways_give_batches_of_one_form(place: Place, batches: Batches) -> None:
+def test_both_ways_give_batches_of_one_form(place: Place, batches: ArrayBatches) -> None:
     given = place.given(batches)
     recipe = place.recipe
-    assert len(given) == 1 + (recipe.takes_labels or recipe.takes_more)
-    fast = chain_of(place.recipe, place.dtype)(*given)
-    slow = sampled(place.recipe, place.dtype)(*given)
+    takes_more = isinstance(recipe, data.ArrayRecipe)
+    assert len(given) == 1 + (recipe.takes_labels or takes_more)
+    fast = place.recipe.chain(place.dtype)(*given)
+    slow = place.recipe.sampled(place.dtype)(*given)
     if place.recipe.takes_labels:
         assert fast[1].shape == slow[1].shape == (_COUNT, 1000)
         fast, slow = fast[0], slow[0]
-    if recipe.takes_more:
+    if takes_more:
         assert (
             (fast[1].shape, fast[1].dtype)
             == (slow[1].shape, slow[1].dtype)
@@ -189,7 +186,7 @@ def test_what_scripts_do_with_a_spectrogram() -> None:
 # ---- rows --------------------------------------------------------------------------------------
 
 
-def test_rows_of_a_section_and_of_a_single_operation(batches: Batches) -> None:
+def test_rows_of_a_section_and_of_a_single_operation(batches: ArrayBatches) -> None:
     found = [info for info, _ in own_rows(place_of("simclr-uint8"), batches)]
     assert [info.key for info in found] == [
         f"simclr-uint8-{kind}" for kind in ("replaced", "worker", "batch", "fused")
@@ -212,7 +209,7 @@ def test_rows_of_a_section_and_of_a_single_operation(batches: Batches) -> None:
     assert single == ["op-ColorJitter-uint8-replaced", "op-ColorJitter-uint8-batch"]
 
 
-def test_another_way_is_one_line(batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_way_is_one_line(batches: ArrayBatches, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "WAYS", (*rows.WAYS, rows.Way("again", "once more")))
     place = place_of("simclr-float32")
     assert [info.key for info, _ in own_rows(place, batches)][-1] == "simclr-float32-again"
@@ -247,7 +244,7 @@ def test_the_device_is_waited_for_around_the_loop(monkeypatch: pytest.MonkeyPatc
 # ---- the check ---------------------------------------------------------------------------------
 
 
-def test_all_chains_are_torchvisions(batches: Batches) -> None:
+def test_all_chains_are_torchvisions(batches: ArrayBatches) -> None:
     said: list[str] = []
     found = check_chains([*_PLACES, *_SINGLE], batches, said.append)
     assert found.ok, found.problems
@@ -296,10 +293,10 @@ def test_waits_are_those_within_the_mark() -> None:
 
 
 @pytest.mark.gpu
-def test_no_call_on_cuda_waits(batches: Batches) -> None:
+def test_no_call_on_cuda_waits(batches: ArrayBatches) -> None:
     places = [dataclasses.replace(place, device="cuda") for place in [*_PLACES, *_SINGLE]]
     assert check_chains(places, batches).problems == ()
-    assert check.calls_that_wait(places, batches) == []
+    assert full.calls_that_wait(places, batches) == []
 
 
 # ---- peers -------------------------------------------------------------------------------------
@@ -380,7 +377,7 @@ def test_one_process_does_whichever_task_is_asked_for(monkeypatch: pytest.Monkey
         stream_of(a_job(["none-uint8"]), make, ())
 
 
-def started(one: AugmentPeer, batches: Batches, folder: Path, places: list[Place]) -> AugmentChild:
+def started(one: AugmentPeer, batches: ArrayBatches, folder: Path, places: list[Place]) -> AugmentChild:
     python = bench_peers.interpreter(one.peer)
     if python is None:
         pytest.skip(f"needs {one.peer.module}: {one.peer.install}")
@@ -410,7 +407,9 @@ def started(one: AugmentPeer, batches: Batches, folder: Path, places: list[Place
         "monai-worker",
     ],
 )
-def test_a_peer_does_all_it_has_where_it_is_installed(number: int, batches: Batches, tmp_path: Path) -> None:
+def test_a_peer_does_all_it_has_where_it_is_installed(
+    number: int, batches: ArrayBatches, tmp_path: Path
+) -> None:
     one = AUGMENT_PEERS[number]
     places = wanted_of(one, [*_PLACES, *_SINGLE])
     child = started(one, batches, tmp_path, places)
@@ -498,7 +497,7 @@ def test_single_operations_are_told_in_lines() -> None:
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer recipes and operations, measured for an instant."""
     kept = [one for one in SINGLE if one.label in ("ToDtype", "TimeShift")]
-    monkeypatch.setattr(case, "RECIPES", (RECIPES[0], RECIPES[2]))
+    monkeypatch.setattr(full.Bench, "recipes", (RECIPES[0], RECIPES[2]))
     monkeypatch.setattr(full, "SINGLE", kept)
     monkeypatch.setattr(full, "LOADED", LOADED[4:5])
     monkeypatch.setattr(case.Bench, "quick_s", 0.001)
@@ -554,7 +553,7 @@ def test_a_quick_run_gives_table_json_and_picture(
 def test_operations_may_be_left_out(
     tree: Path, tmp_path: Path, few: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(case, "RECIPES", RECIPES[:1])
+    monkeypatch.setattr(full.Bench, "recipes", RECIPES[:1])
     assert measure(command(tree, "--no-single", "--json", str(tmp_path / "r.json"))) == 0
     result = load(tmp_path / "r.json")
     assert result["single"]["rows"] == [] and "--batch-size 2 --no-single" in result["command"]

@@ -68,7 +68,7 @@ def test_the_worst_photos_are_named(batches: list[Batch]) -> None:
     assert [(one.index, one.path, one.largest) for one in check.worst] == [
         (20, "2.jpg", 5), (30, "3.jpg", 4), (50, "5.jpg", 3), (60, "6.jpg", 2), (10, "1.jpg", 1),
     ]  # fmt: skip
-    assert "jpg" not in str({**check.as_json(), "problems": []})
+    assert "jpg" not in str({**check.as_json(), "problems": [], "text": ""})
 
 
 def gap_of(expected: object, got: object) -> Check:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from benchmarks.studies.first import first_batch_seconds
-from fastpipe.bench.loaders import LoaderSpec
+from fastpipe.bench.images import LoaderSpec
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import ContenderError
 from fastpipe.bench.synthetic import photo_tree

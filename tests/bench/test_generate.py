@@ -22,35 +22,25 @@ from rich.console import Console
 from benchmarks.cases import generate as peers
 from benchmarks.cases.generate import (
     PEERS,
+    SECTIONS,
     BareRow,
     DatasetsRow,
     JoblibRow,
     Peer,
     PoolRow,
     asked,
+    specs,
     targets,
     write_rows,
 )
+from benchmarks.lines import markdown
 from benchmarks.run import main as measure
 from benchmarks.studies import generate_memory as memory
 from benchmarks.studies import generate_predicted as predicted
-from benchmarks.studies.made_rows import Generators, made_of
-from fastpipe.bench import functions
+from benchmarks.studies.made_rows import Generators, made_of, motion, wide
 from fastpipe.bench import generate as case
-from fastpipe.bench.functions import (
-    SEED,
-    counted,
-    made,
-    motion,
-    quick,
-    rows_of,
-    slow,
-    waves,
-    waves_alone,
-    wide,
-)
+from fastpipe.bench import samples as functions
 from fastpipe.bench.generate import (
-    SECTIONS,
     FastRow,
     LoopRow,
     MadeRow,
@@ -59,11 +49,11 @@ from fastpipe.bench.generate import (
     StoredCheck,
     check_stored,
     difference,
-    specs,
 )
-from fastpipe.bench.report import markdown, print_result, short_markdown
+from fastpipe.bench.report import print_result, short_markdown
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import ContenderError, Sample
+from fastpipe.bench.samples import SEED, counted, made, quick, rows_of, slow, waves, waves_alone
 from fastpipe.cli import main
 
 RUN = Path(__file__).resolve().parents[2] / "benchmarks" / "run.py"
@@ -435,7 +425,7 @@ def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command without what takes seconds: workers, predictions."""
     monkeypatch.setattr(case.Bench, "quick_s", 0.02)
     monkeypatch.setattr(peers, "PREDICTED", ())
-    monkeypatch.setattr(case, "specs", lambda section, cores: specs(section, 0))
+    monkeypatch.setattr(peers, "specs", lambda section, cores: specs(section, 0))
 
 
 def test_a_wrong_row_ends_the_command_with_1(
@@ -504,7 +494,7 @@ def test_without_h5py_the_command_says_how_to_get_it(
 def test_help_and_workers_load_no_framework() -> None:
     code = (
         "import sys, contextlib\n"
-        "import fastpipe.bench.functions\n"
+        "import fastpipe.bench.samples\n"
         "assert not {'rich', 'h5py', 'fastpipe.generation'} & set(sys.modules), 'workers load too much'\n"
         "from fastpipe.cli import main\n"
         "with contextlib.suppress(SystemExit):\n"

@@ -36,6 +36,7 @@ from benchmarks.cases.hdf5 import (
     peers_of,
     rate_targets,
 )
+from benchmarks.lines import markdown
 from benchmarks.peers.children import serve
 from benchmarks.peers.children.protocol import Job, TableJob, job_of, table_problem
 from benchmarks.peers.children.pyfive import batches
@@ -61,7 +62,7 @@ from fastpipe.bench.hdf5 import (
     specs_of,
 )
 from fastpipe.bench.plot import draw
-from fastpipe.bench.report import markdown, print_result, short_markdown
+from fastpipe.bench.report import print_result, short_markdown
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import ContenderError, Sample
 from fastpipe.cli import main

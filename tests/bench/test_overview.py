@@ -80,7 +80,7 @@ def test_a_process_gets_its_job_and_tells_what_it_does(is_long: bool, tmp_path: 
 def _check_job(given: Path, folder: Path) -> None:
     code = (
         "import json, sys, tempfile, pathlib\n"
-        "job = json.loads(sys.stdin.readline())\n"
+        "job = json.loads(sys.argv[1])\n"
         "print('half'); print('done')\n"
         "told = {'result': {'job': job, 'temporary': tempfile.gettempdir()}}\n"
         "pathlib.Path(job['out']).write_text(json.dumps(told))\n"

@@ -14,10 +14,10 @@ import fastpipe
 from benchmarks.floor import DecodeRow
 from benchmarks.peers.children.spdl import crop_box
 from fastpipe.bench.data import scan
-from fastpipe.bench.images import loader_specs, worker_counts
-from fastpipe.bench.loaders import Draws, LoaderRow, LoaderSpec, check_transform
-from fastpipe.bench.machine import cores_allowed, describe, memory_bytes
-from fastpipe.bench.runner import ContenderError
+from fastpipe.bench.images import LoaderRow, LoaderSpec, check_transform, loader_specs, worker_counts
+from fastpipe.bench.machine import describe, memory_bytes
+from fastpipe.bench.runner import ContenderError, Draws
+from fastpipe.core.machine import ControlGroups
 
 
 def test_draws_use_every_photo_equally_and_in_changing_order() -> None:
@@ -115,13 +115,13 @@ def _only_kept(open_image: Any) -> Any:
     return open_found
 
 
-def test_a_container_quota_counts(tmp_path: Path) -> None:
-    (tmp_path / "cpu.max").write_text("100000 100000\n")
-    (tmp_path / "memory.max").write_text("1073741824\n")
-    assert cores_allowed(tmp_path) == 1
-    assert memory_bytes(tmp_path) == 2**30
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert cores_allowed(tmp_path) == cores_allowed(tmp_path / "none")
+def test_a_limit_of_the_container_counts(tmp_path: Path) -> None:
+    group = tmp_path / "sys" / "fs" / "cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("1073741824\n")
+    assert memory_bytes(ControlGroups(tmp_path)) == 2**30
+    (group / "memory.max").write_text("max\n")
+    assert memory_bytes(ControlGroups(tmp_path)) == memory_bytes(ControlGroups(tmp_path / "none"))
 
 
 def test_the_machine_is_described_without_its_name() -> None:

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.run import main as measure
 from fastpipe.bench.report import changes, markdown, scaling_lines
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import Sample
 from fastpipe.bench.scaling import scaling_of
 from fastpipe.cli import main
+
+RUN = Path(__file__).resolve().parents[2] / "benchmarks" / "run.py"
 
 
 def rated(*rates: float) -> list[Sample]:
@@ -69,14 +72,14 @@ def test_rows_and_patches_by_the_number_of_threads(
 ) -> None:
     pytest.importorskip("h5py" if job == "hdf5" else "zarr")
     json_file, picture = tmp_path / "result.json", tmp_path / "result.png"
-    command = [sys.executable, "-m", "fastpipe.bench", "scaling", job, "--quick", "--rounds", "1"]
+    command = [sys.executable, str(RUN), "scaling", job, "--quick", "--rounds", "1"]
     command += ["--threads", "1,2", "--folder", str(tmp_path / "made")]
     command += ["--json", str(json_file), "--plot", str(picture)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert ours in done.stdout and "bit for bit" in done.stderr and picture.read_bytes()[:4] == b"\x89PNG"
     result = load(json_file)
-    assert result["command"].startswith(f"python -m fastpipe.bench scaling {job} --threads 1,2")
+    assert result["command"].startswith(f"python benchmarks/run.py scaling {job} --threads 1,2")
     assert [row["threads"] for row in result["scaling"]["rows"]] == [1, 2] and result["floor_share"] is None
     rows = {row["key"]: row for row in result["rows"]}
     assert set(rows) == {"replaced-1", "threads-1", "replaced-2", "threads-2"}
@@ -88,7 +91,9 @@ def test_rows_and_patches_by_the_number_of_threads(
 
 
 def test_options_of_another_job_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "scaling", "hdf5", "--data", str(tmp_path)]) == 2
+    assert main(["bench", "scaling", "hdf5"]) == 2
+    assert "python benchmarks/run.py scaling hdf5" in capsys.readouterr().err
+    assert measure(["scaling", "hdf5", "--data", str(tmp_path)]) == 2
     assert "leave it out with 'hdf5'" in capsys.readouterr().err
-    assert main(["bench", "scaling", "--folder", str(tmp_path)]) == 2
+    assert measure(["scaling", "--folder", str(tmp_path)]) == 2
     assert "--folder is for 'hdf5' and 'volume'" in capsys.readouterr().err

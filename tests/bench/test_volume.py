@@ -23,11 +23,14 @@ from benchmarks.cases.volume import (
     COLD_PEERS,
     VOLUME_PEERS,
     WARM_PEERS,
+    MemoryPatches,
     VolumePeerRow,
     differing,
     row_info,
+    specs,
     targets,
 )
+from benchmarks.lines import first_batch_lines, markdown
 from benchmarks.peers import rows as bench_peers
 from benchmarks.peers.children import serve
 from benchmarks.peers.children.protocol import Stream, VolumeJob, job_of, volume_problem
@@ -39,10 +42,10 @@ from benchmarks.studies.volume_first import first_batches
 from benchmarks.studies.volume_memory import Topology, memory_of_topologies
 from fastpipe.bench import volume as case
 from fastpipe.bench import volume as rows
-from fastpipe.bench.orders import ZarrPatches, box_at, start_of
-from fastpipe.bench.report import first_batch_lines, markdown, print_result, short_markdown
+from fastpipe.bench.report import print_result, short_markdown
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import ContenderError, Sample
+from fastpipe.bench.samples import ZarrPatches, box_at, start_of
 from fastpipe.bench.synthetic import scroll_slabs
 from fastpipe.bench.volume import (
     PatchSpec,
@@ -54,7 +57,6 @@ from fastpipe.bench.volume import (
     described,
     made_scroll,
     sliced_loader,
-    specs,
 )
 from fastpipe.cli import main
 from fastpipe.errors import OptionError
@@ -153,7 +155,7 @@ def own_rows(scroll: Scroll, *keys: str) -> list[WholeEpochs | SlicedRow]:
         if spec.group == "fastpipe" and (not keys or spec.key in keys):
             found.append(WholeEpochs(spec, scroll, 2))
         elif spec.kind == "slices" and (not keys or spec.key in keys):
-            found.append(SlicedRow(spec, sliced_loader(spec, scroll, 2)))
+            found.append(SlicedRow(spec, sliced_loader(spec, scroll, 2, MemoryPatches(scroll))))
     return found
 
 
@@ -481,7 +483,9 @@ def small_and_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(case, "QUICK", _SIZES)
     real = case.require
     monkeypatch.setattr(case, "require", lambda name, extra: name == "zarr" or real(name, extra=extra))
-    monkeypatch.setattr(case, "sliced_loader", lambda spec, scroll, size: make(kind, scroll, size))
+    monkeypatch.setattr(
+        case, "sliced_loader", lambda spec, scroll, size: make(kind, scroll, size, MemoryPatches(scroll))
+    )
 
 
 def test_a_wrong_voxel_ends_the_command_with_1(

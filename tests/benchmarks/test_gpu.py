@@ -43,15 +43,16 @@ from benchmarks.gpu.training import (
     fitting_batch,
     image_model,
 )
+from benchmarks.lines import markdown, training_lines
 from benchmarks.peers import rows as bench_peers
 from benchmarks.peers.children import torch_decode
 from benchmarks.peers.children.protocol import Job, PeerError
 from benchmarks.run import main
-from fastpipe.bench import loaders
+from fastpipe.bench import images as loaders
 from fastpipe.bench.data import Photos, scan
-from fastpipe.bench.loaders import LoaderSpec
+from fastpipe.bench.images import LoaderSpec
 from fastpipe.bench.plot import draw
-from fastpipe.bench.report import machine_line, markdown, print_result, training_lines
+from fastpipe.bench.report import machine_line, print_result
 from fastpipe.bench.results import RowInfo, load
 from fastpipe.bench.runner import ContenderError, Plan, Sample, Session
 from fastpipe.bench.volume import made_scroll

@@ -29,6 +29,7 @@ from benchmarks.cases.s3_rows import (
     best_connections,
     check_bucket,
 )
+from benchmarks.lines import bucket_lines, markdown, target_lines
 from benchmarks.peers import rows as bench_peers
 from benchmarks.peers.children import objects
 from benchmarks.peers.children.objects import stream
@@ -39,7 +40,7 @@ from benchmarks.studies.s3_refetched import least_recently_used, refetched
 from benchmarks.studies.s3_stall import fast_stall, stall_of, stalls
 from fastpipe.bench import runner as stall
 from fastpipe.bench.data import Photos, scan
-from fastpipe.bench.report import bucket_lines, markdown, print_result, short_markdown, target_lines
+from fastpipe.bench.report import print_result, short_markdown
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import Contender, Sample
 from fastpipe.errors import OptionError

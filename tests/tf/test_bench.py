@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import multiprocessing
 import os
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,34 +21,30 @@ from PIL import Image
 from rich.console import Console
 
 from benchmarks.cases import tf as full
-from benchmarks.cases.tf import ASKED, targets
+from benchmarks.cases.tf import ASKED, SECTIONS, ArrayLengths, targets
+from benchmarks.lines import markdown
 from benchmarks.run import main as measure
-from fastpipe.bench import (
-    tf as apart,
-)
-from fastpipe.bench import (
-    tf as case,
-)
-from fastpipe.bench import (
-    tf_datasets as augmenting,
-)
-from fastpipe.bench import (
-    tf_datasets as own,
-)
-from fastpipe.bench import (
-    tf_datasets as scripts,
-)
+from fastpipe.bench import tf as case
 from fastpipe.bench.overview import outcome_apart
-from fastpipe.bench.report import markdown, print_result, short_markdown
+from fastpipe.bench.report import print_result, short_markdown
 from fastpipe.bench.results import load, validate
 from fastpipe.bench.runner import ContenderError, Sample, Session
 from fastpipe.bench.synthetic import photo_tree
-from fastpipe.bench.tf import SECTIONS, EpochRow, SampleCheck, Spec, check_rows
-from fastpipe.bench.tf_datasets import MODALITIES, NUMBERS, Lengths, Photos, Setting, tensorflow
+from fastpipe.bench.tf import (
+    MODALITIES,
+    NUMBERS,
+    EpochRow,
+    Photos,
+    SampleCheck,
+    Setting,
+    Spec,
+    check_rows,
+    tensorflow,
+)
 from fastpipe.cli import main
 from fastpipe.errors import CacheError, FastpipeError, OptionError
 
-_LENGTHS = Lengths(8, 6, 5, 2, 9, 5)
+_LENGTHS = ArrayLengths(8, 6, 5, 2, 9, 5)
 
 
 @pytest.fixture(scope="module")
@@ -163,18 +158,18 @@ def test_every_row_has_its_own_key_and_is_asked_for_by_it() -> None:
 
 def test_scripts_give_boxes_at_one_size_each_once_in_an_epoch(setting: Setting) -> None:
     table = setting.crops
-    (images, labels), *_ = scripts.by_pillow(table, 8, is_shuffled=False)
+    (images, labels), *_ = case.by_pillow(table, 8, is_shuffled=False)
     box = tuple(table.boxes["image"][3].tolist())
     with Image.open(table.files[3]) as opened:
         wanted = opened.convert("RGB").crop(box).resize((128, 128), Image.Resampling.BILINEAR)
     assert np.array_equal(images[3], np.asarray(wanted, np.float32))
     assert labels.numpy().tolist() == table.labels.tolist() and labels.dtype == tf.int32
-    for make, most in ((scripts.by_hand, 12.0), (full.by_hand_antialiased, 4.0)):
+    for make, most in ((full.by_hand, 12.0), (full.by_hand_antialiased, 4.0)):
         ((other, same),) = make(table, 8, is_shuffled=False)
         assert other.shape == images.shape and same.numpy().tolist() == labels.numpy().tolist()
         assert 0 < np.abs(other - images).mean() < most
     epochs = [
-        [one.numpy().tobytes() for images, _ in scripts.by_pillow(table, 3, is_shuffled=True, kept=kept)
+        [one.numpy().tobytes() for images, _ in case.by_pillow(table, 3, is_shuffled=True, kept=kept)
          for one in images]
         for kept in (None, "")
     ]  # fmt: skip
@@ -200,7 +195,7 @@ def test_batches_in_memory_are_changed_and_stay_images(key: str, rows: Any, sett
     assert row.chunk == 8 and row.measure(8) > 0
     first, second = (images.numpy() for images in row.dataset)
     assert first.shape == (4, 128, 128, 3) and first.dtype == np.float32 and np.isfinite(first).all()
-    plain = augmenting._images(setting).numpy()
+    plain = case.images_of(setting).numpy()
     assert not np.array_equal(first, plain) and not np.array_equal(second, plain)
     # Keras's layers count their seeds in a variable, of which calls side by side may read the same number.
     assert key == "augment-replaced" or not np.array_equal(first, second)
@@ -228,24 +223,17 @@ def test_a_row_that_fails_leaves_the_run_and_one_that_gives_too_few_is_an_error(
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """What has a process of its own runs in a thread of this one, where TensorFlow is imported."""
 
-    class Here(threading.Thread):
-        def __init__(self, target: Any, args: Any, daemon: bool) -> None:
-            own = Connection(os.dup(args[0].fileno()))  # as another process has
-            super().__init__(target=self._run_and_close, args=(target, own, *args[1:]), daemon=daemon)
+    def here(count: int, context: Any, initializer: Any, arguments: Any) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(count, initializer=initializer, initargs=arguments)
 
-        def _run_and_close(self, target: Any, own: Connection, *others: Any) -> None:
-            with own:
-                target(own, *others)
-
-    context = SimpleNamespace(Pipe=multiprocessing.Pipe, Process=Here)
-    monkeypatch.setattr(apart.multiprocessing, "get_context", lambda kind: context)
+    monkeypatch.setattr(case, "ProcessPoolExecutor", here)
     # The other rows are of this process too: it does not freeze.
-    monkeypatch.setattr(apart.gc, "freeze", lambda: None)
+    monkeypatch.setattr(case.gc, "freeze", lambda: None)
 
 
 def test_rows_apart_answer_until_their_process_ends(setting: Setting, in_this_process: None) -> None:
-    process = apart.Apart(setting)
-    row = apart.ApartRow(spec_of("crop-replaced"), setting, process)
+    process = case.Apart(setting)
+    row = case.ApartRow(spec_of("crop-replaced"), setting, process)
     assert (row.key, row.chunk) == ("crop-replaced", 8) and row.measure(16) > 0
     row.close()
     broken = Path(setting.crops.files[0])
@@ -257,8 +245,16 @@ def test_rows_apart_answer_until_their_process_ends(setting: Setting, in_this_pr
     assert row.measure(8) > 0  # a row that cannot go on does not end the others
     process.close()
     process.close()
+
+
+def test_a_process_that_ends_is_told(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = case.Apart(setting)
+    future: Future[float] = Future()
+    future.set_exception(BrokenProcessPool())
+    monkeypatch.setattr(process._pool, "submit", lambda *given: future)
     with pytest.raises(ContenderError, match="its process ended"):
-        row.measure(8)
+        case.ApartRow(spec_of("crop-replaced"), setting, process).measure(8)
+    process.close()
 
 
 # ---- the check ---------------------------------------------------------------------------------
@@ -269,7 +265,7 @@ def test_the_check_sees_all_samples_of_fastpipes_rows(rows: Any, setting: Settin
         *(spec.key for spec in full.specs() if spec.group == "fastpipe" and spec.section != "augment")
     )
     said: list[str] = []
-    check = check_rows(setting, made, said.append)
+    check = check_rows(setting, made, said.append, full.own_specs)
     assert check.ok, check.problems
     assert said == [f"comparing: {one}" for one in ("crop", "folder", "modalities", "hdf5", "patches")]
     assert check.epochs == 2 * (4 + 2 + 2 + 2 + 2)
@@ -283,7 +279,7 @@ def test_the_check_sees_all_samples_of_fastpipes_rows(rows: Any, setting: Settin
 @pytest.mark.parametrize("spoil", ["value", "label", "double", "short", "type"])
 def test_the_check_finds_what_is_wrong(spoil: str, setting: Setting) -> None:
     def spoilt(setting: Setting, *, is_shuffled: bool) -> Any:
-        made = own.crops(setting, is_shuffled=is_shuffled)
+        made = case.crops(setting, is_shuffled=is_shuffled)
         if spoil == "value":
             return made.map(lambda images, labels: (images + tf.one_hot(0, 3) * 2.0, labels))
         if spoil == "label":
@@ -299,7 +295,7 @@ def test_the_check_finds_what_is_wrong(spoil: str, setting: Setting) -> None:
         )
 
     row = EpochRow(Spec("crop", "threads", "mine", "fastpipe", spoilt, most_apart=1), setting)
-    check = check_rows(setting, [row])
+    check = check_rows(setting, [row], every=full.own_specs)
     row.close()
     assert not check.ok and "outputs differ from those of the replaced datasets" in check.sentence()
     assert check.problems[0].startswith("crop: mine")
@@ -316,7 +312,7 @@ def test_a_photo_that_cannot_be_read_fails_the_check(setting: Setting) -> None:
         return tf.data.Dataset.from_tensors(b"none").map(tf.io.decode_jpeg)
 
     row = EpochRow(Spec("crop", "threads", "mine", "fastpipe", broken, most_apart=0), setting)
-    check = check_rows(setting, [row])
+    check = check_rows(setting, [row], every=full.own_specs)
     assert not check.ok and check.problems[0].startswith("crop: ")
 
 
@@ -356,9 +352,9 @@ def few(monkeypatch: pytest.MonkeyPatch, *keys: str) -> None:
     def chosen() -> list[Spec]:
         return kept
 
-    monkeypatch.setattr(case, "specs", chosen)
-    monkeypatch.setattr(case.Bench, "specs", staticmethod(chosen))
-    monkeypatch.setattr(case, "QUICK", _LENGTHS)
+    for kind in (case.Bench, full.Bench):
+        monkeypatch.setattr(kind, "specs", staticmethod(chosen))
+        monkeypatch.setattr(kind, "quick", _LENGTHS)
 
 
 @pytest.fixture(scope="module")
@@ -488,10 +484,12 @@ def test_help_loads_no_framework() -> None:
 
 def test_without_what_is_replaced_there_are_no_figures() -> None:
     samples = {spec.key: [Sample(0, 10, 1.0)] for spec in full.specs()}
-    case._check_measured(Session(samples, rounds=1))
+    bench: Any = SimpleNamespace(labels=SECTIONS, specs=full.specs)
+    full.Bench._require_replaced(bench, Session(samples, rounds=1))
     gone = {key: some for key, some in samples.items() if key != "folder-replaced"}
     with pytest.raises(FastpipeError, match="its process ended"):
-        case._check_measured(Session(gone, rounds=1, failures={"folder-replaced": "its process ended"}))
+        failed = {"folder-replaced": "its process ended"}
+        full.Bench._require_replaced(bench, Session(gone, rounds=1, failures=failed))
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers.children.protocol import Batches, PeerError, Stream, TableJob
-from fastpipe.bench.orders import batched, endless_windows
+from benchmarks.peers.children.windows import batched, endless_windows
 
 __all__ = ["stream"]
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.peers.children.protocol import Batches, Stream, VolumeJob
 from benchmarks.peers.children.zarr import patches_of
-from fastpipe.bench.orders import start_of
+from fastpipe.bench.samples import start_of
 
 __all__ = ["stream"]
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.peers.children.protocol import Batches, PeerError, Stream, TableJob
-from fastpipe.bench.orders import batched, endless_windows
+from benchmarks.peers.children.windows import batched, endless_windows
 
 __all__ = ["batches", "stream"]
 

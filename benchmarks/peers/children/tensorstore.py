@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers.children.protocol import Batches, PeerError, Stream, VolumeJob
-from fastpipe.bench.orders import box_at, start_of
+from fastpipe.bench.samples import box_at, start_of
 
 __all__ = ["stream"]
 

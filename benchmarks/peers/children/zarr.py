@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.peers.children.protocol import Batches, PeerError, Stream, VolumeJob
-from fastpipe.bench.orders import ZarrPatches, start_of
+from fastpipe.bench.samples import ZarrPatches, start_of
 
 __all__ = ["patches_of", "stream"]
 

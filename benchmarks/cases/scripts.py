@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fastpipe.bench.augment import SpecAugment
 from fastpipe.core.extras import require
 
 __all__ = [
@@ -36,27 +37,6 @@ __all__ = [
 # ---- Spectrograms, (F, T) --------------------------------------------------------------------------
 
 
-class SpecAugment:
-    """Masks of time and of frequency, filled with the mean."""
-
-    def __init__(
-        self, n_time_masks: int, time_mask_param: int, n_freq_masks: int, freq_mask_param: int
-    ) -> None:
-        self._time = [time_mask_param] * n_time_masks
-        self._freq = [freq_mask_param] * n_freq_masks
-
-    def __call__(self, spectrogram: Any) -> Any:
-        found, value = spectrogram.clone(), spectrogram.mean()
-        bands, frames = spectrogram.shape
-        for most in self._time:
-            begin, end = _span(most, frames)
-            found[:, begin:end] = value
-        for most in self._freq:
-            begin, end = _span(most, bands)
-            found[begin:end] = value
-        return found
-
-
 class RandomGain:
     """Another loudness."""
 
@@ -75,13 +55,6 @@ class TimeShift:
 
     def __call__(self, spectrogram: Any) -> Any:
         return spectrogram.roll(random.randint(-self._most, self._most), -1)
-
-
-def _span(most: int, size: int) -> tuple[int, int]:
-    """Begin and end of a mask."""
-    width = int(random.random() * most)
-    begin = int(random.random() * (size - width))
-    return begin, begin + width
 
 
 # ---- Volumes, (C, D, H, W); what moves voxels moves labels, (D, H, W), too -------------------------

@@ -1,33 +1,63 @@
-"""Functions that make rows.  Worker processes import this module, so it needs NumPy alone.
-
-Row ``i`` is ``function(i, np.random.default_rng([SEED, i]))``.
-"""
+"""Samples that other processes make or read with NumPy alone: patches, and rows of functions."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "BATCH_ROWS",
-    "SEED",
-    "Function",
-    "counted",
-    "generator",
-    "made",
-    "motion",
-    "quick",
-    "rows_of",
-    "slow",
-    "waves",
-    "waves_alone",
-    "wide",
-]
+# ---- Places of patches -----------------------------------------------------------------------------
 
+_SEED = 7
+
+
+def start_of(shape: Sequence[int], patch: Sequence[int], index: int) -> npt.NDArray[np.int64]:
+    """Where a patch begins: int64 (D,), any place at which it fits being as likely as any other.
+
+    >>> start_of((5, 5), (5, 5), 3).tolist()
+    [0, 0]
+    """
+    rng = np.random.default_rng((_SEED, index))
+    last = np.asarray(shape) - np.asarray(patch)
+    return np.asarray(rng.integers(0, last, endpoint=True), np.int64)
+
+
+def box_at(start: Sequence[int] | npt.NDArray[np.int64], patch: Sequence[int]) -> tuple[slice, ...]:
+    """The slices of a patch.
+
+    >>> box_at((1, 0), (2, 2))
+    (slice(1, 3, None), slice(0, 2, None))
+    """
+    return tuple(slice(int(one), int(one) + side) for one, side in zip(start, patch, strict=True))
+
+
+class ZarrPatches:
+    """The dataset that the case replaces: each process opens the arrays when it first reads, and a sample is
+    the same slice of each of them.
+    """
+
+    def __init__(self, paths: Sequence[str], shape: Sequence[int], patch: Sequence[int], count: int) -> None:
+        self._paths, self._shape, self._patch, self._count = list(paths), shape, patch, count
+        self._arrays: list[Any] = []
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> tuple[npt.NDArray[Any], ...]:
+        if not self._arrays:
+            import zarr
+
+            self._arrays = [zarr.open_array(path, mode="r") for path in self._paths]
+        box = box_at(start_of(self._shape, self._patch, index), self._patch)
+        return tuple(array[box] for array in self._arrays)
+
+
+# ---- Functions that make rows. Worker processes import this module, so it needs NumPy alone ---------
+#
+# Row ``i`` is ``function(i, np.random.default_rng([SEED, i]))``.
 
 SEED = 7
 BATCH_ROWS = 256  # of a call of ``batch``, as `fastpipe.generate` calls it for rows that are small
@@ -36,32 +66,16 @@ Row = dict[str, Any]
 Function = Callable[[int, np.random.Generator], Row]
 
 _POINTS, _SINES = np.arange(256) / 256, 8
-_TIMES = np.arange(250) / 25  # seconds, of a sequence of 10 s
-_JOINTS, _HARMONICS = 25, 2
 
 
 def slow(index: int, rng: np.random.Generator) -> Row:
     """A row that takes 5 ms, 4 kB."""
-    return _busy(rng, 5e-3, 1 << 10)
+    return busy(rng, 5e-3, 1 << 10)
 
 
 def quick(index: int, rng: np.random.Generator) -> Row:
     """A row that takes 100 µs, 4 kB."""
-    return _busy(rng, 1e-4, 1 << 10)
-
-
-def wide(index: int, rng: np.random.Generator) -> Row:
-    """A row that takes 100 µs, 16 kB."""
-    return _busy(rng, 1e-4, 1 << 12)
-
-
-def motion(index: int, rng: np.random.Generator) -> Row:
-    """A sequence of places of joints, 75 kB, by large operations of NumPy: about 1 ms."""
-    size = (_HARMONICS, 1, _JOINTS, 3)
-    rates, phases = rng.uniform(0.2, 4, size=size), rng.uniform(0, 2 * np.pi, size=size)
-    far = rng.normal(size=size)
-    places = (far * np.sin(rates * _TIMES[:, None, None] + phases)).sum(0)
-    return {"motion": places.astype(np.float32), "theme": rng.integers(5)}
+    return busy(rng, 1e-4, 1 << 10)
 
 
 def waves(index: int, rng: np.random.Generator) -> Row:
@@ -95,7 +109,7 @@ def rows_of(function: Function, count: int) -> Row:
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def _busy(rng: np.random.Generator, seconds: float, numbers: int) -> Row:
+def busy(rng: np.random.Generator, seconds: float, numbers: int) -> Row:
     """Draw numbers, and use the processor for so long in all.
 
     It is this thread's time on a processor that counts: by a clock on the wall two threads, or processes that
