@@ -194,9 +194,6 @@ def run_check(photos: Photos, workers: int, on_batch: Callable[[int], None]) -> 
         return compare(loaders[0], loaders[1], on_batch, list(zip(photos.indices, photos.files, strict=True)))
 
 
-# ----------------------------------------------------------------------------------------------------
-# The case ``images``: an image folder, augmented and batched as for training on ImageNet.
-
 SHORT_SIDE = 256
 _SMALL: tuple[tuple[Literal["ram", "disk"], Literal["float32", "uint8"]], ...] = (
     ("ram", "float32"), ("ram", "uint8"), ("disk", "float32"),

@@ -27,8 +27,6 @@ from fastpipe.core.private_folder import PrivateFolder, user_cache_folder
 __all__ = ["FileArrays", "KeptFiles", "default_file_arrays", "default_folder", "member"]
 
 
-# ---- Arrays that cost time to find, kept in files of a folder that is the user's alone --------------
-
 T = TypeVar("T")
 
 _log = logging.getLogger("fastpipe.index")

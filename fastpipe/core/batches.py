@@ -214,8 +214,6 @@ class _Opening:
         self.is_over = True
 
 
-# ---- Batches: samples read, decoded and transformed side by side, into one piece of memory ----------
-
 # Samples that a thread opens, or makes, in one go where a device decodes: what is left to do is so little
 # that threads, and files read one by one, would mostly wait for Python's lock.
 _AT_A_TIME = 8

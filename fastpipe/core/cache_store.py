@@ -112,9 +112,6 @@ def read_into(descriptor: int, array: UInt8Array, offset: int) -> None:
         raise OSError(errno.EIO, "a cache's data file is shorter than it was")
 
 
-# ----------------------------------------------------------------------------------------------------
-# One cache: a file of bytes and a log of what lies where in it, used by several processes at once.
-
 _log = logging.getLogger("fastpipe.cache")
 
 _MAGIC = b"fastpipe cache 1\n".ljust(32, b"\0")

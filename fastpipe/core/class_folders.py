@@ -422,8 +422,6 @@ def left_out(
     return {path: folder for path, folder in known.items() if above[path] in there}
 
 
-# ---- Find the classes and the samples of a folder of class folders ----------------------------------
-
 IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 # Names of class folders, or what takes some of the names that there are.

@@ -25,8 +25,6 @@ __all__ = [
 ]
 
 
-# ---- What a file is: whether a cached thing still belongs to the file at a path ---------------------
-
 _NUMBERS = struct.Struct("<5Q")
 _HALVES = struct.Struct("<2Q")
 _MASK = (1 << 64) - 1

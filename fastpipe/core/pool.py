@@ -34,9 +34,6 @@ from fastpipe.errors import ClosedError
 __all__ = ["Job", "NativeJob", "Process", "ProcessRuntime", "ThreadPool", "say_ending", "stopped_at_exit"]
 
 
-# ----------------------------------------------------------------------------------------------------
-# Threads that work through jobs: a job is some numbered tasks, finished when all are done.
-
 _LOOK_AGAIN_S = 30.0
 
 _Options = TypeVar("_Options")

@@ -32,8 +32,6 @@ __all__ = [
 ]
 
 
-# ---- Batches whose samples are read side by side into memory that is there already ------------------
-
 Int64Array = npt.NDArray[np.int64]
 
 MADE, DECLINED = 1, 2  # outcomes of fastpipe/native/status.h

@@ -268,8 +268,6 @@ def packed_paths(paths: Sequence[Any]) -> PackedPaths:
     return PackedPaths(b"", b"".join(names), ends - lengths, ends)
 
 
-# ---- What ``samples`` and ``targets`` of a dataset are: lists, stored as flat arrays ----------------
-
 T = TypeVar("T")
 
 # repr: longer tables show only so many items at either end.

@@ -28,9 +28,6 @@ from fastpipe.core.shared_memory import (
 __all__ = ["UnitFile", "joined_memory", "private_units", "slot_nbytes"]
 
 
-# ----------------------------------------------------------------------------------------------------
-# Memory for decoded units: of this process alone, or a file in memory that several processes share.
-
 _LINE = 64
 
 

@@ -75,9 +75,6 @@ def descriptor_of(pid: int, number: int, inode: int) -> int:
     return descriptor
 
 
-# ----------------------------------------------------------------------------------------------------
-# How processes of a user on one machine find memory of each other's: by notes in a private folder.
-
 LOCK = "lock"
 _PATIENCE_S = 1.0
 # Age of what was announced elsewhere, from where nobody here can ask whether it still is.

@@ -1,4 +1,4 @@
-"""Types and protocols that the slices share."""
+"""Types and protocols that the kinds of data share."""
 
 from __future__ import annotations
 
@@ -34,11 +34,6 @@ __all__ = [
     "StoredObject",
 ]
 
-
-# ---- What the layers of fastpipe hand to each other; see also ``options`` and ``protocols`` ---------
-#
-# ``index``, ``read``, ``transform`` and ``engine`` never import each other. They meet here, and the
-# adapters in ``fastpipe.torch`` (and, later, other frameworks) plug them together.
 
 UInt8Array = npt.NDArray[np.uint8]
 FloatArray = npt.NDArray[np.float64]

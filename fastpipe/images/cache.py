@@ -20,8 +20,6 @@ from fastpipe.options import Cache
 __all__ = ["ImageCache", "KeptBatch", "ShortSide", "WholeImage", "open_cache"]
 
 
-# ---- Decoded images, found by the file they were decoded from ---------------------------------------
-
 _ENOUGH = 32  # entries whose mean size says how large the others will be
 
 

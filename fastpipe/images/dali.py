@@ -48,9 +48,6 @@ def region_of(image: Any, box: Box) -> Any | None:
     return image[box.top : box.top + box.height, box.left : box.left + box.width]
 
 
-# ----------------------------------------------------------------------------------------------------
-# Decoding by NVIDIA DALI, on the CPU or on a GPU: the parts of a whole batch by one run of a pipeline.
-
 _log = logging.getLogger("fastpipe.read")
 _MOST_FAILURES = 8
 _LEAVE_S = 10.0

@@ -24,9 +24,6 @@ from fastpipe.options import Decode
 __all__ = ["BatchThere", "DeviceDecoder", "DeviceMaker", "Turn", "device_decoder", "share_of"]
 
 
-# ----------------------------------------------------------------------------------------------------
-# Batches that are made on a GPU: decoded there, resampled there, and there when they are used.
-
 _log = logging.getLogger("fastpipe.torch")
 _TELLING = 8  # images of a batch that tell of a decoder
 

@@ -66,9 +66,6 @@ def _anonymous_file() -> int:
         return os.dup(file.fileno())
 
 
-# ----------------------------------------------------------------------------------------------------
-# Decoding on a GPU by nvImageCodec, which has nvJPEG: the parts of a whole batch by one call.
-
 # Batches that are decoded at once: while the GPU's engines are at one, another is parsed and sent.
 _AT_ONCE = 2
 # Threads of a decoder of engines, which parse files for them; with one, or four, it decodes a tenth less.

@@ -103,8 +103,6 @@ def fold(steps: Sequence[Any], image: Size, parameters: npt.ArrayLike = ()) -> R
     )  # fmt: skip
 
 
-# ---- From an encoded image and a region to output pixels: decode the part, run the kernels ----------
-
 Words = npt.NDArray[Any]
 
 # What decoding a pixel costs at 1 / factor of the size, beyond reading its bits, which is always

@@ -129,8 +129,6 @@ def is_torchvision(transform: Any, name: str | None = None) -> bool:
     return name in (None, kind.__qualname__) and kind.__module__.startswith("torchvision.transforms.")
 
 
-# ---- torchvision's transforms as steps: what each draws, what it does, and its reference ------------
-
 # What a value is between two steps: a PIL image, a tensor of the same bytes, anything else.
 Domain = Literal["pil", "bytes", "other"]
 

@@ -441,8 +441,6 @@ def _part(texts: Packed, offsets: npt.NDArray[np.int64], first: int, end: int) -
     return Packed(texts.block[int(offsets[first]) : int(offsets[end])], texts.lengths[first:end])
 
 
-# ---- List the objects of a store, folder by folder, as packed rows ----------------------------------
-
 _TELL_EVERY_S = 0.25
 _SPLIT_FROM = 3  # the page of a folder from which on it may be worth more requests to have it sooner
 _PACK_FROM = 1000  # objects of one folder: fewer cost more to pack than to leave as Python's objects

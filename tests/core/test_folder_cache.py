@@ -512,7 +512,7 @@ def test_files_that_nobody_uses_are_removed_and_others_are_not(root: Path, cache
 SCRIPT = """if True:
     import os, signal, sys
     from pathlib import Path
-    from fastpipe.index import cache
+    from fastpipe.core import class_folders as cache
     from fastpipe.core.class_folders import IndexCache
     from fastpipe.core.file_identity import FileSystems
     from fastpipe.core.class_folders import IMG_EXTENSIONS, find_classes, scan_folder
