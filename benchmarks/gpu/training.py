@@ -55,7 +55,7 @@ def check_device(device: str) -> None:
         return
     why = "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
     raise OptionError(
-        f"bench gpu measures a GPU, and {why}: run it on a machine with one, or with --device cpu, which"
+        f"this case measures a GPU, and {why}: run it on a machine with one, or with --device cpu, which"
         " shows on little data that the command runs"
     )
 

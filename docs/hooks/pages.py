@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from fastpipe.bench.cli import ELSEWHERE
 from fastpipe.cli import _parser
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,5 +100,7 @@ def _parsers(parser: argparse.ArgumentParser, level: int) -> Iterator[tuple[argp
     yield parser, level
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            for child in action.choices.values():
+            for name, child in action.choices.items():
+                if name in ELSEWHERE:
+                    continue
                 yield from _parsers(child, 2 if level == 2 and parser.prog == "fastpipe" else 3)

@@ -44,13 +44,17 @@ _GROUPS = ("replaced", "stock")  # whose best rows a result without sections nam
 QUICK_WARNING = "--quick checks that the benchmark runs; its figures are not measurements"
 
 
-def add_run_arguments(parser: argparse.ArgumentParser, rounds: int = _ROUNDS) -> None:
+def add_run_arguments(
+    parser: argparse.ArgumentParser, rounds: int = _ROUNDS, *, has_peers: bool = True
+) -> None:
     """Add the options of every case; so many rounds are measured where nothing else is given."""
     add = parser.add_argument
     add_file_arguments(parser)
-    add("--peers", action="store_true",
-        help="also measure other libraries where they are installed; in a clone of fastpipe's repository, by "
-        "python benchmarks/run.py")  # fmt: skip
+    parser.set_defaults(peers=False)
+    if has_peers:
+        add("--peers", action="store_true",
+            help="also measure other libraries where they are installed; in a clone of fastpipe's repository, by "
+            "python benchmarks/run.py")  # fmt: skip
     length = parser.add_mutually_exclusive_group()
     length.add_argument(
         "--rounds", type=positive(int), metavar="R", help=f"rounds to measure (default: {rounds})"

@@ -242,7 +242,7 @@ class ImageFolder(Case):
         each = photos.bytes / len(photos.files) / 1000
         self.data = (
             f"{len(photos.files)} {photos.name} of {each:.0f} kB on the local disk, in the page cache; not in"
-            " S3, whose server takes long to start: python -m fastpipe.bench s3"
+            " S3, whose server takes long to start: python benchmarks/run.py s3, in a clone of the repository"
         )
         workers = min(2, self.ground.cores)
         specs = [

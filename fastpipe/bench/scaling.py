@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "else photograph-like JPEGs made once into the user's cache folder)")  # fmt: skip
     add("--threads", type=_counts, metavar="N,N,…", help="numbers of threads (default: 1, 2, 4 … all cores)")
     add("--batch-size", type=positive(int), metavar="N", help=f"samples in a batch (default: {BATCH})")
-    add_run_arguments(parser, rounds=_ROUNDS)
+    add_run_arguments(parser, rounds=_ROUNDS, has_peers=False)
 
 
 def thread_counts(cores: int) -> tuple[int, ...]:
