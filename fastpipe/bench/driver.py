@@ -53,8 +53,8 @@ def add_run_arguments(
     parser.set_defaults(peers=False)
     if has_peers:
         add("--peers", action="store_true",
-            help="also measure other libraries where they are installed; in a clone of fastpipe's repository, "
-            "by python benchmarks/run.py")  # fmt: skip
+            help="also measure other libraries where they are installed; in a clone of fastpipe's "
+            "repository, by python benchmarks/run.py")  # fmt: skip
     length = parser.add_mutually_exclusive_group()
     length.add_argument(
         "--rounds", type=positive(int), metavar="R", help=f"rounds to measure (default: {rounds})"
