@@ -33,6 +33,7 @@ from fastpipe.core.files import (
     remove_tree,
     rename_anew,
     sync_folder,
+    write_whole,
 )
 from fastpipe.core.machine import available_cpus
 from fastpipe.core.text import in_bytes
@@ -40,7 +41,7 @@ from fastpipe.errors import HDF5Error, OptionError, VolumeError
 from fastpipe.hdf5.opening import library_errors, opened, raw_name
 from fastpipe.volumes.converted import ConvertedFiles
 from fastpipe.volumes.opening import open_volume
-from fastpipe.volumes.tensorstore import FAILED, opened_by_tensorstore
+from fastpipe.volumes.tensorstore import FAILED, SPEC, opened_by_tensorstore
 from fastpipe.volumes.volume import (
     Box,
     DamagedUnitError,
@@ -336,11 +337,21 @@ class Notes(NamedTuple):
             attributes, names = dict(own.get("attributes") or {}), own.get("dimension_names")
         elif found[".zarray"]:
             attributes = found[".zattrs"]
-            names = attributes.pop("_ARRAY_DIMENSIONS", None)
+            names = attributes.get("_ARRAY_DIMENSIONS")
+            if _are_names(names, len(volume.shape)):
+                del attributes["_ARRAY_DIMENSIONS"]
+            else:
+                names = None
         else:
             attributes = {key: one for key, one in found["attributes.json"].items() if key not in _OWN_KEYS}
             names = None
         return cls(attributes, names if isinstance(names, list) else None)
+
+
+def _are_names(names: Any, dims: int) -> bool:
+    """Whether version 3 of Zarr has these for the names of dimensions."""
+    fits = isinstance(names, list) and len(names) == dims
+    return fits and all(name is None or isinstance(name, str) for name in names)
 
 
 def _notes_in_hdf5(file: str, inside: str) -> Notes:
@@ -376,17 +387,13 @@ def create_array(array: Path, layout: ZarrLayout, threads: int, notes: Notes | N
         MissingDependencyError: tensorstore is not installed.
         VolumeError: it cannot be made.
     """
-    notes = notes or Notes({})
     metadata = {
         "shape": layout.shape,
         "data_type": layout.dtype.name,
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": layout.chunk}},
         "fill_value": _in_json(layout.fill),
         "codecs": layout.codecs(),
-        "attributes": notes.attributes,
     }
-    if notes.names is not None and len(notes.names) == len(layout.shape):
-        metadata["dimension_names"] = notes.names
     spec = {
         "driver": "zarr3",
         "kvstore": {"driver": "file", "path": f"{array}/"},
@@ -398,9 +405,21 @@ def create_array(array: Path, layout: ZarrLayout, threads: int, notes: Notes | N
         },
     }
     try:
-        return opened_by_tensorstore(spec, create=True, open=False)
+        target = opened_by_tensorstore(spec, create=True, open=False)
+        if notes is not None:
+            _add_notes(array / "zarr.json", notes, len(layout.shape))
     except FAILED as error:
         raise VolumeError(f"the copy cannot be made: {_reason(error, f'{array}/')}") from None
+    return target
+
+
+def _add_notes(file: Path, notes: Notes, dims: int) -> None:
+    """Write notes as they are: tensorstore has no NaN, infinity or large integers, and no name twice."""
+    content = json.loads(file.read_bytes()) | {"attributes": notes.attributes}
+    if notes.names is not None and len(notes.names) == dims:
+        content["dimension_names"] = notes.names
+    text = json.dumps(content, indent=2).encode()
+    write_whole(file, lambda stream: stream.write(text))
 
 
 def write_box(target: Any, box: Box, part: Array) -> None:
@@ -417,7 +436,7 @@ def write_box(target: Any, box: Box, part: Array) -> None:
 
 def _reason(error: Exception, folder: str) -> str:
     """What tensorstore says, without the folder, of which nothing stays."""
-    text = str(error).partition(" [source locations=")[0].replace(folder, "")
+    text = str(error).partition(SPEC)[0].partition(" [source locations=")[0].replace(folder, "")
     return f"{text}: free some, and try again" if "No space left" in text or "ENOSPC" in text else text
 
 

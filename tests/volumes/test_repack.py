@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import json
+import math
 import os
 import re
 import subprocess
@@ -149,6 +151,37 @@ def test_of_a_zarr_array_missing_chunks_and_attributes_are_copied(
     assert len(places) == 2 * 4 * 4 and {place[0] for place in places} == {"0", "1"}
     assert dict(copy.attrs) == {"voxel_nm": [30, 8, 8]}
     assert copy.metadata.dimension_names == (("z", "y", "x") if version == 3 else None)
+
+
+NOTED = {
+    "_FillValue": math.nan, "range": [-math.inf, math.inf], "id": [1 << 64, -(1 << 80)], "name": "µ\udcb5\0",
+    "": {"deep": [None, True, 0.1, -0.0, {}]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("names", [["x", "x", None], ["", "y", "y"], [1, None, {"a": []}], "zyx", ["z"]])
+@pytest.mark.parametrize("version", [2, 3])
+def test_any_attributes_and_names_of_dimensions_are_kept(
+    tmp_path: Path, repack: Repack, version: int, names: Any
+) -> None:
+    source = _zarr(tmp_path / "in.zarr", version)
+    if version == 3:
+        content = json.loads((source / "zarr.json").read_text()) | {"attributes": NOTED}
+        (source / "zarr.json").write_text(json.dumps(content | {"dimension_names": names}))
+    else:
+        (source / ".zattrs").write_text(json.dumps(NOTED | {"_ARRAY_DIMENSIONS": names}))
+    assert repack(source, tmp_path / "out.zarr", "--chunks", "16,16,16")[::2] == (0, "")
+    found = json.loads((tmp_path / "out.zarr" / "zarr.json").read_text())
+    is_kept = len(names) == 3 and isinstance(names, list)
+    # Those that version 3 has not stay what they were in version 2, and zarr-python reads the copy.
+    is_attribute = version == 2 and (not is_kept or 1 in names)
+    expected = NOTED | ({"_ARRAY_DIMENSIONS": names} if is_attribute else {})
+    assert json.dumps(found["attributes"]) == json.dumps(expected)  # one NaN is not another
+    assert found.get("dimension_names") == (names if is_kept and not is_attribute else None)
+    if version == 2:
+        copy = zarr.open_array(tmp_path / "out.zarr", mode="r")
+        np.testing.assert_array_equal(copy[:21], VOXELS[:21])
+        assert json.dumps(dict(copy.attrs)) == json.dumps(expected)
 
 
 def _chunks(array: Path) -> list[Path]:
@@ -570,6 +603,13 @@ def test_a_full_disk(source: Path, out: Path) -> None:
 def test_without_room_it_says_what_to_do() -> None:
     said = repacking._reason(ValueError("writing: [OS error 28: ENOSPC No space left on device]"), "/x/")
     assert said.endswith("No space left on device]: free some, and try again")
+
+
+def test_of_what_tensorstore_says_no_settings_are_told() -> None:
+    error = (
+        "INVALID_ARGUMENT: Error in /x/a [tensorstore_spec='{\"path\":\"/x/\"}'] [source locations='a.cc:1']"
+    )
+    assert repacking._reason(ValueError(error), "/x/") == "INVALID_ARGUMENT: Error in a"
 
 
 def test_a_folder_that_cannot_be_made(
