@@ -345,15 +345,40 @@ def test_bricks_fit_into_memory(data: st.DataObject) -> None:
         found = repacking.planned_bricks(Volume(), layout, 4, memory)  # type: ignore[arg-type]
     except OptionError as error:
         assert f"--memory of {in_bytes(memory)} is too little" in str(error)
-        assert memory < each + 3 * layout.chunk_nbytes
+        assert memory < each + 2 * layout.chunk_nbytes
         return
     nbytes = int(np.prod(found.shape)) * 2
-    assert 1 <= found.threads <= 4 and 3 * nbytes + found.threads * each <= memory
+    assert 1 <= found.threads <= 4 and 2 * nbytes + found.threads * each <= memory
     assert all(side % of == 0 for side, of in zip(found.shape, layout.chunk, strict=True))
+    # A thread writes whole chunks, and the bytes that it has, and what becomes of them, are counted.
+    assert all(side % of == 0 for side, of in zip(found.part, layout.chunk, strict=True))
+    assert int(np.prod(found.part)) * 2 <= each // 2
     seen = np.zeros(shape, np.uint8)
     for box in found.boxes(shape):
-        seen[box] += 1
+        for part in found.parts(box):
+            seen[part] += 1
+            assert all(one.start % of == 0 for one, of in zip(part, layout.chunk, strict=True))
     assert (seen == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "unit", "chunk", "threads", "times"),
+    [
+        ((2, 192, 2048, 2048), (1, 1, 2048, 2048), (1, 64, 64, 64), 8, 8),
+        ((640, 4000, 4000), (1, 4000, 4000), (64, 128, 128), 2, 32),
+        ((512, 3072, 3000), (1, 256, 3000), (128, 128, 128), 2, 2),
+    ],
+)
+def test_bricks_use_the_memory_that_there_is(
+    shape: tuple[int, ...], unit: tuple[int, ...], chunk: tuple[int, ...], threads: int, times: float
+) -> None:
+    class Volume:
+        dtype, grid, unit_nbytes = np.dtype("u2"), UnitGrid(shape, unit), 2 * math.prod(unit)
+
+    layout = ZarrLayout.of(shape, Volume.dtype, chunk, Codec("none", 0))
+    bricks = repacking.planned_bricks(Volume(), layout, threads, 256 << 20)  # type: ignore[arg-type]
+    decoded = sum(len(Volume.grid.touched(box)) for box in bricks.boxes(shape))
+    assert bricks.threads == threads and decoded <= times * Volume.grid.count
 
 
 def test_with_memory_for_it_nothing_is_decoded_twice() -> None:
@@ -627,15 +652,15 @@ def test_a_folder_that_cannot_be_made(
 def test_a_copy_that_is_wrong_never_gets_its_name(
     source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch, codec: str
 ) -> None:
-    real = repacking.write_box
+    real = repacking._check_copy
 
-    def write(*arguments: Any) -> None:
-        real(*arguments)
+    def check(*arguments: Any) -> None:
         (chunk,) = source.parent.glob("fastpipe-repack-*/array/c/1/2/3")
         data = chunk.read_bytes()
         chunk.write_bytes(data[:-9] + bytes(byte ^ 1 for byte in data[-9:]))
+        real(*arguments)
 
-    monkeypatch.setattr(repacking, "write_box", write)
+    monkeypatch.setattr(repacking, "_check_copy", check)
     line = refused(repack(source, out, "--chunks", "16,16,16", "--codec", codec))
     assert "is not what the source holds when it is read back" in line
     assert codec != "none" or "the copy's part at [16:32, 32:48, 48:61] " in line
