@@ -81,7 +81,7 @@ _OF_OTHERS = {
 
 
 def repack_volume(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Make the copy; ``args`` as of ``repack_cli``.
+    """Make the copy; ``args`` as of ``fastpipe.tools.repack``.
 
     Raises:
         OptionError: the options cannot work.
