@@ -22,6 +22,7 @@ from rich.text import Text
 
 from fastpipe.console import Progress, print_line, table
 from fastpipe.core.clock import StageClock
+from fastpipe.core.extras import require
 from fastpipe.core.machine import available_cpus, free_memory
 from fastpipe.core.text import in_bytes
 from fastpipe.errors import OptionError
@@ -157,9 +158,10 @@ class Rechunked:
 
 
 def inspect_volume(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Look at the volume and print what was found; ``args`` as of ``inspect_cli``.
+    """Look at the volume and print what was found; ``args`` as of ``fastpipe.tools.inspect``.
 
     Raises:
+        MissingDependencyError: tensorstore is not installed, which writes the copies that are tried.
         OptionError: the options cannot work.
         VolumeError: the volume is damaged.
         OSError: it cannot be read.
@@ -172,6 +174,9 @@ def inspect_volume(args: argparse.Namespace, console: Console, progress: Progres
     if args.patch is None and (args.labels or args.budget):
         raise OptionError("--labels and --budget go with --patch, the size of patches")
     model = _model(volumes, args.patch) if args.patch else None
+    layouts = _layouts(volumes[0], model.patch) if model is not None else []
+    if layouts:
+        require("tensorstore", extra="volume")
     facts = []
     for path, volume in zip(paths, volumes, strict=True):
         progress.now(f"decoding some of {path}")
@@ -181,7 +186,7 @@ def inspect_volume(args: argparse.Namespace, console: Console, progress: Progres
         progress.now("trying orders")
         patches = patch_facts(model, volumes, facts, args.budget or default_budget())
         progress.now("trying other chunks")
-        other = rechunked(volumes, facts, model, patches)
+        other = rechunked(volumes, facts, model, patches, layouts)
     progress.stop()
     if args.json:
         text = json.dumps(_content(facts, patches, other), indent=1)
@@ -386,21 +391,17 @@ class Rates:
 
 
 def rechunked(
-    volumes: Sequence[Volume], facts: Sequence[VolumeFacts], model: PatchModel, now: PatchFacts
-) -> list[Rechunked]:
-    """Return what some other chunks of the first volume would change.
+    volumes: Sequence[Volume], facts: Sequence[VolumeFacts], model: PatchModel, now: PatchFacts,
+    layouts: Sequence[ZarrLayout],
+) -> list[Rechunked]:  # fmt: skip
+    """Return what some other layouts of the first volume would change.
 
     Some of it is written with each of them, into a folder for temporary files, and decoded; and decoded as
     it is, so that all is as near in the system's memory.
     """
-    volume, codec, room = volumes[0], Codec.of("keep", None), now.fit.remembered
-    try:
-        layouts = [
-            ZarrLayout.of(volume.shape, volume.dtype, chunk, codec)
-            for chunk in _candidates(volume, model.patch)
-        ]
-    except OptionError:  # elements that Zarr has not
+    if not layouts:
         return []
+    volume, room = volumes[0], now.fit.remembered
     others = [(one.one, one.all) for one in facts[1:]]
     box = _middle(layouts[0])
     with ThreadPoolExecutor(available_cpus(), "fastpipe-inspect") as pool:
@@ -428,9 +429,20 @@ def rechunked(
         gains = tour.all / as_it_is.tour.all, uniform.all / as_it_is.uniform.all
         chunks = _count(layout.shape, layout.chunk)
         found.append(
-            Rechunked(layout.chunk, chunks, *codec, ratio, unit, alone, uniform, tour, *gains)
+            Rechunked(layout.chunk, chunks, *layout.codec, ratio, unit, alone, uniform, tour, *gains)
         )  # fmt: skip
     return [as_it_is, *sorted(found, key=lambda one: -one.gain)]
+
+
+def _layouts(volume: Volume, patch: Sequence[int]) -> list[ZarrLayout]:
+    """Return those that are tried; none of elements that Zarr has not."""
+    codec = Codec.of("keep", None)
+    try:
+        return [
+            ZarrLayout.of(volume.shape, volume.dtype, chunk, codec) for chunk in _candidates(volume, patch)
+        ]
+    except OptionError:
+        return []
 
 
 def _speeds(volume: Volume, patch: Sequence[int], box: Box | None) -> tuple[Speed, Speed]:

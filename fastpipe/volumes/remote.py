@@ -409,7 +409,7 @@ _current = _Current()
 
 
 class RemoteChunks:
-    """The chunks of one array: a ``protocols.ChunkObjects``.
+    """The chunks of one array: a ``core.types.ChunkObjects``.
 
     Args:
         numbers: int64 (N,): which chunks there are, ascending.

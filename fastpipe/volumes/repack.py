@@ -33,6 +33,7 @@ from fastpipe.core.files import (
     remove_tree,
     rename_anew,
     sync_folder,
+    write_whole,
 )
 from fastpipe.core.machine import available_cpus
 from fastpipe.core.text import in_bytes
@@ -40,7 +41,7 @@ from fastpipe.errors import HDF5Error, OptionError, VolumeError
 from fastpipe.hdf5.opening import library_errors, opened, raw_name
 from fastpipe.volumes.converted import ConvertedFiles
 from fastpipe.volumes.opening import open_volume
-from fastpipe.volumes.tensorstore import FAILED, opened_by_tensorstore
+from fastpipe.volumes.tensorstore import FAILED, SPEC, opened_by_tensorstore
 from fastpipe.volumes.volume import (
     Box,
     DamagedUnitError,
@@ -68,7 +69,7 @@ _LARGEST_CHUNK = 1 << 30  # Blosc ends at 2 GiB
 _BLOCK_NBYTES = 1 << 17  # of a Blosc block, at least: a reader decompresses one alone
 _AUTO_NBYTES = 256 << 20
 TOGETHER_NBYTES = 8 << 20  # that a thread decodes at once, if units are no larger
-_WORTH_NBYTES = 16 << 20  # of a brick that decodes nothing twice: a larger one gains nothing
+_WORTH_NBYTES = 16 << 20  # of a brick: larger ones gain nothing but fewer units that are decoded twice
 _MOST_FILES = 1 << 19  # of a folder whose bytes are counted
 _METADATA = ("zarr.json", ".zarray", ".zattrs", "attributes.json")
 _OWN_KEYS = {"dimensions", "blockSize", "dataType", "compression", "compressionType"}  # N5's, not users'
@@ -80,7 +81,7 @@ _OF_OTHERS = {
 
 
 def repack_volume(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Make the copy; ``args`` as of ``repack_cli``.
+    """Make the copy; ``args`` as of ``fastpipe.tools.repack``.
 
     Raises:
         OptionError: the options cannot work.
@@ -184,7 +185,8 @@ def _copy(
     try:
         for number, box in enumerate(boxes):
             brick = read_box(volume, reader, box, layout.dtype, pool)
-            write_box(target, box, brick)
+            parts = bricks.parts(box)
+            finish_all([pool.submit(write_box, target, part, brick[box_within(part, box)]) for part in parts])
             copy = copy or open_volume(array)
             _check_copy(brick, box, copy, layout, pool)
             pace.add(brick.nbytes, f"{volume.name}, part {number + 1:,} of {len(boxes):,}")
@@ -336,11 +338,21 @@ class Notes(NamedTuple):
             attributes, names = dict(own.get("attributes") or {}), own.get("dimension_names")
         elif found[".zarray"]:
             attributes = found[".zattrs"]
-            names = attributes.pop("_ARRAY_DIMENSIONS", None)
+            names = attributes.get("_ARRAY_DIMENSIONS")
+            if _are_names(names, len(volume.shape)):
+                del attributes["_ARRAY_DIMENSIONS"]
+            else:
+                names = None
         else:
             attributes = {key: one for key, one in found["attributes.json"].items() if key not in _OWN_KEYS}
             names = None
         return cls(attributes, names if isinstance(names, list) else None)
+
+
+def _are_names(names: Any, dims: int) -> bool:
+    """Whether version 3 of Zarr has these for the names of dimensions."""
+    fits = isinstance(names, list) and len(names) == dims
+    return fits and all(name is None or isinstance(name, str) for name in names)
 
 
 def _notes_in_hdf5(file: str, inside: str) -> Notes:
@@ -376,17 +388,13 @@ def create_array(array: Path, layout: ZarrLayout, threads: int, notes: Notes | N
         MissingDependencyError: tensorstore is not installed.
         VolumeError: it cannot be made.
     """
-    notes = notes or Notes({})
     metadata = {
         "shape": layout.shape,
         "data_type": layout.dtype.name,
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": layout.chunk}},
         "fill_value": _in_json(layout.fill),
         "codecs": layout.codecs(),
-        "attributes": notes.attributes,
     }
-    if notes.names is not None and len(notes.names) == len(layout.shape):
-        metadata["dimension_names"] = notes.names
     spec = {
         "driver": "zarr3",
         "kvstore": {"driver": "file", "path": f"{array}/"},
@@ -398,9 +406,21 @@ def create_array(array: Path, layout: ZarrLayout, threads: int, notes: Notes | N
         },
     }
     try:
-        return opened_by_tensorstore(spec, create=True, open=False)
+        target = opened_by_tensorstore(spec, create=True, open=False)
+        if notes is not None:
+            _add_notes(array / "zarr.json", notes, len(layout.shape))
     except FAILED as error:
         raise VolumeError(f"the copy cannot be made: {_reason(error, f'{array}/')}") from None
+    return target
+
+
+def _add_notes(file: Path, notes: Notes, dims: int) -> None:
+    """Write notes as they are: tensorstore has no NaN, infinity or large integers, and no name twice."""
+    content = json.loads(file.read_bytes()) | {"attributes": notes.attributes}
+    if notes.names is not None and len(notes.names) == dims:
+        content["dimension_names"] = notes.names
+    text = json.dumps(content, indent=2).encode()
+    write_whole(file, lambda stream: stream.write(text))
 
 
 def write_box(target: Any, box: Box, part: Array) -> None:
@@ -417,7 +437,7 @@ def write_box(target: Any, box: Box, part: Array) -> None:
 
 def _reason(error: Exception, folder: str) -> str:
     """What tensorstore says, without the folder, of which nothing stays."""
-    text = str(error).partition(" [source locations=")[0].replace(folder, "")
+    text = str(error).partition(SPEC)[0].partition(" [source locations=")[0].replace(folder, "")
     return f"{text}: free some, and try again" if "No space left" in text or "ENOSPC" in text else text
 
 
@@ -515,18 +535,27 @@ class Bricks(NamedTuple):
 
     shape: tuple[int, ...]
     threads: int
+    part: tuple[int, ...]  # the shape of what a thread writes at once
 
     def boxes(self, shape: Sequence[int]) -> Iterator[Box]:
         """Iterate over the bricks of an array, in C order."""
-        sides = (
-            [slice(at, min(at + side, size)) for at in range(0, size, side)]
-            for size, side in zip(shape, self.shape, strict=True)
-        )
-        return itertools.product(*sides)
+        return _cut(tuple(slice(0, size) for size in shape), self.shape)
+
+    def parts(self, box: Box) -> Iterator[Box]:
+        """Iterate over the parts of a brick, in C order."""
+        return _cut(box, self.part)
+
+
+def _cut(box: Box, shape: Sequence[int]) -> Iterator[Box]:
+    sides = (
+        [slice(at, min(at + side, whole.stop)) for at in range(whole.start, whole.stop, side)]
+        for whole, side in zip(box, shape, strict=True)
+    )
+    return itertools.product(*sides)
 
 
 def planned_bricks(volume: Volume, layout: ZarrLayout, threads: int, memory: int | None) -> Bricks:
-    """Find bricks of whole chunks of the copy that decode little of the volume twice.
+    """Find the bricks of whole chunks of the copy of which the least is decoded twice.
 
     Args:
         memory: bytes for all that is done; None takes some, or what is needed at least.
@@ -534,10 +563,11 @@ def planned_bricks(volume: Volume, layout: ZarrLayout, threads: int, memory: int
     Raises:
         OptionError: that is too little.
     """
-    # A thread decodes all of a stored chunk, or compresses a chunk of the copy.
-    stored = math.prod(chunk_of(volume)) * volume.dtype.itemsize
-    each = 2 * max(stored, volume.unit_nbytes, layout.chunk_nbytes)
-    least = each + 3 * layout.chunk_nbytes
+    # A thread decodes all of a stored chunk, or compresses a part of the brick that is no larger.
+    itemsize = layout.dtype.itemsize
+    stored = math.prod(chunk_of(volume)) * itemsize
+    most = max(stored, volume.unit_nbytes, layout.chunk_nbytes)
+    least = 2 * most + 2 * layout.chunk_nbytes
     if memory is None:
         memory = max(_AUTO_NBYTES, least)
     if memory < least:
@@ -545,23 +575,32 @@ def planned_bricks(volume: Volume, layout: ZarrLayout, threads: int, memory: int
             f"--memory of {in_bytes(memory)} is too little: chunks of {in_bytes(stored)} to ones of "
             f"{in_bytes(layout.chunk_nbytes)} take at least {in_bytes(least)}"
         )
-    threads = max(1, min(threads, (memory - 3 * layout.chunk_nbytes) // each))
-    # A brick of the volume, its chunks as tensorstore has them, and what is read back.
-    room = (memory - threads * each) // 3
-    sides = list(zip(layout.shape, layout.chunk, volume.grid.unit, strict=True))
-    shape = list(layout.chunk)
-    while True:
-        nbytes = math.prod(shape) * layout.dtype.itemsize
-        found = []
-        for dim, (size, chunk, unit) in enumerate(sides):
-            longer = min(2 * shape[dim], -(-size // chunk) * chunk)
-            if longer > shape[dim] and nbytes // shape[dim] * longer <= room:
-                gain = _decoded(size, unit, shape[dim]) / _decoded(size, unit, longer)
-                found.append((gain, -shape[dim], dim, longer))
-        if not found or (nbytes >= _WORTH_NBYTES and max(found)[0] <= 1):
-            return Bricks(tuple(shape), threads)
-        _, _, dim, longer = max(found)
-        shape[dim] = longer
+    threads = max(1, min(threads, (memory - 2 * layout.chunk_nbytes) // (2 * most)))
+    # A brick of the volume, and the same one as it is read back: there is room for a chunk.
+    room = (memory - threads * 2 * most) // 2
+    growth = 1.34 if len(layout.shape) <= 3 else 2.0  # in many dimensions there are many combinations
+    options = [
+        [(side * times, _decoded(size, unit, side * times)) for times in _multiples(-(-size // side), growth)]
+        for size, side, unit in zip(layout.shape, layout.chunk, volume.grid.unit, strict=True)
+    ]
+    ranked = (
+        (round(math.prod(decoded), 2), -min(nbytes, _WORTH_NBYTES), nbytes, shape)
+        for shape, decoded in (zip(*sides, strict=True) for sides in itertools.product(*options))
+        if (nbytes := math.prod(shape) * itemsize) <= room
+    )
+    *_, shape = min(ranked)
+    part = list(layout.chunk)
+    for dim in reversed(range(len(part))):
+        part[dim] *= max(1, min(most // (math.prod(part) * itemsize), shape[dim] // part[dim]))
+    return Bricks(shape, threads, tuple(part))
+
+
+def _multiples(most: int, growth: float) -> list[int]:
+    """Return numbers from 1 to ``most``, the larger the farther apart."""
+    found = [1]
+    while found[-1] < most:
+        found.append(min(most, max(found[-1] + 1, int(found[-1] * growth))))
+    return found
 
 
 def _decoded(size: int, unit: int, side: int) -> float:

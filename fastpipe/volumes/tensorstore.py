@@ -31,7 +31,7 @@ from fastpipe.volumes.volume import (
     grown_unit,
 )
 
-__all__ = ["FAILED", "TensorStoreVolume", "opened_by_tensorstore"]
+__all__ = ["FAILED", "SPEC", "TensorStoreVolume", "opened_by_tensorstore"]
 
 _PATIENCE_S = 5.0  # after which it is looked whether there is what no read comes back from
 # What tensorstore raises for the states that its messages begin with.
@@ -40,7 +40,7 @@ _LEAST_NBYTES = 1 << 18  # of a unit: smaller chunks are read some at a time
 # tensorstore's names for what is wrong with stored bytes, with which its messages begin.
 _DAMAGED = ("DATA_LOSS", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE")
 _UNKNOWN = ("not supported", "Unexpected N5 chunk mode")  # in messages of bytes that may well be whole
-_SPEC = " [tensorstore_spec="  # with which a message begins to repeat what was asked for
+SPEC = " [tensorstore_spec="  # with which a message begins to repeat what was asked for
 # Formats that are read as their own libraries have them; of a URL tensorstore itself finds out which it is.
 _DRIVERS = ("zarr", "zarr3", "n5", "neuroglancer_precomputed")
 
@@ -111,7 +111,7 @@ class TensorStoreVolume(Volume):
 
     def without_secrets(self, text: str) -> str:
         """Return a text of tensorstore's for messages."""
-        text = text.partition(_SPEC)[0]
+        text = text.partition(SPEC)[0]
         for secret in self._secrets:
             text = text.replace(secret, "")
         return text

@@ -538,7 +538,7 @@ def decode(codec: str, stored: Any, out: UInt8Array) -> None:
     """Undo the codec of a whole chunk.
 
     Args:
-        codec: one of ``zarr_metadata.CODECS``.
+        codec: one of ``CODECS``.
         out: uint8 (N,): memory that its content fills.
 
     Raises:

@@ -9,6 +9,7 @@ import math
 import os
 import re
 import shlex
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -464,6 +465,20 @@ def test_of_elements_that_zarr_has_not_no_copy_is_tried(
     monkeypatch.setattr("fastpipe.volumes.repack.NUMBERS", set())
     content = found(inspect(planes, "--patch", "8,8,8", "--json"))
     assert content["rechunked"] == [] and content["advice"] is None
+
+
+def test_a_package_that_copies_need_is_missed_at_once(
+    planes: Path, inspect: Inspect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorstore", None)
+    with monkeypatch.context() as patch:
+        patch.setattr(inspection, "decode_speed", lambda *_: pytest.fail("it measures"))
+        code, output, errors = inspect(planes, "--patch", "8,8,8")
+        assert (code, output) == (2, "") and "pip install 'fastpipe[volume]'" in errors
+    # Where no copy is tried, it is not needed.
+    assert inspect(planes)[0] == 0
+    monkeypatch.setattr("fastpipe.volumes.repack.NUMBERS", set())
+    assert found(inspect(planes, "--patch", "8,8,8", "--json"))["rechunked"] == []
 
 
 # ---- the command ------------------------------------------------------------------------------

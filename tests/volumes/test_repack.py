@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import json
+import math
 import os
 import re
 import subprocess
@@ -149,6 +151,37 @@ def test_of_a_zarr_array_missing_chunks_and_attributes_are_copied(
     assert len(places) == 2 * 4 * 4 and {place[0] for place in places} == {"0", "1"}
     assert dict(copy.attrs) == {"voxel_nm": [30, 8, 8]}
     assert copy.metadata.dimension_names == (("z", "y", "x") if version == 3 else None)
+
+
+NOTED = {
+    "_FillValue": math.nan, "range": [-math.inf, math.inf], "id": [1 << 64, -(1 << 80)], "name": "µ\udcb5\0",
+    "": {"deep": [None, True, 0.1, -0.0, {}]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("names", [["x", "x", None], ["", "y", "y"], [1, None, {"a": []}], "zyx", ["z"]])
+@pytest.mark.parametrize("version", [2, 3])
+def test_any_attributes_and_names_of_dimensions_are_kept(
+    tmp_path: Path, repack: Repack, version: int, names: Any
+) -> None:
+    source = _zarr(tmp_path / "in.zarr", version)
+    if version == 3:
+        content = json.loads((source / "zarr.json").read_text()) | {"attributes": NOTED}
+        (source / "zarr.json").write_text(json.dumps(content | {"dimension_names": names}))
+    else:
+        (source / ".zattrs").write_text(json.dumps(NOTED | {"_ARRAY_DIMENSIONS": names}))
+    assert repack(source, tmp_path / "out.zarr", "--chunks", "16,16,16")[::2] == (0, "")
+    found = json.loads((tmp_path / "out.zarr" / "zarr.json").read_text())
+    is_kept = len(names) == 3 and isinstance(names, list)
+    # Those that version 3 has not stay what they were in version 2, and zarr-python reads the copy.
+    is_attribute = version == 2 and (not is_kept or 1 in names)
+    expected = NOTED | ({"_ARRAY_DIMENSIONS": names} if is_attribute else {})
+    assert json.dumps(found["attributes"]) == json.dumps(expected)  # one NaN is not another
+    assert found.get("dimension_names") == (names if is_kept and not is_attribute else None)
+    if version == 2:
+        copy = zarr.open_array(tmp_path / "out.zarr", mode="r")
+        np.testing.assert_array_equal(copy[:21], VOXELS[:21])
+        assert json.dumps(dict(copy.attrs)) == json.dumps(expected)
 
 
 def _chunks(array: Path) -> list[Path]:
@@ -312,15 +345,40 @@ def test_bricks_fit_into_memory(data: st.DataObject) -> None:
         found = repacking.planned_bricks(Volume(), layout, 4, memory)  # type: ignore[arg-type]
     except OptionError as error:
         assert f"--memory of {in_bytes(memory)} is too little" in str(error)
-        assert memory < each + 3 * layout.chunk_nbytes
+        assert memory < each + 2 * layout.chunk_nbytes
         return
     nbytes = int(np.prod(found.shape)) * 2
-    assert 1 <= found.threads <= 4 and 3 * nbytes + found.threads * each <= memory
+    assert 1 <= found.threads <= 4 and 2 * nbytes + found.threads * each <= memory
     assert all(side % of == 0 for side, of in zip(found.shape, layout.chunk, strict=True))
+    # A thread writes whole chunks, and the bytes that it has, and what becomes of them, are counted.
+    assert all(side % of == 0 for side, of in zip(found.part, layout.chunk, strict=True))
+    assert int(np.prod(found.part)) * 2 <= each // 2
     seen = np.zeros(shape, np.uint8)
     for box in found.boxes(shape):
-        seen[box] += 1
+        for part in found.parts(box):
+            seen[part] += 1
+            assert all(one.start % of == 0 for one, of in zip(part, layout.chunk, strict=True))
     assert (seen == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "unit", "chunk", "threads", "times"),
+    [
+        ((2, 192, 2048, 2048), (1, 1, 2048, 2048), (1, 64, 64, 64), 8, 8),
+        ((640, 4000, 4000), (1, 4000, 4000), (64, 128, 128), 2, 32),
+        ((512, 3072, 3000), (1, 256, 3000), (128, 128, 128), 2, 2),
+    ],
+)
+def test_bricks_use_the_memory_that_there_is(
+    shape: tuple[int, ...], unit: tuple[int, ...], chunk: tuple[int, ...], threads: int, times: float
+) -> None:
+    class Volume:
+        dtype, grid, unit_nbytes = np.dtype("u2"), UnitGrid(shape, unit), 2 * math.prod(unit)
+
+    layout = ZarrLayout.of(shape, Volume.dtype, chunk, Codec("none", 0))
+    bricks = repacking.planned_bricks(Volume(), layout, threads, 256 << 20)  # type: ignore[arg-type]
+    decoded = sum(len(Volume.grid.touched(box)) for box in bricks.boxes(shape))
+    assert bricks.threads == threads and decoded <= times * Volume.grid.count
 
 
 def test_with_memory_for_it_nothing_is_decoded_twice() -> None:
@@ -572,6 +630,13 @@ def test_without_room_it_says_what_to_do() -> None:
     assert said.endswith("No space left on device]: free some, and try again")
 
 
+def test_of_what_tensorstore_says_no_settings_are_told() -> None:
+    error = (
+        "INVALID_ARGUMENT: Error in /x/a [tensorstore_spec='{\"path\":\"/x/\"}'] [source locations='a.cc:1']"
+    )
+    assert repacking._reason(ValueError(error), "/x/") == "INVALID_ARGUMENT: Error in a"
+
+
 def test_a_folder_that_cannot_be_made(
     source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -587,15 +652,15 @@ def test_a_folder_that_cannot_be_made(
 def test_a_copy_that_is_wrong_never_gets_its_name(
     source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch, codec: str
 ) -> None:
-    real = repacking.write_box
+    real = repacking._check_copy
 
-    def write(*arguments: Any) -> None:
-        real(*arguments)
+    def check(*arguments: Any) -> None:
         (chunk,) = source.parent.glob("fastpipe-repack-*/array/c/1/2/3")
         data = chunk.read_bytes()
         chunk.write_bytes(data[:-9] + bytes(byte ^ 1 for byte in data[-9:]))
+        real(*arguments)
 
-    monkeypatch.setattr(repacking, "write_box", write)
+    monkeypatch.setattr(repacking, "_check_copy", check)
     line = refused(repack(source, out, "--chunks", "16,16,16", "--codec", codec))
     assert "is not what the source holds when it is read back" in line
     assert codec != "none" or "the copy's part at [16:32, 32:48, 48:61] " in line
