@@ -220,7 +220,7 @@ class EntryStore:
         """What the native core is told of this store to find images in it: a ``native.KeptImages``.
 
         Args:
-            tag: of ``cache.identity.identify``.
+            tag: of ``core.file_identity.identify``.
             marks: an image is kept only when it comes for the second time.
         """
         return native.KeptImages(
@@ -238,7 +238,7 @@ class EntryStore:
         """What the native core is told of this store to find decoded chunks: a ``native.KeptChunks``.
 
         Args:
-            tag: the digest of ``cache.identity.identify``.
+            tag: the digest of ``core.file_identity.identify``.
             count: chunks that there are.
             nbytes: of each.
             marks: as of ``images``.

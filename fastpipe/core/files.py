@@ -21,7 +21,6 @@ from fastpipe.core.clock import ranged
 
 __all__ = [
     "DESCRIPTORS",
-    "FLAGS",
     "SCHEME",
     "UNFINISHED",
     "closes_idle",
@@ -436,9 +435,6 @@ def is_url(root: str | os.PathLike[str]) -> bool:
 
 # ----------------------------------------------------------------------------------------------------
 # Reading files safely: a fifo does not hang, a directory does not confuse, a short read is continued.
-
-# A fifo named x.jpg would block open() until somebody writes; O_NONBLOCK returns at once.
-FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"  # of HDF5 files
 

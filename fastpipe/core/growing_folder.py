@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from fastpipe.core.files import folder_below, open_regular, read_file, remove_tree, who_else_may_write
+from fastpipe.core.files import folder_below, open_regular, remove_tree, who_else_may_write
 from fastpipe.core.locks import locks_are_possible, try_to_lock
 from fastpipe.errors import FastpipeError, OptionError
 
@@ -21,7 +21,6 @@ __all__ = [
     "folder_of",
     "has_empty_lock",
     "opened_folder",
-    "read_note",
     "remove_folder",
 ]
 
@@ -43,17 +42,6 @@ def has_empty_lock(folder: Path) -> bool:
         return stat.S_ISREG(status.st_mode) and status.st_size == 0
     except FileNotFoundError:
         return False
-
-
-def read_note(out: Path, name: str) -> bytes:
-    """Return what a file says in the folder of a copy.
-
-    Raises:
-        OptionError: others may have written it.
-        OSError: there is none.
-    """
-    with opened_folder(out) as folder:
-        return read_file(os.path.join(folder, name))
 
 
 @contextlib.contextmanager

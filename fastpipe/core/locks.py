@@ -31,7 +31,6 @@ __all__ = [
     "renew_in_children",
     "try_to_lock",
     "unlock",
-    "wait_for_lock",
 ]
 
 
@@ -114,8 +113,8 @@ class FileLock:
                 self.threads.release()
 
 
-def try_to_lock(descriptor: int, place: int | None = None) -> bool:
-    """Lock a file, or one of many places in it, for this process, unless another one has it locked.
+def try_to_lock(descriptor: int) -> bool:
+    """Lock a file for this process, unless another one has it locked.
 
     Unlike a lock of ``flock``, it is not passed on to children.
 
@@ -123,7 +122,7 @@ def try_to_lock(descriptor: int, place: int | None = None) -> bool:
         OSError: the file system has no locks.
     """
     try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, *_range(place))
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in (errno.EAGAIN, errno.EACCES):
             raise
@@ -131,25 +130,9 @@ def try_to_lock(descriptor: int, place: int | None = None) -> bool:
     return True
 
 
-def wait_for_lock(descriptor: int, place: int) -> bool:
-    """Lock a place as soon as no other process has it locked; False where they would wait for each other."""
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX, *_range(place))
-    except OSError as error:
-        if error.errno != errno.EDEADLK:
-            raise
-        return False
-    return True
-
-
-def unlock(descriptor: int, place: int | None = None) -> None:
-    """Let go of a file, or of a place in it."""
-    fcntl.lockf(descriptor, fcntl.LOCK_UN, *_range(place))
-
-
-def _range(place: int | None) -> tuple[int, int]:
-    """Length and start; a length of 0 is all that follows."""
-    return (0, 0) if place is None else (1, place)
+def unlock(descriptor: int) -> None:
+    """Let go of a file."""
+    fcntl.lockf(descriptor, fcntl.LOCK_UN)
 
 
 def lock_of(descriptor: int) -> FileLock:
@@ -304,13 +287,17 @@ _renewed: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def renew_in_children(one: Any) -> None:
-    """Have ``_after_fork`` of an object called in each forked child, for as long as the object lives."""
+    """Have ``_after_fork`` of an object called in each forked child, for as long as the object lives.
+
+    An exception of one keeps none of the others from being called.
+    """
     _renewed.add(one)
 
 
 def _after_fork() -> None:
     for one in list(_renewed):
-        one._after_fork()
+        with contextlib.suppress(Exception):  # such as EBADF, where the program has closed its descriptor
+            one._after_fork()
 
 
 if hasattr(os, "register_at_fork"):

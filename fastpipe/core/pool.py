@@ -232,10 +232,6 @@ class ThreadPool:
         self._reset()
         _pools.add(self)
 
-    def count_jobs(self) -> int:
-        """How many jobs are queued: those with tasks that nobody has begun, perhaps one whose last runs."""
-        return len(self._queue.jobs)
-
     def submit(self, task: Callable[[int], None], count: int, last: Callable[[], None] | None = None) -> Job:
         """Queue a job.
 

@@ -456,11 +456,6 @@ class SampleTable(Table[Sample]):
             self._data = items if frozen is None else frozen
 
     @classmethod
-    def from_list(cls, samples: Iterable[Sample]) -> SampleTable:
-        """A table of these items; the list itself is not kept."""
-        return cls(samples)
-
-    @classmethod
     def from_arrays(cls, arena: bytes, offsets: npt.ArrayLike, targets: npt.ArrayLike) -> SampleTable:
         """A table of paths that are encoded already.
 

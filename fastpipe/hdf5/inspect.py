@@ -480,7 +480,7 @@ SCHEMA = 1
 
 
 def inspect(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Print what was found in the file, or write it as JSON; ``args`` as of ``inspect_cli``.
+    """Print what was found in the file, or write it as JSON; ``args`` as of ``tools.inspect``.
 
     Returns:
         0.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import hashlib
 import io
 import math
 import os
@@ -14,13 +15,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Console
 
 from fastpipe.console import Pace, Progress, print_line
 from fastpipe.core.extras import require
-from fastpipe.core.files import is_hdf5, open_file, open_regular, rename_anew, sync_folder, who_else_may_write
+from fastpipe.core.files import (
+    UNFINISHED,
+    open_file,
+    open_regular,
+    read_at,
+    rename_anew,
+    sync_folder,
+    who_else_may_write,
+)
 from fastpipe.core.locks import locks_are_possible, try_to_lock
 from fastpipe.core.machine import available_cpus
 from fastpipe.core.text import in_bytes
@@ -52,7 +61,16 @@ from fastpipe.hdf5.opening import (
 )
 from fastpipe.hdf5.rows import RowSource, has_references, is_plain, read_rows, write_rows
 
-__all__ = ["Codec", "Options", "Target", "make_plan", "parse_codec", "repack", "set_filters"]
+__all__ = [
+    "Codec",
+    "Options",
+    "Target",
+    "make_plan",
+    "parse_codec",
+    "repack",
+    "set_filters",
+    "unfinished_path",
+]
 
 _LEVELS = {"gzip": (4, 0, 9), "zstd": (3, 1, 22), "blosc": (5, 0, 9)}  # default, least, most
 _CODECS = "keep, none, gzip[:LEVEL], lzf, lz4, zstd[:LEVEL], blosc[:CODEC[:LEVEL]]"
@@ -168,6 +186,7 @@ def _add(properties: Any, codec: Codec, shuffle: bool) -> None:
 
 MEMORY_NBYTES = 64 << 20
 _STEP_NBYTES = 16 << 20  # rows that are read, and written, at once
+_TRIES = 50
 _AUTO_NBYTES = 64 << 10
 _MOST_NBYTES = 1 << 50  # of a dataset: more than a copy could ever hold, and than could be read back
 _LARGEST_CHUNK = 1 << 30  # the format ends at 4 GiB
@@ -304,7 +323,7 @@ def _step(row_nbytes: int, rows: int, old: Sequence[int], size: int, new_nbytes:
 
 
 def repack(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Make the copy; ``args`` as of ``repack_cli``.
+    """Make the copy; ``args`` as of ``tools.repack``.
 
     Returns:
         0.
@@ -475,21 +494,39 @@ def _through_library(dataset: Any, target: Target) -> Iterator[tuple[int, Any]]:
 
 
 class UnfinishedFile(io.FileIO):
-    """The file ``OUT.partial`` until it takes the name OUT: locked, and only this user's.
+    """The file in which a copy is written until it takes the name OUT: new, locked, and only this user's.
 
-    It is given to h5py's driver for file-like objects.  An error of writing, such as a full disk, is kept
-    from the HDF5 library, which would not recover from it: later writes do nothing, and ``check`` raises the
-    error.  What a killed run has left is overwritten; a file that has not taken its name is removed.
+    It is given to h5py's driver for file-like objects, which asks for no counts: reads and writes are whole,
+    and what lies behind the end is read as zeros.  An error of writing, such as a full disk, is kept from the
+    HDF5 library, which would not recover from it: later writes do nothing, and ``check`` raises the error.
+    What a killed run has left is removed, and so is a file that has not taken its name.
 
     Raises:
-        OptionError: there is something else of this name, or others may write to it.
-        HDF5Error: another process is writing it.
+        OptionError: there is something else of its name, or others may write to it.
+        HDF5Error: another process, or thread, is writing it.
     """
 
+    # By process, as a forked child writes none of these.  The lock does not keep threads of a process apart.
+    _writing: ClassVar[dict[tuple[int, str], int]] = {}
+
     def __init__(self, out: Path) -> None:
-        self._out, self._path = out, out.with_name(f"{out.name}.partial")
+        self._out, self._path = out, unfinished_path(out)
         self._error: OSError | None = None
-        super().__init__(_open_unfinished(self._path, out), "r+b")
+        self._key = (os.getpid(), os.path.realpath(self._path))
+        if self._writing.setdefault(self._key, id(self)) != id(self):
+            raise HDF5Error(f"another thread is writing {out}; wait for it")
+        try:
+            super().__init__(_make_unfinished(self._path, out), "r+b")
+        except BaseException:
+            self._let_go()
+            raise
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        done = read_at(self.fileno(), view, self.tell())
+        view[done:] = bytes(len(view) - done)
+        self.seek(done, os.SEEK_CUR)
+        return done
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
@@ -520,9 +557,6 @@ class UnfinishedFile(io.FileIO):
             OptionError: there is a file of this name and ``force`` is not set, or this one was moved away.
         """
         os.fsync(self.fileno())
-        mask = os.umask(0o077)
-        os.umask(mask)
-        os.fchmod(self.fileno(), 0o666 & ~mask)
         if not self._is_at_its_path():
             raise OptionError(f"{self._path} was moved away while it was written; try again")
         if force:
@@ -533,6 +567,11 @@ class UnfinishedFile(io.FileIO):
                     os.unlink(self._path)
             except FileExistsError:
                 raise _exists_already(self._out) from None
+        # Only now: what a run that is killed before leaves is closed to others, and known by that.
+        mask = os.umask(0o077)
+        os.umask(mask)
+        with contextlib.suppress(OSError):  # of file systems without modes; the copy has its name
+            os.fchmod(self.fileno(), 0o666 & ~mask)
         sync_folder(self._out.parent)
 
     def close(self) -> None:
@@ -541,53 +580,88 @@ class UnfinishedFile(io.FileIO):
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
         super().close()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._writing.get(self._key) == id(self):
+            del self._writing[self._key]
 
     def _is_at_its_path(self) -> bool:
+        return _is_at(self._path, self.fileno())
+
+
+def unfinished_path(out: Path) -> Path:
+    """Return where a copy is written until it is complete: a name that nothing else makes."""
+    digest = hashlib.sha256(os.fsencode(out.name)).hexdigest()[:16]
+    return out.with_name(f"fastpipe-repack-{digest}{UNFINISHED}")
+
+
+def _make_unfinished(path: Path, out: Path) -> int:
+    """Return a descriptor of a new, locked file of mode 0600."""
+    for _ in range(_TRIES):
         try:
-            return os.path.samestat(os.fstat(self.fileno()), os.lstat(self._path))
-        except FileNotFoundError:
-            return False
+            descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            _remove_left_behind(path, out)
+            continue
+        try:
+            # Before it was locked, another process may have taken it for one that was left behind.
+            if _lock(descriptor) and _is_at(path, descriptor):
+                return descriptor
+        except BaseException:  # a file system without locks
+            if _is_at(path, descriptor):
+                os.unlink(path)
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+    raise _is_busy(out)
 
 
-def _open_unfinished(path: Path, out: Path) -> int:
-    """Return a descriptor of an empty, locked file of mode 0600."""
+def _remove_left_behind(path: Path, out: Path) -> None:
+    """Remove what a killed run has left: a file of this user alone, which no process has locked.
+
+    Raises:
+        OptionError: it is something else.
+        HDF5Error: another process is writing it.
+    """
     try:
-        descriptor = open_regular(path, os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = open_regular(path, os.O_RDWR)
+    except FileNotFoundError:
+        return
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.ENXIO, errno.EMLINK):
             raise OptionError(f"{path} is not an unfinished copy, but {_kind(path)}: move it away") from None
         raise
     try:
-        status = os.fstat(descriptor)
         folder = os.open(path.parent, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
         try:
-            why = who_else_may_write(folder, status)
+            why = who_else_may_write(folder, os.fstat(descriptor))
         finally:
             os.close(folder)
         if why:
             raise OptionError(f"{path} {why}: move it away, or name another file")
-        # Before the lock, which the end of any descriptor of the file would release.
-        is_own = not status.st_size or _is_left_behind(path, descriptor, status)
-        if status.st_nlink > 1 or not is_own:
-            raise OptionError(f"{path} is not an unfinished copy; move it away, or remove it, and try again")
-        if locks_are_possible() and not try_to_lock(descriptor):
-            raise HDF5Error(f"another process is writing {out}; wait for it, or end it")
-        # Another process may have named it between the opening and the lock.
-        if not os.path.lexists(path) or not os.path.samestat(status, os.lstat(path)):
-            raise HDF5Error(f"another process has just written {out}; try again")
-        os.fchmod(descriptor, 0o600)
-        os.ftruncate(descriptor, 0)
-    except BaseException:
+        if not _lock(descriptor):
+            raise _is_busy(out)
+        if _is_at(path, descriptor):  # only who has locked the file that is there removes it
+            os.unlink(path)
+    finally:
         os.close(descriptor)
-        raise
-    return descriptor
 
 
-def _is_left_behind(path: Path, descriptor: int, status: os.stat_result) -> bool:
-    """Return whether a killed run has made a file: by its mode, and HDF5's signature or zeros."""
-    if stat.S_IMODE(status.st_mode) != 0o600:
+def _lock(descriptor: int) -> bool:
+    """Lock a file; return whether no other process has locked it."""
+    return not locks_are_possible() or try_to_lock(descriptor)
+
+
+def _is_busy(out: Path) -> HDF5Error:
+    return HDF5Error(f"another process is writing {out}; wait for it, or end it")
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
         return False
-    return is_hdf5(str(path)) or not os.pread(descriptor, 8, 0).strip(b"\0")
 
 
 def _kind(path: Path) -> str:

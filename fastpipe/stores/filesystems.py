@@ -38,7 +38,7 @@ _NEAR = ("memory", "file", "local")
 
 
 class FilesystemStore:
-    """A ``protocols.Store`` by a file system of fsspec's.
+    """A ``core.types.Store`` by a file system of fsspec's.
 
     A version is what the file system has for one (ETag, modification time …) and the size.  Of an object that
     is far away only the size is compared, as asking for more would be one more request for each object.
@@ -150,7 +150,7 @@ class FilesystemStore:
 
 
 class store_errors:  # noqa: N801 - used as a statement
-    """Raise the errors of a file system as those of ``protocols.Store``, without secrets."""
+    """Raise the errors of a file system as those of ``core.types.Store``, without secrets."""
 
     def __init__(self, path: str, at: str, options: StorageOptions) -> None:
         self._path, self._at, self._options = path, at, options
@@ -247,7 +247,7 @@ def _misses(version: str, size: int) -> bool:
 
 
 class FolderStore:
-    """A ``protocols.Store`` of a folder: keys are paths below it, a version is time and size."""
+    """A ``core.types.Store`` of a folder: keys are paths below it, a version is time and size."""
 
     objects_after = None  # a folder is listed as the file system gives it
 

@@ -59,7 +59,7 @@ _DRAWS = random.Random()  # the global generator is the script's
 
 
 class RetryingStore:
-    """A ``protocols.Store`` that repeats requests that failed with ``StoreBusyError``.
+    """A ``core.types.Store`` that repeats requests that failed with ``StoreBusyError``.
 
     When the store fails too often, or says nothing for too long, every request fails at once, and one of them
     from time to time asks once whether it is there again.

@@ -195,7 +195,7 @@ _AFTER_THE_END = 416
 
 
 class S3fsStore:
-    """A ``protocols.Store`` of a bucket, by s3fs: every option and key, with the work done in Python."""
+    """A ``core.types.Store`` of a bucket, by s3fs: every option and key, with the work done in Python."""
 
     def __init__(self, location: Location, options: StorageOptions) -> None:
         self._location, self._options = location, options
@@ -328,7 +328,7 @@ _URL = re.compile(r"\S+://\S+")
 
 
 class ObjectStore(S3fsStore):
-    """A ``protocols.Store`` of a bucket, by obstore, which requests and lists without the GIL.
+    """A ``core.types.Store`` of a bucket, by obstore, which requests and lists without the GIL.
 
     What obstore cannot do goes through s3fs: keys that are no paths for it (``../x``, ``a//b``), lists that
     have such keys, and everything in a process that was forked from one in which obstore was used.

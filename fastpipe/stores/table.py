@@ -271,7 +271,7 @@ _MOST_PASSED = 1 << 10
 
 
 class StageTable:
-    """The objects of a listing that are staged: ``protocols.StagedObjects``.  Rows are the listing's.
+    """The objects of a listing that are staged: ``core.types.StagedObjects``.  Rows are the listing's.
 
     Args:
         folder: the stage.

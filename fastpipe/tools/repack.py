@@ -22,9 +22,9 @@ many whole samples as make 64 KiB; data without filters become contiguous, unles
 the dataset can grow. With --sample-dims above 1 a chunk has --chunk-rows samples
 along the last of these dimensions, and one along those before.
 
-The copy is written to the file OUT.partial, which takes the name OUT when every value
-that was read back from it equals the source's. What a killed run has left there is
-overwritten by the next one.
+The copy is written to a file fastpipe-repack-….unfinished beside OUT, which takes the
+name OUT when every value that was read back from it equals the source's. What a killed
+run has left is removed by the next one with the same OUT.
 
 A volume (Zarr, N5, TIFF, NIfTI, .npy; behind a slash the name of an array within a
 file or folder) becomes a Zarr array in the folder OUT, in chunks of --chunks; so does

@@ -97,6 +97,18 @@ def test_a_child_that_only_ends_unlocks_nothing(tmp_path: Path, forked: Forked) 
     assert not opened(tmp_path).is_free(7)
 
 
+def test_a_child_renews_all_objects_though_one_fails(tmp_path: Path, forked: Forked) -> None:
+    files = [LockFile(str(tmp_path / f"locks{number}")) for number in range(9)]
+    before = [file.descriptor for file in files]
+    os.close(before[4])  # as a program does that closes all descriptors
+
+    def child() -> None:
+        assert [file._descriptor for file in files] == [-1] * 9
+
+    assert code_of(forked(child)) == 0
+    files[4]._descriptor = -1  # nothing is left to close
+
+
 def test_what_stays_is_the_child_s_as_well(tmp_path: Path, forked: Forked) -> None:
     parent = opened(tmp_path)
     parent.stay(7)

@@ -152,19 +152,6 @@ def test_jobs_may_be_waited_for_in_any_order_and_more_than_once(two: ThreadPool)
         job.wait()
 
 
-def test_jobs_are_counted_until_their_last_task_is_over(one: ThreadPool) -> None:
-    assert one.count_jobs() == 0
-    gate = Gate()
-    busy = one.submit(gate, 1)
-    assert gate.entered.wait(WAIT_S)
-    last = [one.submit(_nothing, 1) for _ in range(2)][-1]
-    assert one.count_jobs() == 3
-    gate.opened.set()
-    busy.wait()
-    last.wait()
-    assert one.count_jobs() <= 1
-
-
 def test_no_tasks_are_done_at_once(one: ThreadPool) -> None:
     gate = Gate()
     busy = one.submit(gate, 1)

@@ -39,7 +39,7 @@ def is_frozen(table: SampleTable | TargetTable) -> bool:
 
 @pytest.fixture(params=["frozen", "changed"])
 def table(request: pytest.FixtureRequest) -> SampleTable:
-    made = SampleTable.from_list(SAMPLES)
+    made = SampleTable(SAMPLES)
     if request.param == "changed":
         made.append(made.pop())
     assert is_frozen(made) == (request.param == "frozen")
@@ -54,10 +54,10 @@ def test_types_of_what_comes_out(table: SampleTable) -> None:
 
 def test_the_list_given_is_not_kept() -> None:
     given = list(SAMPLES)
-    made = SampleTable.from_list(given)
+    made = SampleTable(given)
     made.append(("new", 1))
     odd: list[Any] = [("a", "b")]
-    kept = SampleTable.from_list(odd)
+    kept = SampleTable(odd)
     kept.append(("new", 1))
     assert (given, odd) == (SAMPLES, [("a", "b")])
 

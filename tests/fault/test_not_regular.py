@@ -19,6 +19,7 @@ from fastpipe import BadSamples, FastHDF5Dataset, FastImageFolder, FastLoader, F
 from fastpipe.cli import main
 from fastpipe.core.files import open_output, remove_tree, write_whole
 from fastpipe.errors import FastpipeError, HDF5Error, StageError, VolumeError
+from fastpipe.hdf5.repack import unfinished_path
 from fastpipe.sampling import Grid
 from fastpipe.volumes import tensorstore
 
@@ -183,7 +184,7 @@ def test_what_repack_finds(put: Put, tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py", reason="pip install 'fastpipe[hdf5]'")
     with h5py.File(tmp_path / "in.h5", "w") as file:
         file.create_dataset("x", data=np.arange(10))
-    put(tmp_path / "out.h5.partial")
+    put(unfinished_path(tmp_path / "out.h5"))
     code = main(["repack", str(tmp_path / "in.h5"), str(tmp_path / "out.h5"), "--dataset", "x"])
     assert code == 2 or (tmp_path / "out.h5").is_file()
 

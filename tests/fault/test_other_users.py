@@ -338,18 +338,18 @@ def test_a_copy_that_grows_is_no_others_whatever_the_umask(
 def test_what_somebody_else_put_where_a_file_is_repacked(
     shared: Path, whose: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    partial, precious = shared / "out.h5.partial", shared / "precious"
+    unfinished, precious = repack.unfinished_path(shared / "out.h5"), shared / "precious"
     precious.write_bytes(bytes(100))
     if whose == "a link":
-        partial.symlink_to(precious)
+        unfinished.symlink_to(precious)
     elif whose == "a fifo":
-        os.mkfifo(partial)
+        os.mkfifo(unfinished)
     elif whose == "a folder":
-        partial.mkdir()
+        unfinished.mkdir()
     else:
         with user(OTHER if whose == "another user's" else VICTIM):
-            partial.touch()
-        partial.chmod(0o666)
+            unfinished.touch()
+        unfinished.chmod(0o666)
     words = {"another user's": f"belongs to user {OTHER}", "open to others": "lets others write"}
     with pytest.raises(OptionError):
         made_by_repack(shared)
@@ -364,7 +364,7 @@ def test_a_file_that_is_repacked_is_no_others_whatever_the_umask(
     real = repack.check_structure
 
     def check(*arguments: Any) -> None:
-        seen.append((shared / "out.h5.partial").stat().st_mode & 0o777)
+        seen.append(repack.unfinished_path(shared / "out.h5").stat().st_mode & 0o777)
         real(*arguments)
 
     monkeypatch.setattr(repack, "check_structure", check)

@@ -18,8 +18,10 @@ import pytest
 
 from fastpipe.cli import main
 from fastpipe.core import files as _files
+from fastpipe.errors import HDF5Error
 from fastpipe.hdf5 import copying as checking
 from fastpipe.hdf5 import repack as repacking
+from fastpipe.hdf5.repack import UnfinishedFile
 
 Repack = Callable[..., tuple[int, str, str]]
 ROWS = np.random.default_rng(0).standard_normal((4000, 40))
@@ -96,28 +98,42 @@ def test_without_hard_links(source: Path, out: Path, repack: Repack, monkeypatch
     assert names(out) == ["in.h5", "out.h5"]
 
 
-@pytest.mark.parametrize("kind", ["file", "HDF5 file", "folder", "link", "other name"])
+@pytest.mark.parametrize("kind", ["folder", "link", "fifo"])
 def test_what_the_user_has_put_there_is_no_unfinished_copy(
     source: Path, out: Path, repack: Repack, kind: str
 ) -> None:
-    mine, precious = out.with_name("out.h5.partial"), out.with_name("precious")
-    precious.write_bytes(bytes(100) if kind == "other name" else b"mine, and longer than a signature")
-    before = precious.read_bytes()
+    mine, precious = repacking.unfinished_path(out), out.with_name("precious")
+    precious.write_bytes(b"mine, and longer than a signature")
     if kind == "folder":
         mine.mkdir()
     elif kind == "link":
         mine.symlink_to(precious)
-    elif kind == "file":
-        mine.write_bytes(before)
-    elif kind == "HDF5 file":
-        mine.write_bytes(source.read_bytes())
     else:
-        os.link(precious, mine)
-    assert "out.h5.partial is not an unfinished copy" in refused(repack(source, out))
-    assert precious.read_bytes() == before and (
-        kind != "HDF5 file" or mine.read_bytes() == source.read_bytes()
-    )
+        os.mkfifo(mine)
+    assert f"{mine.name} is not an unfinished copy" in refused(repack(source, out))
+    assert precious.read_bytes() == b"mine, and longer than a signature" and os.path.lexists(mine)
     assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["out.h5.partial", "out.h5.unfinished", ".out.h5", "fastpipe-repack-mine"])
+@pytest.mark.parametrize("kind", ["HDF5 file", "file", "zeros"])
+def test_files_of_the_user_stay(source: Path, out: Path, repack: Repack, name: str, kind: str) -> None:
+    mine = out.with_name(name)
+    content = {"HDF5 file": source.read_bytes(), "file": b"mine", "zeros": bytes(100)}[kind]
+    mine.write_bytes(content)
+    mine.chmod(0o600)
+    assert repack(source, out)[0] == 0
+    assert mine.read_bytes() == content
+    assert names(out) == sorted(["in.h5", "out.h5", name])
+
+
+def test_another_name_of_a_file_is_all_that_is_removed(source: Path, out: Path, repack: Repack) -> None:
+    precious = out.with_name("precious")
+    precious.write_bytes(b"mine")
+    os.link(precious, repacking.unfinished_path(out))
+    assert repack(source, out)[0] == 0
+    assert precious.read_bytes() == b"mine"
+    assert names(out) == ["in.h5", "out.h5", "precious"]
 
 
 @pytest.mark.parametrize("how", ["path", "link", "hard link", "detour"])
@@ -177,6 +193,59 @@ with UnfinishedFile(Path({str(out)!r})):
     assert repack(source, out)[0] == 0
 
 
+def test_two_threads_at_once(source: Path, out: Path, repack: Repack) -> None:
+    with UnfinishedFile(out):
+        assert "another thread is writing" in refused(repack(source, out))
+        assert names(out) == [repacking.unfinished_path(out).name, "in.h5"]
+        (source.parent / "link").symlink_to(source.parent)
+        with pytest.raises(HDF5Error, match="another thread is writing"):
+            UnfinishedFile(source.parent / "link" / "out.h5")
+        assert repack(source, out.with_name("other.h5"))[0] == 0
+    assert repack(source, out)[0] == 0
+
+
+def test_a_copy_that_begins_just_now_is_not_taken_for_one_left_behind(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process removes the file between its making and its locking: it is made again."""
+    lock, path, removed = repacking._lock, repacking.unfinished_path(out), []
+
+    def lock_late(descriptor: int) -> bool:
+        if len(removed) < 3:
+            removed.append(path.unlink())
+        return lock(descriptor)
+
+    monkeypatch.setattr(repacking, "_lock", lock_late)
+    with UnfinishedFile(out) as unfinished:
+        assert len(removed) == 3 and os.path.samestat(os.fstat(unfinished.fileno()), path.stat())
+
+
+def test_a_file_system_without_locks(
+    source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lock(descriptor: int) -> bool:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(repacking, "try_to_lock", lock)
+    assert "No locks available" in refused(repack(source, out))
+    assert names(out) == ["in.h5"]
+
+
+def test_reads_and_writes_are_whole(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux ends a call at 2 GiB, and h5py does not look at how much was done."""
+    preadv, write = os.preadv, os.write
+    monkeypatch.setattr(os, "preadv", lambda file, views, at: preadv(file, [views[0][:7]], at))
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:7]))
+    content = bytes(range(1, 101))
+    with UnfinishedFile(out) as file:
+        assert file.write(content) == 100
+        file.seek(10)
+        buffer = bytearray(b"\xff" * 200)
+        assert file.readinto(memoryview(buffer)) == 90
+        assert buffer == content[10:] + bytes(110)
+        assert file.tell() == 100
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="run it as another user than root, whom no mode keeps out")
 def test_a_folder_that_cannot_be_written(source: Path, out: Path, repack: Repack) -> None:
     source.parent.chmod(0o500)
@@ -190,10 +259,10 @@ def test_a_file_that_cannot_be_made(
     source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def open_regular(*arguments: Any, **options: Any) -> int:
-        raise OSError(errno.EROFS, "Read-only file system", "out.h5.partial")
+        raise OSError(errno.EROFS, "Read-only file system", "unfinished")
 
     monkeypatch.setattr(repacking, "open_regular", open_regular)
-    assert "Read-only file system: 'out.h5.partial'" in refused(repack(source, out))
+    assert "Read-only file system: 'unfinished'" in refused(repack(source, out))
     assert names(out) == ["in.h5"]
 
 
@@ -375,17 +444,17 @@ def test_ctrl_c_leaves_nothing(
 def test_a_copy_that_was_moved_away_does_not_get_its_name(
     source: Path, out: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check = repacking.check_structure
+    check, unfinished = repacking.check_structure, repacking.unfinished_path(out)
 
     def moved(*arguments: Any) -> None:
         check(*arguments)
-        os.rename(f"{out}.partial", f"{out}.was")
-        Path(f"{out}.partial").write_bytes(b"forged")
+        os.rename(unfinished, f"{out}.was")
+        unfinished.write_bytes(b"forged")
 
     monkeypatch.setattr(repacking, "check_structure", moved)
     assert "was moved away while it was written" in refused(repack(source, out))
-    assert names(out) == ["in.h5", "out.h5.partial", "out.h5.was"]
-    assert Path(f"{out}.partial").read_bytes() == b"forged"
+    assert names(out) == [unfinished.name, "in.h5", "out.h5.was"]
+    assert unfinished.read_bytes() == b"forged"
 
 
 def test_memory_is_bounded_by_steps() -> None:
