@@ -512,7 +512,7 @@ def test_files_that_nobody_uses_are_removed_and_others_are_not(root: Path, cache
 SCRIPT = """if True:
     import os, signal, sys
     from pathlib import Path
-    from fastpipe.index import cache
+    from fastpipe.core import class_folders
     from fastpipe.core.class_folders import IndexCache
     from fastpipe.core.file_identity import FileSystems
     from fastpipe.core.class_folders import IMG_EXTENSIONS, find_classes, scan_folder
@@ -522,14 +522,14 @@ SCRIPT = """if True:
     def scan():
         return scan_folder(root, find_classes(root)[1], extensions=IMG_EXTENSIONS, cache=kept)
     if action == "killed":
-        real = cache._write
+        real = class_folders._write
         def write(file, *rest):
             real(file, *rest)
             file.seek(0)
             file.truncate(100)
             file.flush()
             os.kill(os.getpid(), signal.SIGKILL)
-        cache._write = write
+        class_folders._write = write
         scan()
     for number in range(40):
         Path(where).mkdir(mode=0o700, exist_ok=True)

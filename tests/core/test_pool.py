@@ -558,7 +558,7 @@ def test_the_interpreter_ends_quietly(how: str) -> None:
 
 _GOES_ON = """
 import os, threading
-from fastpipe.engine import pool
+from fastpipe.core import pool
 begun, job = threading.Event(), pool.Job(lambda n: None, 1)
 def go_on():
     begun.set()
@@ -581,7 +581,7 @@ def test_a_thread_that_goes_on_with_a_job_when_the_interpreter_ends_is_told_and_
 
 _DAEMON = """
 import os, threading
-from fastpipe.engine import pool
+from fastpipe.core import pool
 inside = threading.Event()
 
 def leave():
@@ -614,7 +614,7 @@ def test_a_daemon_thread_is_stopped_where_it_leaves_or_enters_the_block(ending: 
 
 
 def test_other_threads_are_not_stopped_at_the_end() -> None:
-    code = "import threading\nfrom fastpipe.engine import pool\n" + textwrap.dedent("""
+    code = "import threading\nfrom fastpipe.core import pool\n" + textwrap.dedent("""
         def work():
             threading.main_thread().join()
             with pool.stopped_at_exit():
