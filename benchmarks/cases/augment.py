@@ -532,7 +532,7 @@ def targets(
 
     Args:
         samples: of a finished run, by row.
-        waiting: calls that keep the host waiting, from `check.calls_that_wait`; None without CUDA.
+        waiting: calls that keep the host waiting, from `calls_that_wait`; None without CUDA.
         recipes: those that were run; all, where there are none.
     """
     counts = [] if waiting is None else [len(waiting)]

@@ -35,10 +35,8 @@ __all__ = [
 ]
 
 
-# ---- What the layers of fastpipe hand to each other; see also ``options`` and ``protocols`` ---------
-#
-# ``index``, ``read``, ``transform`` and ``engine`` never import each other. They meet here, and the
-# adapters in ``fastpipe.torch`` (and, later, other frameworks) plug them together.
+# What the slices hand to each other.  Kinds of data do not import each other (``tests/test_layering.py`` has
+# the exceptions): they meet here, and ``fastpipe.torch`` and ``fastpipe.tf`` put them together.
 
 UInt8Array = npt.NDArray[np.uint8]
 FloatArray = npt.NDArray[np.float64]

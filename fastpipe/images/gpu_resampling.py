@@ -1,4 +1,4 @@
-"""Resample images on a GPU to the very bytes that the CPU's kernels make: by torch, or by one kernel of Triton's.
+"""Resample images on a GPU to the bytes that the CPU's kernels make: by torch, or by a kernel of Triton's.
 
 An output pixel's horizontal sums are made for each of the rows that its vertical sum takes, so nothing is
 stored between the two passes; where an image is made smaller, a row is needed by about two of the output.
