@@ -75,6 +75,15 @@ def test_files_that_documents_name_are_there(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", _DESIGN, ids=lambda page: page.name)
+def test_modules_that_the_pages_on_design_name_without_a_folder_are_there(page: Path) -> None:
+    folders = ("fastpipe", "tests", "benchmarks", "examples")
+    known = {path.name for folder in folders for path in (_ROOT / folder).rglob("*.*")}
+    known |= {"torch.py", "torchvision.py"}  # files of a user's own
+    named = re.findall(r"(?<![\w./…-])\w+\.(?:py|h|cpp)\b", page.read_text())
+    assert [name for name in named if name not in known] == []
+
+
+@pytest.mark.parametrize("page", _DESIGN, ids=lambda page: page.name)
 def test_tests_that_the_pages_on_design_name_are_there(page: Path) -> None:
     text = page.read_text()
     named = re.findall(r"`(tests/[\w/.]+)::(test_\w+)`", text)
