@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import runpy
@@ -54,10 +55,52 @@ def test_the_swap_and_the_snippets_run(documents_code: Callable[[str], dict[str,
         assert "dataset" in documents_code(code)
 
 
-def test_the_tests_that_the_page_on_trust_names_are_there() -> None:
-    named = re.findall(r"`(tests/[\w/.]+)::(test_\w+)`", (_ROOT / "docs/design/trust.md").read_text())
-    assert len(named) > 150
+_DESIGN = sorted((_ROOT / "docs/design").glob("*.md"))
+_DOCUMENTS = [  # CHANGELOG.md says what was
+    *(_ROOT / name for name in (*_PAGES, "fastpipe/native/README.md") if name != "CHANGELOG.md"),
+    *sorted((_ROOT / "docs").rglob("*.md")),
+]
+_NAMED_FROM = ("", "fastpipe", "fastpipe/native", "tests", "docs")  # what folders' names begin from
+_LETTERS = {"T/": "fastpipe/native/tests/", "P/": "tests/native/"}  # of docs/design/native-traps.md
+
+
+@pytest.mark.parametrize("page", _DOCUMENTS, ids=lambda page: str(page.relative_to(_ROOT)))
+def test_files_that_documents_name_are_there(page: Path) -> None:
+    gone = []
+    for name in re.findall(r"(?<![\w./…-])[\w.]+/[\w./]*\.(?:py|h|cpp)\b", page.read_text()):
+        path = _LETTERS.get(name[:2], name[:2]) + name[2:]
+        if not any((_ROOT / folder / path).is_file() for folder in _NAMED_FROM):
+            gone.append(name)
+    assert gone == []
+
+
+@pytest.mark.parametrize("page", _DESIGN, ids=lambda page: page.name)
+def test_modules_that_the_pages_on_design_name_without_a_folder_are_there(page: Path) -> None:
+    folders = ("fastpipe", "tests", "benchmarks", "examples")
+    known = {path.name for folder in folders for path in (_ROOT / folder).rglob("*.*")}
+    known |= {"torch.py", "torchvision.py"}  # files of a user's own
+    named = re.findall(r"(?<![\w./…-])\w+\.(?:py|h|cpp)\b", page.read_text())
+    assert [name for name in named if name not in known] == []
+
+
+@pytest.mark.parametrize("page", _DESIGN, ids=lambda page: page.name)
+def test_tests_that_the_pages_on_design_name_are_there(page: Path) -> None:
+    text = page.read_text()
+    named = re.findall(r"`(tests/[\w/.]+)::(test_\w+)`", text)
     assert [name for path, name in named if f"def {name}(" not in (_ROOT / path).read_text()] == []
+    assert [name for name in re.findall(r"::(test_\w+)`", text) if name not in _tests()] == []
+
+
+def test_the_pages_on_trust_and_orders_name_many_tests() -> None:
+    for name, least in (("trust.md", 150), ("orders.md", 20), ("hdf5-format.md", 30)):
+        assert len(re.findall(r"::test_\w+`", (_ROOT / "docs/design" / name).read_text())) > least
+
+
+@functools.cache
+def _tests() -> set[str]:
+    """Return the names of all tests."""
+    paths = (_ROOT / "tests").rglob("test_*.py")
+    return {name for path in paths for name in re.findall(r"def (test_\w+)\(", path.read_text())}
 
 
 @pytest.mark.parametrize("page", _PAGES)

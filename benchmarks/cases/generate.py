@@ -330,7 +330,7 @@ def targets(
         samples: of a finished run, by row.
         cores: how many workers there were.
         predicted: of sections ``section`` and ``error``, as `Prediction.as_json` gives them.
-        memory: from `memory.peaks`; None where it was not measured.
+        memory: from `generate_memory.peaks`; None where it was not measured.
         sections: those that were run.
     """
     found = judged_rates(samples, [one for one in asked(cores) if one.row.split("-")[0] in sections])

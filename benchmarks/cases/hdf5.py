@@ -324,7 +324,7 @@ def first_batch_targets(measured: Mapping[str, Any] | None) -> list[dict[str, An
     """What came of the time to the first batch.
 
     Args:
-        measured: from `first.first_batches`; None where it was not measured.
+        measured: from `hdf5_first.first_batches`; None where it was not measured.
     """
     return [
         judged(text, most, "s", [] if measured is None else measured[name]["raw_s"], is_most=True)
@@ -339,7 +339,7 @@ def memory_target(measured: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     """What came of the memory.
 
     Args:
-        measured: from `memory.memory_of_trees`; None where it was not measured.
+        measured: from `hdf5_memory.memory_of_trees`; None where it was not measured.
     """
     figures = (
         [] if measured is None else [entry["above_mb"] - entry["budget_mb"] for entry in measured["rows"]]

@@ -145,8 +145,8 @@ def targets(
 
     Args:
         samples: of a finished run, by row.
-        stall: from `stall.stalls`; None where it was not measured.
-        refetch: from `refetched.refetched`; None where it was not measured.
+        stall: from `s3_stall.stalls`; None where it was not measured.
+        refetch: from `s3_refetched.refetched`; None where it was not measured.
     """
     rows = [] if stall is None else stall["rows"]
     waited = [100 * share for row in rows if row["key"] == "first-stage" for share in row["raw"]]

@@ -210,8 +210,8 @@ def targets(
 
     Args:
         samples: of a finished run, by row.
-        amplification: from `amplification.amplifications`; None where it was not measured.
-        memory: from `memory.memory_of_topologies`; None where it was not measured.
+        amplification: from `volume_amplification.amplifications`; None where it was not measured.
+        memory: from `volume_memory.memory_of_topologies`; None where it was not measured.
     """
     raw = [] if amplification is None else amplification["tour"]["raw"]
     rows = [] if memory is None else memory["rows"]

@@ -35,6 +35,9 @@ __all__ = [
 ]
 
 
+# What the slices hand to each other.  Kinds of data do not import each other (``tests/test_layering.py`` has
+# the exceptions): they meet here, and ``fastpipe.torch`` and ``fastpipe.tf`` put them together.
+
 UInt8Array = npt.NDArray[np.uint8]
 FloatArray = npt.NDArray[np.float64]
 

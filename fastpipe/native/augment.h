@@ -42,11 +42,11 @@ struct AugmentStep {
     normalize,  // numbers are a mean and a deviation for each channel
     to_floats,  // bytes become numbers of 0 to 1
     to_bytes,   // and the reverse
-    warp,       // six of a matrix: options are is_nearest, is_fused (see affine.py) and a size; numbers are the fill
+    warp,       // six of a matrix: options are is_nearest, is_fused (geometry.py) and a size; numbers are the fill
     policy,     // a change, its magnitude, six of a matrix: options and numbers as of `warp`, without a size
     erase,      // top, left, height, width, seed: numbers fill the box, or noise where there are none
     place,      // six of a matrix and nine of a box (see fusing.py): to options[0] × options[1]; options[2] is_cubic
-    colour,     // a map of 21 (see colour_maps.py); options[0]: gives 0 as before, 1 floats, 2 bytes; numbers bounds
+    colour,     // a map of 21 (see fusing.py); options[0]: gives 0 as before, 1 floats, 2 bytes; numbers bounds
     as_floats,  // what follows does not round, though the image is of bytes
     round,      // whole numbers, of bytes; ends `as_floats`
     mask,       // edges: options[0] masks of time, options[1] of frequency, options[2] whether they are filled with 0

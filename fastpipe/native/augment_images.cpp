@@ -949,7 +949,7 @@ void place(Canvas& canvas, const AugmentStep& step, const double* row) noexcept 
   }
 }
 
-// A linear change of colours: maps are rows of [A | B | c] for red, green and blue, see colour_maps.py.
+// A linear change of colours: maps are rows of [A | B | c] for red, green and blue, see fusing.py.
 void colour(Canvas& canvas, const AugmentStep& step, const double* maps) noexcept {
   const double unit = canvas.of_bytes ? 255.0 : 1.0;
   if (step.options[0] != 0) canvas.of_bytes = step.options[0] == 2;

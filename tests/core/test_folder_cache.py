@@ -522,14 +522,14 @@ SCRIPT = """if True:
     def scan():
         return scan_folder(root, find_classes(root)[1], extensions=IMG_EXTENSIONS, cache=kept)
     if action == "killed":
-        real = cache._write
+        real = class_folders._write
         def write(file, *rest):
             real(file, *rest)
             file.seek(0)
             file.truncate(100)
             file.flush()
             os.kill(os.getpid(), signal.SIGKILL)
-        cache._write = write
+        class_folders._write = write
         scan()
     for number in range(40):
         Path(where).mkdir(mode=0o700, exist_ok=True)
