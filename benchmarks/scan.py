@@ -24,7 +24,7 @@ from collections.abc import Callable, Sized
 
 from torchvision.datasets.folder import make_dataset
 
-from fastpipe.core.class_folders import IMG_EXTENSIONS, IndexCache, find_classes, scan_folder
+from fastpipe.core.class_folders import TORCHVISION_EXTENSIONS, IndexCache, find_classes, scan_folder
 
 _LINKS = 50_000  # of one file; ext4 allows 65,000
 _SETTLED_S = 2.5  # folders that were changed later than 2 s before a scan are not trusted
@@ -102,14 +102,14 @@ def compare(root: str, cache: IndexCache, repeats: int, *, cold: bool) -> None:
     _, class_to_idx = find_classes(root)
 
     def reference() -> Sized:
-        found: list[tuple[str, int]] = make_dataset(root, class_to_idx, extensions=IMG_EXTENSIONS)
+        found: list[tuple[str, int]] = make_dataset(root, class_to_idx, extensions=TORCHVISION_EXTENSIONS)
         return found
 
     def without() -> Sized:
-        return scan_folder(root, class_to_idx, extensions=IMG_EXTENSIONS)
+        return scan_folder(root, class_to_idx, extensions=TORCHVISION_EXTENSIONS)
 
     def again() -> Sized:
-        return scan_folder(root, class_to_idx, extensions=IMG_EXTENSIONS, cache=cache)
+        return scan_folder(root, class_to_idx, extensions=TORCHVISION_EXTENSIONS, cache=cache)
 
     def first() -> Sized:
         shutil.rmtree(cache.path, ignore_errors=True)

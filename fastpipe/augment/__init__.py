@@ -35,6 +35,7 @@ from fastpipe.core.extras import load_part
 
 if TYPE_CHECKING:
     from fastpipe.augment.base import Augmentation
+    from fastpipe.augment.chains import BatchTransform, RandomApply
     from fastpipe.augment.colour import (
         ColorJitter,
         GaussianBlur,
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
         RandomRotation,
         RandomVerticalFlip,
     )
-    from fastpipe.augment.images import BatchTransform, RandomApply
     from fastpipe.augment.mixing import CutMix, MixUp
     from fastpipe.augment.motion import MotionMirror, MotionScale, MotionSpeed, MotionTranslation
     from fastpipe.augment.parameters import Parameters

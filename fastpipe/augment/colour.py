@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
 from fastpipe.augment.base import Shape
+from fastpipe.augment.chains import BatchTransform, Columns, chosen, per_channel
 from fastpipe.augment.distributions import Drawn, erasing_table, jitter_table
-from fastpipe.augment.images import BatchTransform, Columns, chosen, per_channel
 from fastpipe.augment.parameters import (
     Float64Array,
     check_fill,

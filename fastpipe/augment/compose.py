@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fastpipe.augment.base import Augmentation, OfBatches
+from fastpipe.augment.chains import BatchTransform, RandomApply, chain_type_of, checked_ops, kind_of
 from fastpipe.augment.colour import (
     ColorJitter,
     GaussianBlur,
@@ -26,7 +27,6 @@ from fastpipe.augment.geometry import (
     RandomRotation,
     RandomVerticalFlip,
 )
-from fastpipe.augment.images import BatchTransform, RandomApply, chain_type_of, checked_ops, kind_of
 from fastpipe.augment.mixing import CutMix, MixUp
 from fastpipe.augment.parameters import Parameters
 from fastpipe.augment.policy import RandAugment, TrivialAugmentWide

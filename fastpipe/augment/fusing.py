@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import grid_sample
 
 from fastpipe.augment.base import Shape, columns_of, drawn_table, dtype_after, shape_after
+from fastpipe.augment.chains import BatchTransform, Columns, Moves, RandomApply, Size, moves_of, per_channel
 from fastpipe.augment.colour import ColorJitter, GaussianBlur, Normalize, RandomGrayscale, ToDtype
 from fastpipe.augment.geometry import (
     MATRIX,
@@ -24,7 +25,6 @@ from fastpipe.augment.geometry import (
     sampling_grid,
     warp_step,
 )
-from fastpipe.augment.images import BatchTransform, Columns, Moves, RandomApply, Size, moves_of, per_channel
 from fastpipe.augment.matrices import about_centres, inverted
 from fastpipe.augment.parameters import Float64Array, fill_numbers
 from fastpipe.augment.steps import Step

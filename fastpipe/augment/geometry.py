@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.functional import grid_sample
 
 from fastpipe.augment.base import Shape
+from fastpipe.augment.chains import BatchTransform, Columns, Moves, Size, chosen, per_channel
 from fastpipe.augment.distributions import Drawn, affine_table, crop_boxes
-from fastpipe.augment.images import BatchTransform, Columns, Moves, Size, chosen, per_channel
 from fastpipe.augment.matrices import forward_affine, identity, inverse_affine, of_crops
 from fastpipe.augment.parameters import (
     Fill,

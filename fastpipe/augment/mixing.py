@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fastpipe.augment.base import Shape
+from fastpipe.augment.chains import BatchTransform, Columns
 from fastpipe.augment.distributions import BETA_DRAWS, beta, integers
-from fastpipe.augment.images import BatchTransform, Columns
 from fastpipe.augment.parameters import Float64Array
 from fastpipe.augment.steps import Step
 from fastpipe.errors import AugmentError

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn.functional import conv2d
 
 from fastpipe.augment.base import Shape
+from fastpipe.augment.chains import BatchTransform, Columns, Moves
 from fastpipe.augment.colour import blended
 from fastpipe.augment.distributions import integers
 from fastpipe.augment.geometry import MATRIX, is_fused, resampled, warp_step
-from fastpipe.augment.images import BatchTransform, Columns, Moves
 from fastpipe.augment.matrices import after, forward_affine, identity, inverse_affine
 from fastpipe.augment.parameters import (
     Fill,

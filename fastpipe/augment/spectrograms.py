@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fastpipe.augment.base import Shape
+from fastpipe.augment.chains import BatchTransform, Columns
 from fastpipe.augment.distributions import Drawn
-from fastpipe.augment.images import BatchTransform, Columns
 from fastpipe.augment.parameters import Float64Array, probability, range_about_zero
 from fastpipe.augment.steps import Step
 from fastpipe.errors import AugmentError

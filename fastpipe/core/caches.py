@@ -27,7 +27,7 @@ from fastpipe.core.shared_memory import (
 from fastpipe.errors import CacheError
 from fastpipe.options import Cache
 
-__all__ = ["AUTO_SHARE", "open_store"]
+__all__ = ["AUTO_SHARE", "open_cache_store"]
 
 
 _log = logging.getLogger("fastpipe.cache")
@@ -39,7 +39,7 @@ _FULL, _MOST_STALE = 0.9, 0.5  # a cache that is so full and so stale is begun a
 _LOOKED_AT = 1000  # entries, to know how stale it is
 
 
-def open_store(option: Cache) -> EntryStore | None:
+def open_cache_store(option: Cache) -> EntryStore | None:
     """The store of an option: the same one for equal options, in this process and, as far as the
     option says, in others.
 

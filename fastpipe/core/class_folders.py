@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 __all__ = [
-    "IMG_EXTENSIONS",
+    "TORCHVISION_EXTENSIONS",
     "CacheKey",
     "Classes",
     "Folder",
@@ -422,7 +422,7 @@ def left_out(
     return {path: folder for path, folder in known.items() if above[path] in there}
 
 
-IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+TORCHVISION_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 # Names of class folders, or what takes some of the names that there are.
 Classes = Sequence[str] | Callable[[list[str]], Sequence[str]] | Subset

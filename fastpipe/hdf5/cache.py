@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.core.cache_store import EntryStore, aligned
-from fastpipe.core.caches import open_store
+from fastpipe.core.caches import open_cache_store
 from fastpipe.core.file_identity import FileIdentity, identify
 from fastpipe.core.shared_chunks import UnitFile, private_units
 from fastpipe.core.text import in_bytes
@@ -89,7 +89,7 @@ class ChunkCache:
         elif not nbytes:
             self.note = "none, as samples are read from the file as they are"
         else:
-            store = open_store(option)
+            store = open_cache_store(option)
             if store is None:
                 self.note = "not kept, as a cache cannot be had here"
                 return

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastpipe.core.cache_store import Entry, EntryStore
-from fastpipe.core.caches import open_store
+from fastpipe.core.caches import open_cache_store
 from fastpipe.core.extras import require
 from fastpipe.core.file_identity import FileIdentity, identify, identify_object
 from fastpipe.core.types import Box, EncodedImage, Size, UInt8Array
@@ -165,7 +165,7 @@ def open_cache(option: Cache, tag: str, count: int) -> ImageCache | None:
     """
     if option.where == "off":
         return None
-    store = open_store(option)
+    store = open_cache_store(option)
     return None if store is None else ImageCache(store, tag, count if option.where == "auto" else None)
 
 

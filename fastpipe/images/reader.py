@@ -19,7 +19,7 @@ from fastpipe.core.extras import require
 from fastpipe.core.native import native
 from fastpipe.core.types import Box, Size, UInt8Array
 from fastpipe.errors import MissingDependencyError, OptionError
-from fastpipe.images.pillow import decodes_as_pillow
+from fastpipe.images.pillow_rules import decodes_as_pillow
 from fastpipe.options import Decode
 
 __all__ = ["ImageReader", "JpegHeader", "PillowImage", "converted", "read_jpeg_header", "read_many"]

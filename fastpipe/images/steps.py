@@ -20,7 +20,7 @@ from fastpipe.core.extras import require
 from fastpipe.core.native import native
 from fastpipe.core.types import Box, Size
 from fastpipe.images import kernels
-from fastpipe.images.pillow import FILTERS, grey_is_known, pillow_filter, torch_filter
+from fastpipe.images.pillow_rules import FILTERS, grey_is_known, pillow_filter, torch_filter
 
 __all__ = [
     "BOX",

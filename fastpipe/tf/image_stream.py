@@ -15,7 +15,7 @@ import numpy.typing as npt
 from fastpipe.core.bad_samples import BadSampleLog, Item, why_nothing_is_left
 from fastpipe.core.batches import PendingSamples, UnreadableError, judged, said_of, say_where
 from fastpipe.core.cache_store import Entry, EntryStore
-from fastpipe.core.caches import open_store
+from fastpipe.core.caches import open_cache_store
 from fastpipe.core.clock import StageClock, ranged
 from fastpipe.core.file_identity import FileIdentity, identify
 from fastpipe.core.files import read_file
@@ -241,7 +241,7 @@ def _column_caches(
     option: Cache, columns: Sequence[Column], pixels: Sequence[PixelMaker]
 ) -> list[_ColumnCache] | None:
     """Return the caches that an option asks for; ``"auto"`` is memory, if all samples fit."""
-    store = None if option.where == "off" else open_store(option)
+    store = None if option.where == "off" else open_cache_store(option)
     if store is None:
         return None
     both = list(zip(columns, pixels, strict=True))

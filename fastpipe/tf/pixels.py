@@ -17,7 +17,7 @@ from fastpipe.core.native import native
 from fastpipe.core.types import Box, Size, UInt8Array
 from fastpipe.errors import OptionError
 from fastpipe.images.cache import WholeImage
-from fastpipe.images.pillow import FILTERS, grey_is_known, pillow_filter
+from fastpipe.images.pillow_rules import FILTERS, grey_is_known, pillow_filter
 from fastpipe.images.pixels import Conversion, Region, draw, fold, part_of
 from fastpipe.images.reader import ImageReader, converted
 from fastpipe.images.steps import BOX, GREY, PROPORTION, RESIZE, described_step

@@ -11,10 +11,10 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from fastpipe.tools.batches import leaves
-from fastpipe.tools.clocks import NOTHING, Spent, processes_cpu_ns
 from fastpipe.tools.loaders import limit_waiting
 from fastpipe.tools.recorder import Tally
 from fastpipe.tools.stacks import COLLATE, GRAPH, READ, TRANSFER, Line
+from fastpipe.tools.thread_times import NOTHING, Spent, processes_cpu_ns
 from fastpipe.tools.witness import Account
 
 __all__ = [

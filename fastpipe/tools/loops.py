@@ -12,7 +12,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from fastpipe.tools.batches import Replay, rebuilt
-from fastpipe.tools.clocks import DeviceClock, Meter, processes_cpu_ns, synchronized, threads_delay_ns
+from fastpipe.tools.thread_times import DeviceClock, Meter, processes_cpu_ns, synchronized, threads_delay_ns
 
 __all__ = ["Enough", "Loop", "Phase", "Steps", "WatchedIterator"]
 

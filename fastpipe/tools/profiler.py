@@ -28,13 +28,13 @@ import fastpipe
 from fastpipe.console import Progress, in_any_encoding, positive
 from fastpipe.core.files import write_output
 from fastpipe.errors import OptionError
-from fastpipe.tools.clocks import processes_cpu_ns
 from fastpipe.tools.diagnosis import Diagnosis
 from fastpipe.tools.epochs import WatchedLoader
 from fastpipe.tools.loaders import Watch, Watched
 from fastpipe.tools.loops import Enough, Loop
 from fastpipe.tools.report import Advice, Report
 from fastpipe.tools.tf_loops import WATCHED
+from fastpipe.tools.thread_times import processes_cpu_ns
 
 __all__ = ["Profiling", "add_arguments", "profile", "profile_script", "run"]
 

@@ -14,8 +14,8 @@ from statistics import fmean
 from types import CodeType
 from typing import Any, NamedTuple
 
-from fastpipe.tools.clocks import NOTHING, Spent, ThreadClock
 from fastpipe.tools.stacks import Boundary, Line, Stacks, current_stacks, native_ids
+from fastpipe.tools.thread_times import NOTHING, Spent, ThreadClock
 
 __all__ = ["OUTSIDE", "GPUSampler", "GPUUse", "Recorder", "SamplingThread", "Tally"]
 

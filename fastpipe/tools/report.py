@@ -20,10 +20,10 @@ from fastpipe.console import PlainTable, TextReport, print_line
 from fastpipe.core.processes import load_triton_apart
 from fastpipe.core.text import in_bytes, in_duration
 from fastpipe.errors import MissingDependencyError, OptionError
-from fastpipe.tools.clocks import Spent
 from fastpipe.tools.costs import Alone, Copies, LoaderCosts
 from fastpipe.tools.loops import Phase
 from fastpipe.tools.stacks import COLLATE, DECODE, OTHER, READ, STAGES, TRANSFER, TRANSFORM, Line
+from fastpipe.tools.thread_times import Spent
 
 __all__ = ["Advice", "LoaderNote", "Part", "Report"]
 

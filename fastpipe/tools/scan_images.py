@@ -17,7 +17,7 @@ import numpy as np
 
 from fastpipe.console import Progress, in_time
 from fastpipe.core.bad_samples import Item, bad_sample_error, means_damage
-from fastpipe.core.class_folders import IMG_EXTENSIONS, find_classes, scan_folder
+from fastpipe.core.class_folders import TORCHVISION_EXTENSIONS, find_classes, scan_folder
 from fastpipe.core.files import read_file
 from fastpipe.core.pool import Job, ThreadPool
 from fastpipe.core.sample_tables import SampleTable
@@ -249,16 +249,18 @@ def scan_images(root: str, threads: int, progress: Progress, judge: Judge | None
 def _list(root: str) -> tuple[list[str], SampleTable, list[str]]:
     """Return classes, images and notes; where no class has images, the images in the folder itself."""
     with os.scandir(root) as entries:
-        beside = sum(one.name.lower().endswith(IMG_EXTENSIONS) and not one.is_dir() for one in entries)
+        beside = sum(
+            one.name.lower().endswith(TORCHVISION_EXTENSIONS) and not one.is_dir() for one in entries
+        )
     try:
         classes, numbers = find_classes(root)
     except FileNotFoundError:
         if not beside:
             raise
         classes, numbers = _FLAT, {"": 0}
-    table = scan_folder(root, numbers, extensions=IMG_EXTENSIONS, allow_empty=True)
+    table = scan_folder(root, numbers, extensions=TORCHVISION_EXTENSIONS, allow_empty=True)
     if beside and not len(table):  # folders, and no class
-        classes, table = _FLAT, scan_folder(root, {"": 0}, extensions=IMG_EXTENSIONS)
+        classes, table = _FLAT, scan_folder(root, {"": 0}, extensions=TORCHVISION_EXTENSIONS)
     notes = []
     if classes == _FLAT:
         notes.append("no class folders, so ImageFolder takes none; FastImageFolder.from_samples does")
@@ -385,7 +387,7 @@ def extensions_of(kind: str) -> tuple[str, ...]:
     >>> extensions_of("JPEG"), extensions_of("GIF")
     (('.jpg', '.jpeg'), ())
     """
-    return tuple(ending for ending in _EXTENSIONS.get(kind, ()) if ending in IMG_EXTENSIONS)
+    return tuple(ending for ending in _EXTENSIONS.get(kind, ()) if ending in TORCHVISION_EXTENSIONS)
 
 
 def name_fits(path: str, kind: str) -> bool:

@@ -21,11 +21,11 @@ from fastpipe.core.extras import require
 from fastpipe.core.text import in_bytes
 from fastpipe.errors import FastpipeError
 from fastpipe.tools.batches import rebuilt, same_form
-from fastpipe.tools.clocks import NOTHING, Spent
 from fastpipe.tools.costs import LoaderCosts
 from fastpipe.tools.folders import Scratch, file_system
 from fastpipe.tools.loaders import Watched, is_map_style
 from fastpipe.tools.stacks import DECODE, GRAPH, OTHER, READ, TRANSFORM, Line
+from fastpipe.tools.thread_times import NOTHING, Spent
 from fastpipe.tools.witness import Account, ArrayRead, ImageRead, ImageReads, OpenVolume
 
 __all__ = [

@@ -15,7 +15,7 @@ from fastpipe.torch.randomness import KeyedGenerator, preserved_generators, seed
 from fastpipe.torch.samples import Unfinished
 
 if TYPE_CHECKING:
-    from fastpipe.augment.images import ImageChain
+    from fastpipe.augment.chains import ImageChain
     from fastpipe.core.transfer import Transfer
 
 __all__ = ["DeferredError", "Delivery"]

@@ -468,9 +468,9 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
     def _prepare_cache(self) -> None:
         """Open the cache in this process, so that forked workers share it."""
         if self.cache.where != "off":
-            from fastpipe.core.caches import open_store
+            from fastpipe.core.caches import open_cache_store
 
-            open_store(self.cache)
+            open_cache_store(self.cache)
 
     def _index_cache(self) -> IndexCache | None:
         """Return where the scan is kept; None to scan each time."""

@@ -26,7 +26,7 @@ from fastpipe.torch.source import Source, SplitError
 from fastpipe.torch.threads import do_without_helpers, is_thread_safe
 
 if TYPE_CHECKING:
-    from fastpipe.augment.images import ImageChain
+    from fastpipe.augment.chains import ImageChain
 __all__ = ["Costs", "Placing", "SampleSpec", "Split", "SplitChoice", "split_of"]
 
 
@@ -93,7 +93,7 @@ def split_of(transform: Any, layout: Layout = "contiguous", decode_note: str = "
     from torchvision import transforms as v1
 
     from fastpipe import augment  # which only this needs
-    from fastpipe.augment.images import ImageChain
+    from fastpipe.augment.chains import ImageChain
 
     try:
         chain = ImageChain(augment.from_torchvision(rest).ops, "the rest of the transform")

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fastpipe import augment
 from fastpipe.augment.base import applied_table
-from fastpipe.augment.images import on_device
+from fastpipe.augment.chains import on_device
 from fastpipe.augment.motion import MotionTransform
 from fastpipe.augment.volumes.base import VolumeTransform
 from fastpipe.core.types import Key

@@ -14,8 +14,8 @@ from torchvision import tv_tensors
 
 from fastpipe import augment
 from fastpipe.augment.base import applied_table
+from fastpipe.augment.chains import on_device
 from fastpipe.augment.fusing import FusedRun
-from fastpipe.augment.images import on_device
 
 Make = Callable[..., Tensor]
 Ops = list[augment.BatchTransform]

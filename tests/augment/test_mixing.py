@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 
 from fastpipe import augment
 from fastpipe.augment.base import applied_table
-from fastpipe.augment.images import on_device
+from fastpipe.augment.chains import on_device
 from fastpipe.errors import AugmentError
 
 Make = Callable[..., Tensor]

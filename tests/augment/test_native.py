@@ -20,7 +20,7 @@ from torchvision import tv_tensors
 
 from fastpipe import augment
 from fastpipe.augment.base import Augmentation, applied_table
-from fastpipe.augment.images import BatchTransform, Columns, on_device
+from fastpipe.augment.chains import BatchTransform, Columns, on_device
 from fastpipe.augment.steps import Step
 from fastpipe.core.native import native
 from fastpipe.errors import AugmentError

@@ -13,7 +13,7 @@ from torchvision.transforms.v2.functional._geometry import _affine_grid
 
 from fastpipe import augment
 from fastpipe.augment.base import applied_table
-from fastpipe.augment.images import on_device, on_processor
+from fastpipe.augment.chains import on_device, on_processor
 from fastpipe.core.slots import SlotPool
 from fastpipe.errors import AugmentError
 

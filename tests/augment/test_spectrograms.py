@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fastpipe import augment
 from fastpipe.augment.base import applied_table
-from fastpipe.augment.images import on_device
+from fastpipe.augment.chains import on_device
 from fastpipe.errors import AugmentError
 
 OPS: dict[str, augment.BatchTransform] = {

@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torchvision.datasets import folder as reference
 
-from fastpipe.core.class_folders import IMG_EXTENSIONS, find_classes, scan_folder
+from fastpipe.core.class_folders import TORCHVISION_EXTENSIONS, find_classes, scan_folder
 from fastpipe.core.sample_tables import SampleTable
 from fastpipe.core.text import printable
 from fastpipe.errors import OptionError
@@ -82,7 +82,7 @@ def assert_same(root: str, class_to_idx: dict[str, int], **options: Any) -> None
 
 
 def test_extensions_are_torchvisions() -> None:
-    assert IMG_EXTENSIONS == reference.IMG_EXTENSIONS
+    assert TORCHVISION_EXTENSIONS == reference.IMG_EXTENSIONS
 
 
 @posix_only
@@ -104,7 +104,7 @@ def test_random_trees(scratch: Callable[[], Tree], made: list[Any], allow_empty:
     assert outcome(find_classes, tree.root) == outcome(reference.find_classes, tree.root)
     classes = [*sorted(os.listdir(tree.root)), "not there"]
     class_to_idx = {name: len(classes) - i for i, name in enumerate(classes)}
-    assert_same(tree.root, class_to_idx, extensions=IMG_EXTENSIONS, allow_empty=allow_empty)
+    assert_same(tree.root, class_to_idx, extensions=TORCHVISION_EXTENSIONS, allow_empty=allow_empty)
     assert_same(tree.root, class_to_idx, extensions=".jpg", allow_empty=allow_empty)
     assert_same(tree.root, class_to_idx, is_valid_file=lambda path: "a" in path, allow_empty=allow_empty)
 
@@ -127,8 +127,8 @@ def test_links_in_a_loop_end_where_the_system_stops_following(tmp_path: Path) ->
     (tmp_path / "cat" / "deep").mkdir(parents=True)
     (tmp_path / "cat" / "1.jpg").touch()
     (tmp_path / "cat" / "deep" / "up.jpg").symlink_to(tmp_path / "cat")
-    assert_same(str(tmp_path), {"cat": 0}, extensions=IMG_EXTENSIONS)
-    found = scan_folder(tmp_path, {"cat": 0}, extensions=IMG_EXTENSIONS)
+    assert_same(str(tmp_path), {"cat": 0}, extensions=TORCHVISION_EXTENSIONS)
+    found = scan_folder(tmp_path, {"cat": 0}, extensions=TORCHVISION_EXTENSIONS)
     assert len(found) > 10
     assert found[-1][0].endswith("up.jpg")  # the last link is no folder any more: a file
 
@@ -142,7 +142,7 @@ def test_whatever_is_no_folder_is_a_file(tmp_path: Path) -> None:
     (cat / "itself.jpg").symlink_to(cat / "itself.jpg")
     (cat / "linked.jpg").symlink_to(cat / "folder.jpg" / "inner.jpg")
     os.mkfifo(cat / "fifo.jpg")
-    assert_same(str(tmp_path), {"cat": 0}, extensions=IMG_EXTENSIONS)
+    assert_same(str(tmp_path), {"cat": 0}, extensions=TORCHVISION_EXTENSIONS)
     names = [os.path.relpath(path, cat) for path, _ in scan_folder(tmp_path, {"cat": 0}, extensions=".jpg")]
     assert names == ["broken.jpg", "fifo.jpg", "itself.jpg", "linked.jpg", "folder.jpg/inner.jpg"]
 
@@ -157,8 +157,10 @@ def test_class_folders_may_be_links_and_a_broken_one_is_none(tmp_path: Path) -> 
     (root / "dog").symlink_to(tmp_path / "nowhere")
     (root / "file").touch()
     assert find_classes(root) == reference.find_classes(root) == (["cat"], {"cat": 0})
-    assert_same(str(root), {"cat": 0, "dog": 1, "file": 2}, extensions=IMG_EXTENSIONS, allow_empty=True)
-    assert_same(str(root), {"cat": 0, "dog": 1, "file": 2}, extensions=IMG_EXTENSIONS)
+    assert_same(
+        str(root), {"cat": 0, "dog": 1, "file": 2}, extensions=TORCHVISION_EXTENSIONS, allow_empty=True
+    )
+    assert_same(str(root), {"cat": 0, "dog": 1, "file": 2}, extensions=TORCHVISION_EXTENSIONS)
 
 
 @posix_only
@@ -170,8 +172,8 @@ def test_folders_that_cannot_be_read_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "cat" / "1.jpg").touch()
     closed.chmod(0)
     try:
-        assert_same(str(tmp_path), {"cat": 0}, extensions=IMG_EXTENSIONS)
-        assert len(scan_folder(tmp_path, {"cat": 0}, extensions=IMG_EXTENSIONS)) == 1
+        assert_same(str(tmp_path), {"cat": 0}, extensions=TORCHVISION_EXTENSIONS)
+        assert len(scan_folder(tmp_path, {"cat": 0}, extensions=TORCHVISION_EXTENSIONS)) == 1
     finally:
         closed.chmod(0o700)
 
@@ -220,7 +222,7 @@ def test_folders_that_fail_are_left_out_with_all_below(
         (folder / "1.jpg").touch()
     (tmp_path / "cat" / "1.jpg").touch()
     monkeypatch.setattr(os, "scandir", FailingScan(str(bad), at_once=at_once))
-    assert_same(str(tmp_path), {"cat": 0}, extensions=IMG_EXTENSIONS)
+    assert_same(str(tmp_path), {"cat": 0}, extensions=TORCHVISION_EXTENSIONS)
     assert list(scan_folder(tmp_path, {"cat": 0}, extensions=".jpg")) == [
         (str(tmp_path / "cat" / "1.jpg"), 0)
     ]
@@ -240,8 +242,8 @@ def two_classes(tmp_path: Path) -> Path:
     [
         {},
         {"extensions": ".jpg", "is_valid_file": bool},
-        {"extensions": IMG_EXTENSIONS},
-        {"extensions": list(IMG_EXTENSIONS)},
+        {"extensions": TORCHVISION_EXTENSIONS},
+        {"extensions": list(TORCHVISION_EXTENSIONS)},
         {"extensions": ".jpg"},
         {"extensions": ""},
         {"extensions": ()},
@@ -263,24 +265,24 @@ def test_options_and_errors(
 
 @pytest.mark.parametrize("name", ["", ".", "cat/sub", "../cat", "cat\0dog", "\ud800"])
 def test_odd_class_names(two_classes: Path, name: str) -> None:
-    assert_same(str(two_classes / "dog"), {name: 0}, extensions=IMG_EXTENSIONS)
-    assert_same(str(two_classes), {name: 0}, extensions=IMG_EXTENSIONS)
+    assert_same(str(two_classes / "dog"), {name: 0}, extensions=TORCHVISION_EXTENSIONS)
+    assert_same(str(two_classes), {name: 0}, extensions=TORCHVISION_EXTENSIONS)
 
 
 @pytest.mark.parametrize(
     "spell", [str, Path, lambda p: f"{p}/", lambda p: f"{p}//", lambda p: f"{p}/../{p.name}"]
 )
 def test_spellings_of_the_directory(two_classes: Path, spell: Callable[[Path], Any]) -> None:
-    assert_same(spell(two_classes), {"cat": 0, "dog": 1}, extensions=IMG_EXTENSIONS)
+    assert_same(spell(two_classes), {"cat": 0, "dog": 1}, extensions=TORCHVISION_EXTENSIONS)
 
 
 def test_home_and_relative_directories(two_classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(two_classes))
     monkeypatch.setenv("USERPROFILE", str(two_classes))
-    assert_same("~", {"cat": 0}, extensions=IMG_EXTENSIONS)
+    assert_same("~", {"cat": 0}, extensions=TORCHVISION_EXTENSIONS)
     monkeypatch.chdir(two_classes)
     for directory in (".", "", "cat/.."):
-        assert_same(directory, {"cat": 0}, extensions=IMG_EXTENSIONS)
+        assert_same(directory, {"cat": 0}, extensions=TORCHVISION_EXTENSIONS)
 
 
 def test_is_valid_file_is_called_as_torchvision_calls_it(two_classes: Path) -> None:
@@ -302,13 +304,13 @@ def test_is_valid_file_is_called_as_torchvision_calls_it(two_classes: Path) -> N
 
 def test_class_indices_are_kept_as_they_are(two_classes: Path) -> None:
     classes: dict[str, Any] = {"cat": True, "dog": 2**70}
-    found = scan_folder(two_classes, classes, extensions=IMG_EXTENSIONS)
-    assert list(found) == reference.make_dataset(two_classes, classes, extensions=IMG_EXTENSIONS)
+    found = scan_folder(two_classes, classes, extensions=TORCHVISION_EXTENSIONS)
+    assert list(found) == reference.make_dataset(two_classes, classes, extensions=TORCHVISION_EXTENSIONS)
     assert [type(target) for _, target in found] == [bool, bool, int]
 
 
 def test_missing_directory(tmp_path: Path) -> None:
-    assert_same(str(tmp_path / "none"), {"cat": 0}, extensions=IMG_EXTENSIONS)
+    assert_same(str(tmp_path / "none"), {"cat": 0}, extensions=TORCHVISION_EXTENSIONS)
     for directory in (tmp_path, tmp_path / "none"):
         assert outcome(find_classes, directory) == outcome(reference.find_classes, directory)
 
@@ -317,7 +319,7 @@ def test_selected_classes_keep_the_users_order(two_classes: Path) -> None:
     names, class_to_idx = find_classes(two_classes, ["dog", "cat"])
     assert names == ["dog", "cat"]
     assert class_to_idx == {"dog": 0, "cat": 1}
-    found = scan_folder(two_classes, class_to_idx, extensions=IMG_EXTENSIONS)
+    found = scan_folder(two_classes, class_to_idx, extensions=TORCHVISION_EXTENSIONS)
     assert [target for _, target in found] == [1, 1, 0]  # sorted by class name all the same
 
 
@@ -351,7 +353,7 @@ def test_names_that_are_not_utf8_open(tmp_path: Path) -> None:
     with open(folder + b"/\xff\xfe.jpg", "wb") as file:
         file.write(b"content")
     names, class_to_idx = find_classes(tmp_path)
-    (path, target), *_ = scan_folder(tmp_path, class_to_idx, extensions=IMG_EXTENSIONS)
+    (path, target), *_ = scan_folder(tmp_path, class_to_idx, extensions=TORCHVISION_EXTENSIONS)
     assert names == [os.fsdecode(b"c\xe9")]
     assert target == 0
     assert Path(path).read_bytes() == b"content"

@@ -24,7 +24,7 @@ from torchvision.datasets import folder as reference
 from fastpipe import FastImageFolder
 from fastpipe.core import array_cache as kept
 from fastpipe.core.class_folders import (
-    IMG_EXTENSIONS,
+    TORCHVISION_EXTENSIONS,
     IndexCache,
     default_index_cache,
     find_classes,
@@ -99,12 +99,12 @@ def tick(folder: Path) -> None:
 
 
 def scan(root: Any, cache: IndexCache | None, classes: Any = CLASSES, **options: Any) -> Any:
-    options = {"extensions": IMG_EXTENSIONS, "allow_empty": True, **options}
+    options = {"extensions": TORCHVISION_EXTENSIONS, "allow_empty": True, **options}
     return scan_folder(root, classes, cache=cache, **options)
 
 
 def expected(root: Any, classes: Any = CLASSES, **options: Any) -> Any:
-    options = {"extensions": IMG_EXTENSIONS, "allow_empty": True, **options}
+    options = {"extensions": TORCHVISION_EXTENSIONS, "allow_empty": True, **options}
     return reference.make_dataset(root, classes, **options)
 
 
@@ -234,7 +234,7 @@ def test_what_depends_on_more_than_names_is_not_kept(
 
 
 def test_each_choice_of_extensions_is_kept_for_itself(root: Path, cache: IndexCache) -> None:
-    choices: list[Any] = [".jpg", (".png", ".webp"), IMG_EXTENSIONS, ".JPG", ""]
+    choices: list[Any] = [".jpg", (".png", ".webp"), TORCHVISION_EXTENSIONS, ".JPG", ""]
     for extensions in choices * 2:
         assert scan(root, cache, extensions=extensions) == expected(root, extensions=extensions)
     assert len(list(cache.path.iterdir())) == len(choices)
@@ -306,9 +306,9 @@ def test_errors_stay_as_they_are(root: Path, cache: IndexCache) -> None:
     (root / "elk" / "5.webp").unlink()
     for _ in range(2):
         with pytest.raises(FileNotFoundError) as ours:
-            scan_folder(root, CLASSES, extensions=IMG_EXTENSIONS, cache=cache)
+            scan_folder(root, CLASSES, extensions=TORCHVISION_EXTENSIONS, cache=cache)
         with pytest.raises(FileNotFoundError) as theirs:
-            reference.make_dataset(root, CLASSES, extensions=IMG_EXTENSIONS)
+            reference.make_dataset(root, CLASSES, extensions=TORCHVISION_EXTENSIONS)
         assert str(ours.value) == str(theirs.value)
     assert list(scan(root / "none", cache)) == []
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torchvision.datasets import folder as reference
 
 from fastpipe.core import class_folders as walk
-from fastpipe.core.class_folders import IMG_EXTENSIONS, IndexCache, find_classes, scan_folder
+from fastpipe.core.class_folders import TORCHVISION_EXTENSIONS, IndexCache, find_classes, scan_folder
 from fastpipe.core.file_identity import FileSystems
 
 LATER = 10**20  # nanoseconds since 1970: all times in this file are long past
@@ -138,7 +138,7 @@ def test_openings_find_what_torchvision_finds(steps: list[Any]) -> None:
                 classes = {
                     name: index for name, index in classes.items() if name in step["classes"]
                 } or classes
-            options: Any = {"extensions": IMG_EXTENSIONS, "allow_empty": True}
+            options: Any = {"extensions": TORCHVISION_EXTENSIONS, "allow_empty": True}
             ours = scan_folder(tree.root, classes, cache=cache, **options)
             assert list(ours) == reference.make_dataset(tree.root, classes, **options)
             tree.tick()

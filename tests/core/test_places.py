@@ -23,7 +23,7 @@ import fastpipe
 from fastpipe.core import caches as places
 from fastpipe.core import locks
 from fastpipe.core.cache_store import EntryStore
-from fastpipe.core.caches import open_store
+from fastpipe.core.caches import open_cache_store
 from fastpipe.core.file_identity import identify
 from fastpipe.core.private_folder import user_cache_folder
 from fastpipe.errors import CacheError
@@ -126,11 +126,11 @@ def test_the_user_s_cache_folder_is_where_the_environment_says_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     option = Cache("disk", 1 << 20)
-    first = open_store(option)
+    first = open_cache_store(option)
     assert first is not None
-    assert first is open_store(option)
+    assert first is open_cache_store(option)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
-    other = open_store(option)
+    other = open_cache_store(option)
     assert other is not None
     assert other is not first
     assert (tmp_path / "elsewhere" / "fastpipe" / "fastpipe-decoded").is_dir()
@@ -138,7 +138,7 @@ def test_the_user_s_cache_folder_is_where_the_environment_says_now(
 
 def test_equal_options_have_one_store() -> None:
     options = Cache("ram", 16 * MIB), Cache("ram", 16 * MIB), Cache("ram", 17 * MIB)
-    one, same, other = map(open_store, options)
+    one, same, other = map(open_cache_store, options)
     assert one is same
     assert one is not other
     assert one is not None
@@ -149,20 +149,20 @@ def test_equal_options_have_one_store() -> None:
 
 def test_auto_is_in_memory() -> None:
     automatic, ram = Cache("auto", 16 * MIB), Cache("ram", 16 * MIB)
-    assert open_store(automatic) is open_store(ram)
+    assert open_cache_store(automatic) is open_cache_store(ram)
 
 
 def test_a_share_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "free_memory", lambda: 400 * MIB)
     option = Cache("ram")
-    store = open_store(option)
+    store = open_cache_store(option)
     assert store is not None
     assert store.max_bytes == 100 * MIB
 
 
 def test_memory_that_runs_out(monkeypatch: pytest.MonkeyPatch, said: Any) -> None:
     option = Cache("ram", 16 * MIB)
-    store = open_store(option)
+    store = open_cache_store(option)
     monkeypatch.setattr(places, "free_memory", lambda: 100 * MIB)
     assert not _put(store, 1)
     assert len(said()) == 1
@@ -172,23 +172,23 @@ def test_memory_that_runs_out(monkeypatch: pytest.MonkeyPatch, said: Any) -> Non
 def test_it_lives_while_an_option_does_and_then_its_memory_is_free() -> None:
     before = set(os.listdir("/proc/self/fd"))
     option, second = Cache("ram", 16 * MIB), Cache("ram", 16 * MIB)
-    assert _put(open_store(option), 1)
-    open_store(second)
-    assert _found(open_store(option)) == [1]
+    assert _put(open_cache_store(option), 1)
+    open_cache_store(second)
+    assert _found(open_cache_store(option)) == [1]
     del option
-    assert _found(open_store(second)) == [1]
+    assert _found(open_cache_store(second)) == [1]
     assert len(_announced()) == 1
     del second
     assert set(os.listdir("/proc/self/fd")) == before
     assert _announced() == []
     third = Cache("ram", 16 * MIB)
-    assert _found(open_store(third)) == []
+    assert _found(open_cache_store(third)) == []
 
 
 @needs_proc
 def test_nothing_has_a_name_but_the_announcement() -> None:
     option = Cache("ram", 16 * MIB)
-    store = open_store(option)
+    store = open_cache_store(option)
     assert store is not None
     assert _put(store, 1)
     for descriptor in store.descriptors:
@@ -204,7 +204,7 @@ def test_processes_share_it_and_the_last_one_takes_it_along() -> None:
     option = Cache("ram", 1 << 24)
     with other_process() as first:
         assert first.ask("print(put(1) + 0)") == 1
-        store = open_store(option)
+        store = open_cache_store(option)
         assert _found(store) == [1]
         assert _put(store, 2)
         assert first.ask("print(found())") == [1, 2]
@@ -226,7 +226,7 @@ def test_processes_share_it_and_the_last_one_takes_it_along() -> None:
 @needs_proc
 def test_processes_that_open_it_before_anything_is_in_it_share_it_too() -> None:
     option = Cache("ram", 1 << 24)
-    store = open_store(option)
+    store = open_cache_store(option)
     with other_process() as other:
         assert other.ask("print(put(1) + 0)") == 1
         assert _found(store) == [1]
@@ -235,7 +235,7 @@ def test_processes_that_open_it_before_anything_is_in_it_share_it_too() -> None:
 @needs_proc
 def test_processes_that_ask_for_something_else_do_not_share() -> None:
     option = Cache("ram", 1 << 24)
-    assert _put(open_store(option), 1)
+    assert _put(open_cache_store(option), 1)
     with other_process('Cache("ram", 1 << 25)') as other:
         assert other.ask("print(found())") == []
         # One number being the beginning of the other must not matter.
@@ -248,7 +248,7 @@ def test_who_is_killed_while_it_shares_harms_nobody() -> None:
     option = Cache("ram", 1 << 24)
     with other_process() as other:
         assert other.ask("print(put(1) + 0)") == 1
-        store = open_store(option)
+        store = open_cache_store(option)
         other.end(kill=True)
     assert _found(store) == [1]
     assert _put(store, 2)
@@ -263,7 +263,7 @@ def test_what_killed_processes_announced_is_cleared_away() -> None:
             other.end(kill=True)
     assert len(_announced()) >= 1
     option_here = Cache("ram", 3 << 24)
-    assert _found(open_store(option_here)) == []
+    assert _found(open_cache_store(option_here)) == []
     assert len(_announced()) == 1
     assert f".{os.getpid()}." in _announced()[0]
 
@@ -278,7 +278,7 @@ def test_what_was_announced_elsewhere_is_cleared_away_after_a_month() -> None:
         at = path.stat().st_mtime - days * 86400
         os.utime(path, (at, at))
     option = Cache("ram", 1 << 24)
-    open_store(option)
+    open_cache_store(option)
     assert len(_announced()) == 2
     assert "newmachine.auto.1.3.json" in _announced()
 
@@ -307,7 +307,7 @@ def test_an_announcement_that_is_wrong_is_cleared_away(change: Callable[[Any], b
         path.write_bytes(change(json.loads(path.read_bytes())))
         before = len(os.listdir("/proc/self/fd"))
         option = Cache("ram", 1 << 24)
-        assert _found(open_store(option)) == []
+        assert _found(open_cache_store(option)) == []
         assert len(os.listdir("/proc/self/fd")) == before + 3  # and one of the map
         assert name not in _announced()
         assert len(_announced()) == 1
@@ -320,7 +320,7 @@ def test_a_stopped_process_with_the_lock_is_left_alone() -> None:
         line = "import fcntl, signal; fcntl.lockf(store.descriptors[1], fcntl.LOCK_EX); print(put(1) * 0)"
         assert other.ask(line.replace("put(1) * 0", "0")) == 0
         option = Cache("ram", 1 << 24)
-        store = open_store(option)
+        store = open_cache_store(option)
         assert _put(store, 2)
         assert len(_announced()) == 2
         assert other.ask("fcntl.lockf(store.descriptors[1], fcntl.LOCK_UN); print(found())") == []
@@ -344,8 +344,8 @@ def test_where_nothing_can_be_announced_there_still_is_a_cache(
 
         monkeypatch.setattr(places.PrivateFolder, "open", no_space)
     option = Cache("ram", 16 * MIB)
-    assert _put(open_store(option), 1)
-    assert _found(open_store(option)) == [1]
+    assert _put(open_cache_store(option), 1)
+    assert _found(open_cache_store(option)) == [1]
     assert said() == []
 
 
@@ -363,12 +363,12 @@ def test_where_memory_cannot_be_had_a_warning_says_so_once(
 
     monkeypatch.setattr(places, "anonymous_file", one_only)
     option, automatic = Cache("ram", 16 * MIB), Cache("auto", 16 * MIB)
-    assert open_store(option) is None
+    assert open_cache_store(option) is None
     with pytest.raises(OSError, match="Bad file"):
         os.fstat(made[0])
     made.clear()
-    assert open_store(automatic) is None
-    assert open_store(option) is None
+    assert open_cache_store(automatic) is None
+    assert open_cache_store(option) is None
     assert len(said()) == 1
     assert "Too many open files" in said()[0]
 
@@ -376,9 +376,9 @@ def test_where_memory_cannot_be_had_a_warning_says_so_once(
 def test_what_was_not_asked_for_is_no_reason_to_warn(monkeypatch: pytest.MonkeyPatch, said: Any) -> None:
     monkeypatch.setattr(places, "free_memory", lambda: None)
     automatic, asked = Cache(), Cache("ram")
-    assert open_store(automatic) is None
+    assert open_cache_store(automatic) is None
     assert said() == []
-    assert open_store(asked) is None
+    assert open_cache_store(asked) is None
     assert len(said()) == 1
     assert "max_bytes" in said()[0]
 
@@ -388,10 +388,10 @@ def test_without_locks_of_files_there_is_no_cache(
 ) -> None:
     monkeypatch.setattr(locks, "fcntl", None)
     options = [Cache(), Cache("ram"), Cache("disk")]
-    assert [open_store(option) for option in options] == [None] * 3
+    assert [open_cache_store(option) for option in options] == [None] * 3
     assert [("operating system" in text) for text in said()] == [True, True]
     with pytest.raises(CacheError, match="operating system"):
-        open_store(Cache("disk", dir=tmp_path))
+        open_cache_store(Cache("disk", dir=tmp_path))
 
 
 # ---- on disk ---------------------------------------------------------------------------------------
@@ -403,7 +403,7 @@ def _files(folder: Path) -> list[str]:
 
 def test_a_private_folder(tmp_path: Path) -> None:
     option = Cache("disk", 16 * MIB, dir=tmp_path / "a" / "b")
-    assert _put(open_store(option), 1)
+    assert _put(open_cache_store(option), 1)
     folder = tmp_path / "a" / "b" / "fastpipe-decoded"
     assert folder.stat().st_mode & 0o777 == 0o700
     assert _files(folder.parent) == ["000000.data", "000000.log", "lock"]
@@ -412,14 +412,14 @@ def test_a_private_folder(tmp_path: Path) -> None:
 
 def test_the_default_folder() -> None:
     option = Cache("disk", 16 * MIB)
-    assert _put(open_store(option), 1)
+    assert _put(open_cache_store(option), 1)
     assert _files(user_cache_folder()) == ["000000.data", "000000.log", "lock"]
 
 
 def test_a_share_of_the_free_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "free_disk", lambda descriptor: 400 * MIB)
     option = Cache("disk", dir=tmp_path)
-    store = open_store(option)
+    store = open_cache_store(option)
     assert store is not None
     assert 100 * MIB <= store.max_bytes < 101 * MIB
 
@@ -429,8 +429,8 @@ def test_it_is_there_for_later_runs_and_for_others(tmp_path: Path) -> None:
     with other_process(text) as other:
         assert other.ask("print(put(1) + 0)") == 1
         option = Cache("disk", 16 * MIB, dir=tmp_path)
-        assert _found(open_store(option)) == [1]
-        assert _put(open_store(option), 2)
+        assert _found(open_cache_store(option)) == [1]
+        assert _put(open_cache_store(option), 2)
         assert other.ask("print(found())") == [1, 2]
         other.end()
     del option
@@ -439,7 +439,7 @@ def test_it_is_there_for_later_runs_and_for_others(tmp_path: Path) -> None:
         assert late.ask("print(found())") == [1, 2]
         # Who asks for another size has the same files.
     again = Cache("disk", 17 * MIB, dir=tmp_path)
-    assert _found(open_store(again)) == [1, 2]
+    assert _found(open_cache_store(again)) == [1, 2]
 
 
 def test_sizes_and_names_of_one_folder_in_one_process(tmp_path: Path) -> None:
@@ -450,7 +450,7 @@ def test_sizes_and_names_of_one_folder_in_one_process(tmp_path: Path) -> None:
         Cache("disk", 17 * MIB, dir=tmp_path / "real"),
         Cache("disk", 16 * MIB, dir=tmp_path / "link"),
     ]
-    stores = [open_store(option) for option in options]
+    stores = [open_cache_store(option) for option in options]
     for number in range(18):
         assert _put(stores[number % 3], number)
     assert all(_found(store) == list(range(18)) for store in stores)
@@ -460,7 +460,7 @@ def test_a_link_in_the_folder_s_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     (tmp_path / "fastpipe-decoded").symlink_to("elsewhere")
     with pytest.raises(CacheError, match="fastpipe-decoded"):
-        open_store(Cache("disk", dir=tmp_path))
+        open_cache_store(Cache("disk", dir=tmp_path))
 
 
 @pytest.mark.parametrize("name", ["000000.data", "000000.log", "lock"])
@@ -470,7 +470,7 @@ def test_a_link_in_a_file_s_place_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "precious").write_bytes(b"precious")
     (folder / name).symlink_to("../precious")
     with pytest.raises(CacheError):
-        open_store(Cache("disk", dir=tmp_path))
+        open_cache_store(Cache("disk", dir=tmp_path))
     gc.collect()
     assert (tmp_path / "precious").read_bytes() == b"precious"
 
@@ -478,25 +478,25 @@ def test_a_link_in_a_file_s_place_is_refused(tmp_path: Path, name: str) -> None:
 def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(CacheError, match="belongs to user"):
-        open_store(Cache("disk", dir=tmp_path))
+        open_cache_store(Cache("disk", dir=tmp_path))
 
 
 def test_a_named_folder_that_cannot_be_used_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CacheError, match="file"):
-        open_store(Cache("disk", dir=tmp_path / "file"))
+        open_cache_store(Cache("disk", dir=tmp_path / "file"))
 
 
 def test_a_default_folder_that_cannot_be_used_is_a_warning(said: Any) -> None:
     user_cache_folder().parent.mkdir()
     user_cache_folder().touch()
     option = Cache("disk", 16 * MIB)
-    assert open_store(option) is None
-    assert open_store(option) is None
-    assert open_store(Cache("disk", 16 * MIB)) is None
+    assert open_cache_store(option) is None
+    assert open_cache_store(option) is None
+    assert open_cache_store(Cache("disk", 16 * MIB)) is None
     assert len(said()) == 1
     user_cache_folder().unlink()
-    assert _put(open_store(option), 1), "it is tried anew"
+    assert _put(open_cache_store(option), 1), "it is tried anew"
 
 
 def test_a_full_disk_leaves_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -506,7 +506,7 @@ def test_a_full_disk_leaves_no_descriptor(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(places, "free_disk", fail)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(CacheError, match="Input/output"):
-        open_store(Cache("disk", dir=tmp_path))
+        open_cache_store(Cache("disk", dir=tmp_path))
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -514,7 +514,7 @@ def test_a_full_disk_leaves_no_descriptor(tmp_path: Path, monkeypatch: pytest.Mo
 def _full(folder: Path, files: list[Path], tag: bytes = b"") -> Cache:
     """An option whose store is full of entries about some files."""
     option = Cache("disk", 4096, dir=folder)
-    store = open_store(option)
+    store = open_cache_store(option)
     assert store is not None
     for number, path in enumerate(files * 200):
         note = identify(str(path), tag).note()
@@ -534,13 +534,13 @@ def files(tmp_path: Path) -> list[Path]:
 
 def test_a_full_cache_of_files_that_have_changed_is_begun_anew(tmp_path: Path, files: list[Path]) -> None:
     option = _full(tmp_path, files)
-    old = open_store(option)
+    old = open_cache_store(option)
     assert old is not None
     known = _found(old)
     for path in files[:3]:
         path.write_bytes(b"something else")
     again = Cache("disk", 4097, dir=tmp_path)  # as a process does that starts later
-    new = open_store(again)
+    new = open_cache_store(again)
     assert new is not None
     assert (len(new), new.allocated) == (0, 0)
     assert _files(tmp_path) == ["000001.data", "000001.log", "lock"]
@@ -554,20 +554,20 @@ def test_a_full_cache_of_files_that_have_changed_is_begun_anew(tmp_path: Path, f
 
 def test_a_full_cache_of_files_that_are_there_stays(tmp_path: Path, files: list[Path]) -> None:
     option = _full(tmp_path, files)
-    known = _found(open_store(option))
+    known = _found(open_cache_store(option))
     files[0].write_bytes(b"something else")
     again = Cache("disk", 4097, dir=tmp_path)
-    assert _found(open_store(again)) == known
+    assert _found(open_cache_store(again)) == known
     assert _files(tmp_path) == ["000000.data", "000000.log", "lock"]
 
 
 def test_a_cache_with_room_stays_whatever_has_changed(tmp_path: Path, files: list[Path]) -> None:
     option = _full(tmp_path, files)
-    known = _found(open_store(option))
+    known = _found(open_cache_store(option))
     for path in files:
         path.unlink()
     again = Cache("disk", 16 * MIB, dir=tmp_path)
-    assert _found(open_store(again)) == known
+    assert _found(open_cache_store(again)) == known
 
 
 def test_a_full_cache_whose_data_file_is_cut_off_is_begun_anew(tmp_path: Path, files: list[Path]) -> None:
@@ -575,7 +575,7 @@ def test_a_full_cache_whose_data_file_is_cut_off_is_begun_anew(tmp_path: Path, f
     assert option is not None
     os.truncate(tmp_path / "fastpipe-decoded" / "000000.data", 10)
     again = Cache("disk", 4097, dir=tmp_path)
-    assert _found(open_store(again)) == []
+    assert _found(open_cache_store(again)) == []
     assert "000001.log" in _files(tmp_path)
 
 
@@ -584,7 +584,7 @@ def test_a_full_cache_whose_data_file_is_cut_off_is_begun_anew(tmp_path: Path, f
 )
 def test_files_that_are_damaged_are_left_to_those_who_use_them(tmp_path: Path, damage: str) -> None:
     option = Cache("disk", 16 * MIB, dir=tmp_path)
-    old = open_store(option)
+    old = open_cache_store(option)
     assert _put(old, 1)
     folder = tmp_path / "fastpipe-decoded"
     log, data = folder / "000000.log", folder / "000000.data"
@@ -602,7 +602,7 @@ def test_files_that_are_damaged_are_left_to_those_who_use_them(tmp_path: Path, d
         log.rename(data)
         log.write_bytes(content.ljust(100))
     again = Cache("disk", 17 * MIB, dir=tmp_path)
-    new = open_store(again)
+    new = open_cache_store(again)
     assert _found(new) == []
     for number in range(2, 10):
         assert _put(new, number)
@@ -620,7 +620,7 @@ def test_what_else_lies_in_the_folder_is_removed(tmp_path: Path) -> None:
     for name in ("000003.data", "000003.log", "000007.data", "000007.log", "x.log", "1.log"):
         (folder / name).touch()
     option = Cache("disk", 16 * MIB, dir=tmp_path)
-    assert _put(open_store(option), 1)
+    assert _put(open_cache_store(option), 1)
     assert _files(tmp_path) == ["000007.data", "000007.log", "lock"]
 
 
@@ -634,7 +634,7 @@ def test_a_stopped_process_that_opens_a_cache_is_not_waited_for_long(tmp_path: P
             == 0
         )
         option = Cache("disk", 16 * MIB, dir=tmp_path)
-        assert _put(open_store(option), 1)
+        assert _put(open_cache_store(option), 1)
 
 
 def test_a_fork_while_another_thread_opens_a_cache(tmp_path: Path) -> None:
@@ -642,5 +642,5 @@ def test_a_fork_while_another_thread_opens_a_cache(tmp_path: Path) -> None:
     with places._opening:
         child = os.fork()
         if child == 0:
-            os._exit(0 if open_store(option) is not None else 1)
+            os._exit(0 if open_cache_store(option) is not None else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -25,7 +25,7 @@ from fastpipe import Cache, FastImageFolder, FastLoader
 from fastpipe.bench.synthetic import photo_tree
 from fastpipe.core import cache_store as store_module
 from fastpipe.core import locks
-from fastpipe.core.caches import open_store
+from fastpipe.core.caches import open_cache_store
 from fastpipe.images.batch import MADE, ImageBatch
 from fastpipe.images.reader import ImageReader
 
@@ -148,7 +148,7 @@ def _entries(folder: Path) -> int:
 
     def look() -> None:
         option = Cache("disk", 15 * MIB, dir=folder)
-        opened = open_store(option)
+        opened = open_cache_store(option)
         assert opened is not None
         sender.send(sum(opened._verified(entry) for entry in opened.entries()))
 

@@ -11,13 +11,13 @@ import pytest
 from array_image import ArrayImage
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
-from operations import Crop, Flip, Grey, Operation, Resize, fold, pillow_resize
+from image_steps import Crop, Flip, Grey, Operation, Resize, fold, pillow_resize
 from PIL import Image
 
 from fastpipe.core.types import Box, Size
 from fastpipe.images import kernels
 from fastpipe.images import pixels as geometry
-from fastpipe.images.pillow import FILTERS
+from fastpipe.images.pillow_rules import FILTERS
 from fastpipe.images.pixels import render
 from fastpipe.images.steps import BOX, FLIP, described_step
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from operations import fold, pillow_resize
+from image_steps import fold, pillow_resize
 from PIL import Image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as functional_v2
@@ -21,7 +21,7 @@ from torchvision.transforms.v2 import functional as functional_v2
 from fastpipe.core.native import native
 from fastpipe.core.types import Size
 from fastpipe.images import kernels
-from fastpipe.images.pillow import FILTERS, grey_is_known
+from fastpipe.images.pillow_rules import FILTERS, grey_is_known
 from fastpipe.images.pixels import Conversion
 
 UInt8Array = npt.NDArray[np.uint8]

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 from array_image import ArrayImage
-from operations import fold, pillow_resize
+from image_steps import fold, pillow_resize
 from PIL import Image
 from torchvision import transforms as v1
 
 from fastpipe.core.types import Size, UInt8Array
-from fastpipe.images import kernels, pillow
+from fastpipe.images import kernels
+from fastpipe.images import pillow_rules as pillow
 from fastpipe.images.plan import Plan, compile_plan
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (70, 90, 3), np.uint8)

@@ -19,7 +19,7 @@ from torchvision.transforms import v2
 
 from fastpipe.core.keys import uniforms
 from fastpipe.core.types import Key
-from fastpipe.images.pillow import grey_is_known
+from fastpipe.images.pillow_rules import grey_is_known
 from fastpipe.images.plan import Plan, TensorSpec, compile_plan, plan_state
 from fastpipe.images.pointwise import rows_of
 

@@ -15,7 +15,7 @@ import torch
 from array_image import ArrayImage
 from hypothesis import given
 from hypothesis import strategies as st
-from operations import Crop, Flip, Grey, Operation, Resize, fold
+from image_steps import Crop, Flip, Grey, Operation, Resize, fold
 
 from fastpipe.core.types import Box, Size
 from fastpipe.images import kernels

@@ -13,8 +13,8 @@ from PIL import Image
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
-from fastpipe.images import pillow as module
-from fastpipe.images.pillow import torch_filter
+from fastpipe.images import pillow_rules as module
+from fastpipe.images.pillow_rules import torch_filter
 from fastpipe.images.plan import Plan, compile_plan
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (70, 90, 3), np.uint8)

@@ -266,7 +266,7 @@ def test_a_pillow_that_decodes_otherwise_is_left_to_itself(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As one does that was built with another libjpeg."""
-    from fastpipe.images import pillow as installed
+    from fastpipe.images import pillow_rules as installed
     from fastpipe.images import reader as images
 
     fresh = installed.decodes_as_pillow.__wrapped__

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from operations import Crop, Flip, Operation, Resize, fold, pillow_resize
+from image_steps import Crop, Flip, Operation, Resize, fold, pillow_resize
 from PIL import Image
 from torchvision import transforms
 
 from fastpipe import Decode, FastImageFolder
 from fastpipe.bench.synthetic import photograph
 from fastpipe.core.types import Box, EncodedImage, Size
-from fastpipe.images.pillow import FILTERS
+from fastpipe.images.pillow_rules import FILTERS
 from fastpipe.images.pixels import reduction, render
 from fastpipe.images.reader import ImageReader
 

@@ -18,7 +18,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.datasets import folder as reference
 
 from fastpipe.core import array_cache as kept
-from fastpipe.core.class_folders import IMG_EXTENSIONS, IndexCache, find_classes
+from fastpipe.core.class_folders import TORCHVISION_EXTENSIONS, IndexCache, find_classes
 from fastpipe.core.types import FetchedObject, StoredObject
 from fastpipe.errors import OptionError, StoreAccessError, StoreBusyError
 from fastpipe.options import Subset
@@ -103,7 +103,7 @@ def scan(store: Bucket, classes: Any = None, **options: Any) -> Any:
     """The samples as a list; asserts that the listing is of the same."""
     options = {"allow_empty": True, **options}
     if "is_valid_file" not in options:
-        options.setdefault("extensions", IMG_EXTENSIONS)
+        options.setdefault("extensions", TORCHVISION_EXTENSIONS)
     if classes is None:
         classes = find_remote_classes(store, ROOT, PREFIX)[1]
     table, listing = scan_store(store, ROOT, PREFIX, classes, **options)
@@ -165,7 +165,7 @@ keys = st.lists(
     keys=keys,
     page=st.integers(1, 4),
     allow_empty=st.booleans(),
-    extensions=st.sampled_from([IMG_EXTENSIONS, ".jpg", ""]),
+    extensions=st.sampled_from([TORCHVISION_EXTENSIONS, ".jpg", ""]),
 )
 @example(["a/b/1.jpg", "a-b/1.jpg"], 1, False, ".jpg")
 @example(["a/b/1.jpg", "a/b-c/1.jpg", "a/b.jpg", "a/b0/1.jpg"], 2, False, ".jpg")

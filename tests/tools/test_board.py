@@ -13,9 +13,9 @@ import pytest
 from fastpipe.errors import MissingDependencyError, OptionError
 from fastpipe.tools import Advice, Report
 from fastpipe.tools import report as board
-from fastpipe.tools.clocks import Spent
 from fastpipe.tools.costs import Alone, LoaderCosts
 from fastpipe.tools.report import LoaderNote, Part
+from fastpipe.tools.thread_times import Spent
 
 REPORT = Report(
     LoaderNote("DataLoader over Photos", workers=2),

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from fastpipe.tools import loops
-from fastpipe.tools.clocks import DeviceClock, DeviceTimes
 from fastpipe.tools.loops import Enough, Loop, Phase, WatchedIterator
 from fastpipe.tools.report import LoaderNote, Report
+from fastpipe.tools.thread_times import DeviceClock, DeviceTimes
 
 
 class Device:

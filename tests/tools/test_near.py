@@ -16,12 +16,12 @@ from torchvision.transforms import Compose, RandomResizedCrop, ToTensor
 
 import fastpipe
 from fastpipe.tools import swaps as near
-from fastpipe.tools.clocks import Spent
 from fastpipe.tools.costs import LoaderCosts
 from fastpipe.tools.folders import FileSystem
 from fastpipe.tools.loaders import Watched
 from fastpipe.tools.loops import Loop
 from fastpipe.tools.stacks import Line
+from fastpipe.tools.thread_times import Spent
 
 SMALL = Compose([RandomResizedCrop(16), ToTensor()])
 WAITING = LoaderCosts({"read": Spent(9_000_000, 0, 0), "decode": Spent(1_000_000, 1_000_000, 0)}, batches=4)

@@ -24,12 +24,12 @@ from fastpipe.bench.synthetic import photo_tree as make_tree
 from fastpipe.errors import OptionError
 from fastpipe.tools import Report, diagnosis
 from fastpipe.tools.candidates import candidates
-from fastpipe.tools.clocks import Spent
 from fastpipe.tools.costs import Alone, LoaderCosts
 from fastpipe.tools.loaders import Watched
 from fastpipe.tools.loops import Loop
 from fastpipe.tools.report import LoaderNote
 from fastpipe.tools.stacks import Line
+from fastpipe.tools.thread_times import Spent
 
 SECONDS = 0.6
 

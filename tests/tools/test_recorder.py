@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import pytest
 
-from fastpipe.tools.clocks import Spent, ThreadClock, processes_cpu_ns
 from fastpipe.tools.recorder import Recorder, Tally
 from fastpipe.tools.stacks import Boundary, Line
+from fastpipe.tools.thread_times import Spent, ThreadClock, processes_cpu_ns
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc: run it on Linux")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fastpipe.tools import clocks as times
-from fastpipe.tools.clocks import threads_delay_ns
+from fastpipe.tools import thread_times as times
+from fastpipe.tools.thread_times import threads_delay_ns
 
 
 @pytest.fixture

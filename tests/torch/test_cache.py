@@ -24,7 +24,7 @@ from fastpipe import Cache, Decode, FastImageFolder, FastLoader, accelerate
 from fastpipe.bench.synthetic import photo_tree
 from fastpipe.core import caches as places
 from fastpipe.core import file_identity as identity
-from fastpipe.core.caches import open_store
+from fastpipe.core.caches import open_cache_store
 from fastpipe.errors import BadSampleError, CacheError, OptionError
 from fastpipe.images.batch import MADE, ImageBatch
 from fastpipe.images.reader import ImageReader
@@ -228,7 +228,7 @@ def test_every_kind_of_file(odd: tuple[Path, dict[str, OddImage]], exif: bool, t
         expected = plain[index]
         for _ in range(3):
             assert _equal(dataset[index], expected), path
-    store = open_store(dataset.cache)
+    store = open_cache_store(dataset.cache)
     assert store is not None
     # Not those that are links to others; and each of the others.
     assert good - 10 < len(store) <= good
@@ -278,7 +278,7 @@ def test_spawned_workers_share_it(tree: Path, decoded: Decoded) -> None:
     dataset = FastImageFolder(tree, CROP, cache=Cache("ram", 16 * MIB))
     options = {"num_workers": 1, "multiprocessing_context": "spawn", "seed": 1}
     assert _equal(list(_epochs(dataset, FastLoader, 1, **options)), stock)
-    store = open_store(dataset.cache)
+    store = open_cache_store(dataset.cache)
     assert store is not None
     store.find(bytes(16))
     assert len(store) == COUNT, "what the worker kept"
@@ -314,7 +314,7 @@ def test_a_kept_image_is_neither_read_nor_decoded(
 
 def test_auto_keeps_from_the_second_use_on(tree: Path, decoded: Decoded) -> None:
     dataset = FastImageFolder(tree, CROP, cache=Cache("auto", 16 * MIB))
-    store = open_store(dataset.cache)
+    store = open_cache_store(dataset.cache)
     assert store is not None
     assert _counts(dataset, decoded, 1) == [COUNT]
     assert len(store) == 0
@@ -325,7 +325,7 @@ def test_auto_keeps_from_the_second_use_on(tree: Path, decoded: Decoded) -> None
 def test_auto_keeps_nothing_where_not_everything_fits(tree: Path, decoded: Decoded) -> None:
     """Each image fits, and so do all that are used; but not all that the dataset has."""
     dataset = FastImageFolder(tree, CROP, cache=Cache("auto", 60_000))
-    store = open_store(dataset.cache)
+    store = open_cache_store(dataset.cache)
     assert store is not None
     for _ in range(3):
         assert len(list(FastLoader(Subset(dataset, [0, 1]), 2))) == 1
@@ -642,7 +642,7 @@ def test_smaller_images_take_less_room(shapes: Path) -> None:
     for decode in (Decode(), Decode(short_side=64)):
         option = Cache("ram", 16 * MIB)
         list(FastImageFolder(shapes, cache=option, decode=decode))
-        store = open_store(option)
+        store = open_cache_store(option)
         assert store is not None
         used.append(sum(entry.nbytes for entry in store.entries()))
         del option, store

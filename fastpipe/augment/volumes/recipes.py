@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fastpipe.augment.chains import RandomApply
 from fastpipe.augment.compose import Compose
-from fastpipe.augment.images import RandomApply
 from fastpipe.augment.volumes.geometry import RandomAffine3D, RandomFlip3D
 from fastpipe.augment.volumes.intensity import (
     Brightness3D,

@@ -14,9 +14,17 @@ from typing import Any, NamedTuple
 from fastpipe.core.processes import process_tree
 
 __all__ = [
-    "NOTHING", "DeviceClock", "DeviceTimes", "Meter", "Spent", "ThreadClock", "processes_cpu_ns",
-    "synchronized", "threads_delay_ns",
-]  # fmt: skip
+    "NOTHING",
+    "DeviceClock",
+    "DeviceTimes",
+    "Meter",
+    "Spent",
+    "ThreadClock",
+    "processes_cpu_ns",
+    "synchronized",
+    "threads_delay_ns",
+]
+
 
 _TASKS = Path("/proc/self/task")
 _INTERVAL_NS = 20_000_000  # between two readings of a meter, each of which takes some hundred microseconds

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from fastpipe.core.types import Box, Size
 from fastpipe.images import pixels as geometry
-from fastpipe.images.pillow import pillow_filter
+from fastpipe.images.pillow_rules import pillow_filter
 from fastpipe.images.pixels import Region
 from fastpipe.images.steps import BOX, FLIP, GREY, RESIZE, described_step
 
