@@ -56,7 +56,7 @@ _LAZY = {
     "torch/image_folder.py": {"core", "core.caches", "core.class_folders", "torch.staging"},
     "torch/loader.py": {"core.machine", "core.transfer", "torch.array_dataset", "torch.folder_source"},
     "torch/runtime.py": {"images.cache", "images.dali", "images.gpu_batches", "images.gpu_share"},
-    "torch/split.py": {"augment", "augment.images"},
+    "torch/split.py": {"augment", "augment.chains"},
 }
 # What commands show of files; only they load these.
 _SHOWING = {"hdf5/inspect.py", "hdf5/repack.py", "volumes/inspection.py", "volumes/repack.py"}
