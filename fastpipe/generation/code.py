@@ -228,6 +228,20 @@ def _flow(code: types.CodeType, steps: Sequence[dis.Instruction]) -> Iterator[tu
             at = bisect.bisect_left(offsets, steps[at].argval)
         return at
 
+    def jump(at: int) -> tuple[str, int]:
+        """What a step does that jumps, and whereto in the end."""
+        name, to = _name(steps[at]), place(steps[at].argval)
+        while (found := re.fullmatch("JUMP_IF_(TRUE|FALSE)_OR_POP", name)) is not None:
+            # Before 3.12 `a and b or c` has a jump to one that tests the same value again.
+            then = re.fullmatch("(POP_)?JUMP_IF_(TRUE|FALSE)(_OR_POP)?", _name(steps[to]))
+            if then is None:
+                break
+            is_same = then[2] == found[1]
+            name = name if is_same and then[3] else f"POP_JUMP_IF_{found[1]}"
+            to = place(steps[to].argval if is_same else steps[to].offset + 1)
+        return name, to
+
+    names: dict[int, str] = {}
     after: dict[int, tuple[int, ...]] = {}
     handlers: dict[int, tuple[int, int, bool]] = {}
     todo = [place(0)]
@@ -235,11 +249,13 @@ def _flow(code: types.CodeType, steps: Sequence[dis.Instruction]) -> Iterator[tu
         at = todo.pop()
         if at in after or at == _FOREVER:
             continue
-        step = steps[at]
-        then = [place(step.argval)] if step.opcode in _JUMPS else []
+        step, names[at], then = steps[at], steps[at].opname, list[int]()
+        if step.opcode in _JUMPS:
+            names[at], to = jump(at)
+            then.append(to)
         if step.opname not in _ENDS:
             then.append(place(step.offset + 1))
-        after[at] = tuple(reversed(then) if _name(step) in _TURNED else then)
+        after[at] = tuple(reversed(then) if names[at] in _TURNED else then)
         entry = table[index] if (index := bisect.bisect_right(starts, step.offset) - 1) >= 0 else None
         if entry is not None and step.offset < entry.end:
             handlers[at] = place(entry.target), entry.depth, entry.lasti
@@ -249,7 +265,7 @@ def _flow(code: types.CodeType, steps: Sequence[dis.Instruction]) -> Iterator[tu
     for at, following in after.items():
         step, (handler, *more) = steps[at], handlers.get(at, (_FOREVER,))
         value = None if step.opcode in _JUMPS else step.argval
-        name = _TURNED.get(_name(step), _name(step))
+        name = _TURNED.get(names[at], names[at])
         yield name, value, ([numbers[one] for one in following], numbers[handler], more)
 
 

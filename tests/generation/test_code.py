@@ -209,6 +209,8 @@ def test_a_module_that_is_imported_inside_counts_by_what_it_does(
          "class A:\n        'Doc.'\n        y = 1\n        if y:\n            z = 1\n    return A"),
         ("def h():\n        for i in x: print(i)\n    return h",
          "def h():\n        'Doc.'\n        for i in x:\n            print(i)\n    return h"),
+        ("return g(x) and (g(1) and not g(2)) or g(3)",
+         "return (\n        g(x)\n        and (g(1) and not g(2))\n        or g(3)\n    )"),
         ("while True: pass", "while True:\n        pass"),
     ],
     ids=lambda source: source.replace("\n", "; ")[:40],
@@ -240,6 +242,8 @@ def test_formatting_does_not_count(one: str, other: str) -> None:
         ("while x: a()", "if x: a()"),
         ("with a():\n        b()\n        c()", "with a(): b()\n    c()"),
         ("return a() and (b() or c())", "return (a() and b()) or c()"),
+        ("return a() and b() or c()", "return (a() or b()) and c()"),
+        ("return a() and b() and c()", "return a() and b() or c()"),
     ],
     ids=lambda source: source.replace("\n", "; ")[:40],
 )  # fmt: skip
