@@ -9,6 +9,7 @@ those that run even if the file was edited since.  Packages and Python count by 
 from __future__ import annotations
 
 import ast
+import bisect
 import copyreg
 import dis
 import functools
@@ -17,12 +18,13 @@ import importlib.machinery
 import importlib.metadata
 import importlib.util
 import inspect
+import linecache
 import marshal
 import os
+import re
 import struct
 import sys
 import sysconfig
-import textwrap
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -120,7 +122,13 @@ def _hex(value: Any) -> str:
 _COUNTING_FLAGS = 0x3FF  # *args, **kwargs, generators, coroutines …, but not from where they are compiled
 _LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_GLOBALS",
           "LOAD_FROM_DICT_OR_DEREF"}  # fmt: skip
-_SKIPPED = {"PUSH_NULL", "CACHE", "EXTENDED_ARG", "NOP"}
+_SKIPPED = {"PUSH_NULL", "CACHE", "EXTENDED_ARG", "NOP", "NOT_TAKEN"}
+_GOTOS = {"JUMP_FORWARD", "JUMP_ABSOLUTE", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"}
+_ENDS = {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"}
+_JUMPS = {*dis.hasjrel, *dis.hasjabs}
+# Which of the two a condition has depends on where its branches are.
+_TURNED = {"POP_JUMP_IF_TRUE": "POP_JUMP_IF_FALSE", "POP_JUMP_IF_NOT_NONE": "POP_JUMP_IF_NONE"}
+_FOREVER = -1  # where a loop goes that does nothing
 _NOTES = {"__doc__", "__firstlineno__", "__static_attributes__"}  # that Python writes into a class or module
 
 
@@ -148,13 +156,8 @@ def _read_code(code: types.CodeType) -> _Code:
     written: set[str] = set()
 
     def words(code: types.CodeType) -> Any:
-        steps = [step for step in dis.get_instructions(code) if step.opname not in _SKIPPED]
-        found: list[Any] = []
+        steps = _steps(code)
         for at, step in enumerate(steps):
-            then = steps[at + 1] if at + 1 < len(steps) else step
-            if step.opname.startswith("LOAD_") and then.opname == "STORE_NAME" and then.argval in _NOTES:
-                continue
-            found.append((step.opname, constant(step.argval)))
             if step.opname in _LOADS:
                 chains.add((str(step.argval), *_attributes(steps, at + 1)))
             elif step.opname == "STORE_GLOBAL":
@@ -162,10 +165,10 @@ def _read_code(code: types.CodeType) -> _Code:
             elif step.opname == "IMPORT_NAME":
                 level, names = steps[at - 2].argval, steps[at - 1].argval
                 imports.add((str(step.argval), tuple(names or ()), int(level or 0)))
+        found = [(name, constant(value), then) for name, value, then in _flow(code, steps)]
         counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount
-        handlers = getattr(code, "co_exceptiontable", b"").hex()
         names = code.co_varnames, code.co_freevars, code.co_cellvars
-        return found, names, counts, code.co_flags & _COUNTING_FLAGS, handlers
+        return found, names, counts, code.co_flags & _COUNTING_FLAGS
 
     def constant(value: Any) -> Any:
         if isinstance(value, types.CodeType):
@@ -180,6 +183,97 @@ def _read_code(code: types.CodeType) -> _Code:
     return _Code(digest, tuple(sorted(chains)), tuple(sorted(imports)), frozenset(written))
 
 
+def _steps(code: types.CodeType) -> list[dis.Instruction]:
+    """The instructions of code, but for those that do nothing and those that write notes."""
+    steps = [
+        one for step in dis.get_instructions(code) if step.opname not in _SKIPPED for one in _single(step)
+    ]
+    notes = {
+        one
+        for at, step in enumerate(steps)
+        if step.opname == "STORE_NAME" and step.argval in _NOTES and steps[at - 1].opname.startswith("LOAD_")
+        for one in (at - 1, at)
+    }
+    return [step for at, step in enumerate(steps) if at not in notes]
+
+
+def _single(step: dis.Instruction) -> Iterator[dis.Instruction]:
+    """The steps of one that does two at once, as those of a single line do."""
+    names = re.findall(r"[A-Z]+_FAST", step.opname)
+    if len(names) == 2 and isinstance(step.argval, tuple):
+        for at, (name, value) in enumerate(zip(names, step.argval, strict=True)):
+            yield step._replace(opname=name, argval=value, offset=step.offset + at)
+    else:
+        yield step._replace(opname=step.opname.replace("_BORROW", ""))
+
+
+def _flow(code: types.CodeType, steps: Sequence[dis.Instruction]) -> Iterator[tuple[str, Any, Any]]:
+    """Give the steps as Python may come to them, each with its value and the numbers of what may follow.
+
+    Where they are in memory does not count, as what is skipped moves it; nor do jumps from one place to
+    another, as Python leaves some of them out by the line numbers.
+    """
+    offsets = [step.offset for step in steps]
+    # From 3.11 on errors go to handlers by a table; before, by instructions.
+    table = sorted(getattr(dis.Bytecode(code), "exception_entries", ()), key=lambda entry: int(entry.start))
+    starts = [entry.start for entry in table]
+
+    def place(offset: int) -> int:
+        """The first step from an offset on."""
+        at, seen = bisect.bisect_left(offsets, offset), set[int]()
+        while steps[at].opname in _GOTOS:
+            if at in seen:
+                return _FOREVER
+            seen.add(at)
+            at = bisect.bisect_left(offsets, steps[at].argval)
+        return at
+
+    def jump(at: int) -> tuple[str, int]:
+        """What a step does that jumps, and whereto in the end."""
+        name, to = _name(steps[at]), place(steps[at].argval)
+        while (found := re.fullmatch("JUMP_IF_(TRUE|FALSE)_OR_POP", name)) is not None:
+            # Before 3.12 `a and b or c` has a jump to one that tests the same value again.
+            then = re.fullmatch("(POP_)?JUMP_IF_(TRUE|FALSE)(_OR_POP)?", _name(steps[to]))
+            if then is None:
+                break
+            is_same = then[2] == found[1]
+            name = name if is_same and then[3] else f"POP_JUMP_IF_{found[1]}"
+            to = place(steps[to].argval if is_same else steps[to].offset + 1)
+        return name, to
+
+    names: dict[int, str] = {}
+    after: dict[int, tuple[int, ...]] = {}
+    handlers: dict[int, tuple[int, int, bool]] = {}
+    todo = [place(0)]
+    while todo:
+        at = todo.pop()
+        if at in after or at == _FOREVER:
+            continue
+        step, names[at], then = steps[at], steps[at].opname, list[int]()
+        if step.opcode in _JUMPS:
+            names[at], to = jump(at)
+            then.append(to)
+        if step.opname not in _ENDS:
+            then.append(place(step.offset + 1))
+        after[at] = tuple(reversed(then) if names[at] in _TURNED else then)
+        entry = table[index] if (index := bisect.bisect_right(starts, step.offset) - 1) >= 0 else None
+        if entry is not None and step.offset < entry.end:
+            handlers[at] = place(entry.target), entry.depth, entry.lasti
+            todo.append(handlers[at][0])
+        todo += after[at]
+    numbers = {_FOREVER: _FOREVER} | {at: number for number, at in enumerate(after)}
+    for at, following in after.items():
+        step, (handler, *more) = steps[at], handlers.get(at, (_FOREVER,))
+        value = None if step.opcode in _JUMPS else step.argval
+        name = _TURNED.get(names[at], names[at])
+        yield name, value, ([numbers[one] for one in following], numbers[handler], more)
+
+
+def _name(step: dis.Instruction) -> str:
+    """What a step does, in whichever direction it jumps."""
+    return step.opname.replace("_FORWARD_", "_").replace("_BACKWARD_", "_")
+
+
 def _attributes(steps: list[dis.Instruction], at: int) -> Iterator[str]:
     while at < len(steps) and steps[at].opname in ("LOAD_ATTR", "LOAD_METHOD"):
         yield str(steps[at].argval)
@@ -190,15 +284,43 @@ _decorators_known: weakref.WeakKeyDictionary[types.FunctionType, str] = weakref.
 
 
 def _decorators(fn: types.FunctionType) -> str:
-    """The decorators of a function, which are in its source only; "" without one."""
+    """The decorators of a function, which are in its source only; "" without one.
+
+    A source that is not of the code that runs, as its file was edited since, has none: then the function
+    counts without them.  Whether nothing but a decorator was edited cannot be told.
+    """
     if fn not in _decorators_known:
-        try:
-            (node,) = ast.parse(textwrap.dedent(inspect.getsource(fn))).body
-            found = "; ".join(map(ast.unparse, getattr(node, "decorator_list", ())))
-        except (OSError, TypeError, ValueError, SyntaxError):
-            found = ""
-        _decorators_known[fn] = found
+        code = fn.__code__
+        linecache.checkcache(code.co_filename)  # what it has may be of an older file than the code
+        source = "".join(linecache.getlines(code.co_filename, fn.__globals__))
+        there, found = _functions_in(source, code.co_filename).get(
+            (code.co_name, code.co_firstlineno), (code, "")
+        )
+        is_same = _read_code(there).digest == _read_code(code).digest
+        _decorators_known[fn] = found if is_same else ""
     return _decorators_known[fn]
+
+
+@functools.lru_cache(64)
+def _functions_in(source: str, filename: str) -> dict[tuple[str, int], tuple[types.CodeType, str]]:
+    """By name and first line, the functions of a source: their code, and their decorators."""
+    try:
+        tree = ast.parse(source, filename)
+        todo = [compile(tree, filename, "exec", dont_inherit=True)]
+    except (SyntaxError, ValueError, RecursionError):  # a file of something else by now
+        return {}
+    codes: dict[tuple[str, int], types.CodeType] = {}
+    while todo:
+        inner = [one for one in todo.pop().co_consts if isinstance(one, types.CodeType)]
+        codes |= {(one.co_name, one.co_firstlineno): one for one in inner}
+        todo += inner
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            key = node.name, min(one.lineno for one in (node, *node.decorator_list))
+            if key in codes:
+                found[key] = codes[key], "; ".join(map(ast.unparse, node.decorator_list))
+    return found
 
 
 # ---- from one function to all that counts -------------------------------------------------------------

@@ -28,7 +28,7 @@ __all__ = ["Finished", "Folder", "Job", "differences", "paths_of", "shard_path",
 
 _FORMAT = 1
 _ATTRIBUTE = "fastpipe_generation"
-_OWN_SUFFIXES = (".data", ".spool", ".h5", ".unfinished")
+_OWN_SUFFIXES = (".data", ".spool", ".h5", ".unfinished", ".part")  # the last of earlier versions
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ class Folder(GrowingFolder):
         for spooled in (spooled for one in blocks for spooled in one.spooled):
             ends[spooled.file] = max(ends.get(spooled.file, 0), spooled.begin + spooled.nbytes)
         for name in os.listdir(self.folder):
-            if name.endswith(".unfinished") or (name.endswith(".spool") and name not in ends):
+            if name.endswith((".unfinished", ".part")) or (name.endswith(".spool") and name not in ends):
                 os.unlink(self.folder / name)
             elif name in ends:
                 os.truncate(self.folder / name, ends[name])

@@ -214,6 +214,7 @@ class Schedule:
         if rows:
             if done.block is not None:
                 stored = self._writer.put(done.block)
+                done.check_arrived(stored)
             self._pending.append(stored)
             self._report.advance(rows, stored.nbytes, len(stored.failed))
             row_s = max(done.seconds / rows, 1e-9)

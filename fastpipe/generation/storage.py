@@ -25,7 +25,7 @@ from fastpipe.generation.rows import Block
 
 __all__ = [
     "JOURNAL", "Journal", "Layout", "Region", "Spooled", "Stored", "Writer", "bytes_of", "data_file",
-    "described", "replace_file", "write_all",
+    "described", "ragged_crcs", "replace_file", "write_all",
 ]  # fmt: skip
 
 JOURNAL = "journal"
@@ -160,6 +160,14 @@ class Stored:
             tuple((index, text) for index, text in content.get("failed", ())), count, tuple(rows),
             nbytes=content["nbytes"],
         )  # fmt: skip
+
+
+def ragged_crcs(block: Block) -> tuple[int, ...]:
+    """Return the checksums of a block's ragged columns, as they are in a spool."""
+    return tuple(
+        zlib.crc32(bytes_of(flat), zlib.crc32(bytes_of(lengths)))
+        for lengths, flat in zip(block.lengths, block.flat, strict=True)
+    )
 
 
 def described(block: Block, spooled: tuple[Spooled, ...] = ()) -> Stored:

@@ -68,6 +68,7 @@ _MAGIC, _ANY_MAGIC = b"fastpipe memo %d\n" % FORMAT, b"fastpipe memo "
 _PLAIN, _SEALED = b"plain...", b"sealed.."
 _PREFIX, _SIZES = struct.Struct("<16s8s32s"), struct.Struct("<QQ")
 _ALIGNMENT = 64
+_PIECE = 1 << 20
 _MOST_HEADERS = 200
 _LARGEST_HEADER = 1 << 26
 _log = logging.getLogger("fastpipe.memoize")
@@ -155,21 +156,18 @@ class Entries:
             kind, check = _read_prefix(file)
             if kind == _SEALED and not pickled:
                 raise NeedsPickleError
-            seal = _new_check(kind)
-            content = np.empty(os.fstat(file.fileno()).st_size - _PREFIX.size, np.uint8)
-            _fill(file, content.data)
-        seal.update(content.data)
-        if not hmac.compare_digest(seal.digest(), check):
-            what = "seal is wrong: it is damaged, or not of this user"
-            raise EntryError(f"its {'checksum is wrong: it is damaged' if kind == _PLAIN else what}")
-        try:
-            header, value = _read(content, kind)
-        except (EntryError, MemoryError):
-            raise
-        except Exception as error:
-            raise EntryError(
-                f"what is inside cannot be made again: {type(error).__name__}: {error}"
-            ) from error
+            content = _Content(file, whole=kind == _SEALED)
+            if not hmac.compare_digest(content.digest(_new_check(kind)), check):
+                what = "seal is wrong: it is damaged, or not of this user"
+                raise EntryError(f"its {'checksum is wrong: it is damaged' if kind == _PLAIN else what}")
+            try:
+                header, value = _read(content, kind)
+            except (EntryError, MemoryError):
+                raise
+            except Exception as error:
+                raise EntryError(
+                    f"what is inside cannot be made again: {type(error).__name__}: {error}"
+                ) from error
         if header.key != key or header.name != self._name:
             raise EntryError("it is the entry of another call, under this one's name")
         return header, value
@@ -258,26 +256,58 @@ def _read_prefix(file: BinaryIO) -> tuple[bytes, bytes]:
     return kind, check
 
 
-def _read(content: ByteArray, kind: bytes) -> tuple[Header, Any]:
+class _Content:
+    """What is behind an entry's prefix: first all of it is checked, then parts are taken one by one.
+
+    Args:
+        file: after its prefix.
+        whole: keep what is checked, and take parts of that, whatever becomes of the file meanwhile.  Else
+            parts are read once more, each into memory of its own: so only one copy is in memory.
+    """
+
+    def __init__(self, file: BinaryIO, *, whole: bool) -> None:
+        self._file, self._left = file, os.fstat(file.fileno()).st_size - _PREFIX.size
+        self._rest = np.empty(self._left if whole else min(self._left, _PIECE), np.uint8)
+        self._whole = whole
+
+    def digest(self, check: Any) -> bytes:
+        """Return the digest of all."""
+        for begin in range(0, self._left, _PIECE):
+            piece = self._rest[begin:] if self._whole else self._rest
+            piece = piece[: min(_PIECE, self._left - begin)]
+            _fill(self._file, piece.data)
+            check.update(piece.data)
+        self._file.seek(_PREFIX.size)
+        return bytes(check.digest())
+
+    def take(self, nbytes: int) -> ByteArray:
+        """Return the next bytes."""
+        if not 0 <= nbytes <= self._left:
+            raise EntryError("it is cut off")
+        self._left -= nbytes
+        if self._whole:
+            found, self._rest = self._rest[:nbytes], self._rest[nbytes:]
+        else:
+            found = np.empty(nbytes, np.uint8)
+            _fill(self._file, found.data)
+        return found
+
+
+def _read(content: _Content, kind: bytes) -> tuple[Header, Any]:
     """What is in an entry whose bytes were checked."""
-    begin = _SIZES.size
-    sizes = _SIZES.unpack(content[:begin].data)
-    middle, end = begin + sizes[0], begin + sum(sizes)
-    header, tree = (
-        Header.from_json(content[begin:middle].tobytes()),
-        json.loads(content[middle:end].tobytes()),
-    )
+    sizes = _SIZES.unpack(content.take(_SIZES.size).data)
+    header = Header.from_json(content.take(sizes[0]).tobytes())
+    tree = json.loads(content.take(sizes[1]).tobytes())
     blobs = []
     for size in tree["blobs"]:
-        blobs.append(content[end : end + size])
-        end += size + _padding(size)
+        blobs.append(content.take(size))
+        content.take(_padding(size))
     if kind == _SEALED:
         first, *buffers = (blob.data for blob in blobs)
         return header, pickle.loads(first, buffers=buffers)
     if "value" not in tree:
         raise EntryError("it needs pickle, and its seal is missing")
-    # A result that keeps a part of the content would keep all of it in memory.
-    return header, decode(tree, [blob if 2 * blob.nbytes > content.nbytes else blob.copy() for blob in blobs])
+    return header, decode(tree, blobs)
 
 
 def _pickled(value: object) -> tuple[dict[str, Any], list[Bytes]]:

@@ -28,7 +28,7 @@ from fastpipe.core.processes import end_with_parent, signal_name
 from fastpipe.core.text import printable
 from fastpipe.errors import FastpipeError, OptionError, WorkerError
 from fastpipe.generation.rows import Block, Failure, Maker, Task
-from fastpipe.generation.storage import Layout, Stored, Writer, described, replace_file
+from fastpipe.generation.storage import Layout, Stored, Writer, described, ragged_crcs, replace_file
 
 __all__ = [
     "FUNCTION",
@@ -57,6 +57,7 @@ class Done:
         seconds: it took.
         who: made it: machine, process and thread.
         block: the rows, if they are still to be stored.
+        ragged_crcs: checksums of its ragged columns; those of the others are in ``stored``.
     """
 
     stored: Stored
@@ -64,6 +65,17 @@ class Done:
     seconds: float
     who: tuple[str, int, int]
     block: Block | None = None
+    ragged_crcs: tuple[int, ...] = ()
+
+    def check_arrived(self, stored: Stored) -> None:
+        """Compare what was stored of a block that was sent with what was made.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        if (stored.crcs, tuple(one.crc for one in stored.spooled)) != (self.stored.crcs, self.ragged_crcs):
+            rows = f"rows {self.stored.first} to {self.stored.last - 1}"
+            raise ValueError(f"{rows} did not arrive as {self.who[0]} has sent them: checksums differ")
 
 
 class _Work:
@@ -78,7 +90,8 @@ class _Work:
         block, failure = self._maker.block(first, last)
         stored = self._put(block)
         who = socket.gethostname(), os.getpid(), threading.get_native_id()
-        return Done(stored, failure, time.perf_counter() - begun, who, block if self._sends else None)
+        sent = (block, ragged_crcs(block)) if self._sends else (None, ())
+        return Done(stored, failure, time.perf_counter() - begun, who, *sent)
 
 
 class Workers:

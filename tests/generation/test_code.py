@@ -145,6 +145,112 @@ def test_words_for_what_is_new_and_gone() -> None:
     assert changed(new, new) == []
 
 
+# ---- formatting, docstrings, and what differs ----
+
+_LOW = """
+import os
+if os.name == "nt":
+    y = 1
+else:
+    y = 2
+class A:
+    x = 1
+    if x:
+        z = 1
+    for i in range(3):
+        z += i
+def g(x):
+    return x
+"""
+
+
+@pytest.mark.parametrize(
+    "old, new, is_same",
+    [
+        ("\nimport os", '"""Doc."""\nimport os', True),
+        ("\nimport os", "# Comment.\nimport os", True),
+        ("class A:\n", 'class A:\n    """Doc."""\n', True),
+        ("def g(x):\n", 'def g(x):\n    """Doc."""\n', True),
+        ("    y = 1\nelse:\n    y = 2", "    y = 2\nelse:\n    y = 1", False),
+        ('"nt":', '"posix":', False),
+        ("        z = 1\n    for", "        z = 2\n    for", False),
+        ("z += i", "z -= i", False),
+    ],
+)
+def test_a_module_that_is_imported_inside_counts_by_what_it_does(
+    old: str, new: str, is_same: bool, module: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "low.py").write_text(_LOW)
+    source = "def make(x):\n    import low\n    return low.g(x)"
+    before = _parts(source, module)
+    assert old in _LOW and "low" in before
+    (tmp_path / "low.py").write_text(_LOW.replace(old, new))
+    assert (_parts(source, module) == before) is is_same
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        ("try: return g(x)\n    finally: print()", "try:\n        return g(x)\n    finally:\n        print()"),
+        ("while x:\n        try: x -= 1\n        finally: print(x)",
+         "while x:\n        try:\n            x -= 1\n        finally:\n            print(x)"),
+        ("try: x = 1\n    except ValueError: pass\n    return x",
+         "\n    # first\n    try:\n        x = 1\n    except ValueError:\n        pass\n    return x"),
+        ("if x: return 1\n    return 2", "if x:\n        return 1\n    return 2"),
+        ("if x: pass\n    else: x = 2\n    return x", "if x:\n        pass\n    else:\n        x = 2\n    return x"),
+        ("for i in x:\n        if i: continue\n        print(i)",
+         "for i in x:\n        if i:\n            continue\n        print(i)"),
+        ("while True:\n        x += 1\n        if x > 3: break\n    return x",
+         "while True:\n        x += 1\n        if x > 3:\n            break\n    return x"),
+        ("with open(x) as a, open(x) as b: return a",
+         "with (\n        open(x) as a,\n        open(x) as b,\n    ):\n        return a"),
+        ("if x and (x > 3 or x < 2): return 1", "if (\n        x\n        and (x > 3\n          or x < 2)\n    ):\n        return 1"),
+        ("class A:\n        y = 1\n        if y: z = 1\n    return A",
+         "class A:\n        'Doc.'\n        y = 1\n        if y:\n            z = 1\n    return A"),
+        ("def h():\n        for i in x: print(i)\n    return h",
+         "def h():\n        'Doc.'\n        for i in x:\n            print(i)\n    return h"),
+        ("return g(x) and (g(1) and not g(2)) or g(3)",
+         "return (\n        g(x)\n        and (g(1) and not g(2))\n        or g(3)\n    )"),
+        ("while True: pass", "while True:\n        pass"),
+    ],
+    ids=lambda source: source.replace("\n", "; ")[:40],
+)  # fmt: skip
+def test_formatting_does_not_count(one: str, other: str) -> None:
+    assert not _differ(
+        f"def g(x): return x\ndef f(x):\n    {one}", f"def g(x): return x\ndef f(x):\n    {other}"
+    )
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        ("if x: return 1\n    return 2", "if x: return 2\n    return 1"),
+        ("if x: a()\n    else: b()", "if x: b()\n    else: a()"),
+        ("if x: a()\n    b()", "if x:\n        a()\n        b()"),
+        ("if x: a()", "if not x: a()"),
+        ("try: a()\n    except KeyError: b()", "try: a()\n    except ValueError: b()"),
+        ("try: a()\n    except KeyError: b()\n    except OSError: c()",
+         "try: a()\n    except KeyError: c()\n    except OSError: b()"),
+        ("try:\n        a()\n        b()\n    except KeyError: c()", "try: a()\n    except KeyError: c()\n    b()"),
+        ("try:\n        a()\n        b()\n    finally: c()", "a()\n    try: b()\n    finally: c()"),
+        ("try:\n        try: a()\n        except KeyError: b()\n    except OSError: c()",
+         "try:\n        try: a()\n        except KeyError: c()\n    except OSError: b()"),
+        ("for i in x:\n        a(i)\n        b(i)", "for i in x:\n        a(i)\n    b(i)"),
+        ("for i in x:\n        if i: break\n        a(i)", "for i in x:\n        if i: continue\n        a(i)"),
+        ("for i in x:\n        for j in x:\n            if j: break\n            a(j)\n    return 1",
+         "for i in x:\n        for j in x:\n            if j: return 1\n            a(j)\n    return 1"),
+        ("while x: a()", "if x: a()"),
+        ("with a():\n        b()\n        c()", "with a(): b()\n    c()"),
+        ("return a() and (b() or c())", "return (a() and b()) or c()"),
+        ("return a() and b() or c()", "return (a() or b()) and c()"),
+        ("return a() and b() and c()", "return a() and b() or c()"),
+    ],
+    ids=lambda source: source.replace("\n", "; ")[:40],
+)  # fmt: skip
+def test_the_way_through_code_counts(one: str, other: str) -> None:
+    assert _differ(f"def f(x):\n    {one}", f"def f(x):\n    {other}")
+
+
 # ---- what is followed ------------------------------------------------------------------------------
 
 
@@ -262,6 +368,19 @@ def test_the_arguments_of_a_packages_decorator_count(module: Any) -> None:
     source = "import functools\n@functools.lru_cache(VALUE)\ndef g(x): return x\ndef make(x): return g(x)"
     versions = [code_version(module(source.replace("VALUE", value)).make) for value in ("1", "1", "2")]
     assert versions[0] == versions[1] != versions[2]
+
+
+def test_decorators_of_a_file_that_was_edited_since_its_import_do_not_count(
+    module: Any, tmp_path: Path
+) -> None:
+    source = "import functools\n@functools.lru_cache(1)\ndef g(x): return x\ndef make(x): return g(x)"
+    edited = source.replace("return x", "return -x").replace("(1)", "(2)")
+    found = []
+    for text in (edited, edited.replace("(2)", "(3)"), "something else = it is no Python"):
+        made = module(source)
+        (tmp_path / "scenes.py").write_text(text)
+        found.append(code_version(made.make))
+    assert found[0] == found[1] == found[2], "as none of them is the source of what runs"
 
 
 def test_another_python_is_named() -> None:

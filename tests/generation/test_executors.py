@@ -587,3 +587,36 @@ def test_workers_have_the_arguments_of_the_script(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "script.py", "{it's}"], cwd=tmp_path, check=True)
     with h5py.File(tmp_path / "x.h5") as file:
         assert set(file["argument"].asstr()[:]) == {"{it's}"}
+
+
+class _Damaging(ThreadPoolExecutor):
+    """Sends one block otherwise than it was made, as a network may."""
+
+    def __init__(self, column: str) -> None:
+        super().__init__(1)
+        self._column, self._count = column, 0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self._count += 1
+        is_damaged = self._count == 3
+
+        def run() -> Any:
+            done = fn(*args, **kwargs)
+            if is_damaged:
+                getattr(done.block, self._column)[0].reshape(-1).view(np.uint8)[0] ^= 1
+            return done
+
+        return super().submit(run)
+
+
+@pytest.mark.parametrize("column", ["fixed", "flat"])
+def test_a_block_that_arrives_otherwise_is_not_kept(tmp_path: Path, column: str) -> None:
+    def sample(index: int, rng: np.random.Generator) -> dict[str, Any]:
+        return {"x": rng.normal(size=3), "r": np.arange(1 + index % 7)}
+
+    with _Damaging(column) as executor:
+        with pytest.raises(GenerationError, match=r"rows \d+ to \d+ did not arrive as .* checksums differ"):
+            made(sample, tmp_path / "x.h5", executor=executor, columns=_RAGGED)
+        found = made(sample, tmp_path / "x.h5", executor=executor, columns=_RAGGED)
+    alone = made(sample, tmp_path / "alone.h5", workers=0, columns=_RAGGED)
+    assert digests(found)[0][1] == digests(alone)[0][1]

@@ -381,6 +381,20 @@ def test_global_generators_can_be_seeded_for_code_that_draws_from_them(tmp_path:
         assert len(np.unique(file["a"][:])) == len(np.unique(file["b"][:])) == _N
 
 
+def test_what_an_earlier_version_left_is_removed(tmp_path: Path) -> None:
+    def sample(index: int, rng: np.random.Generator) -> dict:
+        if index == 30 and not (tmp_path / "mended").exists():
+            raise ValueError("no scene")
+        return {"x": index}
+
+    with pytest.raises(errors.GenerationError, match="row 30 failed"):
+        _made(sample, tmp_path / "x.h5", workers=0)
+    (tmp_path / "x.h5.partial" / "0-5-0123abcd.part").write_bytes(b"rows")
+    (tmp_path / "mended").touch()
+    _made(sample, tmp_path / "x.h5", workers=0)
+    assert {path.name for path in tmp_path.iterdir()} == {"x.h5", "mended"}
+
+
 def test_a_file_all_of_whose_rows_failed_is_left_out(tmp_path: Path) -> None:
     whole = _made(_failing(set()), tmp_path / "whole.h5", max_bytes=300, **_R)
     with h5py.File(whole.paths[1]) as file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+import tracemalloc
 from collections import OrderedDict, namedtuple
 from pathlib import Path
 from typing import Any
@@ -260,3 +261,20 @@ def test_an_array_keeps_little_more_memory_than_its_own(tmp_path: Path) -> None:
         assert array.base is None or array.base.nbytes < 2 * array.nbytes
     again["images"][0] = 5
     assert kept()["images"][0] == 0
+
+
+@pytest.mark.parametrize("extra", [None, range(3)], ids=["plain", "pickled"])
+def test_only_one_copy_is_in_memory(tmp_path: Path, extra: Any) -> None:
+    kept = memoize(
+        lambda: [extra, *(np.full(1 << 18, at) for at in range(8))], dir=tmp_path / "kept", pickle=True
+    )
+    made = kept()[1:]
+    tracemalloc.start()
+    try:
+        again = kept()[1:]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    check_same(made, again)
+    nbytes = sum(array.nbytes for array in again)
+    assert nbytes < peak < 1.25 * nbytes
