@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -32,7 +35,9 @@ def test_the_tables_of_predictions_are_made_from_their_results() -> None:
         assert text.splitlines()[2:] == [rows(case) for case in cases] and len(cases) == 4
 
 
-_TABLES = runpy.run_path(str(_ROOT / "benchmarks/tables.py"))
+# As a script it finds the modules beside it, and tells processes that it starts of them.
+with mock.patch.object(sys, "path", [str(_ROOT / "benchmarks"), *sys.path]), mock.patch.dict(os.environ):
+    _TABLES = runpy.run_path(str(_ROOT / "benchmarks/tables.py"))
 
 
 @pytest.mark.parametrize("page", _TABLES["pages"](), ids=lambda page: str(page.relative_to(_ROOT)))

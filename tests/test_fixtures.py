@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 _CONFTEST = (Path(__file__).parent / "conftest.py").read_text()
-_MARKERS = """
+_MARKERS = f"""
 [pytest]
+pythonpath = {Path(__file__).parent / "support"}
 markers =
     leaks: x
     slow: x

@@ -94,7 +94,7 @@ _PARTS = {
     "geometry": [
         "RandomAffine", "RandomHorizontalFlip", "RandomResizedCrop", "RandomRotation", "RandomVerticalFlip",
     ],
-    "images": ["BatchTransform", "RandomApply"],
+    "chains": ["BatchTransform", "RandomApply"],
     "mixing": ["CutMix", "MixUp"],
     "motion": ["MotionMirror", "MotionScale", "MotionSpeed", "MotionTranslation"],
     "parameters": ["Parameters"],

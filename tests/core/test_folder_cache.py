@@ -512,15 +512,15 @@ def test_files_that_nobody_uses_are_removed_and_others_are_not(root: Path, cache
 SCRIPT = """if True:
     import os, signal, sys
     from pathlib import Path
-    from fastpipe.core import class_folders as cache
+    from fastpipe.core import class_folders
     from fastpipe.core.class_folders import IndexCache
     from fastpipe.core.file_identity import FileSystems
-    from fastpipe.core.class_folders import IMG_EXTENSIONS, find_classes, scan_folder
+    from fastpipe.core.class_folders import TORCHVISION_EXTENSIONS, find_classes, scan_folder
     FileSystems.is_local = lambda *_: True
     root, where, action = sys.argv[1:]
     kept = IndexCache(where, keep_from_s=-1, now=lambda: 10**20)
     def scan():
-        return scan_folder(root, find_classes(root)[1], extensions=IMG_EXTENSIONS, cache=kept)
+        return scan_folder(root, find_classes(root)[1], extensions=TORCHVISION_EXTENSIONS, cache=kept)
     if action == "killed":
         real = class_folders._write
         def write(file, *rest):

@@ -428,8 +428,8 @@ def test_a_folder_of_that_name_that_is_somebody_elses(tmp_path: Path) -> None:
     assert folder_of(out).read_text() == "a file"
 
 
-def test_an_unfinished_copy_of_repack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its folder has the same name and an empty lock, too."""
+def test_a_folder_of_another_command_is_left_alone(tmp_path: Path) -> None:
+    """Its folder has the same name and an empty lock, too, as that of ``repack`` had."""
     folder = tmp_path / "x.h5.partial"
     folder.mkdir()
     for name in ("lock", "data.h5", "note.json"):
@@ -439,14 +439,15 @@ def test_an_unfinished_copy_of_repack(tmp_path: Path, capsys: pytest.CaptureFixt
         with pytest.raises(OptionError, match="is not that of an unfinished job"):
             made(sample, tmp_path / "x.h5", resume=resume)
     assert content(folder) == before
-    # And the other way round.
-    shutil.rmtree(folder)
+
+
+def test_repack_leaves_an_unfinished_job_alone(tmp_path: Path) -> None:
     out = unfinished(sample, tmp_path)
+    folder = tmp_path / f"{out.name}.partial"
     before = content(folder)
     with h5py.File(tmp_path / "source.h5", "w") as file:
         file["x"] = np.zeros((9, 3))
-    assert main(["repack", str(tmp_path / "source.h5"), str(out)]) == 2
-    assert "is not that of an unfinished copy" in capsys.readouterr().err
+    assert main(["repack", str(tmp_path / "source.h5"), str(out)]) == 0
     assert content(folder) == before
 
 

@@ -442,7 +442,9 @@ def test_a_file_that_changes_all_the_time_is_never_stale(
     monkeypatch.setattr(
         identity,
         "os",
-        SimpleNamespace(stat=lambda path: Ticks(real(path)), path=os.path, fsencode=os.fsencode),
+        SimpleNamespace(
+            stat=lambda path: Ticks(real(path)), path=os.path, fsencode=os.fsencode, makedev=os.makedev
+        ),
     )
     path = _single(tmp_path, (0, 0, 0), "bmp")
     dataset = FastImageFolder(tmp_path / "tree", cache="ram")
