@@ -105,8 +105,10 @@ sys.stdin.read()
                 """,
             )
             assert other.poll() is None
-        finally:
-            other.communicate()
+        except BaseException:
+            other.kill()  # it waits for the inner run
+            raise
+        other.communicate()
     result.assert_outcomes(passed=1)
 
 
