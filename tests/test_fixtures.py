@@ -104,12 +104,12 @@ sys.stdin.read()
                     open({str(begun)!r}).read()
                 """,
             )
+            result.assert_outcomes(passed=1)
             assert other.poll() is None
         except BaseException:
             other.kill()  # it waits for the inner run
             raise
         other.communicate()
-    result.assert_outcomes(passed=1)
 
 
 @pytest.mark.slow
