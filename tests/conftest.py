@@ -559,8 +559,8 @@ def _mapped_by_others() -> set[str]:
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if os.getpgid(int(process.name)) != os.getpgrp():
-                maps = (process / "maps").read_text().splitlines()
-                found |= {line.split(maxsplit=5)[4] for line in maps if "/dev/shm/" in line}
+                maps = (process / "maps").read_bytes().splitlines()  # names need not be UTF-8
+                found |= {line.split(maxsplit=5)[4].decode() for line in maps if b"/dev/shm/" in line}
         except OSError:  # it has ended meanwhile, or is another user's
             continue
     return found
