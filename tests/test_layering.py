@@ -83,7 +83,7 @@ def _imports(tree: ast.AST) -> list[tuple[ast.stmt, str]]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
             assert node.module is not None
-            # "from fastpipe.index import folder" names a module, "from fastpipe import X" a name.
+            # "from fastpipe.core import folder" names a module, "from fastpipe import X" a name.
             if node.module == "fastpipe":
                 names = [alias.name for alias in node.names]
                 found += [(node, f"fastpipe.{name}" if name in _MAY_IMPORT else "fastpipe") for name in names]

@@ -38,7 +38,7 @@ needs_proc = pytest.mark.skipif(
 _SCRIPT = """
 import hashlib, os, sys
 import numpy as np
-from fastpipe.core.caches import open_store
+from fastpipe.core.caches import open_cache_store
 from fastpipe.options import Cache
 def digest(number):
     return hashlib.blake2b(str(number).encode(), digest_size=16).digest()
@@ -60,7 +60,7 @@ class Other:
             [sys.executable, "-c", _SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             text=True, env={**os.environ, "PYTHONPATH": str(root)},
         )  # fmt: skip
-        self.ask(f"option = {option}; store = open_store(option); print(0)")
+        self.ask(f"option = {option}; store = open_cache_store(option); print(0)")
 
     def ask(self, line: str) -> Any:
         assert self.process.stdin is not None
