@@ -328,6 +328,34 @@ def _forked(work: Callable[[], object]) -> int:
     return pid
 
 
+Command = Callable[..., tuple[int, str, str]]
+
+
+def _command(name: str, capsys: pytest.CaptureFixture[str]) -> Command:
+    from fastpipe.cli import main  # here: few tests need it
+
+    def run(*arguments: Any) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main([name, *map(str, arguments)])
+        captured = capsys.readouterr()
+        print(*captured)  # shown where a test fails
+        return code, *captured
+
+    return run
+
+
+@pytest.fixture
+def repack(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs ``fastpipe repack``; its exit code, output and errors."""
+    return _command("repack", capsys)
+
+
+@pytest.fixture
+def inspect(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs ``fastpipe inspect``; its exit code, output and errors."""
+    return _command("inspect", capsys)
+
+
 @pytest.fixture(scope="session")
 def settled() -> Callable[[Path], Path]:
     """Waits until the file system's clock has gone on since a file, or those in a folder, changed: only then

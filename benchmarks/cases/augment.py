@@ -47,9 +47,9 @@ from fastpipe.bench.runner import Contender, ContenderError, Sample, Session, ra
 from fastpipe.console import Progress
 from fastpipe.core.extras import require
 
-# Of a measurement of a single operation, of which there are many.
+# Seconds for which a single operation is measured: there are many of them.
 SINGLE_S = 0.15
-# What the CUDA runtime calls what keeps the host waiting.
+# The CUDA runtime's names of calls that block the host.
 _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
 _FLOAT = ("float32",)
 
@@ -300,12 +300,12 @@ class AugmentPeer:
     lacks: Mapping[str, str] | None = None
 
     def does(self, place: Place) -> bool:
-        """Whether it has this recipe, for this dtype, there.  Single operations are of floats."""
+        """Return whether it has this recipe for this dtype on this device.  Single operations take floats."""
         dtypes = ("float32",) if place.is_single else self.dtypes
         return place.recipe.key in self.has and place.dtype in dtypes and place.device == self.device
 
     def info(self, place: Place) -> RowInfo:
-        """What the report calls its row."""
+        """Return the name of its row in the report."""
         converted = "made float32 first" if place.dtype == "uint8" and self.peer.source == "kornia" else ""
         notes = (self.peer.note, converted, self.has[place.recipe.key])
         return place.info(self.peer.key, self.peer.label, "peer", "; ".join(note for note in notes if note))
@@ -361,7 +361,7 @@ AUGMENT_PEERS = (
 
 
 def wanted_of(peer: AugmentPeer, places: list[Place]) -> list[Place]:
-    """What a peer is asked for."""
+    """A request to a peer."""
     return [place for place in places if peer.does(place)]
 
 
@@ -421,7 +421,7 @@ class TaskRow:
 
     Args:
         key: its name.
-        child: the process, which whoever started it ends.
+        child: the peer's process; the caller ends it.
         task: the recipe with its dtype.
         batch_size: samples in a batch of it.
     """
@@ -440,7 +440,7 @@ class TaskRow:
         """Nothing: other rows have the same process."""
 
 
-# ---- Figures of single operations: too many for bars, so they are told in lines ---------------------
+# ---- Figures of single operations: too many for bars, so they are printed as lines ------------------
 
 
 def single_of(

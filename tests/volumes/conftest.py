@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import zarr
 
-from fastpipe.cli import main
 from fastpipe.core.shared_chunks import UnitFile
 from fastpipe.volumes.reader import Counts, PatchReader
 from fastpipe.volumes.volume import Volume
@@ -152,29 +151,3 @@ def replaced_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Path, Path
         monkeypatch.setattr(target, called)
 
     return patch
-
-
-Command = Callable[..., tuple[int, str, str]]
-
-
-def _command(name: str, capsys: pytest.CaptureFixture[str]) -> Command:
-    def run(*arguments: Any) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main([name, *map(str, arguments)])
-        captured = capsys.readouterr()
-        print(*captured)  # shown where a test fails
-        return code, *captured
-
-    return run
-
-
-@pytest.fixture
-def repack(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs ``fastpipe repack``; its exit code, output and errors."""
-    return _command("repack", capsys)
-
-
-@pytest.fixture
-def inspect(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs ``fastpipe inspect``; its exit code, output and errors."""
-    return _command("inspect", capsys)
