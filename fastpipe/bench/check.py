@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -49,7 +50,7 @@ class Differing:
         return math.inf if self.largest is None else self.largest
 
 
-class Outcome:
+class Outcome(ABC):
     """What a comparison has found.
 
     Attributes:
@@ -73,9 +74,9 @@ class Outcome:
             self.agreement() if self.ok else f"outputs differ from {self.whose}: {'; '.join(self.problems)}"
         )
 
+    @abstractmethod
     def agreement(self) -> str:
         """Return in words what agrees."""
-        raise NotImplementedError
 
     def as_json(self) -> dict[str, Any]:
         """Return the outcome for the JSON file."""

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -94,7 +95,7 @@ class _Work:
         return Done(stored, failure, time.perf_counter() - begun, who, *sent)
 
 
-class Workers:
+class Workers(ABC):
     """What all kinds of workers have; a ``with`` block ends them."""
 
     def __init__(self, count: int) -> None:
@@ -110,14 +111,14 @@ class Workers:
         """How many blocks may be in flight: while one is made, the next one waits."""
         return 2 * self.count
 
+    @abstractmethod
     def submit(self, first: int, last: int) -> Future[Done]:
         """Have rows made."""
-        raise NotImplementedError
 
-    def abandon(self) -> None:
+    def abandon(self) -> None:  # noqa: B027
         """End without finishing what is in flight, if that is possible."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """End, when what is in flight is done."""
 
     def __enter__(self) -> Workers:
