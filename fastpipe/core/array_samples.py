@@ -13,7 +13,10 @@ from fastpipe.core.reads import ReadPolicy, Started
 from fastpipe.core.types import Key
 from fastpipe.errors import OptionError
 
-__all__ = ["BatchReader", "Form", "Reading", "checked_threads", "drawn_substitute"]
+__all__ = ["BatchReader", "EpochOrder", "Form", "Reading", "checked_threads", "drawn_substitute"]
+
+
+EpochOrder = Callable[[int], npt.NDArray[np.int64]]  # an epoch's indices, (N,), in order
 
 
 # ---- What a sample is made of: one value, a tuple or a dict of them ---------------------------------
@@ -101,7 +104,7 @@ class BatchReader(Protocol):
 
     def _reading(
         self, indices: Any, samples: npt.NDArray[np.int64], key: Key | None, is_keyed: bool, runtime: Any,
-        arrays: list[npt.NDArray[Any]],
+        arrays: list[npt.NDArray[Any]], order: EpochOrder | None = None,
     ) -> Reading:  # fmt: skip
         """How a batch is read.
 
@@ -112,6 +115,7 @@ class BatchReader(Protocol):
             is_keyed: whether a loader set it.
             runtime: what this process has.
             arrays: the batch's memory.
+            order: returns the order of the key's epoch; None if it is unknown.
         """
 
     def _running(self) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.core.array_cache import default_file_arrays
-from fastpipe.core.array_samples import Form, Reading, checked_threads, drawn_substitute
+from fastpipe.core.array_samples import EpochOrder, Form, Reading, checked_threads, drawn_substitute
 from fastpipe.core.bad_samples import BadSampleLog, Item, is_of_samples
 from fastpipe.core.clock import StageClock
 from fastpipe.core.order import GroupedSamples
@@ -244,7 +244,7 @@ class HDF5Samples(GroupedSamples):
 
     def _reading(
         self, indices: Any, samples: npt.NDArray[np.int64], key: Key | None, is_keyed: bool, runtime: Any,
-        arrays: list[npt.NDArray[Any]],
+        arrays: list[npt.NDArray[Any]], order: EpochOrder | None = None,
     ) -> Reading:  # fmt: skip
         """Return how a batch is read; as of ``BatchReader``."""
         runtime.watch.look()

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from fastpipe.core.array_samples import Form, Reading
+from fastpipe.core.array_samples import EpochOrder, Form, Reading
 from fastpipe.core.bad_samples import Item, why_nothing_is_left
 from fastpipe.core.batches import say_where
 from fastpipe.core.clock import StageClock
@@ -251,7 +251,7 @@ class RowsDataset(Dataset[Any]):
     @abstractmethod
     def _reading(
         self, indices: Any, samples: npt.NDArray[np.int64], key: Key | None, is_keyed: bool, runtime: Any,
-        arrays: list[npt.NDArray[Any]],
+        arrays: list[npt.NDArray[Any]], order: EpochOrder | None = None,
     ) -> Reading:  # fmt: skip
         """How a batch is read; as of `BatchReader`."""
 
@@ -359,10 +359,6 @@ class RowsDataset(Dataset[Any]):
         for slots in self._running().slots:
             slots.keep = max(slots.keep, KEPT_SLOTS + batches)
 
-    def _expect_order(self, key: Key, order: Callable[[int], npt.NDArray[np.int64]]) -> None:
-        """Learn the order of a batch's epoch: ``order(epoch)`` gives its indices, int64 (N,)."""
-        return
-
     def _thread_count(self) -> int:
         pool = self._running().pool
         return pool.threads if pool else 1
@@ -381,14 +377,17 @@ class RowsDataset(Dataset[Any]):
     # ---- how a batch is made --------------------------------------------------------------------
 
     def _start_batch(
-        self, indices: Sequence[int] | npt.NDArray[np.int64], key: Key | None = None, *, threaded: bool = True
-    ) -> RowsBatch:
+        self, indices: Sequence[int] | npt.NDArray[np.int64], key: Key | None = None, *,
+        threaded: bool = True, order: EpochOrder | None = None,
+    ) -> RowsBatch:  # fmt: skip
         samples, runtime = self._positions(indices), self._running()
         is_keyed = key is not None
         if key is None and (self._wants_key or self.bad_samples.policy == "replace"):
             key, is_keyed = take_key(len(samples))
         parts = self._memory(len(samples), runtime, threaded)
-        reading = self._reading(indices, samples, key, is_keyed, runtime, [part.array for part in parts])
+        reading = self._reading(
+            indices, samples, key, is_keyed, runtime, [part.array for part in parts], order
+        )
         if get_worker_info() is not None and len(samples):
             note(f"{reading.where()} and others")
         pending = PendingRead(
@@ -445,9 +444,8 @@ class RowsSource(Source):
         if len(parts) > 1:
             return _Mixed(parts, key)
         base, _, local = parts[0] if parts else (self.bases[0], None, ())
-        if self._batches is not None and base is self._dataset:
-            base._expect_order(key, self._batches.order)
-        batch: RowsBatch = base._start_batch(local, key)
+        order = self._batches.order if self._batches is not None and base is self._dataset else None
+        batch: RowsBatch = base._start_batch(local, key, order=order)
         return batch
 
     def prefetcher(self, *, is_here: bool) -> Prefetcher | None:

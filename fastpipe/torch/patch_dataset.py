@@ -11,7 +11,6 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.core.types import Key
 from fastpipe.options import BadSamples, Cache, Stage
 from fastpipe.sampling import Sampling
 from fastpipe.torch.array_dataset import RowsDataset, StockSamples, UserCode
@@ -236,9 +235,6 @@ class FastPatchDataset(PatchSamples, RowsDataset):
         if chunks is None or remote is None or not (is_here or remote.is_shared):
             return None
         return PatchPrefetcher(dataset, self, chunks, is_here)
-
-    def _expect_order(self, key: Key, order: Callable[[int], npt.NDArray[np.int64]]) -> None:
-        self._expect_epoch(key.seed, key.epoch, lambda: order(key.epoch))
 
     def _keyed_indices(self, indices: Sequence[int], seed: int, epoch: int) -> Sequence[int]:
         """Indices that say, to a stock loader's dataset, of which seed and epoch they are."""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.core.array_cache import default_file_arrays
-from fastpipe.core.array_samples import Form, Reading, checked_threads, drawn_substitute
+from fastpipe.core.array_samples import EpochOrder, Form, Reading, checked_threads, drawn_substitute
 from fastpipe.core.bad_samples import Item, is_of_samples
 from fastpipe.core.keys import sample_seed
 from fastpipe.core.order import TouredSamples
@@ -211,13 +211,13 @@ class PatchSamples(TouredSamples):
 
     def _reading(
         self, indices: Any, samples: Int64Array, key: Key | None, is_keyed: bool, runtime: Any,
-        arrays: list[npt.NDArray[Any]],
+        arrays: list[npt.NDArray[Any]], order: EpochOrder | None = None,
     ) -> Reading:  # fmt: skip
         """How a batch is read; as of `BatchReader`."""
         places = self._places_of(indices, samples, key)
         found = list(keys_of(indices)) or ([(key.seed, key.epoch)] if key is not None and is_keyed else [])
         if len(found) == 1:
-            self._expect_epoch(*found[0])
+            self._expect_epoch(*found[0], order)
         batch = _Batch(self, samples, places, key, runtime, arrays)
         # What is counted there are places: those of the batch, and behind them those drawn in their stead.
         return Reading(
@@ -240,18 +240,15 @@ class PatchSamples(TouredSamples):
             volumes[rows], starts[rows] = self._places.places(seed, epoch, samples[rows])
         return Places(volumes, starts)
 
-    def _expect_epoch(
-        self, seed: int, epoch: int, order: Callable[[], Int64Array | None] = lambda: None
-    ) -> None:
-        """Say which patches an epoch has, and in which order they are asked for, if that is known."""
+    def _expect_epoch(self, seed: int, epoch: int, order: EpochOrder | None) -> None:
+        """Tell the memory which patches an epoch has, and in which order they are read, if that is known."""
         if self._remembered.keeps_all or len(self) * self._most_uses > _MOST_EXPECTED:
             return
 
         def uses() -> tuple[Callable[[int], Int64Array], bool]:
-            given = order()
-            indices = np.arange(len(self)) if given is None else given
+            indices = np.arange(len(self)) if order is None else order(epoch)
             places = self._places.places(seed, epoch, indices)
-            return self._remembered.uses(places, self._cut), given is not None
+            return self._remembered.uses(places, self._cut), order is not None
 
         self._running().expect(seed, epoch, uses)
 

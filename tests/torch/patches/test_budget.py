@@ -61,6 +61,19 @@ def test_a_grid_is_gone_through_again_as_at_first(scroll: str) -> None:
         assert amplification_of(dataset, FastLoader(dataset, 4)) <= 1.1 * first
 
 
+def test_every_batch_of_a_loader_knows_the_order(scroll: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Near the end of an epoch the memory takes the next list of uses: one without order would undo it."""
+    dataset = FastPatchDataset(
+        scroll, (12, 12, 12), sampling=Uniform(40), seed=0, cache=Cache("ram", max_bytes=40_000)
+    )
+    running = dataset._running()
+    in_order: list[bool] = []
+    monkeypatch.setattr(running, "expect", lambda seed, epoch, uses: in_order.append(uses()[1]))
+    for _ in FastLoader(dataset, 4, GROUPS):
+        pass
+    assert in_order == [True] * 10
+
+
 @pytest.mark.parametrize("shuffle", [True, GROUPS, False])
 def test_a_loader_that_knows_the_order_decodes_less(scroll: str, shuffle: Any) -> None:
     """Than who asks for the same patches one by one, of whom nobody knows what comes next."""
