@@ -1,4 +1,4 @@
-"""Who may import whom: see ARCHITECTURE.md."""
+"""Import rules: see ARCHITECTURE.md."""
 
 from __future__ import annotations
 
