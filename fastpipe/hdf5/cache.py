@@ -21,8 +21,6 @@ from fastpipe.hdf5.files import SampleFiles
 from fastpipe.hdf5.layout import Layout, in_blocks
 from fastpipe.options import Cache
 
-__all__ = ["CachedChunks", "ChunkCache", "ChunkMemory", "SharedChunks", "chunk_nbytes", "decoded_nbytes"]
-
 UInt8Array = npt.NDArray[np.uint8]
 
 _log = logging.getLogger("fastpipe.cache")

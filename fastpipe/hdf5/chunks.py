@@ -17,8 +17,6 @@ from fastpipe.hdf5.filters import BLOSC2, decode_chunk, described
 from fastpipe.hdf5.layout import Layout, grid_of, in_blocks
 from fastpipe.hdf5.library import has_blosc2
 
-__all__ = ["ChunkReader", "FileState", "data_file"]
-
 UInt8Array = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
 
@@ -107,11 +105,6 @@ class ChunkReader:
         Args:
             numbers: int64 (N,), in C order of the chunks' grid.
             out: uint8 (N, nbytes), C-contiguous.
-
-        Raises:
-            ChunkError: the file does not hold what it should; the message says where.
-            HDF5Error: it is not the file that was laid out, or has changed since.
-            OSError: it cannot be read.
         """
         if self.layout.kind == "compact":
             out[:] = np.frombuffer(self.layout.inside, np.uint8)
@@ -125,11 +118,7 @@ class ChunkReader:
             done += 1
 
     def decode_alone(self, number: int) -> UInt8Array:
-        """Decode one chunk step by step, which says what is wrong with it: uint8 (nbytes,).
-
-        Raises:
-            ChunkError, HDF5Error, OSError: as of ``decode``.
-        """
+        """Decode one chunk step by step, which says what is wrong with it: uint8 (nbytes,)."""
         layout = self.layout
         if layout.kind == "compact":
             return np.frombuffer(layout.inside, np.uint8)

@@ -24,17 +24,6 @@ from fastpipe.hdf5.rows import (
     write_rows,
 )
 
-__all__ = [
-    "attributes_of",
-    "check_rows",
-    "check_structure",
-    "copy_references",
-    "copy_structure",
-    "objects_of",
-    "referred",
-]
-
-
 # What an object is stored as is copied through its creation properties and its type as the file has it,
 # so that orders of bytes, paddings, members of enumerations and names of compounds stay.
 
@@ -51,9 +40,6 @@ def copy_structure(source: Any, copy: Any, chunks: Mapping[str, Chunk], set_filt
         source, copy: open ``h5py.File``; the copy is empty.
         chunks: those of the targets' copies, by the targets' names.
         set_filters: gives creation properties a chunked target's filters; called with the old dataset.
-
-    Raises:
-        OptionError: something in the file cannot be copied.
     """
     # Its root, as the properties of a file are others than those of a group.
     root = source["/"]
@@ -293,11 +279,7 @@ def objects_of(file: Any) -> list[tuple[str, Any]]:
 
 
 def check_structure(source: Any, copy: Any, skip: set[str]) -> None:
-    """Compare everything but the rows of the datasets ``skip``.
-
-    Raises:
-        HDF5Error: something differs; the message names it.
-    """
+    """Compare everything but the rows of the datasets ``skip``."""
     h5py = require("h5py", extra="hdf5")
     ones, others = objects_of(source), objects_of(copy)
     _same("the names of its objects", {name for name, _ in ones}, {name for name, _ in others}, source)

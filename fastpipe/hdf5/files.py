@@ -17,8 +17,6 @@ from fastpipe.hdf5.layout import Geometry, Layout, in_blocks, read_layout
 from fastpipe.hdf5.library import require_filters
 from fastpipe.hdf5.opening import dataset_named, dataset_names, library_errors, lies_in, opened
 
-__all__ = ["SampleFile", "SampleFiles"]
-
 Int64Array = npt.NDArray[np.int64]
 
 
@@ -40,12 +38,6 @@ class SampleFile:
         count: samples.
         sample_dims: as given.
         state: of the file.
-
-    Raises:
-        FileNotFoundError, PermissionError: as ``open`` raises them.
-        KeyError: there is no such dataset; the message names those that there are.
-        HDF5Error: it is no HDF5 file, it is damaged, or somebody has it open for writing.
-        OptionError: the datasets do not have the same samples.
     """
 
     def __init__(
@@ -100,10 +92,6 @@ class SampleFiles:
         files: in order.
         count: samples of all.
         firsts: int64 (files + 1,): the number of each file's first sample, and the end.
-
-    Raises:
-        OptionError: no path, or files whose samples are not of one kind.
-        Others: as for ``SampleFile``.
     """
 
     def __init__(
@@ -144,11 +132,7 @@ class SampleFiles:
         return [(int(number), np.flatnonzero(owners == number)) for number in np.unique(owners)]
 
     def groups(self, number: int) -> Int64Array:
-        """Return the group of each sample, by the chunks of one dataset: int64 (count,).
-
-        Raises:
-            HDF5Error: they are too many.
-        """
+        """Return the group of each sample, by the chunks of one dataset: int64 (count,)."""
         found, first = [np.zeros(0, np.int64)], 0
         for file in self.files:
             geometry = file.geometry(number)

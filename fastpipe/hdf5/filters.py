@@ -12,25 +12,6 @@ import numpy.typing as npt
 from fastpipe.core.native import native
 from fastpipe.core.reads import ChunkError, chunk_error
 
-__all__ = [
-    "BLOSC",
-    "BLOSC2",
-    "BLOSC_CODECS",
-    "DEFLATE",
-    "FLETCHER32",
-    "LZ4",
-    "LZF",
-    "OF_HDF5PLUGIN",
-    "SHUFFLE",
-    "ZSTD",
-    "FilterStep",
-    "decode_chunk",
-    "described",
-    "in_words",
-    "may_lose",
-    "why_not",
-]
-
 UInt8Array = npt.NDArray[np.uint8]
 
 # Numbers of filters: the HDF5 library's H5Zpublic.h, and The HDF Group's list of registered ones.
@@ -149,9 +130,6 @@ def decode_chunk(stored: bytes, filters: Sequence[FilterStep], mask: int, nbytes
         filters: the dataset's, in the order of writing.
         mask: bit i says that filter i was left out for this chunk.
         nbytes: of the chunk without filters, which is also the most that this makes of it.
-
-    Raises:
-        ChunkError: they do not fit, a checksum is wrong, or the bytes are more or fewer than said.
     """
     steps = [step for number, step in enumerate(filters) if not mask >> number & 1]
     data = stored

@@ -27,18 +27,6 @@ from fastpipe.hdf5.library import filter_remedy, filters_of, missing_filters
 from fastpipe.hdf5.opening import datasets_of, library_errors, name_of, opened
 from fastpipe.hdf5.rows import dtype_of
 
-__all__ = [
-    "SMALL_NBYTES",
-    "Advice",
-    "DatasetFacts",
-    "Epoch",
-    "advise",
-    "inspect",
-    "inspect_file",
-    "storage_of",
-    "uniform_decodes",
-]
-
 
 def uniform_decodes(lead: Sequence[int], chunk: Sequence[int], batch_size: int) -> float:
     """How often an epoch in uniform order decodes a chunk, on average, if nothing decoded is kept.
@@ -175,9 +163,6 @@ def inspect_file(path: str | os.PathLike[str], sample_dims: int, batch_size: int
         path: the file.
         sample_dims: how many first dimensions count samples.
         batch_size: of the batches of an epoch.
-
-    Raises:
-        OSError, HDF5Error: it cannot be read, or is no HDF5 file.
     """
     shown, found = os.fspath(path), []
     with opened(shown) as file:

@@ -22,9 +22,6 @@ from fastpipe.hdf5.filters import BLOSC2, FilterStep, why_not
 from fastpipe.hdf5.library import filters_edges, filters_of, has_blosc2, leaves_out_user_block
 from fastpipe.hdf5.opening import DamagedError, library_errors, name_of
 
-__all__ = ["Geometry", "Layout", "grid_of", "in_blocks", "read_layout"]
-
-
 Int64Array = npt.NDArray[np.int64]
 
 

@@ -22,21 +22,6 @@ from fastpipe.core.native import native
 from fastpipe.errors import MissingDependencyError
 from fastpipe.hdf5.filters import OF_HDF5PLUGIN, FilterStep
 
-__all__ = [
-    "OpenFiles",
-    "filter_remedy",
-    "filters_edges",
-    "filters_of",
-    "has_blosc2",
-    "leaves_out_user_block",
-    "load_filters",
-    "load_plugins",
-    "missing",
-    "missing_filter_error",
-    "missing_filters",
-    "require_filters",
-]
-
 _MOST_SOURCES = 64  # of a virtual dataset whose filters are looked at: as a rule they are alike
 _MOST_OPEN = 64  # files, each with a cache of chunks
 _USER_BLOCK = 1 << 16  # bytes: more than all else in a file with one small dataset
@@ -63,11 +48,7 @@ class OpenFiles:
         weakref.finalize(self, self._drop, self._number).atexit = False
 
     def file(self, key: Hashable, open_it: Callable[[], Any]) -> Any:
-        """Return this owner's file of a key; ``open_it`` opens it, if it is not open.
-
-        Raises:
-            OSError: it cannot be opened.
-        """
+        """Return this owner's file of a key; ``open_it`` opens it, if it is not open."""
         with self._lock:
             where = self._number, key
             if where not in self._open:
@@ -132,11 +113,7 @@ def load_filters(steps: Sequence[FilterStep]) -> list[FilterStep]:
 
 
 def load_plugins() -> None:
-    """Import the package hdf5plugin, which gives the library its filters.
-
-    Raises:
-        MissingDependencyError: it is not installed, or cannot be imported.
-    """
+    """Import the package hdf5plugin, which gives the library its filters."""
     try:
         require("hdf5plugin", extra="hdf5")
     except MissingDependencyError as error:

@@ -16,20 +16,6 @@ from fastpipe.core.files import hdf5_signature, is_hdf5, open_file, retrying_ope
 from fastpipe.errors import FastpipeError, HDF5Error
 from fastpipe.hdf5.library import missing_filter_error, missing_filters
 
-__all__ = [
-    "DamagedError",
-    "dataset_named",
-    "dataset_names",
-    "datasets_of",
-    "library_errors",
-    "lies_in",
-    "name_of",
-    "open_library",
-    "opened",
-    "raw_name",
-    "walk_datasets",
-]
-
 
 class DamagedError(HDF5Error):
     """A file does not hold some samples as it should; others may be whole."""
@@ -64,10 +50,6 @@ def open_library(path: str, shown: str = "", **options: Any) -> Any:
 
     Returns:
         The ``h5py.File``.
-
-    Raises:
-        FileNotFoundError, PermissionError: as ``open`` raises them.
-        HDF5Error: it is no HDF5 file, is damaged, or is open for writing; the message says what to do.
     """
     h5py = require("h5py", extra="hdf5")
     os.close(open_file(path))  # its errors are clearer than the library's
@@ -143,9 +125,6 @@ def library_errors(where: str, damaged: type[HDF5Error] = HDF5Error, dataset: An
         damaged: the error that means damage.
         dataset: the ``h5py.Dataset`` that is read, if it is one: if the library has not all of its filters,
             that is the error.
-
-    Raises:
-        HDF5Error, MissingDependencyError: h5py raised an error.
     """
     try:
         yield
@@ -262,11 +241,7 @@ def lies_in(item: Any, file: Any) -> bool:
 
 
 def datasets_of(file: Any, shown: str) -> list[Any]:
-    """Return every dataset of a file, once.
-
-    Raises:
-        HDF5Error: an object cannot be opened.
-    """
+    """Return every dataset of a file, once."""
     found = []
     for _, item in walk_datasets(file, shown):
         if isinstance(item, HDF5Error):
@@ -282,11 +257,7 @@ def dataset_names(file: Any, shown: str) -> str:
 
 
 def dataset_named(file: Any, name: str, shown: str) -> Any | None:
-    """Return the dataset of a name; None if the file has none of it.
-
-    Raises:
-        HDF5Error: it cannot be opened.
-    """
+    """Return the dataset of a name; None if the file has none of it."""
     h5py = require("h5py", extra="hdf5")
     raw = raw_name(name)
     _check_links(file, raw, shown)

@@ -20,8 +20,6 @@ from fastpipe.hdf5.layout import Layout, grid_of, in_blocks
 from fastpipe.hdf5.library import OpenFiles, require_filters
 from fastpipe.hdf5.opening import DamagedError, library_errors, open_library, raw_name
 
-__all__ = ["RowReader"]
-
 Int64Array = npt.NDArray[np.int64]
 
 # The library's cache of chunks, for what only it can read; its number of slots is to be a prime.
@@ -93,13 +91,7 @@ class RowReader:
         return Started(batch, statuses, tasks, partial(_keep_chunks, batch, kept) if most else None)
 
     def read_alone(self, sample: int, row: int, outs: Sequence[npt.NDArray[Any]]) -> None:
-        """Read one sample, chunk by chunk, which says what is wrong with it.
-
-        Raises:
-            DamagedError: the file does not hold what it should.
-            HDF5Error: the file has changed since it was laid out.
-            OSError: it cannot be read.
-        """
+        """Read one sample, chunk by chunk, which says what is wrong with it."""
         ((number, _),) = self._files.located(np.array([sample]))
         file, local = self._files.files[number], sample - int(self._files.firsts[number])
         for place, dataset in enumerate(self._datasets(number)):

@@ -61,17 +61,6 @@ from fastpipe.hdf5.opening import (
 )
 from fastpipe.hdf5.rows import RowSource, has_references, is_plain, read_rows, write_rows
 
-__all__ = [
-    "Codec",
-    "Options",
-    "Target",
-    "make_plan",
-    "parse_codec",
-    "repack",
-    "set_filters",
-    "unfinished_path",
-]
-
 _LEVELS = {"gzip": (4, 0, 9), "zstd": (3, 1, 22), "blosc": (5, 0, 9)}  # default, least, most
 _CODECS = "keep, none, gzip[:LEVEL], lzf, lz4, zstd[:LEVEL], blosc[:CODEC[:LEVEL]]"
 _BY_PLUGIN = {"lz4": LZ4, "zstd": ZSTD, "blosc": BLOSC}
@@ -94,9 +83,6 @@ class Codec:
 
 def parse_codec(text: str) -> Codec:
     """Return the codec that ``--codec`` names.
-
-    Raises:
-        OptionError: there is no such codec, or it has no such level.
 
     >>> parse_codec("gzip:9").level, parse_codec("blosc:zstd:7").inner
     (9, 'zstd')
@@ -126,10 +112,6 @@ def set_filters(properties: Any, codec: Codec, shuffle: bool | None, dataset: An
         codec: to compress with.
         shuffle: whether to shuffle bytes first; None does so for elements of several bytes.
         dataset: the old one.
-
-    Raises:
-        OptionError: values would not stay what they are, or cannot be written like this.
-        MissingDependencyError: what brings the codec is not installed.
     """
     steps, kind = filters_of(properties), dataset.id.get_type()
     if codec.name == "keep":
@@ -231,12 +213,7 @@ class Target:
 
 
 def make_plan(file: Any, options: Options) -> list[Target]:
-    """Return which datasets are written row by row, and how; all others are copied as they are.
-
-    Raises:
-        OptionError: a dataset that was named cannot be.
-        HDF5Error: a dataset declares more than can be copied.
-    """
+    """Return which datasets are written row by row, and how; all others are copied as they are."""
     found = datasets_of(file, file.filename)
     for dataset in found:
         nbytes = math.prod(dataset.shape or ()) * dataset.id.get_type().get_size()
@@ -327,11 +304,6 @@ def repack(args: argparse.Namespace, console: Console, progress: Progress) -> in
 
     Returns:
         0.
-
-    Raises:
-        OptionError: the options cannot work.
-        HDF5Error: the source is damaged, or changes; or the copy is not equal to it.
-        OSError: the disk is full, for instance.
     """
     begun = time.monotonic()
     options = _options(args)
@@ -500,10 +472,6 @@ class UnfinishedFile(io.FileIO):
     and what lies behind the end is read as zeros.  An error of writing, such as a full disk, is kept from the
     HDF5 library, which would not recover from it: later writes do nothing, and ``check`` raises the error.
     What a killed run has left is removed, and so is a file that has not taken its name.
-
-    Raises:
-        OptionError: there is something else of its name, or others may write to it.
-        HDF5Error: another process, or thread, is writing it.
     """
 
     # By process, as a forked child writes none of these.  The lock does not keep threads of a process apart.
@@ -551,11 +519,7 @@ class UnfinishedFile(io.FileIO):
             raise self._error
 
     def take_name(self, *, force: bool) -> None:
-        """Rename the file to OUT, once all of it is on the disk.
-
-        Raises:
-            OptionError: there is a file of this name and ``force`` is not set, or this one was moved away.
-        """
+        """Rename the file to OUT, once all of it is on the disk."""
         os.fsync(self.fileno())
         if not self._is_at_its_path():
             raise OptionError(f"{self._path} was moved away while it was written; try again")
@@ -618,12 +582,7 @@ def _make_unfinished(path: Path, out: Path) -> int:
 
 
 def _remove_left_behind(path: Path, out: Path) -> None:
-    """Remove what a killed run has left: a file of this user alone, which no process has locked.
-
-    Raises:
-        OptionError: it is something else.
-        HDF5Error: another process is writing it.
-    """
+    """Remove what a killed run has left: a file of this user alone, which no process has locked."""
     try:
         descriptor = open_regular(path, os.O_RDWR)
     except FileNotFoundError:

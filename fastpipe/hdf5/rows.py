@@ -18,17 +18,6 @@ from fastpipe.hdf5.library import require_filters
 from fastpipe.hdf5.opening import DamagedError, library_errors, name_of
 from fastpipe.hdf5.reader import RowReader
 
-__all__ = [
-    "RowSource",
-    "dtype_of",
-    "has_references",
-    "is_plain",
-    "read_all",
-    "read_rows",
-    "same_values",
-    "write_rows",
-]
-
 Array = npt.NDArray[Any]
 
 

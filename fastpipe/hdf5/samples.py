@@ -31,8 +31,6 @@ from fastpipe.hdf5.reader import RowReader
 from fastpipe.options import BadSamples, Cache, Stage
 from fastpipe.stores.staged_files import staged_files
 
-__all__ = ["H5pyRows", "HDF5Plan", "HDF5Samples", "Options", "Runtime"]
-
 
 class Options(NamedTuple):
     """A dataset's options that a runtime is made by."""

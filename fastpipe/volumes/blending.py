@@ -19,9 +19,6 @@ import numpy.typing as npt
 
 from fastpipe.errors import OptionError
 
-__all__ = ["Blender", "gaussian_weights"]
-
-
 Float32Array = npt.NDArray[np.float32]
 Int64Array = npt.NDArray[np.int64]
 
@@ -111,9 +108,6 @@ class Blender:
         Args:
             start: where it begins.
             values: float32 (*lead, *patch), with the same lead for all.
-
-        Raises:
-            OptionError: it is of another shape.
         """
         lead = values.shape[: values.ndim - len(self._shape)]
         if values.shape[len(lead) :] != self._weights.shape or self._lead not in (None, lead):

@@ -32,8 +32,6 @@ from fastpipe.volumes.volume import (
     shortened,
 )
 
-__all__ = ["Blosc2Volume"]
-
 _LEAST_UNIT = 1 << 17
 _LEAST_HEADER = 87  # bytes of a frame's header, without layers
 _CODECS = {0: "blosclz", 1: "lz4", 2: "lz4hc", 4: "zlib", 5: "zstd"}

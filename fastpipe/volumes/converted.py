@@ -16,9 +16,6 @@ from fastpipe.core.private_folder import PrivateFolder, user_cache_folder
 from fastpipe.core.text import in_bytes
 from fastpipe.errors import CacheError
 
-__all__ = ["ConvertedFiles"]
-
-
 try:
     import fcntl
 except ImportError:  # on Windows, where nothing is kept
@@ -55,10 +52,6 @@ class ConvertedFiles:
 
         Returns:
             Its path, and its state: what is at the path later, and is of another state, is not the copy.
-
-        Raises:
-            CacheError: there is no folder for it, or no room.
-            Others: what ``fill`` raises; nothing is kept then.
         """
         file = identify(path, b"converted 1")
         place = hashlib.sha256(os.fsencode(os.path.abspath(path))).hexdigest()[:16]

@@ -17,9 +17,6 @@ from fastpipe.volumes.places import PatchSpace, Places, UniformPatches
 from fastpipe.volumes.tours import Geometry, Stripes, TourTrial, planned, tour_of
 from fastpipe.volumes.volume import Int64Array
 
-__all__ = ["PatchModel", "Stored", "Tour"]
-
-
 _TRIED = 1024  # patches, by which tours are planned: of a part of the volume that they fill
 _EPOCHS = 3  # of these, in which they are visited
 _OTHERS = 1 / 3  # of what a patch touches, that has to be remembered beside for each further thread

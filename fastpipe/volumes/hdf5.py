@@ -46,8 +46,6 @@ from fastpipe.volumes.volume import (
     box_text,
 )
 
-__all__ = ["HDF5Volume", "hdf5_volume"]
-
 
 def hdf5_volume(path: str, inside: str, tables: ChunkTables | None = None) -> Volume:
     """Open a dataset of an HDF5 file.
@@ -55,10 +53,6 @@ def hdf5_volume(path: str, inside: str, tables: ChunkTables | None = None) -> Vo
     Args:
         inside: the dataset's path in it; may be empty where there is but one.
         tables: where chunk tables are kept, or None.
-
-    Raises:
-        HDF5Error: the file cannot be opened, or is damaged, or the dataset is a link into another.
-        OptionError: it has no such dataset, or it holds no numbers.
     """
     status = os.stat(path)
     with opened(path) as file, library_errors(path):

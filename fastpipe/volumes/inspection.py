@@ -43,8 +43,6 @@ from fastpipe.volumes.repack import (
 )
 from fastpipe.volumes.volume import Box, Int64Array, UnitGrid, Volume, aligned
 
-__all__ = ["inspect_volume"]
-
 SCHEMA = 1  # of the JSON
 
 
@@ -158,14 +156,7 @@ class Rechunked:
 
 
 def inspect_volume(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Look at the volume and print what was found; ``args`` as of ``fastpipe.tools.inspect``.
-
-    Raises:
-        MissingDependencyError: tensorstore is not installed, which writes the copies that are tried.
-        OptionError: the options cannot work.
-        VolumeError: the volume is damaged.
-        OSError: it cannot be read.
-    """
+    """Look at the volume and print what was found; ``args`` as of ``fastpipe.tools.inspect``."""
     for name, is_given in (("batch-size", args.batch_size != 256), ("sample-dims", args.sample_dims != 1)):
         if is_given:
             raise OptionError(f"--{name} is for HDF5 files, not for volumes")

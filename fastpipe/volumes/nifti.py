@@ -30,8 +30,6 @@ from fastpipe.volumes.volume import (
     as_volume_error,
 )
 
-__all__ = ["Converter", "ScaledVolume", "nifti_volume"]
-
 # The path of a file, the bytes of a copy of it, and what writes that, to the copy's path and state.
 Converter = Callable[[str, int, Callable[[BinaryIO], None]], tuple[str, os.stat_result]]
 _PIECE = 1 << 22  # bytes that are decompressed at a time
@@ -43,9 +41,6 @@ def nifti_volume(path: str, convert: Converter | None) -> Volume:
 
     Args:
         path: of the file, ``.nii`` or ``.nii.gz``, or of one of a pair, ``.hdr`` and ``.img``.
-
-    Raises:
-        VolumeError: it is damaged or cut off, or no NIfTI image.
     """
     nibabel = require("nibabel", extra="volume")
     status = regular_status(path)  # from before it is read, so that a change since then is noticed

@@ -21,8 +21,6 @@ from fastpipe.volumes.volume import LARGEST_UNIT, NativeVolume, Volume, in_worth
 from fastpipe.volumes.zarr import METADATA, ZarrArray, ZarrVolume, is_zarr, json_object, zarr_array
 from fastpipe.volumes.zarr_python import ZarrPythonVolume, zarr_in_zip
 
-__all__ = ["open_volume", "zarr_of_objects"]
-
 _NUMBERS = "biufc"  # kinds of elements, as NumPy names them
 _NUMPY = b"\x93NUMPY"
 _ZIP = (b"PK\3\4", b"PK\5\6")  # of a file with members, and of one without
@@ -43,11 +41,6 @@ def open_volume(
         place: which argument it is, for messages.
         convert: keeps what is made of files that can only be read from their beginning on; None for nowhere.
         tables: where chunk tables are kept, or None.
-
-    Raises:
-        FileNotFoundError, PermissionError: as ``open`` raises them.
-        VolumeError: it cannot be opened, or is damaged.
-        OptionError: it is nothing that is known.
     """
     if isinstance(what, np.ndarray):
         if what.dtype.kind not in _NUMBERS or not what.ndim:
@@ -70,11 +63,7 @@ def open_volume(
 
 
 def zarr_of_objects(name: str, array: ZarrArray, objects: ChunkObjects, place: str = "volume") -> Volume:
-    """The volume whose chunks are objects of a store.
-
-    Raises:
-        OptionError: it is not of numbers.
-    """
+    """The volume whose chunks are objects of a store."""
     return _finished(ZarrVolume(name, array, objects), place)
 
 

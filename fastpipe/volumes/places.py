@@ -16,11 +16,6 @@ from fastpipe.core.text import in_bytes
 from fastpipe.errors import OptionError
 from fastpipe.volumes.volume import Int64Array
 
-__all__ = [
-    "FixedPatches", "ForegroundPatches", "KeyedIndex", "PatchPlaces", "PatchSpace", "Places",
-    "UniformPatches", "check_room", "given_places", "grid_places", "keys_of",
-]  # fmt: skip
-
 _LIST_NBYTES = 3 * 8  # of each number in a list of places, with what is there while it is made
 # (seed, epoch, indices, count) to uniform numbers in [0, 1): float64 (N, count).
 Draw = Callable[[int, int, Int64Array, int], npt.NDArray[np.float64]]
@@ -176,9 +171,6 @@ def grid_places(space: PatchSpace, stride: Sequence[int]) -> Places:
 
     Args:
         stride: integers (D,).
-
-    Raises:
-        OptionError: there are so many that their list does not fit into memory.
     """
     numbers = [
         math.prod(-(-(count - 1) // step) + 1 for count, step in zip(counts, stride, strict=True))
@@ -203,11 +195,7 @@ def grid_places(space: PatchSpace, stride: Sequence[int]) -> Places:
 
 
 def check_room(nbytes: int, what: str, remedy: str) -> None:
-    """Raise an error about what does not fit into memory, before it is made.
-
-    Raises:
-        OptionError: it does not.
-    """
+    """Raise an error about what does not fit into memory, before it is made."""
     free = free_memory()
     if nbytes > (sys.maxsize if free is None else free):
         raise OptionError(f"{what} takes {in_bytes(nbytes)}, which is more memory than is free: {remedy}")
@@ -218,9 +206,6 @@ def given_places(space: PatchSpace, array: Int64Array, pads: bool) -> Places:
 
     Args:
         array: int64 (N, D), or (N, 1 + D) with the number of the volume in front.
-
-    Raises:
-        OptionError: one cannot be there.
     """
     dims = len(space.patch)
     if array.shape[1] == dims and len(space.shapes) == 1:

@@ -33,10 +33,6 @@ from fastpipe.volumes.volume import (
     swapped,
 )
 
-__all__ = [
-    "MemoryVolume", "RawVolume", "npy_volume", "raw_unit", "read_box", "received", "sendable",
-]  # fmt: skip
-
 _RUN_NBYTES = 1 << 14  # that lie together, and are read by one call
 _UNIT_NBYTES = 1 << 19
 _MOST_HEADER = 10_000  # bytes, as NumPy has it
@@ -143,12 +139,7 @@ class _RawReader(UnitReader):
 def read_box(
     descriptor: int, offset: int, shape: Sequence[int], box: Sequence[slice], out: npt.NDArray[Any]
 ) -> None:
-    """Read a box of an array that lies in a file in C order.
-
-    Raises:
-        ChunkError: the file ends within it.
-        OSError: it cannot be read.
-    """
+    """Read a box of an array that lies in a file in C order."""
     itemsize, sizes = out.itemsize, [side.stop - side.start for side in box]
     # From the last dimension on that is not taken as a whole, elements lie together.
     lead = len(shape)
@@ -187,11 +178,7 @@ def raw_unit(shape: Sequence[int], itemsize: int) -> list[int]:
 
 
 def npy_volume(path: str) -> RawVolume:
-    """Open the array in a file of NumPy's format.
-
-    Raises:
-        VolumeError: it is none, or holds Python objects.
-    """
+    """Open the array in a file of NumPy's format."""
     refused = as_volume_error(f"{path} is no array of NumPy's", tokenize.TokenError)
     with open(path, "rb", opener=open_file) as file, refused:
         status = os.fstat(file.fileno())
@@ -281,11 +268,7 @@ def sendable(what: Any) -> Any:
 
 
 def received(what: Any) -> Any:
-    """Return what was sent.
-
-    Raises:
-        OSError: a file cannot be opened.
-    """
+    """Return what was sent."""
     if isinstance(what, _MappedFile):
         return what.opened()
     return type(what)(map(received, what)) if type(what) in (list, tuple) else what

@@ -25,12 +25,6 @@ from fastpipe.errors import OptionError, VolumeError
 from fastpipe.volumes.places import PatchPlaces, PatchSpace, Places
 from fastpipe.volumes.volume import DIMS, DamagedUnitError, Int64Array, UInt8Array, Volume, aligned
 
-__all__ = [
-    "PADDING_MODES", "Counts", "Padding", "PatchReader", "WithMargin", "check_held", "checked_margin",
-    "checked_nan", "checked_size", "filling", "padded_indices", "read_patch",
-]  # fmt: skip
-
-
 _MOST_WAITS = 40  # of a twentieth of a second, for a process that may be stopped
 
 
@@ -87,11 +81,6 @@ class PatchReader:
         Args:
             start: integers (D,): where it begins; the box is within the volume.
             out: (…) of D dimensions and the volume's dtype: is filled.
-
-        Raises:
-            DamagedUnitError: the volume does not hold what it should.
-            VolumeError: there is not enough memory for it.
-            OSError: it cannot be read.
         """
         if not out.size:
             return
@@ -256,11 +245,7 @@ def checked_nan(nan: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def check_held(value: float, dtype: np.dtype[Any], what: str) -> None:
-    """Refuse a number that elements of a type would hold as another; floats round.
-
-    Raises:
-        OptionError: they would.
-    """
+    """Refuse a number that elements of a type would hold as another; floats round."""
     if dtype.kind in "fc":
         is_lost = float(np.finfo(dtype).max) < abs(value) != np.inf
     else:
@@ -282,9 +267,6 @@ def checked_margin(margin: Any, patch_size: Sequence[int]) -> tuple[int, ...]:
     Args:
         margin: a number for all, one for each, or something that says what it needs:
             ``margin(patch_size)``.
-
-    Raises:
-        OptionError: it is nothing of these.
     """
     asks = getattr(margin, "margin", None)
     given = asks(tuple(patch_size)) if callable(asks) else margin

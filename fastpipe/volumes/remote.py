@@ -33,9 +33,6 @@ from fastpipe.volumes.opening import zarr_of_objects
 from fastpipe.volumes.volume import LARGEST_UNIT, Int64Array, Volume
 from fastpipe.volumes.zarr import METADATA, ZarrArray, is_zarr, parsed
 
-__all__ = ["ChunkStore", "Needed", "RemoteChunks", "RemoteVolumes", "remote_volumes"]
-
-
 _log = logging.getLogger("fastpipe.stage")
 
 _AT_A_TIME = 16  # volumes whose metadata are asked for
@@ -149,10 +146,6 @@ def remote_volumes(
 
     Args:
         storage_options, stage: as for ``RemoteVolumes``.
-
-    Raises:
-        OptionError: an option is given that has no effect for these.
-        Others: as of ``RemoteVolumes.look``.
     """
     paths = [os.fspath(one) for one in given if isinstance(one, (str, os.PathLike))]
     urls = [path for path in paths if is_url(path)]

@@ -57,11 +57,6 @@ from fastpipe.volumes.volume import (
 )
 from fastpipe.volumes.zarr import NUMBERS, ZarrVolume, even_parts
 
-__all__ = [
-    "TOGETHER_NBYTES", "Bricks", "Codec", "Notes", "ZarrLayout", "chunk_of", "create_array", "finish_all",
-    "open_source", "planned_bricks", "read_box", "repack_volume", "stored_nbytes", "write_box",
-]  # fmt: skip
-
 Array = npt.NDArray[Any]
 
 _LEVELS = {"blosc-zstd": (0, 9), "zstd": (1, 22), "none": (0, 0)}
@@ -81,13 +76,7 @@ _OF_OTHERS = {
 
 
 def repack_volume(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Make the copy; ``args`` as of ``fastpipe.tools.repack``.
-
-    Raises:
-        OptionError: the options cannot work.
-        VolumeError: the source is damaged, or changes; the copy cannot be written, or is not equal to it.
-        OSError: the source cannot be read, or the folder not be made.
-    """
+    """Make the copy; ``args`` as of ``fastpipe.tools.repack``."""
     begun = time.monotonic()
     source, out = str(args.input), Path(args.output)
     volume = open_source(source)
@@ -382,12 +371,7 @@ def _json_in(path: str) -> dict[str, Any]:
 
 
 def create_array(array: Path, layout: ZarrLayout, threads: int, notes: Notes | None = None) -> Any:
-    """Make a Zarr array of version 3 in a new folder, for ``write_box``: an array of tensorstore's.
-
-    Raises:
-        MissingDependencyError: tensorstore is not installed.
-        VolumeError: it cannot be made.
-    """
+    """Make a Zarr array of version 3 in a new folder, for ``write_box``: an array of tensorstore's."""
     metadata = {
         "shape": layout.shape,
         "data_type": layout.dtype.name,
@@ -424,11 +408,7 @@ def _add_notes(file: Path, notes: Notes, dims: int) -> None:
 
 
 def write_box(target: Any, box: Box, part: Array) -> None:
-    """Write a box of whole chunks.  Chunks of nothing but the fill value get no file.
-
-    Raises:
-        VolumeError: it cannot be written.
-    """
+    """Write a box of whole chunks.  Chunks of nothing but the fill value get no file."""
     try:
         target[box].write(part).result()
     except FAILED as error:
@@ -459,11 +439,6 @@ def open_source(path: str) -> Volume:
     """Open a volume that somebody named.
 
     Of files that can only be read from their beginning on a copy is kept, as ``FastPatchDataset`` keeps it.
-
-    Raises:
-        FileNotFoundError, PermissionError: as ``open`` raises them.
-        VolumeError: it cannot be opened, or is damaged.
-        OptionError: it is a file of several arrays, of which none was named.
     """
     try:
         return open_volume(path, convert=ConvertedFiles())
@@ -559,9 +534,6 @@ def planned_bricks(volume: Volume, layout: ZarrLayout, threads: int, memory: int
 
     Args:
         memory: bytes for all that is done; None takes some, or what is needed at least.
-
-    Raises:
-        OptionError: that is too little.
     """
     # A thread decodes all of a stored chunk, or compresses a part of the brick that is no larger.
     itemsize = layout.dtype.itemsize
@@ -615,10 +587,6 @@ def read_box(volume: Volume, reader: UnitReader, box: Box, dtype: np.dtype[Any],
 
     Returns:
         An array (…) of the box's shape.
-
-    Raises:
-        DamagedUnitError: the volume does not hold what it should.
-        OSError: it cannot be read.
     """
     out = np.empty([side.stop - side.start for side in box], dtype)
 

@@ -26,8 +26,6 @@ from fastpipe.volumes.sources import Role
 from fastpipe.volumes.units import PatchChunks, Remembered
 from fastpipe.volumes.volume import DamagedUnitError, Int64Array, UInt8Array
 
-__all__ = ["NativePatches", "Options", "Runtime"]
-
 _PADDING = ("error", *PADDING_MODES)  # of fastpipe/native/patches.h
 _KEEP, _DECLINE, _REPLACE = 0, 1, 2  # what is done about NaN
 _MOST_DESCRIBED = 4096  # volumes

@@ -39,8 +39,6 @@ from fastpipe.volumes.tours import Touring
 from fastpipe.volumes.units import PatchChunks, Remembered, budget_of, planned_room
 from fastpipe.volumes.volume import DamagedUnitError, Int64Array
 
-__all__ = ["PatchSamples"]
-
 _MOST_DRAWN = 101  # random places of which substitutes are drawn, where an epoch has fewer
 _MOST_EXPECTED = 1 << 23  # uses of parts of volumes in an epoch, to list them before it
 

@@ -36,12 +36,6 @@ from fastpipe.volumes.reader import Counts, PatchReader
 from fastpipe.volumes.sources import Role
 from fastpipe.volumes.volume import Int64Array, UnitGrid, Volume, grown_unit
 
-__all__ = [
-    "BlockCounts", "LabelVoxels", "MaskDensity", "MaskedPatches", "PatchCells", "VoxelSketch",
-    "block_sides", "label_voxels", "mask_density", "places_of",
-]  # fmt: skip
-
-
 # ---- labels: some voxels of each, drawn from all in one pass, in any order --------------------
 
 UInt64Array = npt.NDArray[np.uint64]
@@ -548,11 +542,7 @@ def _shares(space: PatchSpace, densities: Sequence[MaskDensity], places: Places)
 def places_of(
     sampling: Sampling, space: PatchSpace, roles: Sequence[Role], pads: bool, kept: FileArrays | None
 ) -> PatchPlaces:
-    """The patches of epochs.
-
-    Raises:
-        OptionError: the sampling does not fit the volumes.
-    """
+    """The patches of epochs."""
     if isinstance(sampling, Uniform):
         return _anywhere(sampling, space, roles, kept)
     if isinstance(sampling, Grid):

@@ -23,9 +23,6 @@ from fastpipe.volumes.opening import open_volume
 from fastpipe.volumes.remote import RemoteVolumes, remote_volumes
 from fastpipe.volumes.volume import DIMS, Volume
 
-__all__ = ["ROLES", "PatchPlan", "Role", "matched_volumes", "opened_roles"]
-
-
 # ---- which volumes belong together: lists, patterns and tables of paths -----------------------
 
 ROLES = ("volume", "labels", "mask")
@@ -53,9 +50,6 @@ def matched_volumes(volume: Any, labels: Any = None, mask: Any = None) -> dict[s
 
     Returns:
         By ``"volume"``, ``"labels"`` and ``"mask"``, as far as given, lists that are equally long.
-
-    Raises:
-        OptionError: they do not fit together, or there are none.
     """
     if _is_table(volume):
         if labels is not None or mask is not None:
@@ -264,10 +258,6 @@ def opened_roles(
 
     Returns:
         The arrays; and what brings chunks here of those that are somewhere else.
-
-    Raises:
-        OptionError: they do not fit together.
-        Others: as for ``open_volume`` and ``remote_volumes``.
     """
     columns = matched_volumes(volume, labels, mask)
     remote = remote_volumes(itertools.chain(*columns.values()), storage_options, stage)

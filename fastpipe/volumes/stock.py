@@ -25,8 +25,6 @@ from fastpipe.volumes.volume import GroupedVolume, NativeVolume, Volume
 from fastpipe.volumes.zarr import ZarrVolume
 from fastpipe.volumes.zarr_python import ZarrPythonVolume
 
-__all__ = ["SlicedPatches", "library_array"]
-
 
 def library_array(volume: Volume) -> Any:
     """An array that slices as NumPy's does."""

@@ -31,8 +31,6 @@ from fastpipe.volumes.volume import (
     grown_unit,
 )
 
-__all__ = ["FAILED", "SPEC", "TensorStoreVolume", "opened_by_tensorstore"]
-
 _PATIENCE_S = 5.0  # after which it is looked whether there is what no read comes back from
 # What tensorstore raises for the states that its messages begin with.
 FAILED = (ValueError, LookupError, NotImplementedError, OSError, RuntimeError, TypeError)

@@ -36,9 +36,6 @@ from fastpipe.volumes.volume import (
     swapped,
 )
 
-__all__ = ["TiffVolume", "is_tiff_name", "slices_volume", "tiff_volume"]
-
-
 _ELSEWHERE = (
     "{} refers to pages in other files: write its series to one file, as "
     "tifffile.imwrite(file, tifffile.imread(path)) does"
@@ -105,11 +102,7 @@ class _Slice(NamedTuple):
 
 
 def tiff_volume(path: str) -> Volume:
-    """Open the first series of images in a file, or the files of a folder as slices, in natural order.
-
-    Raises:
-        VolumeError: it is damaged, or its pages are not alike.
-    """
+    """Open the first series of images in a file, or the files of a folder as slices, in natural order."""
     if os.path.isdir(path):
         # That of the folder itself: a slice that is added or removed changes it.
         state = FileState.of(path)
@@ -125,12 +118,7 @@ def tiff_volume(path: str) -> Volume:
 
 
 def slices_volume(files: Sequence[str | os.PathLike[str]]) -> Volume:
-    """Open files as the slices of one volume, in this order.
-
-    Raises:
-        FileNotFoundError, PermissionError: as ``open`` raises them.
-        VolumeError: the first is damaged, or is not one image.
-    """
+    """Open files as the slices of one volume, in this order."""
     paths = [os.fspath(file) for file in files]
     name = f"{len(paths):,} files from {paths[0]}"
     return _slices(name, paths, FileState.of(paths[0]), "the given order")

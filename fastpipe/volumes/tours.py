@@ -26,12 +26,6 @@ from fastpipe.volumes.places import PatchPlaces, PatchSpace, Places
 from fastpipe.volumes.sources import Role
 from fastpipe.volumes.volume import Int64Array
 
-__all__ = [
-    "Geometry", "Stripes", "TourTrial", "Touring", "TriedOrder", "UnitArray", "planned", "tour_of",
-    "unit_visits", "units_used",
-]  # fmt: skip
-
-
 _FRONTS = (1, 2, 4, 8, 16, 32, 64)
 _TRIED = 256  # patches on which stripes are tried
 _LEAST_OF_FRONT = 24  # of these, at least, from each place: what is decoded for the first is not typical

@@ -28,9 +28,6 @@ from fastpipe.volumes.tours import UnitArray, units_used
 from fastpipe.volumes.volume import GroupedVolume, Int64Array, NativeVolume, UnitGrid, Volume
 from fastpipe.volumes.zarr import ZarrVolume
 
-__all__ = ["Foreseen", "PatchChunks", "Remembered", "Units", "budget_of", "planned_room"]
-
-
 Units = Sequence[tuple[Any, int]]  # of each array its ``native.UnitMemory`` or None, and its first key
 
 _log = logging.getLogger("fastpipe.cache")
@@ -41,11 +38,7 @@ _MOST_WASTE = 1.25  # how much larger than a unit its slot may else be
 
 
 def budget_of(cache: Cache) -> int:
-    """Bytes for decoded units.
-
-    Raises:
-        OptionError: the option is not for volumes.
-    """
+    """Bytes for decoded units."""
     if cache.where == "off":
         return 0
     if cache.where == "disk":

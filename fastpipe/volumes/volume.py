@@ -23,14 +23,6 @@ import numpy.typing as npt
 from fastpipe.core.extras import missing_package
 from fastpipe.errors import FastpipeError, VolumeError
 
-__all__ = [
-    "DIMS", "LARGEST_UNIT", "UNREADABLE", "Box", "DamagedUnitError", "FileState", "GroupedVolume",
-    "Int64Array", "NativeVolume", "UInt8Array", "UnitGrid", "UnitReader", "Volume",
-    "WrappedReader", "WrappedVolume", "aligned",
-    "as_volume_error", "box_text", "box_within", "folder_state", "grown_unit", "in_worthwhile_units",
-    "shortened", "swapped",
-]  # fmt: skip
-
 Box = tuple[slice, ...]
 Int64Array = npt.NDArray[np.int64]
 UInt8Array = npt.NDArray[np.uint8]
@@ -57,9 +49,6 @@ class UnitGrid:
     Args:
         shape: of the array.
         unit: of a unit.
-
-    Raises:
-        OverflowError: there are more units, or elements along a dimension, than can be numbered.
 
     Attributes:
         shape, unit: as given.
@@ -170,9 +159,6 @@ class FileState(NamedTuple):
 
         Args:
             where: a descriptor of it, or its path; None asks at its name.
-
-        Raises:
-            VolumeError: it has changed.
         """
         status = os.stat(self.name if where is None else where)
         if _numbers(status, is_written=self.state[2] < 0) != self.state:
@@ -225,19 +211,11 @@ class UnitReader(ABC):
             numbers: int64 (N,), of the units.
             outs: for each uint8 (M,), C-contiguous and aligned to 16: its elements in C order.  What lies
                 beyond the array's ends is arbitrary.
-
-        Raises:
-            DamagedUnitError: it does not hold what it should; the message says which chunk, and where.
-            OSError: it cannot be read.
         """
 
     def check(self) -> None:  # noqa: B027 - most have nothing to check
         """Raise an error if what was read before may be no longer what the volume holds.  What each chunk is
-        read from by itself, as in a folder, is not looked at.
-
-        Raises:
-            VolumeError: a file has changed.
-        """
+        read from by itself, as in a folder, is not looked at."""
 
 
 class Volume(ABC):
@@ -453,11 +431,6 @@ def as_volume_error(what: str, *others: type[Exception]) -> Iterator[None]:
     Args:
         what: how the message begins, with the file's name: ``"x.tif cannot be read as TIFF"``.
         others: errors of the library's own beside ``UNREADABLE``.
-
-    Raises:
-        MissingDependencyError: the library needs a package that is not installed.
-        VolumeError: it cannot make sense of the file, or needs more memory for it than there is.
-        Others: errors that say nothing about the file's content, as they are.
     """
     try:
         yield

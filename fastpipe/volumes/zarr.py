@@ -38,12 +38,6 @@ from fastpipe.volumes.volume import (
     shortened,
 )
 
-__all__ = [
-    "BLOSC_HEADER", "CODECS", "METADATA", "NUMBERS", "BloscHeader", "ZarrArray", "ZarrVolume", "decode",
-    "even_parts", "is_zarr", "json_object", "metadata_in", "parsed", "zarr_array",
-]  # fmt: skip
-
-
 _LOOKED_AT = 64  # chunks, to find one that was written
 _LEAST_UNIT = 1 << 17  # bytes of a part of a chunk that is remembered by itself
 _LARGEST_CHUNK = 1 << 48  # bytes: no machine holds more, and there is no file of it
@@ -293,9 +287,6 @@ def zarr_array(path: str) -> ZarrArray | str:
 
     Returns:
         What its metadata say; or why it is not to be read here, in words.
-
-    Raises:
-        VolumeError: it is a group, or its metadata are damaged.
     """
     for name in METADATA:
         file = os.path.join(path, name)
@@ -317,9 +308,6 @@ def parsed(file: str, content: bytes) -> ZarrArray | str | None:
 
     Returns:
         As of ``zarr_array``; None for a group.
-
-    Raises:
-        VolumeError: it is damaged.
     """
     data = json_object(file, content)
     if data.get("node_type", "array") == "group":
@@ -333,22 +321,14 @@ def parsed(file: str, content: bytes) -> ZarrArray | str | None:
 
 
 def metadata_in(file: IO[bytes], name: str, size: int) -> bytes:
-    """Read all of an open file of metadata.
-
-    Raises:
-        VolumeError: it is larger than those of any array.
-    """
+    """Read all of an open file of metadata."""
     if size > _MOST_METADATA:
         raise VolumeError(f"{name} is damaged: it has {in_bytes(size)}, more than metadata of any array")
     return file.read()
 
 
 def json_object(file: str, content: bytes) -> dict[str, Any]:
-    """Return the object in a file of JSON.
-
-    Raises:
-        VolumeError: there is none, or it is nested deeper than Python reads.
-    """
+    """Return the object in a file of JSON."""
     with as_volume_error(f"{file} is damaged"):
         data = json.loads(content)
         if not isinstance(data, dict):
@@ -540,9 +520,6 @@ def decode(codec: str, stored: Any, out: UInt8Array) -> None:
     Args:
         codec: one of ``CODECS``.
         out: uint8 (N,): memory that its content fills.
-
-    Raises:
-        ChunkError: it is damaged, or of another size.
     """
     problem = native.decode_chunk(codec, stored, out)
     if problem == UNKNOWN_CODEC and codec == "blosc":

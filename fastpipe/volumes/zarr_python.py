@@ -32,8 +32,6 @@ from fastpipe.volumes.volume import (
 )
 from fastpipe.volumes.zarr import METADATA, NUMBERS, json_object, metadata_in
 
-__all__ = ["ZarrPythonVolume", "zarr_in_zip"]
-
 # Codecs of numbers, with the package of those that numcodecs does not bring.  Others are refused: one of
 # them, "pickle", runs whatever a chunk says.
 _CODECS = {
@@ -128,9 +126,6 @@ def zarr_in_zip(path: str, inside: str) -> ZarrPythonVolume:
 
     Args:
         inside: the array's path in it; empty for the file's root.
-
-    Raises:
-        VolumeError: there is no such array, or it is damaged.
     """
     inside = inside.strip("/")
     root = f"{inside}/" if inside else ""
