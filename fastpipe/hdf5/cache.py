@@ -32,14 +32,8 @@ _MOST_NBYTES = 128 << 20  # of chunks that a batch hands over at once, to be kep
 class CachedChunks:
     """The decoded chunks of one dataset of a file, in a store that may be that of others as well.
 
-    Args:
-        store: where they are kept.
-        file: the file's state, and what is made of it, the dataset's name included.
-        count, nbytes: chunks of the dataset, and bytes of each, decoded.
-        is_second_use: keep a chunk only when it is decoded for the second time.
-
-    Attributes:
-        native: the ``native.KeptChunks`` that finds them.
+    ``file`` is the file's state and what is made of it, the dataset's name included; ``native`` is the
+    ``native.KeptChunks`` that finds chunks.  With ``is_second_use`` a chunk is kept when it is decoded again.
     """
 
     def __init__(
@@ -68,13 +62,8 @@ class CachedChunks:
 
 
 class ChunkCache:
-    """Decides where the decoded chunks of some files are kept.
-
-    Attributes:
-        store: where; None for nowhere.
-        note: that and why, in words.
-        keeps_all: whether all of them will be there, sooner or later.
-    """
+    """Decides where the decoded chunks of some files are kept: in ``store``, or nowhere; ``note`` says
+    why."""
 
     def __init__(self, option: Cache, files: SampleFiles) -> None:
         self.store: EntryStore | None = None
@@ -168,13 +157,8 @@ def _sizes(files: SampleFiles, leading: int) -> dict[int, _Chunks]:
 
 
 class SharedChunks:
-    """Memory for the chunks of a window, which the parent of worker processes makes; picklable.
-
-    Args:
-        files: whose chunks.
-        leading: the dataset whose groups of samples are counted.
-        groups: how many of these there is to be room for.
-    """
+    """Memory for the chunks of ``groups`` groups of samples of dataset ``leading``, which the parent of
+    worker processes makes; picklable."""
 
     def __init__(self, files: SampleFiles, leading: int, groups: int) -> None:
         self._files: dict[int, UnitFile | None] = {}
@@ -196,16 +180,10 @@ class SharedChunks:
 
 
 class ChunkMemory:
-    """Memory in one process for chunks of which samples are still to come.
+    """Memory in one process for chunks of which samples are still to come: ``nbytes``.
 
-    Args:
-        files: whose chunks.
-        leading: the dataset whose groups of samples are counted.
-        groups: that are used at a time; 0 where samples come in any order.
-        shared: what worker processes share, in one of several.
-
-    Attributes:
-        nbytes: of chunks that are remembered.
+    ``groups`` are used at a time, 0 where samples come in any order; ``shared`` is what worker processes
+    have.
     """
 
     def __init__(

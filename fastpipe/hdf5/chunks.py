@@ -55,19 +55,9 @@ class FileState(NamedTuple):
 class ChunkReader:
     """Chunks of one dataset that is not of the kind ``"h5py"``.  For threads at once.
 
-    Args:
-        layout: of the dataset.
-        state: of its file.
-        sample_dims: how many of its dimensions count samples.
-        file: the ``native.DataFile`` of others, which then have one descriptor together.
-        memory: a ``native.UnitMemory`` of chunks that other batches will want soon, or None.
-        first_key: of the dataset's first chunk there.
-        kept: a ``native.KeptChunks`` of chunks that are kept, or None.
-
-    Attributes:
-        layout: as given.
-        dataset: the ``native.ChunkedDataset``.
-        nbytes: of a chunk, decoded.
+    ``file`` is a ``native.DataFile`` of others, ``memory`` a ``native.UnitMemory`` of chunks that other
+    batches will want soon, in which ``first_key`` is the dataset's first, ``kept`` a ``native.KeptChunks``.
+    ``dataset`` is the ``native.ChunkedDataset``, ``nbytes`` those of a chunk, decoded.
     """
 
     def __init__(
@@ -100,11 +90,10 @@ class ChunkReader:
         return ChunkReader(in_blocks(self.layout), self._state)
 
     def decode(self, numbers: Int64Array, out: UInt8Array) -> None:
-        """Decode chunks that were written.
+        """Decode chunks that were written, by their numbers, into uint8 (N, nbytes), C-contiguous.
 
-        Args:
-            numbers: int64 (N,), in C order of the chunks' grid.
-            out: uint8 (N, nbytes), C-contiguous.
+        A ``ChunkError`` says where the file does not hold what it should; an ``HDF5Error``, that it is
+        another.
         """
         if self.layout.kind == "compact":
             out[:] = np.frombuffer(self.layout.inside, np.uint8)

@@ -36,10 +36,8 @@ Chunk = tuple[int, ...] | None  # of a dataset's copy; None for a contiguous one
 def copy_structure(source: Any, copy: Any, chunks: Mapping[str, Chunk], set_filters: SetFilters) -> None:
     """Make everything but the rows of the targets, and references, whose objects may not be there yet.
 
-    Args:
-        source, copy: open ``h5py.File``; the copy is empty.
-        chunks: those of the targets' copies, by the targets' names.
-        set_filters: gives creation properties a chunked target's filters; called with the old dataset.
+    ``copy`` is empty, ``chunks`` are those of the targets' copies by the targets' names, and ``set_filters``
+    gives creation properties a chunked target's filters; it is called with the old dataset.
     """
     # Its root, as the properties of a file are others than those of a group.
     root = source["/"]
@@ -215,8 +213,7 @@ def _is_null(item: Any) -> bool:
 def copy_references(source: Any, copy: Any) -> int:
     """Write references, now that what they lead to has a place in the copy.
 
-    Returns:
-        How many lead to an object that has no name, which no copy has; they become empty.
+    Return how many lead to an object without a name, which no copy has; they become empty.
     """
     h5py = require("h5py", extra="hdf5")
     lost = 0

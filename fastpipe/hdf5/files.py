@@ -21,23 +21,10 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class SampleFile:
-    """Datasets with equally many samples: where their bytes are.  ``open`` reads them; this can be sent
-    to other processes.
+    """Datasets of one file with equally many samples: where their bytes are.  Can be sent to other processes.
 
-    Args:
-        path: the file.
-        names: the datasets' paths in it.
-        sample_dims: how many of their first dimensions count samples; these must be equal in all.
-        tables: where chunk tables are kept from one time to the next, or None.
-        shown: what messages call the file, where it is not its path: the URL that it was copied from.
-
-    Attributes:
-        path: as given.
-        shown: as given, or the path.
-        layouts: of each dataset.
-        count: samples.
-        sample_dims: as given.
-        state: of the file.
+    The first ``sample_dims`` dimensions count samples.  ``shown`` is what messages call the file, where it is
+    not its path: the URL that it was copied from.  A KeyError names the datasets that there are.
     """
 
     def __init__(
@@ -83,15 +70,7 @@ class SampleFile:
 class SampleFiles:
     """Files whose datasets of the same names follow each other.  Can be sent to other processes.
 
-    Args:
-        paths: at least one.
-        names, sample_dims, tables: as for ``SampleFile``.
-        shown: what messages call the files, where it is not by their paths.
-
-    Attributes:
-        files: in order.
-        count: samples of all.
-        firsts: int64 (files + 1,): the number of each file's first sample, and the end.
+    ``firsts`` are the numbers of each file's first sample, and the end: int64 (files + 1,).
     """
 
     def __init__(
@@ -122,10 +101,8 @@ class SampleFiles:
         return self.files[0].sample_shape(number)
 
     def located(self, samples: Int64Array) -> list[tuple[int, Int64Array | None]]:
-        """Return the files that have samples, and for each the places of its samples in the array.
-
-        The places are None for all samples, if there is one file.
-        """
+        """Return the files that have samples, and for each the places of its samples in the array: None for
+        all of them, if there is one file."""
         if len(self.files) == 1:
             return [(0, None)] if len(samples) else []
         owners = np.searchsorted(self.firsts, samples, side="right") - 1

@@ -36,17 +36,8 @@ def uniform_decodes(lead: Sequence[int], chunk: Sequence[int], batch_size: int) 
 
         C(n - b, k) / C(n, k)  =  product over i < b of  1 - k / (n - i)
 
-    so a chunk is decoded, summed over the epoch's batches, ``sum of 1 - that`` times.  With many more
-    chunks ``g`` than samples in a batch this is close to ``k``; for a batch alone it is the share of
-    chunks in ``g (1 - (1 - 1/g)^b)``, had the samples been drawn with replacement.
-
-    Args:
-        lead: the dataset's shape, as far as it counts samples.
-        chunk: a chunk's shape along the same dimensions.
-        batch_size: samples of a batch.
-
-    Returns:
-        Decodes in an epoch, divided by chunks; 0 without samples.
+    so a chunk is decoded, summed over the epoch's batches, ``sum of 1 - that`` times.  ``lead`` and ``chunk``
+    are the dataset's shape and a chunk's, as far as they count samples.
 
     >>> round(uniform_decodes([1000], [16], 64), 2), round(uniform_decodes([1000], [1], 64), 2)
     (10.26, 1.0)
@@ -92,14 +83,7 @@ _DEEPEST = 20  # types within types that are written out
 
 @dataclass(frozen=True)
 class Epoch:
-    """What an epoch reads of a dataset.
-
-    Attributes:
-        decodes: of each chunk, in uniform order, on average; 1 where nothing has to be decoded.
-        nbytes: decoded or read in uniform order.
-        windowed_nbytes: the same with chunks shuffled, then samples within some chunks: each chunk once.
-        reads: pieces of the file that a sample is read from.
-    """
+    """What an epoch reads of a dataset."""
 
     decodes: float
     nbytes: int
@@ -109,30 +93,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class DatasetFacts:
-    """One dataset.
-
-    Attributes:
-        path: in the file.
-        shape: None for a dataset without a dataspace.
-        dtype: in words.
-        storage: "chunked", "contiguous", "compact", "virtual", "external", or "none".
-        chunk: a chunk's shape, or None.
-        filters: in words, in the order of writing.
-        codes: their numbers.
-        missing: filters that neither fastpipe nor the library of this process has, in words.
-        remedies: how to have them, in words.
-        stored: bytes in the file.
-        decoded: bytes in memory; None where elements have no fixed size.
-        samples: None where there are fewer dimensions than count samples.
-        sample_nbytes: None as ``decoded``, and as ``samples``.
-        samples_per_chunk: at most; None without chunks.
-        chunk_nbytes: decoded; None without chunks, and as ``decoded``.
-        chunks: how many; 0 without.
-        parts: chunks that hold one sample.
-        reader: "threads", "h5py", or "" where there is nothing to read sample by sample.
-        why: the reason for "h5py".
-        epoch: None without samples.
-    """
+    """One dataset, as the JSON has it."""
 
     path: str
     shape: tuple[int, ...] | None
@@ -157,13 +118,7 @@ class DatasetFacts:
 
 
 def inspect_file(path: str | os.PathLike[str], sample_dims: int, batch_size: int) -> list[DatasetFacts]:
-    """Return the facts about every dataset in a file; links that lead elsewhere are not followed.
-
-    Args:
-        path: the file.
-        sample_dims: how many first dimensions count samples.
-        batch_size: of the batches of an epoch.
-    """
+    """Return the facts about every dataset in a file; links that lead elsewhere are not followed."""
     shown, found = os.fspath(path), []
     with opened(shown) as file:
         for dataset in datasets_of(file, shown):
@@ -284,14 +239,7 @@ _FAST = {LZF, BLOSC, LZ4, ZSTD}
 
 @dataclass(frozen=True)
 class Advice:
-    """One piece of advice.
-
-    Attributes:
-        dataset: its path.
-        kind: a word for programs.
-        text: what is the matter, with its figure.
-        remedies: what to do, the first that fits first.
-    """
+    """One piece of advice."""
 
     dataset: str
     kind: str
@@ -314,14 +262,7 @@ class _Place:
 def advise(
     datasets: Sequence[DatasetFacts], path: str, batch_size: int, free_memory: int | None
 ) -> list[Advice]:
-    """Return advice on a file's datasets, in their order.
-
-    Args:
-        datasets: the facts.
-        path: of the file, for commands.
-        batch_size: that the facts are for.
-        free_memory: bytes; None if it is unknown.
-    """
+    """Return advice on a file's datasets, in their order."""
     place = _Place(path, batch_size, free_memory)
     return [advice for facts in datasets for rule in _RULES for advice in rule(facts, place)]
 
@@ -465,11 +406,7 @@ SCHEMA = 1
 
 
 def inspect(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Print what was found in the file, or write it as JSON; ``args`` as of ``tools.inspect``.
-
-    Returns:
-        0.
-    """
+    """Print what was found in the file, or write it as JSON; ``args`` as of ``tools.inspect``."""
     progress.now("asking for the chunks")
     datasets = inspect_file(args.file, args.sample_dims, args.batch_size)
     free = free_memory()

@@ -29,19 +29,8 @@ class Geometry:
     """A dataset's samples and its chunks: as of SampleGrid in fastpipe/native/chunks.h.
 
     Samples are the dataset's elements along its first dimensions, counted in C order; a *group* is
-    the samples that share their chunks, and a *part* one of the chunks that hold a sample.
-
-    Args:
-        shape, chunk: of the dataset.
-        itemsize: bytes of an element.
-        sample_dims: how many dimensions count samples; the others are those of a sample.
-
-    Attributes:
-        count: samples.
-        sample_nbytes, chunk_nbytes: bytes of each.
-        groups, parts: how many there are.
-        group_size: samples in a group that is not at an edge.
-        runs: pieces in which a sample lies in one of its chunks, each without a gap.
+    the samples that share their chunks, and a *part* one of the chunks that hold a sample.  A sample lies in
+    ``runs`` pieces in one of its chunks; a group that is not at an edge has ``group_size`` samples.
 
     >>> geometry = Geometry((100, 64, 128), (16, 64, 64), 4, 1)
     >>> geometry.groups, geometry.parts, geometry.group_size
@@ -93,26 +82,7 @@ _COMPACT, _CONTIGUOUS, _CHUNKED, _VIRTUAL = range(4)
 
 
 class Layout(NamedTuple):
-    """A dataset of an HDF5 file.
-
-    Attributes:
-        file, name: the file's path, and the dataset's path in it.
-        shape, dtype: of the dataset, as h5py has them.
-        fill: what is read where nothing was written: a scalar of the dtype, as bytes.
-        kind: ``"chunked"``; ``"contiguous"``; ``"compact"``, inside the file's own records;
-            ``"h5py"``, where only the library can read it.
-        why: the reason of ``"h5py"``, in words; else empty.
-        chunk: shape of a chunk; of all data, where there are no chunks.
-        filters: what a chunk went through, in the order of writing.
-        offsets: int64 (chunks,): where each begins in the file, in C order of the chunks' grid; -1
-            for one that was never written.
-        sizes: int64 (chunks,): bytes of each in the file.
-        masks: uint32 (chunks,): bit i says that filter i was left out; all bits are set for chunks that reach
-            beyond the shape, if the dataset does not filter them.
-        inside: all data of the kind ``"compact"``; else empty.
-        library_chunk: bytes of a decoded chunk of the kind ``"h5py"``; 0 where it has none.
-        shown: what messages call the file, where it is not its path: the URL that it was copied from.
-    """
+    """A dataset of an HDF5 file, and where its bytes are."""
 
     file: str
     name: str
@@ -137,13 +107,10 @@ def read_layout(
     status: os.stat_result | None = None,
     linked_as: str = "",
 ) -> Layout:
-    """Ask h5py about a dataset.
+    """Ask h5py about a dataset of at least one dimension.
 
-    Args:
-        dataset: an open ``h5py.Dataset`` of at least one dimension.
-        tables: where its chunk table is kept, or None.
-        status: of the file, from before it was opened.
-        linked_as: the dataset's path in the file that is read, if a link leads from there into another file.
+    ``tables`` keep its chunk table for the file's ``status``, from before it was opened.  ``linked_as`` is
+    the dataset's path in the file that is read, if a link leads from there into another file.
     """
     properties = dataset.id.get_create_plist()
     file, name = os.fspath(dataset.file.filename), linked_as or name_of(dataset)

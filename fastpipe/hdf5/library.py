@@ -132,8 +132,8 @@ def load_plugins() -> None:
 def missing_filters(dataset: Any) -> list[FilterStep]:
     """Return the filters that a dataset cannot be read without and that the library does not have.
 
-    Loads hdf5plugin if that is needed and installed.  Filters that were left out of every chunk are not
-    needed.  A virtual dataset needs the filters of its sources; of many sources the first ones are looked at.
+    Filters that were left out of every chunk are not needed.  A virtual dataset needs the filters of its
+    sources.
     """
     return list(dict.fromkeys(_missing(dataset, set())))
 
@@ -221,11 +221,8 @@ def filter_remedy(step: FilterStep | None) -> str:
 
 @cache
 def has_blosc2() -> bool:
-    """Return whether frames of Blosc2's can be decompressed here.
-
-    By the library inside hdf5plugin, whose functions are handed to the core: no package of a system has one
-    that is new enough.
-    """
+    """Return whether the library inside hdf5plugin, whose functions are handed to the core, decompresses
+    Blosc2's frames: no package of a system has one that is new enough."""
     try:
         load_plugins()
         folder = Path(require("hdf5plugin", extra="hdf5").PLUGIN_PATH)
@@ -249,10 +246,6 @@ def filters_edges(dataset: Any, properties: Any) -> bool:
     ``H5Pset_chunk_opts`` can leave them out there, and neither h5py nor the chunks' filter masks show it.
     So a chunk is written in memory, with the dataset's own properties and a checksum as its only filter: if
     that is applied, the chunk is longer.
-
-    Args:
-        dataset: an open ``h5py.Dataset`` with chunks.
-        properties: its creation properties; they are not changed.
     """
     h5d, h5s, h5z = (require(f"h5py.{name}", extra="hdf5") for name in ("h5d", "h5s", "h5z"))
     own, ones = properties.copy(), (1,) * dataset.ndim

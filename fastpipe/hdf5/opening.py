@@ -43,13 +43,7 @@ def opened(path: str, shown: str = "") -> Iterator[Any]:
 def open_library(path: str, shown: str = "", **options: Any) -> Any:
     """Open a file for reading by the HDF5 library; in SWMR mode if the file says that it is written so.
 
-    Args:
-        path: the file.
-        shown: what messages call it, if that is not its path.
-        options: of ``h5py.File``.
-
-    Returns:
-        The ``h5py.File``.
+    ``shown`` is what messages call the file, if that is not its path; ``options`` are those of ``h5py.File``.
     """
     h5py = require("h5py", extra="hdf5")
     os.close(open_file(path))  # its errors are clearer than the library's
@@ -115,16 +109,12 @@ def _why_not_opened(error: Exception, path: str, shown: str) -> Exception:
 
 @contextmanager
 def library_errors(where: str, damaged: type[HDF5Error] = HDF5Error, dataset: Any = None) -> Iterator[None]:
-    """Turn what h5py raises about a file into errors that name it.
+    """Turn what h5py raises about a file into errors that name it: ``where``; ``damaged`` is what means
+    damage.
 
     Errors that are raised elsewhere are passed on as they are.  Errors of the machine, missing files and
-    missing permissions keep their type.
-
-    Args:
-        where: what the message names: the file, and perhaps a dataset.
-        damaged: the error that means damage.
-        dataset: the ``h5py.Dataset`` that is read, if it is one: if the library has not all of its filters,
-            that is the error.
+    missing permissions keep their type.  If the library has not all filters of ``dataset``, that is the
+    error.
     """
     try:
         yield
@@ -180,17 +170,11 @@ def name_of(item: Any) -> str:
 
 
 def walk_datasets(file: Any, shown: str) -> Iterator[tuple[str, Any]]:
-    """Yield every dataset of a file once, by its first name, in the order of ``visititems``.
+    """Yield every dataset of a file once, by its first name, in the order of ``visititems``; or an
+    ``HDF5Error`` for what cannot be opened.
 
     Links to other names and other files are not followed.  Unlike ``visititems``, this goes on behind an
     object that cannot be opened, and however deep groups are nested.
-
-    Args:
-        file: an open ``h5py.File``.
-        shown: what messages call it.
-
-    Yields:
-        The dataset's path, and the dataset; or the path of what cannot be opened, and the ``HDF5Error``.
     """
     h5py = require("h5py", extra="hdf5")
     seen: set[int] = set()

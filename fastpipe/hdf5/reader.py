@@ -36,14 +36,10 @@ class _Dataset(NamedTuple):
 class RowReader:
     """Reads samples of files.  For threads at once.
 
-    Args:
-        files: the files.
-        memory: gives, for a file's number, a dataset's and the bytes of a chunk, a ``native.UnitMemory`` or
-            None, and the number there of the first chunk.
-        keep: for a layout, where its decoded chunks are kept, or None.
-        threads: how many share the work.
-        turn: where this process begins among the chunks of a batch, from 0 to 1: processes that begin with
-            different ones seldom want the same at the same time.
+    ``memory`` gives, for the numbers of a file and a dataset and the bytes of a chunk, a
+    ``native.UnitMemory`` or None, and the number there of the first chunk; ``keep`` for a layout where its
+    decoded chunks are kept.  ``turn`` is where this process begins among the chunks of a batch, from 0 to 1:
+    processes that begin with different ones seldom want the same at the same time.
     """
 
     def __init__(
@@ -61,12 +57,9 @@ class RowReader:
         self._library = OpenFiles()
 
     def start(self, samples: Int64Array, rows: Int64Array, outs: Sequence[npt.NDArray[Any]]) -> Started:
-        """Describe the reading of some samples.
+        """Describe the reading of some samples into rows of the batch: int64 (N,) both, C-contiguous.
 
-        Args:
-            samples: int64 (N,), each at least 0 and below ``files.count``.
-            rows: int64 (N,): which row of the batch each is; both C-contiguous.
-            outs: for each dataset an array (batch, *sample_shape) of its dtype, C-contiguous.
+        ``outs`` are for each dataset an array (batch, *sample_shape) of its dtype, C-contiguous.
         """
         statuses = np.zeros((len(outs[0]), 8), np.uint8)
         sources, tasks, kept, most = list[Any](), list[Task](), list[CachedChunks | None](), 0

@@ -68,13 +68,7 @@ _BY_PLUGIN = {"lz4": LZ4, "zstd": ZSTD, "blosc": BLOSC}
 
 @dataclass(frozen=True)
 class Codec:
-    """The compression of a copy's datasets.
-
-    Attributes:
-        name: ``"keep"`` for the filters of the source, ``"none"``, or a codec's name.
-        level: for codecs that have levels.
-        inner: blosc's own codec.
-    """
+    """The compression of a copy's datasets."""
 
     name: str
     level: int = 0
@@ -105,13 +99,9 @@ def parse_codec(text: str) -> Codec:
 
 
 def set_filters(properties: Any, codec: Codec, shuffle: bool | None, dataset: Any) -> None:
-    """Give the creation properties of a chunked dataset other filters.
+    """Give the creation properties of a chunked dataset, which have the filters of the old one, others.
 
-    Args:
-        properties: h5py's, with the filters of the old dataset; ``"keep"`` leaves them.
-        codec: to compress with.
-        shuffle: whether to shuffle bytes first; None does so for elements of several bytes.
-        dataset: the old one.
+    Without ``shuffle`` said bytes are shuffled of elements of several bytes.
     """
     steps, kind = filters_of(properties), dataset.id.get_type()
     if codec.name == "keep":
@@ -176,15 +166,7 @@ _LARGEST_CHUNK = 1 << 30  # the format ends at 4 GiB
 
 @dataclass(frozen=True)
 class Options:
-    """The command's options.
-
-    Attributes:
-        chunk_rows: samples of a chunk; None chooses.
-        codec: of the chunks.
-        shuffle: None chooses.
-        datasets: to repack; none of them stands for all above a small size.
-        sample_dims: how many first dimensions count samples.
-    """
+    """The command's options; with no ``datasets`` all above a small size are repacked."""
 
     chunk_rows: int | None
     codec: Codec
@@ -195,15 +177,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Target:
-    """A dataset that is written row by row.
-
-    Attributes:
-        name: its path.
-        chunk: of its copy; None for a contiguous one.
-        rows: how many there are, along the first dimension.
-        step: how many are read and written at once.
-        row_nbytes: decoded, as far as elements have a fixed size.
-    """
+    """A dataset that is written row by row."""
 
     name: str
     chunk: tuple[int, ...] | None
@@ -300,11 +274,7 @@ def _step(row_nbytes: int, rows: int, old: Sequence[int], size: int, new_nbytes:
 
 
 def repack(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Make the copy; ``args`` as of ``tools.repack``.
-
-    Returns:
-        0.
-    """
+    """Make the copy; ``args`` as of ``tools.repack``."""
     begun = time.monotonic()
     options = _options(args)
     source, out = str(args.input), Path(args.output)

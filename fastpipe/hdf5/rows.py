@@ -143,11 +143,7 @@ def _flat(values: Array) -> Any:
 class RowSource:
     """Rows of one dataset, read ahead by threads where fastpipe reads it itself.
 
-    Args:
-        dataset: open.
-        path: of its file.
-        threads: at most.
-        memory: bytes that chunks may take while they are decoded; one at a time in any case.
+    ``memory`` is bytes that chunks may take while they are decoded; one at a time in any case.
     """
 
     def __init__(self, dataset: Any, path: str, threads: int, memory: int) -> None:

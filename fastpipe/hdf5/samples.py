@@ -45,11 +45,7 @@ class Options(NamedTuple):
 class Runtime(ProcessRuntime[Options]):
     """Threads, memory, open files and the cache of one dataset in one process.
 
-    Args:
-        options: the dataset's.
-        files: its files.
-        leading: the dataset whose groups of samples a window counts.
-        process: this one.
+    ``leading`` is the dataset whose groups of samples a window counts.
     """
 
     def __init__(self, options: Options, files: SampleFiles, leading: int, process: Process) -> None:
@@ -83,15 +79,8 @@ class AmplificationWatch:
     """Compares what was decoded with what was used of it, and warns once.
 
     Compared each time that twice as much was decoded as is remembered: before that, an order that takes
-    a window of chunks apart looks like one that goes all over the file.
-
-    Args:
-        files, keeper: the dataset's, and where their decoded chunks are kept.
-        remembered: bytes of decoded chunks that are, here or in memory that processes share.
-        workers: processes that do the same side by side; 0 without.
-
-    Attributes:
-        decoded_nbytes: bytes of chunks that were decoded so far, in this process.
+    a window of chunks apart looks like one that goes all over the file.  ``remembered`` is bytes of decoded
+    chunks, here or in memory that processes share; ``workers`` do the same side by side.
     """
 
     _WORTH_A_WARNING = 4.0
@@ -148,16 +137,10 @@ _SPARE_GROUPS = 8  # beyond a small window, for batches on their way
 
 
 class HDF5Samples(GroupedSamples):
-    """Rows of HDF5 datasets.
+    """Rows of HDF5 datasets; options as of :class:`fastpipe.FastHDF5Dataset`, with whose errors.
 
-    Args:
-        process: gives this process, for a number of threads and their name.
-        path, keys, sample_dims, cache, bad_samples, threads, stage, storage_options: see
-            :class:`fastpipe.FastHDF5Dataset`, with whose errors.
-
-    Attributes:
-        path, keys, sample_dims: as given.
-        cache, bad_samples, threads, stage: these options; what is changed counts from the next batch on.
+    ``process`` gives this process, for a number of threads and their name.  What is changed of cache,
+    bad_samples, threads and stage counts from the next batch on.
     """
 
     def __init__(
@@ -218,11 +201,8 @@ class HDF5Samples(GroupedSamples):
             self._staged.close()
 
     def locality_groups(self) -> npt.NDArray[np.int64]:
-        """Return the group of each sample: int64 (N,).
-
-        Samples of one group lie in the same chunks, those of the dataset whose chunks cost most to decode;
-        without chunks, in the same megabyte.
-        """
+        """Return the group of each sample, of those in the same chunks of the dataset that costs most to
+        decode; without chunks, in the same megabyte: int64 (N,)."""
         return self._files.groups(self._leading)
 
     @property
@@ -286,16 +266,8 @@ class HDF5Samples(GroupedSamples):
 
 
 class HDF5Plan:
-    """What an HDF5 dataset does with its files.  ``print`` it.
-
-    Attributes:
-        lines: one for each dataset, and one for the decoded chunks.
-
-    Args:
-        form: what a sample is made of.
-        files: where samples are.
-        kept: where decoded chunks are kept, in words.
-    """
+    """What an HDF5 dataset does with its files.  ``print`` it; ``lines`` has one for each dataset, and one
+    for the decoded chunks."""
 
     def __init__(self, form: Form, files: SampleFiles, kept: str) -> None:
         self.lines = [
@@ -327,12 +299,7 @@ def _direct(layout: Layout, sample_dims: int) -> str:
 
 
 class H5pyRows:
-    """Samples, read through h5py alone.
-
-    Args:
-        files: where they are.
-        form: what a sample is made of.
-    """
+    """Samples, read through h5py alone."""
 
     def __init__(self, files: SampleFiles, form: Form) -> None:
         self._files, self._form = files, form

@@ -60,12 +60,9 @@ class Tour:
 
 
 class PatchModel:
-    """What patches of one size need.
+    """What patches of one size need: at uniform places, as many in an epoch as have the volume's size.
 
-    Positions are uniform, and an epoch has as many patches as have the volume's size.
-
-    Args:
-        arrays: that are read at the same place, the volume first; the last dimensions are the same.
+    ``arrays`` are read at the same place, the volume first; their last dimensions are the same.
     """
 
     def __init__(self, arrays: Sequence[Stored], patch: Sequence[int], threads: int = 1) -> None:
@@ -138,11 +135,8 @@ class PatchModel:
         return decoded / self.patch_nbytes
 
     def tour(self, budget: int, fronts: int | None = None) -> Tour:
-        """The tour that FastPatchDataset would plan, tried on some patches.
-
-        Args:
-            fronts: places at a time; None for as many as decode not much more than they use.
-        """
+        """The tour that FastPatchDataset would plan, tried on some patches; ``fronts`` are places at a
+        time."""
         geometry, places = self._tried
         if fronts is None:
             count, stripes, _ = planned(geometry, places, budget)
@@ -163,11 +157,8 @@ class PatchModel:
         return self.tour(budget, 1).amplification
 
     def least_budget(self, limits: Sequence[float]) -> list[int | None]:
-        """The least memory with which a tour from one place decodes no more for each byte that is used.
-
-        Returns:
-            For each bytes, to a fifth, beyond which more is enough too; None where less than all is not.
-        """
+        """For each limit the least memory, to a fifth, with which a tour from one place decodes no more for
+        each byte that is used, and beyond which more is enough too; None where less than all is not."""
         geometry, _ = self._tried
         last = math.ceil(_FINENESS * math.log2(max(2.0, self.total_nbytes / geometry.unit_nbytes)))
 

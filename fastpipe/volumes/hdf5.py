@@ -48,12 +48,7 @@ from fastpipe.volumes.volume import (
 
 
 def hdf5_volume(path: str, inside: str, tables: ChunkTables | None = None) -> Volume:
-    """Open a dataset of an HDF5 file.
-
-    Args:
-        inside: the dataset's path in it; may be empty where there is but one.
-        tables: where chunk tables are kept, or None.
-    """
+    """Open a dataset of an HDF5 file: ``inside`` may be empty where there is but one."""
     status = os.stat(path)
     with opened(path) as file, library_errors(path):
         dataset = _dataset(file, inside, path)
@@ -93,11 +88,7 @@ def _dataset(file: Any, inside: str, path: str) -> Any:
 
 
 class HDF5Volume(Volume):
-    """A dataset, chunk by chunk.
-
-    Args:
-        chunks: the shape of the library's chunks; None where it has none.
-    """
+    """A dataset, chunk by chunk; ``chunks`` is the shape of the library's, None where it has none."""
 
     def __init__(
         self, path: str, layout: Layout, state: FileState, chunks: Sequence[int] | None, *,

@@ -37,11 +37,8 @@ _MOST_RATIO = 1032  # of bytes to those that deflate makes of them
 
 
 def nifti_volume(path: str, convert: Converter | None) -> Volume:
-    """Open an image, as ``nibabel.load(path).dataobj`` has it.
-
-    Args:
-        path: of the file, ``.nii`` or ``.nii.gz``, or of one of a pair, ``.hdr`` and ``.img``.
-    """
+    """Open ``.nii``, ``.nii.gz``, or one of a pair, ``.hdr`` and ``.img``, as ``nibabel.load(path).dataobj``
+    has it."""
     nibabel = require("nibabel", extra="volume")
     status = regular_status(path)  # from before it is read, so that a change since then is noticed
     headers, files = nibabel.spatialimages, nibabel.filebasedimages

@@ -29,14 +29,8 @@ class Places(NamedTuple):
 
 
 class PatchSpace:
-    """Where patches of one size can be in volumes.
-
-    Attributes:
-        shapes: int64 (V, D).
-        patch: int64 (D,).
-        lows: int64 (V, D): where the first patch of each begins.
-        counts: int64 (V, D): places along each dimension.
-    """
+    """Where patches of one size can be in volumes: int64 (V, D), from ``lows`` on, ``counts`` places along
+    each dimension."""
 
     def __init__(
         self, shapes: Sequence[Sequence[int]], patch: Sequence[int], names: Sequence[str], pads: bool
@@ -105,12 +99,10 @@ class UniformPatches:
 
 
 class ForegroundPatches:
-    """Patches anywhere, some of them around a voxel of the foreground.
+    """Patches anywhere, as ``elsewhere`` has them, some of them around a voxel of the foreground.
 
-    Args:
-        elsewhere: the patches that are not around the foreground; as many as there are to be.
-        voxels: for each volume, the voxels of each of its labels, as places in C order: int64 (M,).
-        draw: gives random numbers, others than ``elsewhere`` has.
+    ``voxels`` are for each volume those of each of its labels, as places in C order: int64 (M,).  ``draw``
+    gives other random numbers than ``elsewhere`` has.
     """
 
     is_random = True
@@ -167,11 +159,7 @@ def _within(space: PatchSpace, volumes: Int64Array, drawn: npt.NDArray[np.float6
 
 
 def grid_places(space: PatchSpace, stride: Sequence[int]) -> Places:
-    """All patches at regular distances, in C order, volume after volume.
-
-    Args:
-        stride: integers (D,).
-    """
+    """All patches at regular distances, in C order, volume after volume."""
     numbers = [
         math.prod(-(-(count - 1) // step) + 1 for count, step in zip(counts, stride, strict=True))
         for counts in space.counts.tolist()
@@ -202,11 +190,7 @@ def check_room(nbytes: int, what: str, remedy: str) -> None:
 
 
 def given_places(space: PatchSpace, array: Int64Array, pads: bool) -> Places:
-    """Patches at given places.
-
-    Args:
-        array: int64 (N, D), or (N, 1 + D) with the number of the volume in front.
-    """
+    """Patches at given places: int64 (N, D), or (N, 1 + D) with the number of the volume in front."""
     dims = len(space.patch)
     if array.shape[1] == dims and len(space.shapes) == 1:
         array = np.concatenate([np.zeros((len(array), 1), np.int64), array], axis=1)

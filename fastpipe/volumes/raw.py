@@ -41,13 +41,9 @@ _MOST_HEADER = 10_000  # bytes, as NumPy has it
 class RawVolume(Volume):
     """An array whose elements lie in a file one after the other, in C order or in Fortran's.
 
-    Args:
-        status: of the file, from before the rest was read from it: a change since then is noticed.
-        name: of the volume, for messages, where that is not the file.
-
-    Attributes:
-        source: what the file is a copy of, or the file itself.
-        copied: of a copy, the state that the source was in.
+    ``status`` of the file is from before the rest was read from it: a change since then is noticed.  ``name``
+    is for messages.  ``source`` is what the file is a copy of, or the file itself; ``copied`` the state that
+    it was in.
     """
 
     def __init__(

@@ -31,8 +31,7 @@ _MOST_WAITS = 40  # of a twentieth of a second, for a process that may be stoppe
 class Counts:
     """How much was decoded, and how much of it was used.  For threads at once.
 
-    Args:
-        shared: a ``native.UnitMemory`` that counts for all processes; None counts for this one alone.
+    ``shared`` is a ``native.UnitMemory`` that counts for all processes; None counts for this one alone.
     """
 
     def __init__(self, shared: Any = None) -> None:
@@ -58,9 +57,8 @@ class Counts:
 class PatchReader:
     """Reads boxes of one volume.  For threads at once.
 
-    Args:
-        clock: hears how long was decoded (``"decode"``, with reading) and copied (``"copy"``).
-        units: a ``native.UnitMemory`` where decoded units are remembered; None for nowhere.
+    ``clock`` hears how long was decoded (``"decode"``, with reading) and copied (``"copy"``); ``units`` is a
+    ``native.UnitMemory`` where decoded units are remembered, or None.
     """
 
     def __init__(
@@ -76,12 +74,7 @@ class PatchReader:
             )
 
     def read(self, start: Sequence[int], out: npt.NDArray[Any]) -> None:
-        """Read a box.
-
-        Args:
-            start: integers (D,): where it begins; the box is within the volume.
-            out: (…) of D dimensions and the volume's dtype: is filled.
-        """
+        """Read the box that begins at ``start``, within the volume, into ``out``, of the volume's dtype."""
         if not out.size:
             return
         self._counts.add(0, out.nbytes)
@@ -200,13 +193,8 @@ class PatchReader:
 
 
 def padded_indices(start: int, size: int, length: int, mode: str) -> Int64Array:
-    """Of which elements of a dimension a patch beyond its ends is made, as ``numpy.pad`` makes it.
-
-    Args:
-        start: where the patch begins, perhaps below 0.
-        mode: ``"constant"`` (-1 where the constant goes), ``"edge"``, ``"reflect"``, ``"symmetric"`` or
-            ``"wrap"``.
-    """
+    """Of which elements of a dimension a patch beyond its ends is made, as ``numpy.pad`` makes it; -1 where a
+    constant goes."""
     at = np.arange(start, start + size)
     if mode == "constant":
         return np.where((at < 0) | (at >= length), -1, at)
@@ -262,12 +250,8 @@ def filling(space: PatchSpace) -> int:
 
 
 def checked_margin(margin: Any, patch_size: Sequence[int]) -> tuple[int, ...]:
-    """Voxels on each side, of each dimension.
-
-    Args:
-        margin: a number for all, one for each, or something that says what it needs:
-            ``margin(patch_size)``.
-    """
+    """Voxels on each side, of each dimension: of a number for all, one for each, or something that says what
+    it needs by ``margin(patch_size)``."""
     asks = getattr(margin, "margin", None)
     given = asks(tuple(patch_size)) if callable(asks) else margin
     try:
@@ -347,16 +331,9 @@ def read_patch(
     reader: PatchReader, shape: Sequence[int], start: Sequence[int], out: npt.NDArray[Any], lead: int,
     padding: Padding, role: str,
 ) -> None:  # fmt: skip
-    """Read a patch, and what is beyond the ends of its volume.
+    """Read a patch, and what is beyond the ends of its volume, into ``out``: (*lead, *patch).
 
-    Args:
-        reader: of the volume.
-        shape: of the volume, along the D dimensions that patches are cut along.
-        start: integers (D,): where it begins, perhaps below 0.
-        out: (*lead, *patch): its memory.
-        lead: dimensions in front.
-        padding: what is beyond.
-        role: ``"volume"``, ``"labels"`` or ``"mask"``.
+    It begins at ``start``, perhaps below 0, along the dimensions of ``shape``, behind ``lead`` others.
     """
     size = out.shape[lead:]
     front = [0] * lead

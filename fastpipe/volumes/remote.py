@@ -45,11 +45,8 @@ _UNREADABLE = (
 
 
 class RemoteVolumes:
-    """The Zarr arrays of a dataset whose chunks are objects of stores, or files of folders that are far away.
-
-    Args:
-        stage: where chunks are copied near, or None.
-    """
+    """The Zarr arrays of a dataset whose chunks are objects of stores, or files of folders that are far away;
+    the stage, if there is one, is where they are copied near."""
 
     def __init__(self, storage_options: Mapping[str, Any] | None, stage: Stage | None) -> None:
         self._options, self._stage = storage_options, stage
@@ -142,11 +139,7 @@ class RemoteVolumes:
 def remote_volumes(
     given: Iterable[Any], storage_options: Mapping[str, Any] | None, stage: Stage | None
 ) -> RemoteVolumes | None:
-    """What brings the chunks of volumes here; None where all of them are in local files.
-
-    Args:
-        storage_options, stage: as for ``RemoteVolumes``.
-    """
+    """What brings the chunks of volumes here; None where all of them are in local files."""
     paths = [os.fspath(one) for one in given if isinstance(one, (str, os.PathLike))]
     urls = [path for path in paths if is_url(path)]
     first = paths[0] if paths else "an array"
@@ -214,14 +207,7 @@ def _shown(path: str) -> str:
 
 
 class ChunkStore:
-    """One store, and the chunks in it that a dataset needs.
-
-    Args:
-        stage: where chunks are copied near, or None.
-
-    Attributes:
-        asking: the store, asked again where that may help; for listing.
-    """
+    """One store, and the chunks in it that a dataset needs; ``asking`` asks it again where that may help."""
 
     def __init__(self, bare: Store, location: Location, stage: Stage | None) -> None:
         self.bare, self.location, self._stage = bare, location, stage
@@ -402,11 +388,7 @@ _current = _Current()
 
 
 class RemoteChunks:
-    """The chunks of one array: a ``core.types.ChunkObjects``.
-
-    Args:
-        numbers: int64 (N,): which chunks there are, ascending.
-    """
+    """The chunks of one array, a ``core.types.ChunkObjects``; ``numbers`` says which there are, ascending."""
 
     def __init__(
         self, store: ChunkStore, prefix: str, array: ZarrArray, counts: Sequence[int], first: int,

@@ -151,10 +151,8 @@ def _exists_already(out: Path) -> OptionError:
 
 @contextlib.contextmanager
 def _new_folder(parent: Path) -> Iterator[str]:
-    """Make a folder for this user alone, and remove it at the end.
-
-    The path leads to that folder whatever others put in its place.
-    """
+    """Make a folder for this user alone, and remove it at the end; the path leads to it whatever others put
+    in its place."""
     made = tempfile.mkdtemp(prefix="fastpipe-repack-", dir=parent)
     try:
         with folder_below(parent, os.path.basename(made)) as folder:
@@ -260,12 +258,8 @@ class ZarrLayout(NamedTuple):
     def of(
         cls, shape: Sequence[int], dtype: np.dtype[Any], chunk: Sequence[int], codec: Codec, fill: bytes = b""
     ) -> ZarrLayout:
-        """Return a layout for an array.
-
-        Args:
-            chunk: along its last dimensions; along those in front it is 1.
-            fill: the bytes of a fill value in ``dtype``; empty for 0.
-        """
+        """Return a layout; ``chunk`` is along the last dimensions, ``fill`` the bytes of an element in
+        ``dtype``, or empty."""
         if dtype.name not in NUMBERS or dtype.names:
             raise OptionError(f"its elements are {dtype}, for which Zarr has no type")
         if not shape:
@@ -436,10 +430,8 @@ def _in_json(element: Any) -> Any:
 
 
 def open_source(path: str) -> Volume:
-    """Open a volume that somebody named.
-
-    Of files that can only be read from their beginning on a copy is kept, as ``FastPatchDataset`` keeps it.
-    """
+    """Open a volume that somebody named; of compressed NIfTI the copy is kept, as ``FastPatchDataset`` keeps
+    it."""
     try:
         return open_volume(path, convert=ConvertedFiles())
     except VolumeError as error:
@@ -532,8 +524,7 @@ def _cut(box: Box, shape: Sequence[int]) -> Iterator[Box]:
 def planned_bricks(volume: Volume, layout: ZarrLayout, threads: int, memory: int | None) -> Bricks:
     """Find the bricks of whole chunks of the copy of which the least is decoded twice.
 
-    Args:
-        memory: bytes for all that is done; None takes some, or what is needed at least.
+    ``memory`` is bytes for all that is done; None takes some, or what is needed at least.
     """
     # A thread decodes all of a stored chunk, or compresses a part of the brick that is no larger.
     itemsize = layout.dtype.itemsize
@@ -583,11 +574,7 @@ def _decoded(size: int, unit: int, side: int) -> float:
 
 
 def read_box(volume: Volume, reader: UnitReader, box: Box, dtype: np.dtype[Any], pool: Executor) -> Array:
-    """Read a box of a volume, each of its units once, by all threads of a pool.
-
-    Returns:
-        An array (…) of the box's shape.
-    """
+    """Read a box of a volume, each of its units once, by all threads of a pool."""
     out = np.empty([side.stop - side.start for side in box], dtype)
 
     def read(some: Int64Array) -> None:

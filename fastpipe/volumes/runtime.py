@@ -34,12 +34,8 @@ _MOST_DECLINED = 8  # patches of one volume: then Python's threads read it from 
 
 
 class NativePatches:
-    """Describes batches of patches of one dataset in one process.
-
-    Args:
-        units: of all volumes of each role, the ``native.UnitMemory`` of its units, or None, and the
-            number there of its first.
-    """
+    """Describes batches of patches of one dataset in one process; ``units`` are as of
+    ``Remembered.slots``."""
 
     def __init__(
         self,
@@ -62,14 +58,9 @@ class NativePatches:
     ) -> tuple[Any, list[tuple[int, int]]]:
         """Describe a batch.
 
-        Args:
-            rows: int64 (N,): their rows.
-            arrays: for each role the batch's memory, (M, *lead, *patch).
-            statuses: uint8 (M, 8): what becomes of each row.
-
-        Returns:
-            A ``native.PatchBatch``, or None where the core reads nothing of it; and what is left to Python,
-            as numbers of patches and roles.
+        Its rows are int64 (N,), ``arrays`` for each role the batch's memory (M, *lead, *patch), ``statuses``
+        uint8 (M, 8). Return a ``native.PatchBatch``, or None where the core reads nothing of it; and what is
+        left to Python, as numbers of patches and roles.
         """
         count = len(self._roles)
         volumes = [self._volume(role, volume) for volume in places.volumes.tolist() for role in range(count)]
@@ -81,10 +72,7 @@ class NativePatches:
         return native.patch_batch(self._kinds, outs, volumes, starts, rows, statuses), left
 
     def heard(self, places: Places, rows: Int64Array, statuses: UInt8Array) -> None:
-        """Look at what became of a batch: of a volume that the core declines, no more is left to it.
-
-        Not so where patches are as they were because the batch was given up.
-        """
+        """Look at what became of a batch: of a volume that the core declines, no more is left to it."""
         declined = statuses[rows, 0] == DECLINED
         if not declined.any():
             return
@@ -144,11 +132,8 @@ class Options(NamedTuple):
 
 
 class Runtime(ProcessRuntime[Options]):
-    """Threads, memory and open volumes of one dataset in one process.
-
-    Args:
-        chunks: those of arrays that are somewhere else; None without any.
-    """
+    """Threads, memory and open volumes of one dataset in one process; ``chunks`` are those that are
+    elsewhere."""
 
     def __init__(
         self,
@@ -177,9 +162,8 @@ class Runtime(ProcessRuntime[Options]):
     ) -> None:
         """Hear which patches an epoch has: units that none of them will use any more make room first.
 
-        Args:
-            uses: gives a function of a size, to the units of that size as often as they are used, int64 (N,);
-                and whether that is the order of their use: then those that are used last make room first.
+        ``uses`` gives a function of a size, to the units of that size as often as they are used, int64 (N,);
+        and whether that is the order of their use: then those that are used last make room first.
         """
         what = zlib.crc32(f"{seed} {epoch}".encode()) + 1
         found: list[tuple[Callable[[int], Int64Array], bool]] = []
@@ -193,12 +177,8 @@ class Runtime(ProcessRuntime[Options]):
             units.expect(what, of(units.slot_nbytes), is_in_order)
 
     def start(self, places: Places, rows: Int64Array, arrays: Sequence[npt.NDArray[Any]]) -> Started:
-        """Describe what there is to do to read patches.
-
-        Args:
-            rows: int64 (N,): the batch's rows where they belong.
-            arrays: for each role the batch's memory, (M, *lead, *patch).
-        """
+        """Describe what there is to do to read patches into rows of the batch's memory, (M, *lead, *patch)
+        for each role."""
         statuses = np.zeros((len(arrays[0]), 8), np.uint8)
         if not len(rows):
             return Started(None, statuses, ())

@@ -46,11 +46,8 @@ _is_bad = partial(is_of_samples, damaged=DamagedUnitError)
 
 
 class PatchSamples(TouredSamples):
-    """Patches of volumes.
-
-    Attributes:
-        cache, nan, bad_samples, threads: these options; what is changed counts from the next batch on.
-    """
+    """Patches of volumes.  What is changed of cache, nan, bad_samples and threads counts from the next batch
+    on."""
 
     seed: int | None = None
 
@@ -126,15 +123,8 @@ class PatchSamples(TouredSamples):
         return [(role.dtype, (*role.lead, *self._cut)) for role in self._roles]
 
     def places(self, epoch: int = 0) -> tuple[Int64Array, Int64Array]:
-        """Where the patches of an epoch are.
-
-        Args:
-            epoch: its number; the dataset's ``seed`` is taken, or 0.
-
-        Returns:
-            int64 (N,), the number of each patch's volume; int64 (N, D), where it begins there, without its
-            margin.
-        """
+        """Where the patches of an epoch of the dataset's seed, or 0, are: int64 (N,), the number of each
+        one's volume; int64 (N, D), where it begins there, without its margin."""
         return self._own_places.places(self.seed or 0, epoch, np.arange(len(self)))
 
     def locality_groups(self, epoch: int = 0) -> Int64Array:

@@ -48,12 +48,7 @@ _GOLDEN, _MIX_1, _MIX_2 = 0x9E37_79B9_7F4A_7C15, 0xBF58_476D_1CE4_E5B9, 0x94D0_4
 
 
 class LabelVoxels(NamedTuple):
-    """Some voxels of each class of a volume.
-
-    Attributes:
-        labels: (C,), the classes' labels, of the volume's own kind: int64, uint64 or float64; ascending.
-            NaN, at the end, is the class of all that are no whole numbers, if there are too many of them.
-    """
+    """Some voxels of each class of a volume."""
 
     labels: npt.NDArray[Any]
     counts: Int64Array  # int64 (C,): how many voxels each has
@@ -69,10 +64,8 @@ class VoxelSketch:
     """Draws voxels of each label: those whose places have the least hash values, so that the parts of a
     volume may come in any order, and every set of voxels is as likely as any other.
 
-    Args:
-        labels: which labels, compared as NumPy compares numbers with the volume's; None takes all above
-            0. Of these, labels that are no whole numbers are one class together if there are more than
-            1,000.
+    ``labels`` are compared as NumPy compares numbers with the volume's; None takes all above 0.  Of these,
+    labels that are no whole numbers are one class together if there are more than 1,000.
     """
 
     def __init__(self, shape: Sequence[int], most: int, labels: Sequence[float] | None = None) -> None:
@@ -197,11 +190,7 @@ def block_sides(shape: Sequence[int], patch: Sequence[int]) -> list[int]:
 
 
 class BlockCounts:
-    """Counts the voxels of a mask that are not 0, block by block.  Parts may come in any order.
-
-    Attributes:
-        counts: int64, of the voxels of each block that are not 0.
-    """
+    """Counts the voxels of a mask that are not 0, block by block.  Parts may come in any order."""
 
     def __init__(self, shape: Sequence[int], patch: Sequence[int]) -> None:
         self.shape, self.sides = tuple(shape), block_sides(shape, patch)
@@ -226,9 +215,6 @@ class MaskDensity:
 
     A box has all of the blocks within it, and of blocks that are all in the mask the part within it.  Of
     other blocks at its surface it is not known which of their voxels are in the box.
-
-    Args:
-        counts: int64, of the voxels of each block that are not 0.
     """
 
     def __init__(self, counts: Int64Array, sides: Sequence[int], shape: Sequence[int]) -> None:
@@ -241,12 +227,7 @@ class MaskDensity:
         self._full, self._others = _summed(counts, is_full), _summed(counts, ~is_full)
 
     def fractions(self, starts: Int64Array, patch: Int64Array) -> npt.NDArray[np.float64]:
-        """The part of boxes that is in the mask at least: float64 (N,).
-
-        Args:
-            starts: int64 (N, D): where they begin, perhaps outside of the mask.
-            patch: int64 (D,): their size.
-        """
+        """The part of boxes, perhaps beyond the mask's ends, that is in the mask at least: float64 (N,)."""
         ends = np.clip(starts + patch, 0, self._shape)
         starts = np.clip(starts, 0, self._shape)
         lows = -(-starts // self._sides)
@@ -255,12 +236,7 @@ class MaskDensity:
         return np.asarray(voxels / math.prod(patch.tolist()), np.float64)
 
     def most(self, starts: Int64Array, size: Int64Array) -> npt.NDArray[np.float64]:
-        """The most voxels of boxes that can be in the mask: float64 (N,).
-
-        Args:
-            starts: int64 (N, D): where they begin, perhaps outside of the mask.
-            size: int64 (D,): theirs.
-        """
+        """The most voxels of boxes, perhaps beyond the mask's ends, that can be in the mask: float64 (N,)."""
         ends = np.clip(starts + size, 0, self._shape)
         starts = np.clip(starts, 0, self._shape)
         lows, highs = starts // self._sides, -(-ends // self._sides)
@@ -305,10 +281,8 @@ def _summed(counts: Int64Array, where: npt.NDArray[np.bool_]) -> npt.NDArray[Any
 class PatchCells:
     """Draws patches near to a mask: each place that can have enough of it is as likely as any other.
 
-    Places are looked at in cells, boxes of them; cells of which no place can have enough are left out.
-
-    Attributes:
-        count: of cells; if there are none, no patch has enough.
+    Places are looked at in cells, boxes of them; cells of which no place can have enough are left out.  If
+    there are none, no patch has enough.
     """
 
     def __init__(
@@ -337,11 +311,7 @@ class PatchCells:
         self._ends = np.cumsum(np.concatenate(weights))
 
     def places(self, drawn: npt.NDArray[np.float64]) -> Places:
-        """Where patches are.
-
-        Args:
-            drawn: numbers in [0, 1), float64 (N, 1 + D).
-        """
+        """Where patches are, by numbers in [0, 1): float64 (N, 1 + D)."""
         cells = np.searchsorted(self._ends[:-1], drawn[:, 0] * self._ends[-1], side="right")
         volumes, begins = self._volumes[cells], self._cells[cells]
         sides = np.minimum(self._sides[volumes], self._space.counts[volumes] - begins)
@@ -350,11 +320,8 @@ class PatchCells:
 
 
 class MaskedPatches:
-    """Patches of which enough is in a mask: in the place of others some near to the mask are drawn.
-
-    Args:
-        draws: gives random numbers, others than ``base`` has.
-    """
+    """Patches of which enough is in a mask: in the place of others some near to the mask are drawn, by other
+    random numbers than ``base`` has."""
 
     is_random = True
 
@@ -428,11 +395,7 @@ _PLACES, _FOREGROUND = 1 << 62, 1 << 20
 def label_voxels(
     role: Role, number: int, most: int, labels: Sequence[float] | None, kept: FileArrays | None
 ) -> LabelVoxels:
-    """Some voxels of each label of a volume, drawn from all.
-
-    Args:
-        labels: which; None takes all above 0.
-    """
+    """Some voxels of each label of a volume, drawn from all; of ``labels``, or of all above 0."""
     shape = role.spatial(number)
     sketch = VoxelSketch(shape, most, labels)
 
@@ -482,10 +445,8 @@ def _kept(
 
 
 def _scan(role: Role, number: int, look: Callable[[npt.NDArray[Any], Sequence[int]], None]) -> None:
-    """Show all of a volume, box by box along the dimensions of patches, in bounded memory.
-
-    Reads in threads, and looks in this one.
-    """
+    """Show all of a volume, box by box along the dimensions of patches, in bounded memory; read by
+    threads."""
     volume, shape, lead = role.volumes[number], role.spatial(number), len(role.lead)
     what = f"the list of the {volume.grid.count:,} parts of {volume.name}, all of which are to be read,"
     check_room(8 * volume.grid.count, what, "use another sampling")

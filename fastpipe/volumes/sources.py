@@ -33,23 +33,15 @@ _WILDCARDS = re.compile(r"(\*+|\?|\[!?[^/][^/\]]*\])")
 
 
 def matched_volumes(volume: Any, labels: Any = None, mask: Any = None) -> dict[str, list[Any]]:
-    """The volumes, their labels and their masks, as far as there are such.
+    """The volumes, their labels and their masks, as far as given: lists that are equally long.
 
-    Args:
-        volume: a path, a pattern such as ``"cases/*/image.zarr"``, an array, or a sequence of some; or a
-            table: a sequence of tuples (volume, labels[, mask]), or the path of a ``.csv`` file with
-            columns of these names.
-        labels, mask: the same for the labels and masks, in the same order; without a table.
+    Each is a path, a pattern such as ``"cases/*/image.zarr"``, an array, or a sequence of some; or ``volume``
+    is a table: a sequence of tuples (volume, labels[, mask]), or the path of a ``.csv`` file with columns of
+    these names.
 
-    What a pattern matches is in natural order: ``case_2`` before ``case_10``.  A list keeps its order, so
-    ``sorted(glob.glob(pattern))`` gives the order of characters.
-
-    Where several of them are patterns, what belongs together is that for which their wildcards stand for
-    the same: ``"images/*_0000.npy"`` and ``"labels/*.npy"``.  A pattern within a sequence, or a table, is
-    matched with those at the same place.
-
-    Returns:
-        By ``"volume"``, ``"labels"`` and ``"mask"``, as far as given, lists that are equally long.
+    What a pattern matches is in natural order: ``case_2`` before ``case_10``.  A list keeps its order.  Where
+    several of them are patterns, what belongs together is that for which their wildcards stand for the same:
+    ``"images/*_0000.npy"`` and ``"labels/*.npy"``.
     """
     if _is_table(volume):
         if labels is not None or mask is not None:
@@ -308,11 +300,7 @@ def _role(name: str, volumes: Sequence[Volume], dims: int) -> Role:
 
 
 class PatchPlan:
-    """What a dataset of patches does with its volumes.  ``print`` it.
-
-    Args:
-        amplification: bytes that were decoded so far for each that was used; None before the first.
-    """
+    """What a dataset of patches does with its volumes.  ``print`` it."""
 
     def __init__(
         self, roles: Sequence[Role], patch_size: Sequence[int], remembered: str, amplification: float | None

@@ -44,11 +44,7 @@ _DRIVERS = ("zarr", "zarr3", "n5", "neuroglancer_precomputed")
 
 
 class TensorStoreVolume(Volume):
-    """An array that tensorstore opens.
-
-    Args:
-        why: why it is not read here, in words; empty if it never is.
-    """
+    """An array that tensorstore opens; ``why`` it is not read here, in words, empty if it never is."""
 
     def __init__(self, name: str, spec: dict[str, Any], why: str = "") -> None:
         # An address may hold a password or a signature: these are in the spec only.
@@ -174,12 +170,10 @@ def _opened(name: str, spec: dict[str, Any]) -> Any:
 
 
 def opened_by_tensorstore(spec: dict[str, Any], **how: Any) -> Any:
-    """Open or make an array in a folder, or of a URL, by tensorstore.
+    """Open or make an array in a folder, or of a URL, by tensorstore; ``how`` is as of ``tensorstore.open``.
 
-    Args:
-        spec: tensorstore's, whose ``kvstore`` may be a URL as it is written elsewhere, where a "%" or "#"
-            of a key is itself, and may have the path of any folder.
-        how: further arguments of ``tensorstore.open``.
+    The ``kvstore`` may be a URL as it is written elsewhere, where a "%" or "#" of a key is itself, and may
+    have the path of any folder.
     """
     tensorstore = require("tensorstore", extra="volume")
     # What is decoded is remembered by fastpipe.

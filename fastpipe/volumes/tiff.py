@@ -278,11 +278,7 @@ def _segments(page: Any, common: _Page, first: Any) -> _Segments:
 
 
 class TiffVolume(Volume):
-    """Pages of one file, or of several.
-
-    Args:
-        segments: where those of the file's pages are; None where each file is asked when it is read.
-    """
+    """Pages of one file, or of several, of which each is asked where its segments are when it is read."""
 
     def __init__(
         self, name: str, files: Sequence[str], shape: Sequence[int], page: _Page,

@@ -40,9 +40,6 @@ def unit_visits(
 ) -> npt.NDArray[np.int32]:
     """For each unit of a volume the number of patches that touch it: int32, of the grid's shape.
 
-    Args:
-        starts: int64 (N, D): where patches begin, perhaps outside of the volume.
-
     >>> unit_visits((6,), (2,), (3,), np.array([[0], [3]]))
     array([1, 2, 1], dtype=int32)
     """
@@ -71,10 +68,8 @@ class UnitArray(NamedTuple):
 
 
 def units_used(arrays: Sequence[UnitArray], places: Places, patch: Sequence[int]) -> Int64Array:
-    """The numbers of the units that patches touch, patch after patch: int64 (M,).
-
-    Args:
-        places: where patches begin, perhaps outside of their volumes.
+    """The numbers of the units that patches, perhaps beyond their volumes' ends, touch, one after the other:
+    int64 (M,).
 
     >>> from fastpipe.volumes.places import Places
     >>> array = UnitArray(volume=0, first=10, shape=(6,), unit=(2,))
@@ -117,13 +112,10 @@ class Geometry(NamedTuple):
 
 
 def tour_of(geometry: Geometry, places: Places, stripes: Stripes, *, seed: int, epoch: int) -> Int64Array:
-    """The place of each patch in a tour through all volumes.
+    """The place of each patch in a tour through all volumes: int64 (N,), a permutation.
 
     Another one in each epoch: volumes come in another order, stripes begin elsewhere, and each volume is
     gone through from one end or from the other.
-
-    Returns:
-        int64 (N,): a permutation of ``range(N)``.
     """
     space, volumes = geometry.space, places.volumes
     count, dims = len(space.shapes), len(space.patch)
@@ -156,12 +148,8 @@ def tour_of(geometry: Geometry, places: Places, stripes: Stripes, *, seed: int, 
 def planned(
     geometry: Geometry, places: Places, room: float, fronts: int | None = None
 ) -> tuple[int, Stripes, float]:
-    """How volumes are best visited; found by trying on some patches of an epoch.
-
-    Args:
-        fronts: parts of the tour; None finds the largest number with which not much more is decoded than
-            is used.
-    """
+    """How volumes are best visited, by trying on some patches of an epoch: with ``fronts`` parts of the tour,
+    or the largest number of them with which not much more is decoded than is used."""
     if not len(places.volumes):
         return fronts or 1, Stripes(0, (1,) * len(geometry.space.patch)), 1.0
     trial = TourTrial(geometry, places)
@@ -188,11 +176,7 @@ class TriedOrder(NamedTuple):
 
 
 class TourTrial:
-    """Tries orders on the patches of an epoch.
-
-    Args:
-        places: where the patches are; at least one.
-    """
+    """Tries orders on the patches of an epoch, at least one."""
 
     def __init__(self, geometry: Geometry, places: Places) -> None:
         self._geometry, self._places = geometry, places
@@ -243,12 +227,8 @@ class TourTrial:
 
     def amplification(self, order: TriedOrder, room: float, limit: float = math.inf) -> float:
         """Bytes of units that are decoded for each byte of patches in an order, if what will not be wanted
-        again is forgotten first, and then what was not used for the longest time; not less than ``limit``
-        where it is beyond that.
-
-        Args:
-            order: as found in ``tours``.
-        """
+        again is forgotten first, and then what was not used for the longest time; at least ``limit`` beyond
+        that."""
         geometry = self._geometry
         held = max(1, int(room // max(1, geometry.unit_nbytes)))
         used: int = len(order.ends) * math.prod(geometry.space.patch.tolist())
@@ -268,11 +248,7 @@ class TourTrial:
         return some
 
     def order_of(self, patches: Int64Array) -> TriedOrder:
-        """Patches in an order.
-
-        Args:
-            patches: int64 (N,): their numbers, as they come.
-        """
+        """Patches in an order, by their numbers as they come."""
         space, volumes = self._geometry.space, self._places.volumes[patches]
         starts, units = self._places.starts[patches], self._geometry.units[volumes]
         lows = np.maximum(starts, 0) // units

@@ -109,11 +109,7 @@ class Remembered:
         return max(found.values(), default=0)
 
     def uses(self, places: Places, patch: Sequence[int]) -> Callable[[int], Int64Array]:
-        """Which units patches use, patch by patch.
-
-        Returns:
-            For units of a size, their numbers: int64 (N,).
-        """
+        """For units of a size, the numbers of those that patches use, patch by patch: int64 (N,)."""
 
         def of(size: int) -> Int64Array:
             arrays = []
@@ -129,21 +125,13 @@ class Remembered:
         return of
 
     def foreseen(self, units: Sequence[tuple[Any, int]]) -> Foreseen:
-        """What of a coming order will have to be decoded.
-
-        Args:
-            units: as of ``slots``.
-        """
+        """What of a coming order will have to be decoded, with units as of ``slots``."""
         rooms = {one.slot_nbytes: (one.keys, one.slots) for one in self._classes}
         return Foreseen(units, [size for size, _ in self._firsts], rooms)
 
     def slots(self, workers: int = 0) -> list[tuple[Any, int]]:
         """For each array the ``native.UnitMemory`` of its units in this process or None, and the number there
-        of its first.
-
-        Args:
-            workers: processes beside this one that make batches, and itself; 0 without.
-        """
+        of its first.  ``workers`` are processes that make batches, this one included; 0 without."""
         made: dict[int, Any] = {}
         for one in self._classes:
             memory = self._memories.get(one.slot_nbytes)
@@ -237,11 +225,7 @@ class Foreseen:
                 self._kept[size] = _All(is_there) if room >= count else _Some(is_there, room)
 
     def missed(self, array: int, numbers: Int64Array) -> Int64Array:
-        """Units that will not be remembered.
-
-        Args:
-            numbers: int64 (N,): of those that are used next, one after the other.
-        """
+        """Units that will not be remembered, of those that are used next, one after the other: int64 (N,)."""
         slots, first = self._units[array]
         if slots is None:
             return numbers

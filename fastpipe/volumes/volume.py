@@ -46,15 +46,6 @@ _MOST_TEXT = 300  # characters of a library's message, which may repeat a whole 
 class UnitGrid:
     """An array cut into units of one shape; those at its ends reach beyond it.
 
-    Args:
-        shape: of the array.
-        unit: of a unit.
-
-    Attributes:
-        shape, unit: as given.
-        counts: units along each dimension.
-        count: of all.
-
     >>> grid = UnitGrid((10, 10), (4, 8))
     >>> grid.touched((slice(3, 5), slice(0, 4)))
     array([0, 2])
@@ -69,11 +60,7 @@ class UnitGrid:
         self._steps = [math.prod(self.counts[dim + 1 :]) for dim in range(len(self.counts))]
 
     def touched(self, box: Sequence[slice]) -> Int64Array:
-        """Return the numbers of the units that a box touches, in C order: int64 (N,).
-
-        Args:
-            box: within the array, and not empty.
-        """
+        """Return the numbers of the units that a box, which is not empty, touches, in C order: int64 (N,)."""
         numbers = np.zeros(1, np.int64)
         for side, unit, step in zip(box, self.unit, self._steps, strict=True):
             along = np.arange(side.start // unit, (side.stop - 1) // unit + 1) * step
@@ -83,13 +70,8 @@ class UnitGrid:
     def touched_by_each(
         self, starts: Int64Array, stops: Int64Array
     ) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
-        """Return the units that each of several boxes touches.
-
-        Args:
-            starts, stops: int64 (N, D): where they begin and end, within the array and not empty.
-
-        Returns:
-            int64 (N, K), their numbers; and bool (N, K), which of these there are.
+        """Return the units that each of several boxes, from ``starts`` to ``stops``, touches: int64 (N, K),
+        their numbers; and bool (N, K), which of these there are.
 
         >>> starts, stops = np.array([[0], [2]]), np.array([[1], [9]])
         >>> numbers, are_there = UnitGrid((10,), (4,)).touched_by_each(starts, stops)
@@ -122,11 +104,7 @@ class UnitGrid:
 
 
 def box_text(box: Sequence[slice]) -> str:
-    """Return a box as it is written in Python.
-
-    >>> box_text((slice(0, 4), slice(8, 10)))
-    '[0:4, 8:10]'
-    """
+    """Return a box as it is written in Python: ``"[0:4, 8:10]"``."""
     return f"[{', '.join(f'{side.start}:{side.stop}' for side in box)}]"
 
 
@@ -139,12 +117,8 @@ def box_within(box: Sequence[slice], outer: Sequence[slice]) -> Box:
 
 
 class FileState(NamedTuple):
-    """The state of a file, or folder, when it was opened.
-
-    Attributes:
-        state: device, inode, size, and when it was modified; of a file that is being written the last
-            two are -1, and do not count.
-    """
+    """The state of a file, or folder, when it was opened: device, inode, size, and when it was modified; of a
+    file that is being written the last two are -1, and do not count."""
 
     name: str  # for messages
     state: tuple[int, int, int, int]
@@ -155,11 +129,7 @@ class FileState(NamedTuple):
         return cls(name, _numbers(os.stat(name) if status is None else status, is_written))
 
     def check(self, where: int | str | None = None) -> None:
-        """Raise an error if the file is not as it was.
-
-        Args:
-            where: a descriptor of it, or its path; None asks at its name.
-        """
+        """Raise an error if the file, by a descriptor of it, a path or its name, is not as it was."""
         status = os.stat(self.name if where is None else where)
         if _numbers(status, is_written=self.state[2] < 0) != self.state:
             raise self.changed()
@@ -205,29 +175,19 @@ class UnitReader(ABC):
 
     @abstractmethod
     def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
-        """Read units into memory.
+        """Read units into memory: for each uint8 (M,), C-contiguous and aligned to 16, its elements in C
+        order.
 
-        Args:
-            numbers: int64 (N,), of the units.
-            outs: for each uint8 (M,), C-contiguous and aligned to 16: its elements in C order.  What lies
-                beyond the array's ends is arbitrary.
+        What lies beyond the array's ends is arbitrary.  A ``DamagedUnitError`` says which chunk, and where.
         """
 
     def check(self) -> None:  # noqa: B027 - most have nothing to check
-        """Raise an error if what was read before may be no longer what the volume holds.  What each chunk is
-        read from by itself, as in a folder, is not looked at."""
+        """Raise a ``VolumeError`` if what was read before may be no longer what the volume holds.  What each
+        chunk is read from by itself, as in a folder, is not looked at."""
 
 
 class Volume(ABC):
-    """An array somewhere.  It can be sent to other processes, which open it for themselves.
-
-    Attributes:
-        name: says in messages which it is: a path, and a name within that.
-        shape: of the array.
-        dtype: of its elements, as NumPy has it.
-        grid: its units.
-        how: how it is stored, in words.
-    """
+    """An array somewhere.  It can be sent to other processes, which open it for themselves."""
 
     name: str
     shape: tuple[int, ...]
@@ -262,8 +222,7 @@ class Volume(ABC):
         return None
 
     def native_source(self) -> Any | None:
-        """Return where its bytes are, for the native core: a ``native.VolumeSource``; None where only
-        ``open`` reads it."""
+        """Return a ``native.VolumeSource`` of where its bytes are; None where only ``open`` reads it."""
         return None
 
     @abstractmethod
@@ -426,11 +385,11 @@ def swapped(source: Any, dtype: np.dtype[Any]) -> Any:
 
 @contextmanager
 def as_volume_error(what: str, *others: type[Exception]) -> Iterator[None]:
-    """Raise what a library finds wrong with a file within the block as a VolumeError.
+    """Raise what a library finds wrong with a file within the block, ``UNREADABLE`` and ``others``, as a
+    VolumeError.
 
-    Args:
-        what: how the message begins, with the file's name: ``"x.tif cannot be read as TIFF"``.
-        others: errors of the library's own beside ``UNREADABLE``.
+    ``what`` is how the message begins: ``"x.tif cannot be read as TIFF"``.  Errors that say nothing about the
+    file's content stay as they are.
     """
     try:
         yield
@@ -449,10 +408,6 @@ def as_volume_error(what: str, *others: type[Exception]) -> Iterator[None]:
 
 
 def shortened(what: object) -> str:
-    """Return a text, or the beginning of one that is too long for a message.
-
-    >>> shortened("short")
-    'short'
-    """
+    """Return a text, or the beginning of one that is too long for a message."""
     text = str(what)
     return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]} …"

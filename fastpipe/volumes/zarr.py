@@ -45,11 +45,8 @@ _OVERHEAD = 1 << 16  # that a stored chunk may be larger than twice its content
 
 
 class ZarrVolume(Volume, UnitReader):
-    """An array of the kind that ``zarr_array`` describes.
-
-    Args:
-        objects: its chunks, where they are objects; None where they are files in the folder.
-    """
+    """An array of the kind that ``zarr_array`` describes; ``objects`` are its chunks, where they are no
+    files."""
 
     def __init__(self, path: str, array: ZarrArray, objects: ChunkObjects | None = None) -> None:
         self.name, self._array, self.objects = path, array, objects
@@ -283,11 +280,7 @@ def is_zarr(path: str) -> bool:
 
 
 def zarr_array(path: str) -> ZarrArray | str:
-    """An array in a folder.
-
-    Returns:
-        What its metadata say; or why it is not to be read here, in words.
-    """
+    """What the metadata of an array in a folder say; or why it is not to be read here, in words."""
     for name in METADATA:
         file = os.path.join(path, name)
         try:
@@ -304,11 +297,7 @@ def zarr_array(path: str) -> ZarrArray | str:
 
 
 def parsed(file: str, content: bytes) -> ZarrArray | str | None:
-    """What one of ``METADATA`` says.
-
-    Returns:
-        As of ``zarr_array``; None for a group.
-    """
+    """What one of ``METADATA`` says, as of ``zarr_array``; None for a group."""
     data = json_object(file, content)
     if data.get("node_type", "array") == "group":
         return None
@@ -515,12 +504,7 @@ class BloscHeader(NamedTuple):
 
 
 def decode(codec: str, stored: Any, out: UInt8Array) -> None:
-    """Undo the codec of a whole chunk.
-
-    Args:
-        codec: one of ``CODECS``.
-        out: uint8 (N,): memory that its content fills.
-    """
+    """Undo the codec of a whole chunk, one of ``CODECS``, into memory that its content fills: uint8 (N,)."""
     problem = native.decode_chunk(codec, stored, out)
     if problem == UNKNOWN_CODEC and codec == "blosc":
         _decode_rare(bytes(stored), out)

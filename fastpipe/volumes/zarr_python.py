@@ -122,11 +122,8 @@ class _Reader(UnitReader):
 
 
 def zarr_in_zip(path: str, inside: str) -> ZarrPythonVolume:
-    """Open an array in a ZIP file, as zarr-python's ``ZipStore`` writes it.
-
-    Args:
-        inside: the array's path in it; empty for the file's root.
-    """
+    """Open an array in a ZIP file, as zarr-python's ``ZipStore`` writes it; ``inside`` is empty for the
+    file's root."""
     inside = inside.strip("/")
     root = f"{inside}/" if inside else ""
     refused = as_volume_error(f"{path} cannot be read as a ZIP file")
