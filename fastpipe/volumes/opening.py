@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from fastpipe.core.array_cache import default_file_arrays
 from fastpipe.core.files import is_hdf5, is_url, open_file, read_file
 from fastpipe.core.text import in_bytes
-from fastpipe.core.types import ChunkObjects, ChunkTables
+from fastpipe.core.types import ChunkObjects
 from fastpipe.errors import OptionError, VolumeError
 from fastpipe.volumes.blosc2 import Blosc2Volume
 from fastpipe.volumes.hdf5 import hdf5_volume
-from fastpipe.volumes.nifti import Converter, nifti_volume
+from fastpipe.volumes.nifti import nifti_volume
 from fastpipe.volumes.raw import MemoryVolume, npy_volume
 from fastpipe.volumes.tensorstore import TensorStoreVolume
 from fastpipe.volumes.tiff import is_tiff_name, slices_volume, tiff_volume
@@ -29,18 +30,12 @@ _BLOSC2_NAMES = (".b2nd",)
 _NIFTI_NAMES = (".nii", ".nii.gz", ".hdr.gz", ".hdr", ".img.gz", ".img")
 
 
-def open_volume(
-    what: Any, place: str = "volume", *, convert: Converter | None = None, tables: ChunkTables | None = None
-) -> Volume:
-    """Open a volume.
+def open_volume(what: Any, place: str = "volume", *, may_write: bool = False) -> Volume:
+    """Open a path or a URL, a NumPy array, or a list of TIFF files that are the slices of one volume.
 
-    Args:
-        what: a path or a URL, or a NumPy array, or a list of TIFF files that are the slices of one volume.
-            Behind the path of a file or folder that holds several arrays follows the name of one:
-            ``"scan.h5/raw"``, ``"scan.zarr/0"``.
-        place: which argument it is, for messages.
-        convert: keeps what is made of files that can only be read from their beginning on; None for nowhere.
-        tables: where chunk tables are kept, or None.
+    Behind the path of a file or folder that holds several arrays follows the name of one: ``"scan.h5/raw"``,
+    ``"scan.zarr/0"``.  ``place`` is the argument that messages name.  With ``may_write`` what is made of
+    files that can only be read from their beginning on, and where chunks are, is kept in the user's cache.
     """
     if isinstance(what, np.ndarray):
         if what.dtype.kind not in _NUMBERS or not what.ndim:
@@ -57,7 +52,7 @@ def open_volume(
     try:
         if os.path.isdir(file):
             return _finished(_folder(os.path.join(file, inside) if inside else file), place)
-        return _finished(_file(file, inside, convert, tables), place)
+        return _finished(_file(file, inside, may_write=may_write), place)
     except (MemoryError, OverflowError) as error:  # of sizes that a header says
         raise VolumeError(f"{path} says that it is larger than anything that can be read: {error}") from error
 
@@ -68,7 +63,6 @@ def zarr_of_objects(name: str, array: ZarrArray, objects: ChunkObjects, place: s
 
 
 def _checked(volume: Volume, place: str) -> Volume:
-    """The volume, if it is of numbers."""
     if volume.dtype.kind not in _NUMBERS:
         raise OptionError(
             f"{place}= must be an array of numbers, which {volume.name} is not: its elements are "
@@ -128,7 +122,7 @@ def _kvstore(path: str) -> dict[str, str]:
     return {"driver": "file", "path": os.path.abspath(path) + "/"}
 
 
-def _file(path: str, inside: str, convert: Converter | None, tables: ChunkTables | None) -> Volume:
+def _file(path: str, inside: str, *, may_write: bool) -> Volume:
     with open(path, "rb", opener=open_file) as file:
         begin = file.read(8)
     name = path.lower()
@@ -137,7 +131,7 @@ def _file(path: str, inside: str, convert: Converter | None, tables: ChunkTables
     is_other = begin.startswith(_NUMPY) or begin[:4] in _TIFF
     # Anything may stand in front of HDF5's signature, as in MATLAB's files.
     if name.endswith((".h5", ".hdf5")) or (not is_other and is_hdf5(path)):
-        return hdf5_volume(path, inside, tables)
+        return hdf5_volume(path, inside, default_file_arrays() if may_write else None)
     if inside:
         raise VolumeError(f"{path} is no file of several arrays, so there is no {inside!r} in it")
     if begin.startswith(_NUMPY):
@@ -147,7 +141,7 @@ def _file(path: str, inside: str, convert: Converter | None, tables: ChunkTables
     if name.endswith(_BLOSC2_NAMES):
         return Blosc2Volume(path)
     if name.endswith(_NIFTI_NAMES):
-        return nifti_volume(path, convert)
+        return nifti_volume(path, may_write=may_write)
     raise VolumeError(
         f"{path} is no volume that fastpipe knows: Zarr, N5, HDF5, TIFF, NIfTI, Blosc2's .b2nd, NumPy's .npy"
     )

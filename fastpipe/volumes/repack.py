@@ -39,7 +39,6 @@ from fastpipe.core.machine import available_cpus
 from fastpipe.core.text import in_bytes
 from fastpipe.errors import HDF5Error, OptionError, VolumeError
 from fastpipe.hdf5.opening import library_errors, opened, raw_name
-from fastpipe.volumes.converted import ConvertedFiles
 from fastpipe.volumes.opening import open_volume
 from fastpipe.volumes.tensorstore import FAILED, SPEC, opened_by_tensorstore
 from fastpipe.volumes.volume import (
@@ -433,7 +432,7 @@ def open_source(path: str) -> Volume:
     """Open a volume that somebody named; of compressed NIfTI the copy is kept, as ``FastPatchDataset`` keeps
     it."""
     try:
-        return open_volume(path, convert=ConvertedFiles())
+        return open_volume(path, may_write=True)
     except VolumeError as error:
         # Who forgot nothing but gave a wrong file is told of everything that it could have been.
         if "is no volume that fastpipe knows" in str(error) and not is_hdf5(path):

@@ -13,12 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastpipe.core.array_cache import default_file_arrays
 from fastpipe.core.files import is_url, open_file
 from fastpipe.core.text import in_bytes, natural_sorted, printable
 from fastpipe.errors import OptionError
 from fastpipe.options import Stage
-from fastpipe.volumes.converted import ConvertedFiles
 from fastpipe.volumes.opening import open_volume
 from fastpipe.volumes.remote import RemoteVolumes, remote_volumes
 from fastpipe.volumes.volume import DIMS, Volume
@@ -253,12 +251,11 @@ def opened_roles(
     """
     columns = matched_volumes(volume, labels, mask)
     remote = remote_volumes(itertools.chain(*columns.values()), storage_options, stage)
-    tables, convert = (default_file_arrays(), ConvertedFiles()) if may_write else (None, None)
 
     def opened(what: Any, name: str) -> Volume:
         is_path = remote is not None and isinstance(what, (str, os.PathLike))
         found = remote.volume(os.fspath(what), name) if remote is not None and is_path else None
-        return found or open_volume(what, name, convert=convert, tables=tables)
+        return found or open_volume(what, name, may_write=may_write)
 
     roles = [_role(name, [opened(what, name) for what in column], dims) for name, column in columns.items()]
     for role in roles[1:]:
