@@ -24,8 +24,7 @@ from fastpipe.core.text import in_bytes
 from fastpipe.hdf5.filters import BLOSC, DEFLATE, LZ4, LZF, ZSTD, FilterStep, in_words
 from fastpipe.hdf5.layout import Geometry, Layout, grid_of, read_layout
 from fastpipe.hdf5.library import filter_remedy, filters_of, missing_filters
-from fastpipe.hdf5.opening import datasets_of, library_errors, name_of, opened
-from fastpipe.hdf5.rows import dtype_of
+from fastpipe.hdf5.opening import datasets_of, dtype_of, library_errors, name_of, opened, storage_of
 
 
 def uniform_decodes(lead: Sequence[int], chunk: Sequence[int], batch_size: int) -> float:
@@ -125,19 +124,6 @@ def inspect_file(path: str | os.PathLike[str], sample_dims: int, batch_size: int
             with library_errors(f"{shown}, dataset {name_of(dataset)}"):
                 found.append(_facts(dataset, sample_dims, batch_size))
     return found
-
-
-def storage_of(dataset: Any) -> str:
-    """Return how a dataset's data are stored, in a word."""
-    h5d = require("h5py.h5d", extra="hdf5")
-    if dataset.shape is None:
-        return "none"
-    properties = dataset.id.get_create_plist()
-    kind = properties.get_layout()
-    if kind == h5d.CONTIGUOUS and properties.get_external_count():
-        return "external"
-    words = {h5d.COMPACT: "compact", h5d.CONTIGUOUS: "contiguous", h5d.CHUNKED: "chunked"}
-    return words.get(kind, "virtual")
 
 
 def _facts(dataset: Any, sample_dims: int, batch_size: int) -> DatasetFacts:

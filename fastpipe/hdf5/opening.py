@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from traceback import walk_tb
 from typing import Any
 
+import numpy as np
+
 from fastpipe.core.bad_samples import is_of_machine
 from fastpipe.core.extras import require
 from fastpipe.core.files import hdf5_signature, is_hdf5, open_file, retrying_open
@@ -167,6 +169,28 @@ def name_of(item: Any) -> str:
     """Return the path of an object in its file, as text."""
     name = item.name
     return name if isinstance(name, str) else name.decode("utf-8", "surrogateescape")
+
+
+def storage_of(dataset: Any) -> str:
+    """Return how a dataset's data are stored, in a word."""
+    h5d = require("h5py.h5d", extra="hdf5")
+    if dataset.shape is None:
+        return "none"
+    properties = dataset.id.get_create_plist()
+    kind = properties.get_layout()
+    if kind == h5d.CONTIGUOUS and properties.get_external_count():
+        return "external"
+    words = {h5d.COMPACT: "compact", h5d.CONTIGUOUS: "contiguous", h5d.CHUNKED: "chunked"}
+    return words.get(kind, "virtual")
+
+
+def dtype_of(dataset: Any) -> np.dtype[Any] | None:
+    """Return a dataset's type; None where NumPy has nothing for it."""
+    try:
+        found: np.dtype[Any] = dataset.dtype
+    except (TypeError, ValueError):
+        return None
+    return found
 
 
 def walk_datasets(file: Any, shown: str) -> Iterator[tuple[str, Any]]:

@@ -35,7 +35,17 @@ from fastpipe.core.machine import available_cpus
 from fastpipe.core.text import in_bytes
 from fastpipe.errors import FastpipeError, HDF5Error, OptionError
 from fastpipe.hdf5.chunks import FileState
-from fastpipe.hdf5.copying import check_rows, check_structure, copy_references, copy_structure
+from fastpipe.hdf5.copying import (
+    RowSource,
+    check_rows,
+    check_structure,
+    copy_references,
+    copy_structure,
+    has_references,
+    is_plain,
+    read_rows,
+    write_rows,
+)
 from fastpipe.hdf5.filters import (
     BLOSC,
     BLOSC_CODECS,
@@ -48,7 +58,7 @@ from fastpipe.hdf5.filters import (
     in_words,
     may_lose,
 )
-from fastpipe.hdf5.inspect import SMALL_NBYTES, storage_of
+from fastpipe.hdf5.inspect import SMALL_NBYTES
 from fastpipe.hdf5.library import filters_of, load_plugins, missing, missing_filters
 from fastpipe.hdf5.opening import (
     dataset_named,
@@ -58,8 +68,8 @@ from fastpipe.hdf5.opening import (
     name_of,
     opened,
     raw_name,
+    storage_of,
 )
-from fastpipe.hdf5.rows import RowSource, has_references, is_plain, read_rows, write_rows
 
 _LEVELS = {"gzip": (4, 0, 9), "zstd": (3, 1, 22), "blosc": (5, 0, 9)}  # default, least, most
 _CODECS = "keep, none, gzip[:LEVEL], lzf, lz4, zstd[:LEVEL], blosc[:CODEC[:LEVEL]]"
@@ -373,7 +383,7 @@ class _Repacking:
     def _write(self, target: Target, copy: Any, pace: Pace) -> None:
         dataset = copy[raw_name(target.name)]
         with self._rows_of(target) as source:
-            for start, rows in source.steps(0, target.step):
+            for start, rows in source.steps(target.step):
                 write_rows(dataset, start, rows)
                 self.unfinished.check()
                 self._check_unchanged()
@@ -386,7 +396,7 @@ class _Repacking:
             # The library reads the source too, so that this does not rest on what wrote the copy; it
             # cannot where it lacks a filter that fastpipe knows.
             if missing(filters_of(dataset.id.get_create_plist())):
-                steps = own.steps(0, target.step)
+                steps = own.steps(target.step)
             else:
                 steps = _through_library(dataset, target)
             for start, rows in steps:
