@@ -42,8 +42,8 @@ def copy_structure(source: Any, copy: Any, chunks: Mapping[str, Chunk], set_filt
     root = source["/"]
     _copy_attributes(root, copy["/"])
     # By address: a dataset of several names may be found by another of them here.
-    by_address = {_address(source[raw_name(name)]): chunk for name, chunk in chunks.items()}
-    seen = {_address(root): "/"}
+    by_address = {address_of(source[raw_name(name)]): chunk for name, chunk in chunks.items()}
+    seen = {address_of(root): "/"}
     groups = [(root, copy["/"], iter(root))]
     while groups:  # and not by recursion: they may be nested some thousands deep
         source, copy, names = groups[-1]
@@ -77,7 +77,7 @@ def _copy_member(
             ) from error
         return False
     item = source[name]
-    address = _address(item)
+    address = address_of(item)
     if address in seen:
         copy.id.links.create_hard(own_name, copy.file.id, raw_name(seen[address]), properties_of_link)
         return False
@@ -116,7 +116,7 @@ def _steps(dataset: Any) -> Iterator[tuple[int, int]]:
         yield first, min(first + step, dataset.shape[0])
 
 
-def _address(item: Any) -> int:
+def address_of(item: Any) -> int:
     return int(require("h5py", extra="hdf5").h5o.get_info(item.id).addr)
 
 

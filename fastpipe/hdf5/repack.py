@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from rich.console import Console
 
@@ -32,11 +32,12 @@ from fastpipe.core.files import (
 )
 from fastpipe.core.locks import locks_are_possible, try_to_lock
 from fastpipe.core.machine import available_cpus
-from fastpipe.core.text import in_bytes
+from fastpipe.core.text import counted, in_bytes
 from fastpipe.errors import FastpipeError, HDF5Error, OptionError
 from fastpipe.hdf5.chunks import FileState
 from fastpipe.hdf5.copying import (
     RowSource,
+    address_of,
     check_rows,
     check_structure,
     copy_references,
@@ -80,9 +81,9 @@ _BY_PLUGIN = {"lz4": LZ4, "zstd": ZSTD, "blosc": BLOSC}
 class Codec:
     """The compression of a copy's datasets."""
 
-    name: str
+    name: str  # ``"keep"`` for the filters of the source, ``"none"``, or a codec's
     level: int = 0
-    inner: str = ""
+    inner: str = ""  # blosc's own codec
 
 
 def parse_codec(text: str) -> Codec:
@@ -123,7 +124,14 @@ def set_filters(properties: Any, codec: Codec, shuffle: bool | None, dataset: An
             )
         if missing(steps):
             load_plugins()
-        _check_can_write(steps, str(dataset.name))
+        h5z = require("h5py.h5z", extra="hdf5")
+        for step in steps:  # a filter that can only be undone here, or is not there
+            info = h5z.get_filter_info(step.code) if h5z.filter_avail(step.code) else 0
+            if not info & h5z.FILTER_CONFIG_ENCODE_ENABLED:
+                raise OptionError(
+                    f"{dataset.name}: the HDF5 library here cannot write its filter {in_words(step)}; choose "
+                    "another --codec"
+                )
         return
     has_sum = any(step.code == FLETCHER32 for step in steps)
     for step in steps:
@@ -135,18 +143,6 @@ def set_filters(properties: Any, codec: Codec, shuffle: bool | None, dataset: An
     _add(properties, codec, kind.get_size() > 1 if shuffle is None else shuffle)
     if has_sum:
         properties.set_fletcher32()
-
-
-def _check_can_write(steps: Any, name: str) -> None:
-    """Raise OptionError where a filter can only be undone here, or is not there."""
-    h5z = require("h5py.h5z", extra="hdf5")
-    for step in steps:
-        info = h5z.get_filter_info(step.code) if h5z.filter_avail(step.code) else 0
-        if not info & h5z.FILTER_CONFIG_ENCODE_ENABLED:
-            raise OptionError(
-                f"{name}: the HDF5 library here cannot write its filter {in_words(step)}; choose another "
-                "--codec"
-            )
 
 
 def _add(properties: Any, codec: Codec, shuffle: bool) -> None:
@@ -178,11 +174,11 @@ _LARGEST_CHUNK = 1 << 30  # the format ends at 4 GiB
 class Options:
     """The command's options; with no ``datasets`` all above a small size are repacked."""
 
-    chunk_rows: int | None
+    chunk_rows: int | None  # samples of a chunk; None chooses
     codec: Codec
-    shuffle: bool | None
+    shuffle: bool | None  # None chooses
     datasets: tuple[str, ...]
-    sample_dims: int
+    sample_dims: int  # how many first dimensions count samples
 
 
 @dataclass(frozen=True)
@@ -190,10 +186,10 @@ class Target:
     """A dataset that is written row by row."""
 
     name: str
-    chunk: tuple[int, ...] | None
+    chunk: tuple[int, ...] | None  # of its copy; None for a contiguous one
     rows: int
-    step: int
-    row_nbytes: int
+    step: int  # rows that are read and written at once
+    row_nbytes: int  # decoded, as far as elements have a fixed size
 
 
 def make_plan(file: Any, options: Options) -> list[Target]:
@@ -211,7 +207,6 @@ def make_plan(file: Any, options: Options) -> list[Target]:
 
 
 def _named(file: Any, name: str, found: Sequence[Any]) -> str:
-    about = require("h5py.h5o", extra="hdf5").get_info
     item = dataset_named(file, name, file.filename)
     if item is None:
         raise OptionError(f"{file.filename} has no dataset {name!r}; `fastpipe inspect` lists those it has")
@@ -222,8 +217,7 @@ def _named(file: Any, name: str, found: Sequence[Any]) -> str:
     if not lies_in(item, file):
         raise OptionError(f"{name!r} is a link to another file, which stays a link; name other datasets")
     # A dataset of several names is written under the one that it is found by.
-    address = about(item.id).addr
-    return next(name_of(one) for one in found if about(one.id).addr == address)
+    return next(name_of(one) for one in found if address_of(one) == address_of(item))
 
 
 def _is_chosen(dataset: Any, named: set[str]) -> bool:
@@ -277,16 +271,17 @@ def _step(row_nbytes: int, rows: int, old: Sequence[int], size: int, new_nbytes:
     unit = math.lcm(rows, old[0]) if old else rows
     if unit * row_nbytes > limit:
         unit = rows
-    return (
-        max(1, max(_STEP_NBYTES, limit if old and old[0] * row_nbytes > limit else 0) // (unit * row_nbytes))
-        * unit
-    )
+    wanted = max(_STEP_NBYTES, limit if old and old[0] * row_nbytes > limit else 0)
+    return max(1, wanted // (unit * row_nbytes)) * unit
 
 
 def repack(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     """Make the copy; ``args`` as of ``tools.repack``."""
     begun = time.monotonic()
-    options = _options(args)
+    codec = parse_codec(args.codec)
+    if args.shuffle is not None and codec.name in ("keep", "none"):
+        raise OptionError(f"--shuffle and --no-shuffle go with a new codec, not with --codec {codec.name}")
+    options = Options(args.chunk_rows, codec, args.shuffle, tuple(args.dataset), args.sample_dims)
     source, out = str(args.input), Path(args.output)
     _check_paths(source, out, args.force)
     state = FileState.of(os.stat(source))  # before anything is read
@@ -299,16 +294,15 @@ def repack(args: argparse.Namespace, console: Console, progress: Progress) -> in
             _Repacking(source, state, file, unfinished, targets, options, threads, progress).run()
             unfinished.take_name(force=args.force)
     progress.stop()
-    rows = sum(target.rows for target in targets)
-    print_line(console, _summary(out, source, rows, len(targets), time.monotonic() - begun))
+    rows, seconds = sum(target.rows for target in targets), time.monotonic() - begun
+    before, after = os.stat(source).st_size, out.stat().st_size
+    print_line(
+        console,
+        f"{out}: {in_bytes(before)} → {in_bytes(after)} ({after / max(before, 1):.2f}×); "
+        f"{counted(len(targets), 'dataset')}, {rows:,} rows in {seconds:.1f} s "
+        f"({rows / max(seconds, 1e-9):,.0f} rows/s), every value read back and equal",
+    )
     return 0
-
-
-def _options(args: argparse.Namespace) -> Options:
-    codec = parse_codec(args.codec)
-    if args.shuffle is not None and codec.name in ("keep", "none"):
-        raise OptionError(f"--shuffle and --no-shuffle go with a new codec, not with --codec {codec.name}")
-    return Options(args.chunk_rows, codec, args.shuffle, tuple(args.dataset), args.sample_dims)
 
 
 def _check_paths(source: str, out: Path, force: bool) -> None:
@@ -325,15 +319,6 @@ def _check_paths(source: str, out: Path, force: bool) -> None:
 
 def _exists_already(out: Path) -> OptionError:
     return OptionError(f"{out} exists; name another file, or replace it with --force")
-
-
-def _summary(out: Path, source: str, rows: int, datasets: int, seconds: float) -> str:
-    before, after = os.stat(source).st_size, out.stat().st_size
-    what = f"{datasets} dataset{'s' if datasets != 1 else ''}, {rows:,} rows"
-    return (
-        f"{out}: {in_bytes(before)} → {in_bytes(after)} ({after / max(before, 1):.2f}×); {what} in "
-        f"{seconds:.1f} s ({rows / max(seconds, 1e-9):,.0f} rows/s), every value read back and equal"
-    )
 
 
 @dataclass(frozen=True)
@@ -354,7 +339,10 @@ class _Repacking:
         self.progress.now("copying groups, attributes and small datasets")
         with self._open_copy("w") as copy:
             chunks = {target.name: target.chunk for target in self.targets}
-            copy_structure(self.source, copy, chunks, self._set_filters)
+            copy_structure(
+                self.source, copy, chunks,
+                lambda new, old: set_filters(new, self.options.codec, self.options.shuffle, old),
+            )  # fmt: skip
             pace = Pace(self.progress, "writing", nbytes)
             for target in self.targets:
                 self._write(target, copy, pace)
@@ -372,9 +360,6 @@ class _Repacking:
                 self._verify(target, copy, pace)
             check_structure(self.source, copy, {target.name for target in self.targets})
         self._check_unchanged()
-
-    def _set_filters(self, properties: Any, dataset: Any) -> None:
-        set_filters(properties, self.options.codec, self.options.shuffle, dataset)
 
     def _rows_of(self, target: Target) -> RowSource:
         dataset = self.source[raw_name(target.name)]
@@ -454,20 +439,10 @@ class UnfinishedFile(io.FileIO):
     What a killed run has left is removed, and so is a file that has not taken its name.
     """
 
-    # By process, as a forked child writes none of these.  The lock does not keep threads of a process apart.
-    _writing: ClassVar[dict[tuple[int, str], int]] = {}
-
     def __init__(self, out: Path) -> None:
         self._out, self._path = out, unfinished_path(out)
         self._error: OSError | None = None
-        self._key = (os.getpid(), os.path.realpath(self._path))
-        if self._writing.setdefault(self._key, id(self)) != id(self):
-            raise HDF5Error(f"another thread is writing {out}; wait for it")
-        try:
-            super().__init__(_make_unfinished(self._path, out), "r+b")
-        except BaseException:
-            self._let_go()
-            raise
+        super().__init__(_make_unfinished(self._path, out), "r+b")
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
@@ -501,7 +476,7 @@ class UnfinishedFile(io.FileIO):
     def take_name(self, *, force: bool) -> None:
         """Rename the file to OUT, once all of it is on the disk."""
         os.fsync(self.fileno())
-        if not self._is_at_its_path():
+        if not _is_at(self._path, self.fileno()):
             raise OptionError(f"{self._path} was moved away while it was written; try again")
         if force:
             os.replace(self._path, self._out)
@@ -520,18 +495,10 @@ class UnfinishedFile(io.FileIO):
 
     def close(self) -> None:
         """Close the file, and remove it if it has not taken its name."""
-        if not self.closed and self._is_at_its_path():
+        if not self.closed and _is_at(self._path, self.fileno()):
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
         super().close()
-        self._let_go()
-
-    def _let_go(self) -> None:
-        if self._writing.get(self._key) == id(self):
-            del self._writing[self._key]
-
-    def _is_at_its_path(self) -> bool:
-        return _is_at(self._path, self.fileno())
 
 
 def unfinished_path(out: Path) -> Path:
