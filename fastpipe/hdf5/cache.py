@@ -51,14 +51,16 @@ class CachedChunks:
 
     def keep(self, numbers: Sequence[int], chunks: Sequence[UInt8Array]) -> None:
         """Keep decoded chunks (uint8 (nbytes,) each) by their numbers, as far as there is room."""
-        found = {self._digest(number): chunk for number, chunk in zip(numbers, chunks, strict=True)}
+        key = self._file.digest
+        digests = (
+            hashlib.blake2b(number.to_bytes(8, "little"), digest_size=16, key=key).digest()
+            for number in numbers
+        )
+        found = dict(zip(digests, chunks, strict=True))
         if len(found) > 1 and self._store.put_all(list(found), list(found.values()), self._note) >= 0:
             return
         for digest, chunk in found.items():  # as many as there is room for
             self._store.put(digest, chunk.reshape(1, -1, 1), note=self._note)
-
-    def _digest(self, number: int) -> bytes:
-        return hashlib.blake2b(number.to_bytes(8, "little"), digest_size=16, key=self._file.digest).digest()
 
 
 class ChunkCache:
@@ -127,17 +129,11 @@ _WHY = "worker processes decode their chunks each for itself: %s"
 
 
 class _Chunks(NamedTuple):
-    """Chunks of one size, of all datasets and files.
-
-    Attributes:
-        total: how many there are.
-        first_keys: by file and dataset the number of its first one among them.
-        in_group: of a group of samples, how many at most.
-    """
+    """Chunks of one size, of all datasets and files."""
 
     total: int
-    first_keys: dict[tuple[int, int], int]
-    in_group: int
+    first_keys: dict[tuple[int, int], int]  # by file and dataset the number of its first one among them
+    in_group: int  # of a group of samples, how many at most
 
 
 def _sizes(files: SampleFiles, leading: int) -> dict[int, _Chunks]:

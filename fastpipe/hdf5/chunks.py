@@ -98,13 +98,10 @@ class ChunkReader:
         if self.layout.kind == "compact":
             out[:] = np.frombuffer(self.layout.inside, np.uint8)
             return
-        done = 0
-        while True:
-            done += self.dataset.decode(numbers[done:], out[done:])
-            if done == len(numbers):
-                return
+        done = self.dataset.decode(numbers, out)
+        while done < len(numbers):  # one that the core declines
             out[done] = self.decode_alone(int(numbers[done]))
-            done += 1
+            done += 1 + self.dataset.decode(numbers[done + 1 :], out[done + 1 :])
 
     def decode_alone(self, number: int) -> UInt8Array:
         """Decode one chunk step by step, which says what is wrong with it: uint8 (nbytes,)."""

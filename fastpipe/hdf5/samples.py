@@ -25,7 +25,6 @@ from fastpipe.core.text import in_bytes, printable
 from fastpipe.core.types import Key
 from fastpipe.hdf5.cache import ChunkCache, ChunkMemory, SharedChunks, decoded_nbytes
 from fastpipe.hdf5.files import SampleFiles
-from fastpipe.hdf5.layout import Layout
 from fastpipe.hdf5.opening import DamagedError, open_library, raw_name
 from fastpipe.hdf5.reader import RowReader
 from fastpipe.options import BadSamples, Cache, Stage
@@ -84,9 +83,7 @@ class AmplificationWatch:
     """
 
     _WORTH_A_WARNING = 4.0
-    _FEWEST_LOOKS = (
-        8  # a batch that is half read counts otherwise than a whole one; of eight it hardly matters
-    )
+    _FEWEST_LOOKS = 8  # of so many batches it hardly matters that one is half read
 
     def __init__(self, files: SampleFiles, keeper: ChunkCache, remembered: int, workers: int) -> None:
         self._files, self._keeper, self._remembered = files, keeper, remembered
@@ -117,20 +114,16 @@ class AmplificationWatch:
             if times < self._WORTH_A_WARNING:
                 return
             self._is_over = True
-        warnings.warn(printable(self._message(times)), stacklevel=2)
-
-    def _message(self, times: float) -> str:
-        first = self._files.files[0]
         whole = decoded_nbytes([layout for file in self._files.files for layout in file.layouts])
-        each = ""
-        if self._workers:
-            each = f" by each of {self._workers} worker processes, where threads share them"
-        return (
-            f"{first.shown}: samples are compressed together, and the order takes them apart: {times:.0f} "
-            f"times as much is decoded as is used{each}.  Shuffle(unit='group') decodes each chunk once: it "
-            "shuffles chunks, and then the samples of some chunks at a time; or keep what was decoded, "
-            f"{in_bytes(whole)}, which is now {self._keeper.note}: cache=Cache('ram', max_bytes={whole})"
+        each = f" by each of {self._workers} worker processes, where threads share them"
+        message = (
+            f"{self._files.files[0].shown}: samples are compressed together, and the order takes them apart: "
+            f"{times:.0f} times as much is decoded as is used{each if self._workers else ''}.  "
+            "Shuffle(unit='group') decodes each chunk once: it shuffles chunks, and then the samples of some "
+            f"chunks at a time; or keep what was decoded, {in_bytes(whole)}, which is now "
+            f"{self._keeper.note}: cache=Cache('ram', max_bytes={whole})"
         )
+        warnings.warn(printable(message), stacklevel=2)
 
 
 _SPARE_GROUPS = 8  # beyond a small window, for batches on their way
@@ -188,11 +181,9 @@ class HDF5Samples(GroupedSamples):
     @property
     def kinds(self) -> list[tuple[np.dtype[Any], tuple[int, ...]]]:
         """Return for each of a sample's values the type of its elements, and its shape."""
-        found = []
-        for number, layout in enumerate(self._files.layouts):
-            element, inner = layout.dtype.subdtype or (layout.dtype, ())
-            found.append((element, (*self._files.sample_shape(number), *inner)))
-        return found
+        parts = [layout.dtype.subdtype or (layout.dtype, ()) for layout in self._files.layouts]
+        shapes = map(self._files.sample_shape, range(len(parts)))
+        return [(dtype, (*own, *inner)) for own, (dtype, inner) in zip(shapes, parts, strict=True)]
 
     def close(self) -> None:
         """Release open files and the stage, as a dataset that is dropped does; a later use opens them."""
@@ -248,8 +239,7 @@ class HDF5Samples(GroupedSamples):
     def _leading(self) -> int:
         """Return the dataset whose chunks are most worth reading once."""
         costs = [
-            (bool(layout.filters), layout.dtype.itemsize * math.prod(layout.chunk))
-            for layout in self._files.layouts
+            (bool(one.filters), one.dtype.itemsize * math.prod(one.chunk)) for one in self._files.layouts
         ]
         return costs.index(max(costs))
 
@@ -286,13 +276,10 @@ def _how(files: SampleFiles, number: int) -> str:
     if slow:
         some = f" in {len(slow)} of {len(layouts)} files" if len(slow) < len(layouts) else ""
         return f"through h5py, one thread at a time{some}, as {slow[0].why}"
-    return _direct(layouts[0], files.files[0].sample_dims)
-
-
-def _direct(layout: Layout, sample_dims: int) -> str:
+    layout = layouts[0]
     if not layout.filters:
         return "read row by row, in threads"
-    samples = math.prod(layout.chunk[:sample_dims])
+    samples = math.prod(layout.chunk[: files.files[0].sample_dims])
     nbytes = layout.dtype.itemsize * math.prod(layout.chunk)
     filters = " and ".join(step.name for step in layout.filters)
     return f"chunks of {samples} samples ({in_bytes(nbytes)}; {filters}), decoded in threads"
@@ -313,7 +300,7 @@ class H5pyRows:
         length = len(self)
         if not -length <= index < length:
             raise IndexError(f"sample {index} of a dataset of {length}")
-        position = index + length if index < 0 else index
+        position = index % length
         ((number, _),) = self._files.located(np.array([position]))
         one, first = self._files.files[number], int(self._files.firsts[number])
         place = np.unravel_index(position - first, one.layouts[0].shape[: one.sample_dims])
