@@ -51,16 +51,14 @@ class CachedChunks:
 
     def keep(self, numbers: Sequence[int], chunks: Sequence[UInt8Array]) -> None:
         """Keep decoded chunks (uint8 (nbytes,) each) by their numbers, as far as there is room."""
-        key = self._file.digest
-        digests = (
-            hashlib.blake2b(number.to_bytes(8, "little"), digest_size=16, key=key).digest()
-            for number in numbers
-        )
-        found = dict(zip(digests, chunks, strict=True))
+        found = dict(zip(map(self._digest, numbers), chunks, strict=True))
         if len(found) > 1 and self._store.put_all(list(found), list(found.values()), self._note) >= 0:
             return
         for digest, chunk in found.items():  # as many as there is room for
             self._store.put(digest, chunk.reshape(1, -1, 1), note=self._note)
+
+    def _digest(self, number: int) -> bytes:
+        return hashlib.blake2b(number.to_bytes(8, "little"), digest_size=16, key=self._file.digest).digest()
 
 
 class ChunkCache:
