@@ -102,10 +102,7 @@ class Layout(NamedTuple):
 
 
 def read_layout(
-    dataset: Any,
-    tables: ChunkTables | None = None,
-    status: os.stat_result | None = None,
-    linked_as: str = "",
+    dataset: Any, tables: ChunkTables | None = None, status: os.stat_result | None = None, linked_as: str = ""
 ) -> Layout:
     """Ask h5py about a dataset of at least one dimension.
 
