@@ -40,9 +40,13 @@ class FileState(NamedTuple):
             return cls(status.st_dev, status.st_ino, -1, -1)
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
+    def fits(self, status: os.stat_result) -> bool:
+        """Return whether a file is in this state."""
+        return FileState.of(status, is_written=self.size < 0) == self
+
     def check(self, where: int | str, shown: str) -> None:
         """Raise an ``HDF5Error`` if a file, named by a path or descriptor, is not in this state."""
-        if FileState.of(os.stat(where), is_written=self.size < 0) != self:
+        if not self.fits(os.stat(where)):
             raise self.changed(shown)
 
     def changed(self, shown: str) -> HDF5Error:

@@ -97,6 +97,7 @@ class HDF5Volume(Volume):
         self._is_alone = is_alone
         self.name, self.path, self.layout = f"{path}{layout.name}", path, layout
         self.shape, self.dtype, self.opened = layout.shape, layout.dtype, state
+        self._fill = layout.fill  # not known of one that h5py reads
         if layout.kind == "h5py":
             unit = list(chunks or raw_unit(self.shape, self.dtype.itemsize))
             self.how = f"HDF5, through h5py one thread at a time, as {layout.why}"
@@ -110,11 +111,6 @@ class HDF5Volume(Volume):
             nbytes = in_bytes(math.prod(unit) * self.dtype.itemsize)
             self.how = f"HDF5, chunks of {chunk} ({nbytes}; {filters})"
         self.grid = UnitGrid(self.shape, unit)
-
-    @property
-    def fill(self) -> bytes:
-        """The dataset's; of one that h5py reads it is not known."""
-        return self.layout.fill or super().fill
 
     def native_source(self) -> Any | None:
         layout = self.layout
@@ -145,9 +141,8 @@ class _ChunkReader(UnitReader):
 
     def __init__(self, volume: HDF5Volume) -> None:
         self._volume = volume
-        state = chunks.FileState(*volume.opened.state)
-        self._file = chunks.data_file(volume.path, state)
-        self._chunks = chunks.ChunkReader(volume.layout, state)
+        self._file = chunks.data_file(volume.path, volume.opened.state)
+        self._chunks = chunks.ChunkReader(volume.layout, volume.opened.state)
         self.check()
 
     def check(self) -> None:
@@ -162,26 +157,19 @@ class _ChunkReader(UnitReader):
     def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
         volume, layout = self._volume, self._volume.layout
         self.check()
-        if layout.kind == "compact":
-            for out in outs:
-                out[:] = np.frombuffer(layout.inside, np.uint8)
-            return
-        # What is contiguous is read here only where it was never written, and has units, but no chunks.
-        is_contiguous = layout.kind == "contiguous"
-        is_written = np.zeros(len(numbers), np.bool_) if is_contiguous else layout.offsets[numbers] >= 0
-        for place in np.flatnonzero(~is_written).tolist():
-            outs[place].reshape(-1, len(layout.fill))[:] = np.frombuffer(layout.fill, np.uint8)
-        places = np.flatnonzero(is_written)
-        if not len(places):
-            return
-        try:
-            for place in places.tolist():
-                self._chunks.decode(numbers[place : place + 1], outs[place].reshape(1, -1))
-        except ChunkError as error:
-            self.check()
-            raise DamagedUnitError(str(error)) from None
-        except HDF5Error:  # another file is at the path by now
-            raise volume.opened.changed() from None
+        for place, (number, out) in enumerate(zip(numbers.tolist(), outs, strict=True)):
+            # What is contiguous is read here only where it was never written, and has units, but no chunks.
+            is_written = layout.kind == "chunked" and layout.offsets[number] >= 0
+            if not is_written and layout.kind != "compact":
+                out.reshape(-1, len(layout.fill))[:] = np.frombuffer(layout.fill, np.uint8)
+                continue
+            try:
+                self._chunks.decode(numbers[place : place + 1], out.reshape(1, -1))
+            except ChunkError as error:
+                self.check()
+                raise DamagedUnitError(str(error)) from None
+            except HDF5Error:  # another file is at the path by now
+                raise volume.opened.changed() from None
 
 
 class _LibraryReader(UnitReader):

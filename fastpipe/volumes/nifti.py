@@ -91,12 +91,8 @@ class ScaledVolume(WrappedVolume):
     def __init__(self, inner: Volume, slope: float, inter: float) -> None:
         super().__init__(inner)
         self.slope, self.inter = slope, inter
-        self.dtype = self.scaled(np.zeros(1, inner.dtype)).dtype
+        self.dtype, self._fill = self.scaled(np.zeros(1, inner.dtype)).dtype, b""
         self.how = f"{inner.how}, scaled to {self.dtype}"
-
-    @property
-    def fill(self) -> bytes:
-        return bytes(self.dtype.itemsize)
 
     def scaled(self, stored: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return what elements stand for, of the type that nibabel gives them."""

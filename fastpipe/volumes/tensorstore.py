@@ -63,7 +63,7 @@ class TensorStoreVolume(Volume):
         self.dtype = np.dtype(store.dtype.numpy_dtype)
         # None of formats that have none, and where they need not say.
         fill = store.fill_value if self.dtype.kind in "biufc" else None
-        self._fill = bytes(self.dtype.itemsize) if fill is None else np.array(fill, self.dtype).tobytes()
+        self._fill = b"" if fill is None else np.array(fill, self.dtype).tobytes()
         sides = store.chunk_layout.read_chunk.shape or [0] * len(self.shape)
         chunk = [side or min(max(1, size), 64) for side, size in zip(sides, self.shape, strict=True)]
         self._chunk = tuple(chunk)
@@ -74,10 +74,6 @@ class TensorStoreVolume(Volume):
         said = "×".join(map(str, chunk))
         self.how = f"{driver} by tensorstore, chunks of {said}"
         self.how += f" ({in_bytes(nbytes)})" + (f", as {why}" if why else "")
-
-    @property
-    def fill(self) -> bytes:
-        return self._fill
 
     @property
     def finer(self) -> TensorStoreVolume | None:
@@ -116,7 +112,6 @@ class TensorStoreVolume(Volume):
         return _folder_of(self._spec)
 
     def open(self) -> UnitReader:
-        """Open it here."""
         return _Reader(self)
 
     def stored_in(self, numbers: Int64Array) -> Int64Array:

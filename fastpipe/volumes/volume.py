@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from fastpipe.core.extras import missing_package
 from fastpipe.errors import FastpipeError, VolumeError
+from fastpipe.hdf5 import chunks
 
 Box = tuple[slice, ...]
 Int64Array = npt.NDArray[np.int64]
@@ -57,14 +58,13 @@ class UnitGrid:
         self.count = math.prod(self.counts)
         if max(self.count, *self.shape, 0) > _MOST:
             raise OverflowError(f"its shape is {self.shape}, of {self.count:,} parts")
-        self._steps = [math.prod(self.counts[dim + 1 :]) for dim in range(len(self.counts))]
 
     def touched(self, box: Sequence[slice]) -> Int64Array:
         """Return the numbers of the units that a box, which is not empty, touches, in C order: int64 (N,)."""
         numbers = np.zeros(1, np.int64)
-        for side, unit, step in zip(box, self.unit, self._steps, strict=True):
-            along = np.arange(side.start // unit, (side.stop - 1) // unit + 1) * step
-            numbers = np.add.outer(numbers, along).ravel()
+        for side, unit, count in zip(box, self.unit, self.counts, strict=True):
+            along = np.arange(side.start // unit, (side.stop - 1) // unit + 1)
+            numbers = np.add.outer(numbers * count, along).ravel()
         return numbers
 
     def touched_by_each(
@@ -83,10 +83,10 @@ class UnitGrid:
         most = (last - first).max(axis=0, initial=0) + 1
         numbers = np.zeros((len(starts), 1), np.int64)
         are_there = np.ones((len(starts), 1), np.bool_)
-        for dim, step in enumerate(self._steps):
+        for dim, count in enumerate(self.counts):
             at = first[:, dim, None] + np.arange(most[dim])
             shape = len(starts), numbers.shape[1] * at.shape[1]
-            numbers = (numbers[:, :, None] + at[:, None, :] * step).reshape(shape)
+            numbers = (numbers[:, :, None] * count + at[:, None, :]).reshape(shape)
             inside = at <= last[:, dim, None]
             are_there = (are_there[:, :, None] & inside[:, None, :]).reshape(shape)
         return numbers, are_there
@@ -117,53 +117,39 @@ def box_within(box: Sequence[slice], outer: Sequence[slice]) -> Box:
 
 
 class FileState(NamedTuple):
-    """The state of a file, or folder, when it was opened: device, inode, size, and when it was modified; of a
-    file that is being written the last two are -1, and do not count."""
+    """The state of a file, or folder, when it was opened."""
 
     name: str  # for messages
-    state: tuple[int, int, int, int]
+    state: chunks.FileState
 
     @classmethod
     def of(cls, name: str, status: os.stat_result | None = None, *, is_written: bool = False) -> FileState:
         """Return the state of a file now, or as it was found to be before."""
-        return cls(name, _numbers(os.stat(name) if status is None else status, is_written))
+        found = os.stat(name) if status is None else status
+        return cls(name, chunks.FileState.of(found, is_written=is_written))
 
     def check(self, where: int | str | None = None) -> None:
         """Raise an error if the file, by a descriptor of it, a path or its name, is not as it was."""
-        status = os.stat(self.name if where is None else where)
-        if _numbers(status, is_written=self.state[2] < 0) != self.state:
+        if not self.state.fits(os.stat(self.name if where is None else where)):
             raise self.changed()
 
     def changed(self) -> VolumeError:
         """Return the error that the file is not as it was."""
-        return VolumeError(
-            f"{self.name} has changed since it was opened; make the dataset anew when it is complete"
-        )
-
-
-def _numbers(status: os.stat_result, is_written: bool) -> tuple[int, int, int, int]:
-    if is_written:
-        return status.st_dev, status.st_ino, -1, -1
-    # Not the time of change: a file that is renamed, or loses a name, has the same content.
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+        return VolumeError(str(self.state.changed(self.name)))
 
 
 def folder_state(path: str) -> str:
     """Describe all files in a folder and below: how many, their bytes, and when one last changed."""
-    count, nbytes, latest = _folder_numbers(path)
-    return f"{count} files, {nbytes} bytes, {latest} ns"
-
-
-def _folder_numbers(path: str) -> tuple[int, int, int]:
-    count = nbytes = latest = 0
-    for entry in os.scandir(path):
-        if entry.is_dir():
-            found = _folder_numbers(entry.path)
-        else:
+    count, nbytes, latest, folders = 0, 0, 0, [path]
+    while folders:
+        for entry in os.scandir(folders.pop()):
+            if entry.is_dir():
+                folders.append(entry.path)
+                continue
             status = entry.stat()
-            found = 1, status.st_size, max(status.st_mtime_ns, status.st_ctime_ns)
-        count, nbytes, latest = count + found[0], nbytes + found[1], max(latest, found[2])
-    return count, nbytes, latest
+            count, nbytes = count + 1, nbytes + status.st_size
+            latest = max(latest, status.st_mtime_ns, status.st_ctime_ns)
+    return f"{count} files, {nbytes} bytes, {latest} ns"
 
 
 class DamagedUnitError(VolumeError):
@@ -189,11 +175,12 @@ class UnitReader(ABC):
 class Volume(ABC):
     """An array somewhere.  It can be sent to other processes, which open it for themselves."""
 
-    name: str
+    name: str  # says in messages which it is: a path, and a name within that
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     grid: UnitGrid
-    how: str
+    how: str  # it is stored, in words
+    _fill = b""
 
     @property
     def nbytes(self) -> int:
@@ -213,7 +200,7 @@ class Volume(ABC):
     @property
     def fill(self) -> bytes:
         """The bytes of an element of which nothing was written; zeros where its format does not say."""
-        return bytes(self.dtype.itemsize)
+        return self._fill or bytes(self.dtype.itemsize)
 
     @property
     def finer(self) -> Volume | None:
@@ -289,11 +276,7 @@ class WrappedVolume(Volume):
     def __init__(self, inner: Volume, unit: Sequence[int] | None = None) -> None:
         self.inner = inner
         self.name, self.shape, self.dtype, self.how = inner.name, inner.shape, inner.dtype, inner.how
-        self.grid = UnitGrid(inner.shape, inner.grid.unit if unit is None else unit)
-
-    @property
-    def fill(self) -> bytes:
-        return self.inner.fill
+        self.grid, self._fill = UnitGrid(inner.shape, unit or inner.grid.unit), inner.fill
 
     def stored_in(self, numbers: Int64Array) -> Int64Array:
         return self.inner.stored_in(numbers)
@@ -341,7 +324,7 @@ class _GroupedReader(WrappedReader):
             for small, part in zip(touched.tolist(), parts, strict=True):
                 sides = inner.grid.box(small)
                 whole = part.view(volume.dtype).reshape(inner.grid.unit)
-                made[box_within(sides, box)] = whole[tuple(slice(side.stop - side.start) for side in sides)]
+                made[box_within(sides, box)] = whole[box_within(sides, sides)]
 
 
 class NativeVolume(WrappedVolume):
@@ -350,15 +333,12 @@ class NativeVolume(WrappedVolume):
     def __init__(self, inner: Volume) -> None:
         super().__init__(inner)
         self.dtype = inner.dtype.newbyteorder("=")
+        self._fill = np.frombuffer(inner.fill, inner.dtype).astype(self.dtype).tobytes()
 
     @property
     def finer(self) -> Volume | None:
         finer = self.inner.finer
         return None if finer is None else NativeVolume(finer)
-
-    @property
-    def fill(self) -> bytes:
-        return np.frombuffer(self.inner.fill, self.inner.dtype).astype(self.dtype).tobytes()
 
     def native_source(self) -> Any | None:
         source = self.inner.native_source()

@@ -50,7 +50,7 @@ class ZarrVolume(Volume, UnitReader):
 
     def __init__(self, path: str, array: ZarrArray, objects: ChunkObjects | None = None) -> None:
         self.name, self._array, self.objects = path, array, objects
-        self.shape, self.dtype = array.shape, array.dtype
+        self.shape, self.dtype, self._fill = array.shape, array.dtype, array.fill
         self.chunks = UnitGrid(array.shape, array.chunk)
         self._chunk_nbytes = array.chunk_nbytes
         # Units are slabs of a chunk along its first dimension of more than one element, where it has one.
@@ -107,10 +107,6 @@ class ZarrVolume(Volume, UnitReader):
 
     def _file(self, chunk: int) -> str:
         return os.path.join(self.name, *self._array.key(self.chunks.place(chunk)).split("/"))
-
-    @property
-    def fill(self) -> bytes:
-        return self._array.fill
 
     def native_source(self) -> Any | None:
         """Its folder; None where its chunks are objects."""

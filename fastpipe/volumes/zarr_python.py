@@ -80,10 +80,6 @@ class ZarrPythonVolume(Volume):
             store = require("zarr.storage", extra="volume").ZipStore(self.path, mode="r")
             return zarr.open_array(store, path=self.inside, mode="r")
 
-    @property
-    def fill(self) -> bytes:
-        return self._fill
-
     def open(self) -> UnitReader:
         return _Reader(self)
 
