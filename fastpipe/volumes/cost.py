@@ -14,8 +14,8 @@ import numpy.typing as npt
 from fastpipe.core.order import interleaved
 from fastpipe.errors import OptionError
 from fastpipe.volumes.places import PatchSpace, Places, UniformPatches
-from fastpipe.volumes.tours import Geometry, Stripes, TourTrial, planned, tour_of
-from fastpipe.volumes.volume import Int64Array
+from fastpipe.volumes.tours import Geometry, TourTrial, planned, tour_of
+from fastpipe.volumes.volume import Int64Array, UnitGrid
 
 _TRIED = 1024  # patches, by which tours are planned: of a part of the volume that they fill
 _EPOCHS = 3  # of these, in which they are visited
@@ -41,9 +41,7 @@ class Stored:
     @property
     def nbytes(self) -> int:
         """Bytes of all units."""
-        return math.prod(-(-size // side) for size, side in zip(self.shape, self.unit, strict=True)) * (
-            self.unit_nbytes
-        )
+        return UnitGrid(self.shape, self.unit).count * self.unit_nbytes
 
     @property
     def decoded(self) -> int:
@@ -118,9 +116,6 @@ class PatchModel:
 
             sum of 1 - (1 - q)^t  =  slots - sum of q / 2,      decoded for a patch:  sum of q (1 - q)^t
 
-        Half of what a patch touches is remembered, on average, while it is read.  That units which no other
-        patch of the epoch will want are forgotten first, which makes it a little less, is left out.
-
         If everything can be remembered, it is that of the first epoch.
         """
         share = min(1.0, budget / max(1, self.total_nbytes))
@@ -128,7 +123,7 @@ class PatchModel:
         for array, whole in zip(self.arrays, self._wholes, strict=True):
             q, times = _touches(array, whole)
             if share == 1.0:
-                units = (times * -np.expm1(self.epoch * _log_of_rest(q))).sum() / self.epoch
+                units = (times * -np.expm1(self.epoch * np.log1p(-q))).sum() / self.epoch
             else:
                 units = _decoded(q, times, int(share * times.sum()))
             decoded += float(units) * array.unit_nbytes
@@ -146,10 +141,11 @@ class PatchModel:
             return Tour(count, self.uniform(budget))
         # Of what others read at the same time a part is not what the patches before them have left.
         room = budget - (self.threads - 1) * _OTHERS * self.alone()
-        times = [
-            trial.amplification(trial.order_of(_epoch_order(geometry, epoch, stripes, count, seed)), room)
-            for seed, (epoch, trial) in enumerate(self._epochs)
-        ]
+        times = []
+        for seed, (epoch, trial) in enumerate(self._epochs):
+            tour = tour_of(geometry, epoch, stripes, seed=seed, epoch=1)
+            order = trial.order_of(interleaved(tour, count, seed=seed, epoch=1))
+            times.append(trial.amplification(order, room))
         return Tour(count, statistics.median(times))
 
     def near(self, budget: int) -> float:
@@ -205,11 +201,6 @@ class PatchModel:
         return Geometry(space, np.array([unit], np.int64), max(1, int(nbytes * more))), places
 
 
-def _epoch_order(geometry: Geometry, places: Places, stripes: Stripes, fronts: int, seed: int) -> Int64Array:
-    """Patches in the order of an epoch."""
-    return interleaved(tour_of(geometry, places, stripes, seed=seed, epoch=1), fronts, seed=seed, epoch=1)
-
-
 def _part(shape: Sequence[int], patch: Sequence[int], count: int) -> tuple[int, ...]:
     """The shape of a part of a volume that so many patches fill, of the same form as far as these fit."""
     sides = list(map(float, shape))
@@ -242,16 +233,12 @@ def _touches(array: Stored, whole: Sequence[int]) -> tuple[npt.NDArray[np.float6
         values, counts = np.unique(places, return_counts=True)
         q = np.multiply.outer(q, values / (size - side + 1)).ravel()
         times = np.multiply.outer(times, counts).ravel()
-    return q, times
-
-
-def _log_of_rest(q: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    rest: npt.NDArray[np.float64] = np.log1p(-np.minimum(q, _NEARLY_ALL))
-    return rest
+    return np.minimum(q, _NEARLY_ALL), times
 
 
 def _decoded(q: npt.NDArray[np.float64], times: npt.NDArray[np.float64], slots: int) -> float:
-    """Units that are decoded for a patch, with so many slots."""
+    """Units that are decoded for a patch, with so many slots; half of what it touches is there while it is
+    read."""
     touched = float((times * q).sum())
     earlier = slots - touched / 2
     if earlier <= 0:
@@ -259,6 +246,6 @@ def _decoded(q: npt.NDArray[np.float64], times: npt.NDArray[np.float64], slots: 
     low, high = -math.log(_MOST), math.log(_MOST)  # of t
     for _ in range(100):
         middle = (low + high) / 2
-        units = (times * -np.expm1(math.exp(middle) * _log_of_rest(q))).sum()
+        units = (times * -np.expm1(math.exp(middle) * np.log1p(-q))).sum()
         low, high = (middle, high) if units < earlier else (low, middle)
-    return float((times * q * np.exp(math.exp(low) * _log_of_rest(q))).sum())
+    return float((times * q * np.exp(math.exp(low) * np.log1p(-q))).sum())

@@ -24,7 +24,7 @@ from fastpipe.console import Progress, print_line, table
 from fastpipe.core.clock import StageClock
 from fastpipe.core.extras import require
 from fastpipe.core.machine import available_cpus, free_memory
-from fastpipe.core.text import in_bytes
+from fastpipe.core.text import counted, in_bytes
 from fastpipe.errors import OptionError
 from fastpipe.volumes.cost import PatchModel, Stored
 from fastpipe.volumes.opening import open_volume
@@ -65,10 +65,6 @@ class Speed:
     units: int
     nbytes: int
     seconds: float
-
-    @property
-    def units_per_s(self) -> float:
-        return self.units / self.seconds
 
     @property
     def nbytes_per_s(self) -> float:
@@ -132,9 +128,7 @@ class PatchFacts:
     tour: Cost
     fronts: int  # places of the tour at a time
     least: float  # bytes decoded for each that is used in the first epoch, if all is remembered
-    needed: dict[
-        str, int | None
-    ]  # the least memory for a tour within each of ``_LIMITS``; None for all of it
+    needed: dict[str, int | None]  # the least for a tour within each of ``_LIMITS``; None for all of it
     copying: float  # seconds that a thread takes to copy a patch from decoded units
 
 
@@ -277,9 +271,7 @@ def copy_seconds(volume: Volume, patch: Sequence[int]) -> float:
 
 def volume_facts(path: str, volume: Volume, patch: Sequence[int] | None) -> VolumeFacts:
     """Return the facts about a volume, of which some is decoded to see how fast that goes."""
-    cores = available_cpus()
-    has_some = volume.grid.count > 0
-    one = decode_speed(volume, patch, 1, _SECONDS) if has_some else None
+    one, every = _one_and_all(volume, patch, _SECONDS) if volume.grid.count else (None, None)
     return VolumeFacts(
         name=path,
         how=volume.how,
@@ -292,7 +284,7 @@ def volume_facts(path: str, volume: Volume, patch: Sequence[int] | None) -> Volu
         decoded=volume.nbytes,
         stored=stored_nbytes(path),
         one=one,
-        all=decode_speed(volume, patch, cores, _SECONDS) if has_some and cores > 1 else one,
+        all=every,
     )
 
 
@@ -366,16 +358,15 @@ class Rates:
 
     def cost(self, amplification: float) -> Cost:
         """Return the cost with so many bytes decoded for each that is used."""
-        return Cost(amplification, self._patches(amplification, 0), self._patches(amplification, 1))
-
-    def _patches(self, amplification: float, which: int) -> float:
-        seconds, threads = 0.0, 1
-        for number, pair in enumerate(self._speeds):
-            speed = pair[which]
-            if speed is not None:
-                seconds += amplification * self._model.nbytes_of(number) / speed.nbytes_per_s
-                threads = speed.threads
-        return 1 / max(seconds + self._copying / threads, 1e-12)
+        rates = []
+        for speeds in zip(*self._speeds, strict=True):  # of one thread, and of all
+            seconds, threads = 0.0, 1
+            for number, speed in enumerate(speeds):
+                if speed is not None:
+                    seconds += amplification * self._model.nbytes_of(number) / speed.nbytes_per_s
+                    threads = speed.threads
+            rates.append(1 / max(seconds + self._copying / threads, 1e-12))
+        return Cost(amplification, *rates)
 
 
 # ---- other chunks, tried on a part of the volume ----------------------------------------------
@@ -440,9 +431,15 @@ def _speeds(volume: Volume, patch: Sequence[int], box: Box | None) -> tuple[Spee
     """How fast it is decoded by one thread, and by all, for patches as far as they fit."""
     spatial = volume.shape[len(volume.shape) - len(patch) :]
     fits = all(side <= size for side, size in zip(patch, spatial, strict=True))
-    wanted, cores = patch if fits else None, available_cpus()
-    one = decode_speed(volume, wanted, 1, _TRIED_SECONDS, box)
-    return one, decode_speed(volume, wanted, cores, _TRIED_SECONDS, box) if cores > 1 else one
+    return _one_and_all(volume, patch if fits else None, _TRIED_SECONDS, box)
+
+
+def _one_and_all(
+    volume: Volume, patch: Sequence[int] | None, seconds: float, box: Box | None = None
+) -> tuple[Speed, Speed]:
+    cores = available_cpus()
+    one = decode_speed(volume, patch, 1, seconds, box)
+    return one, decode_speed(volume, patch, cores, seconds, box) if cores > 1 else one
 
 
 def worthwhile(found: Sequence[Rechunked]) -> Rechunked | None:
@@ -542,10 +539,9 @@ def _print_volumes(facts: Sequence[VolumeFacts], console: Console) -> None:
             ("stored", f"{stored}{ratio}: {one.how}"),
             ("decoded at once", unit),
         ]
-        for speed in dict.fromkeys((one.one, one.all)):
-            if speed is not None:
-                pace = f"{speed.units_per_s:,.0f} units/s, {in_bytes(speed.nbytes_per_s)}/s"
-                lines.append((f"measured, {_several(speed.threads, 'thread')}", pace))
+        for speed in dict.fromkeys(filter(None, (one.one, one.all))):
+            pace = f"{speed.units / speed.seconds:,.0f} units/s, {in_bytes(speed.nbytes_per_s)}/s"
+            lines.append((f"measured, {counted(speed.threads, 'thread')}", pace))
         for name, text in lines:
             print_line(console, f"  {name:<20} {text}")
         console.print()
@@ -563,7 +559,7 @@ def _print_patches(patches: PatchFacts, facts: Sequence[VolumeFacts], console: C
     for name, memory, cost in (
         ("one alone", "nothing", patches.alone),
         ("uniform", remembered, patches.uniform),
-        (f"a tour from {_several(patches.fronts, 'place')} at a time", remembered, patches.tour),
+        (f"a tour from {counted(patches.fronts, 'place')} at a time", remembered, patches.tour),
     ):
         cells = f"{cost.amplification:.2f}×", f"{cost.one:,.1f}", f"{cost.all:,.1f}"
         rows.add_row(name, memory, in_bytes(cost.amplification * patches.nbytes), *cells)
@@ -571,25 +567,22 @@ def _print_patches(patches: PatchFacts, facts: Sequence[VolumeFacts], console: C
     if patches.keeps_all:
         print_line(console, "Everything is remembered: from the second epoch on nothing is decoded.")
     for limit, nbytes in patches.needed.items():
-        what = _enough(patches, float(limit), nbytes)
+        if nbytes is not None:
+            what = f"{in_bytes(nbytes)} is enough"
+        elif patches.least > float(limit):
+            least = f"{patches.least:.2f} in the first epoch"
+            what = f"no budget is enough: with all of it remembered it is {least}"
+        else:
+            least = in_bytes(budget_for(patches.all_nbytes, patches.fit.thread_nbytes))
+            what = f"only all of it is enough, {least}"
         print_line(console, f"For a tour to decode at most {limit} bytes for each that is used, {what}.")
     fit = patches.fit
     print_line(
         console,
-        f"In {in_bytes(patches.budget)}: {_several(fit.threads, 'thread')} of {in_bytes(fit.thread_nbytes)} "
+        f"In {in_bytes(patches.budget)}: {counted(fit.threads, 'thread')} of {in_bytes(fit.thread_nbytes)} "
         f"each while they decode, and {remembered} for what is remembered.",
     )
     console.print()
-
-
-def _enough(patches: PatchFacts, limit: float, nbytes: int | None) -> str:
-    """Which memory is enough for a tour to decode no more than ``limit``."""
-    if nbytes is not None:
-        return f"{in_bytes(nbytes)} is enough"
-    if patches.least > limit:
-        return f"no budget is enough: with all of it remembered it is {patches.least:.2f} in the first epoch"
-    least = budget_for(patches.all_nbytes, patches.fit.thread_nbytes)
-    return f"only all of it is enough, {in_bytes(least)}"
 
 
 def _print_other(other: Sequence[Rechunked], console: Console) -> None:
@@ -614,37 +607,33 @@ def _print_advice(
     patches: PatchFacts, now: VolumeFacts, other: Sequence[Rechunked], console: Console
 ) -> None:
     best, best_uniform = worthwhile(other), worthwhile_uniform(other)
+    lines = []
     if patches.keeps_all:
         print_line(console, "Other chunks would change the first epoch only.", "bold green")
     elif best is not None:
         print_line(console, "Advice", "bold")
-        print_line(
-            console,
+        lines = [
             f"Chunks of {_sides(best.chunk)} would give {best.gain:.1f} times as many patches, "
             f"{best.tour.all:,.0f} in a second instead of {other[0].tour.all:,.0f}:",
-        )
-        print_line(console, f"  {command(now.name, best)}")
+            f"  {command(now.name, best)}",
+        ]
     elif best_uniform is not None:
         print_line(console, "For a tour no other chunks are worth a copy.", "bold green")
-        print_line(
-            console,
+        lines = [
             f"In uniform order chunks of {_sides(best_uniform.chunk)} would give "
             f"{best_uniform.uniform_gain:.1f} times as many patches, {best_uniform.uniform.all:,.0f} in a "
             f"second instead of {other[0].uniform.all:,.0f}:",
-        )
-        print_line(console, f"  {command(now.name, best_uniform)}")
+            f"  {command(now.name, best_uniform)}",
+        ]
     else:
         print_line(console, "No other chunks are worth a copy.", "bold green")
     if patches.uniform.all < _LESS * patches.tour.all:
-        print_line(
-            console,
+        lines.append(
             f'Shuffle(unit="group") visits patches on a tour: {patches.tour.all:,.0f} in a second instead '
-            f"of {patches.uniform.all:,.0f}.",
+            f"of {patches.uniform.all:,.0f}."
         )
-
-
-def _several(count: int, what: str) -> str:
-    return f"{count} {what}{'s' if count > 1 else ''}"
+    for line in lines:
+        print_line(console, line)
 
 
 def _sides(shape: Sequence[int]) -> str:
