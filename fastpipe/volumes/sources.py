@@ -16,7 +16,6 @@ import numpy as np
 from fastpipe.core.files import is_url, open_file
 from fastpipe.core.text import in_bytes, natural_sorted, printable
 from fastpipe.errors import OptionError
-from fastpipe.options import Stage
 from fastpipe.volumes.opening import open_volume
 from fastpipe.volumes.remote import RemoteVolumes, remote_volumes
 from fastpipe.volumes.volume import DIMS, Volume
@@ -230,27 +229,20 @@ class Role(NamedTuple):
         return self.volumes[number].shape[len(self.lead) :]
 
 
-def opened_roles(
-    volume: Any,
-    labels: Any,
-    mask: Any,
-    dims: int,
-    *,
-    may_write: bool,
-    storage_options: Mapping[str, Any] | None = None,
-    stage: Stage | None = None,
-) -> tuple[list[Role], RemoteVolumes | None]:
-    """Open volumes, and what belongs to them.
+class Given(NamedTuple):
+    """Of which volumes a dataset of patches is to be, and how those are reached that are somewhere else."""
 
-    Args:
-        volume, labels, mask: as for ``matched_volumes``.
-        storage_options, stage: as for ``remote_volumes``.
+    volume: Any
+    labels: Any
+    mask: Any
+    stage: Any
+    storage_options: Mapping[str, Any] | None
 
-    Returns:
-        The arrays; and what brings chunks here of those that are somewhere else.
-    """
-    columns = matched_volumes(volume, labels, mask)
-    remote = remote_volumes(itertools.chain(*columns.values()), storage_options, stage)
+
+def opened_roles(given: Given, dims: int, *, may_write: bool) -> tuple[list[Role], RemoteVolumes | None]:
+    """Open volumes, and what belongs to them; and what brings chunks here of those that are elsewhere."""
+    columns = matched_volumes(*given[:3])
+    remote = remote_volumes(itertools.chain(*columns.values()), given.storage_options, given.stage)
 
     def opened(what: Any, name: str) -> Volume:
         is_path = remote is not None and isinstance(what, (str, os.PathLike))
