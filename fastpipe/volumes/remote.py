@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,40 +49,34 @@ class RemoteVolumes:
     """The Zarr arrays of a dataset whose chunks are objects of stores, or files of folders that are far away;
     the stage, if there is one, is where they are copied near."""
 
-    def __init__(self, storage_options: Mapping[str, Any] | None, stage: Stage | None) -> None:
-        self._options, self._stage = storage_options, stage
+    def __init__(
+        self, paths: Iterable[str], storage_options: Mapping[str, Any] | None, stage: Stage | None
+    ) -> None:
+        self._stage = stage
         # Whether something was asked for that only is possible chunk by chunk.
         self._must = stage is not None or storage_options is not None
-        self.stores: list[ChunkStore] = []
-        self._found: dict[str, tuple[ZarrArray, RemoteChunks]] = {}
-
-    def look(self, paths: Sequence[str]) -> None:
-        """Find arrays, and which of their chunks there are; what is not to be read here is left out."""
-        if self._stage is not None:
-            StageFolder(self._stage).close()  # whether it can be used shows now
+        if stage is not None:
+            StageFolder(stage).close()  # whether it can be used shows now
         paths = list(dict.fromkeys(paths))
         stores: dict[tuple[str, str], ChunkStore] = {}
-        asked = [self._asked(path, stores) for path in paths]
+        asked = [self._asked(path, storage_options, stores) for path in paths]
+        policy = Retries() if self._must else _HURRIED  # how often metadata are asked for
         with ThreadPoolExecutor(min(_AT_A_TIME, len(paths)) or 1, "fastpipe-volumes") as pool:
-            found = list(
-                pool.map(lambda one: None if one is None else _seen(one[0], one[1], self._policy), asked)
-            )
+            found = list(pool.map(lambda one: _seen(*one, policy) if isinstance(one, tuple) else one, asked))
+        self._found: dict[str, tuple[ZarrArray, RemoteChunks]] = {}
         for path, one, seen in zip(paths, asked, found, strict=True):
-            if one is None or seen is None:
-                self._refuse(path, None)
+            if isinstance(one, tuple) and isinstance(seen, tuple):
+                self._found[path] = seen[0], one[0].add(path, one[1], *seen)
             elif isinstance(seen, Exception):
                 self._refuse(path, seen)
-            else:
-                self._found[path] = seen[0], one[0].add(path, one[1], *seen)
-        self.stores = [store for store in stores.values() if store.is_used]
+        self.stores = [store for store in stores.values() if store.parts]
         for store in self.stores:
             store.complete()
-        self._options = None  # stores have them, and say them to nobody
 
     def volume(self, path: str, place: str) -> Volume | None:
         """One that was found."""
         found = self._found.get(path)
-        return None if found is None else zarr_of_objects(_shown(path), *found, place)
+        return None if found is None else zarr_of_objects(path.rstrip("/"), *found, place)
 
     def close(self) -> None:
         """End the threads of this process, and let go of the stage and of connections."""
@@ -99,41 +94,33 @@ class RemoteVolumes:
         """Whether processes find here what one of them has fetched."""
         return self._stage is not None
 
-    @property
-    def _policy(self) -> Retries:
-        """How often metadata are asked for."""
-        return Retries() if self._must else _HURRIED
-
-    def _asked(self, path: str, stores: dict[tuple[str, str], ChunkStore]) -> tuple[ChunkStore, str] | None:
-        """Where to ask for an array, and what its keys begin with; None where nobody can list it."""
+    def _asked(
+        self, path: str, options: Mapping[str, Any] | None, stores: dict[tuple[str, str], ChunkStore]
+    ) -> tuple[ChunkStore, str] | Exception:
+        """Where to ask for an array, and what its keys begin with; or why that cannot be done."""
         try:
             location = Location.of(path)
-            if location.scheme in _WEB:  # which chunks there are cannot be known
-                return None
+            if location.scheme in _WEB:
+                return VolumeError(
+                    f"{path} cannot be read chunk by chunk, as over HTTP nobody can say which chunks there "
+                    "are: leave stage= and storage_options= out, or name its bucket (s3://…, gs://…)"
+                )
             root = path if location.scheme else "/"
             prefix = location.prefix if location.scheme else f"{os.path.abspath(path).strip('/')}/"
             key = location.scheme, location.bucket if location.scheme else "/"
             if key not in stores:
-                store, inside = open_store(root, self._options if location.scheme else None)
+                store, inside = open_store(root, options if location.scheme else None)
                 stores[key] = ChunkStore(store, inside, self._stage)
             return stores[key], prefix
         except (OptionError, MissingDependencyError) as error:
-            self._refuse(path, error)
-            return None
+            return error
 
-    def _refuse(self, path: str, why: Exception | None) -> None:
+    def _refuse(self, path: str, why: Exception) -> None:
         """Say that an array cannot be read here, if nobody else can."""
         is_missing = isinstance(why, MissingDependencyError) and not path.startswith(_OF_TENSORSTORE)
-        if not self._must and not is_missing:
-            if why is not None:
-                _log.info("%s is left to tensorstore: %s", path, str(why))
-            return
-        if why is None:
-            why = VolumeError(
-                f"{path} cannot be read chunk by chunk, as over HTTP nobody can say which chunks there are: "
-                "leave stage= and storage_options= out, or name its bucket (s3://…, gs://…)"
-            )
-        raise why
+        if self._must or is_missing:
+            raise why
+        _log.info("%s is left to tensorstore: %s", path, str(why))
 
 
 def remote_volumes(
@@ -156,9 +143,7 @@ def remote_volumes(
             f"stage= is for Zarr arrays, whose chunks are copied near one by one; got {first!r}: leave it "
             "out, or make a copy of that kind: fastpipe repack"
         )
-    remote = RemoteVolumes(storage_options, stage)
-    remote.look(far)
-    return remote
+    return RemoteVolumes(far, storage_options, stage)
 
 
 def _seen(store: ChunkStore, prefix: str, policy: Retries) -> tuple[ZarrArray, Listing] | Exception:
@@ -201,18 +186,13 @@ def _array(store: Store, location: Location, prefix: str) -> ZarrArray:
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
 
 
-def _shown(path: str) -> str:
-    """What a volume is called."""
-    return path.rstrip("/") if is_url(path) else path
-
-
 class ChunkStore:
     """One store, and the chunks in it that a dataset needs; ``asking`` asks it again where that may help."""
 
     def __init__(self, bare: Store, location: Location, stage: Stage | None) -> None:
         self.bare, self.location, self._stage = bare, location, stage
         self.asking = RetryingStore(bare)
-        self._parts: list[Rows] = []
+        self.parts: list[Rows] = []  # of arrays, until all of them are noted
         self._count = 0
         self._listing: Listing | None = None
         self._begin()
@@ -238,11 +218,6 @@ class ChunkStore:
         near = "fetched ahead" if self._stage is None else f"staged in {str(self._stage.dir)!r}"
         return f"by {self.asking.describe()}, {near}"
 
-    @property
-    def is_used(self) -> bool:
-        """Whether any array is in it."""
-        return self._listing is not None or bool(self._parts)
-
     def add(self, path: str, prefix: str, array: ZarrArray, listing: Listing) -> RemoteChunks:
         """Note the chunks of an array."""
         counts = [-(-size // side) for size, side in zip(array.shape, array.chunk, strict=True)]
@@ -250,28 +225,25 @@ class ChunkStore:
         for row in range(len(listing)):
             place = array.place(listing.key(row)[len(prefix) :])
             if place is not None:
-                number = 0
-                for at, count in zip(place, counts, strict=True):
-                    number = number * count + at
-                numbers.append(number)
+                numbers.append(int(np.ravel_multi_index(place, counts)) if place else 0)
                 rows.append(row)
         order = np.argsort(np.array(numbers, np.int64), kind="stable")
         rows = [rows[at] for at in order.tolist()]
         keys, versions = [listing.key(row) for row in rows], [listing.version(row) for row in rows]
-        self._parts.append(Rows.of("", keys, [listing.size(row) for row in rows], versions))
+        self.parts.append(Rows.of("", keys, [listing.size(row) for row in rows], versions))
         first, self._count = self._count, self._count + len(rows)
         state = f"{path} {listing.digest.hex()}"
         return RemoteChunks(self, prefix, array, counts, first, np.array(numbers, np.int64)[order], state)
 
     def complete(self) -> None:
         """All arrays are noted."""
-        rows = Rows.joined(self._parts)
+        rows = Rows.joined(self.parts)
         paths = FrozenSamples(
             bytes(rows.paths.block), offsets_of(rows.paths.lengths), np.zeros(len(rows), np.int64),
             self.location.store,
         )  # fmt: skip
         self._listing = Listing(paths, "", rows.sizes, rows.versions)
-        self._parts = []
+        self.parts = []
 
     def reader(self) -> ObjectReader:
         """This process's reader, made when it is first needed."""
@@ -371,20 +343,14 @@ class Needed:
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Within the block this thread reads for this batch."""
-        before, _current.needed = _current.needed, self
+        before = _current.set(self)
         try:
             yield
         finally:
-            _current.needed = before
+            _current.reset(before)
 
 
-class _Current(threading.local):
-    """For whom a thread is reading."""
-
-    needed: Needed | None = None
-
-
-_current = _Current()
+_current: ContextVar[Needed | None] = ContextVar("_current", default=None)  # for whom a thread is reading
 
 
 class RemoteChunks:
@@ -394,14 +360,9 @@ class RemoteChunks:
         self, store: ChunkStore, prefix: str, array: ZarrArray, counts: Sequence[int], first: int,
         numbers: Int64Array, state: str,
     ) -> None:  # fmt: skip
-        self.store, self.state = store, state
+        self.store, self.state, self.how = store, state, store.how
         self._prefix, self._array, self._counts = prefix, array, tuple(counts)
         self._first, self._numbers = first, numbers
-
-    @property
-    def how(self) -> str:
-        """As of the store."""
-        return self.store.how
 
     def path(self, chunk: int) -> str:
         """Of a chunk, whether it is there or not."""
@@ -423,13 +384,13 @@ class RemoteChunks:
         try:
             return self.store.reader().read("", row)
         finally:
-            if _current.needed is not None:
-                _current.needed.was_read(self.store, row)
+            if (needed := _current.get()) is not None:
+                needed.was_read(self.store, row)
 
     @contextmanager
     def together(self, chunks: Sequence[int]) -> Iterator[None]:
         """Within the block each of these is read: they are fetched side by side."""
-        if _current.needed is not None or len(chunks) < 2:  # a batch has said so already
+        if _current.get() is not None or len(chunks) < 2:  # a batch has said so already
             yield
             return
         needed = Needed()

@@ -46,7 +46,11 @@ def matched_volumes(volume: Any, labels: Any = None, mask: Any = None) -> dict[s
         columns = _columns(volume)
     else:
         given = zip(ROLES, (volume, labels, mask), strict=True)
-        columns = {name: _several(some) for name, some in given if name == "volume" or some is not None}
+        columns = {
+            name: list(some) if isinstance(some, (list, tuple)) else [some]
+            for name, some in given
+            if name == "volume" or some is not None
+        }
     columns = _expanded(columns)
     if not columns["volume"]:
         raise OptionError("volume= names no volumes")
@@ -89,10 +93,6 @@ def _columns_of_file(path: str) -> dict[str, list[Any]]:
     }
 
 
-def _several(given: Any) -> list[Any]:
-    return list(given) if isinstance(given, (list, tuple)) else [given]
-
-
 def _expanded(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """The columns with what patterns match in their places."""
     if len({len(column) for column in columns.values()}) == 1:
@@ -123,11 +123,10 @@ def _expanded(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
 
 def _expanded_row(row: dict[str, Any]) -> dict[str, list[Any]]:
     patterns = {name: os.fspath(item) for name, item in row.items() if _is_pattern(item)}
-    found = {name: [item] for name, item in row.items()}
+    matches = {name: _found(pattern, name) for name, pattern in patterns.items()}
     if len(patterns) > 1:
-        found |= _matched(patterns)
-    else:
-        found |= {name: _found(pattern, name) for name, pattern in patterns.items()}
+        matches = _matched(patterns, matches)
+    found = {name: [item] for name, item in row.items()} | matches
     _check_counts(found)
     return found
 
@@ -165,7 +164,7 @@ def _found(pattern: str | os.PathLike[str], name: str) -> list[str]:
     return found
 
 
-def _matched(patterns: dict[str, str]) -> dict[str, list[str]]:
+def _matched(patterns: dict[str, str], matches: dict[str, list[str]]) -> dict[str, list[str]]:
     """What patterns match, in the order of the first, by what their wildcards stand for."""
     regexes = {name: _regex(pattern) for name, pattern in patterns.items()}
     counts = {name: regex.groups for name, regex in regexes.items()}
@@ -174,11 +173,10 @@ def _matched(patterns: dict[str, str]) -> dict[str, list[str]]:
         raise OptionError(f"patterns must have equally many wildcards, got {said}: {_HOW}")
     by_text: dict[str, dict[tuple[str, ...], str]] = {}
     for name, pattern in patterns.items():
-        fits = [(regexes[name].fullmatch(path), path) for path in _found(pattern, name)]
         by_text[name] = {}
-        for match, path in fits:
-            if match is not None and by_text[name].setdefault(match.groups(""), path) != path:
-                other = by_text[name][match.groups("")]
+        for path in matches[name]:
+            match = regexes[name].fullmatch(path)
+            if match is not None and (other := by_text[name].setdefault(match.groups(""), path)) != path:
                 raise OptionError(f"{name}={pattern!r} has both {other!r} and {path!r}: {_HOW}")
     leading = next(iter(patterns))
     for name in patterns:
@@ -203,14 +201,11 @@ def _regex(pattern: str) -> re.Pattern[str]:
         else:
             has_any_ending = last and part.endswith(".*")
             pieces = _WILDCARDS.split(part.removesuffix("*") if has_any_ending else part)
-            text += "".join(map(_wildcard, pieces)) + ("[^/]*" if has_any_ending else "" if last else "/+")
+            # Every second one is a wildcard.
+            pieces[0::2] = map(re.escape, pieces[0::2])
+            pieces[1::2] = ["([^/]*)" if piece[0] == "*" else "([^/])" for piece in pieces[1::2]]
+            text += "".join(pieces) + ("[^/]*" if has_any_ending else "" if last else "/+")
     return re.compile(text, re.DOTALL)
-
-
-def _wildcard(piece: str) -> str:
-    if not _WILDCARDS.fullmatch(piece):
-        return re.escape(piece)
-    return "([^/]*)" if piece[0] == "*" else "([^/])"
 
 
 # ---- these volumes, opened --------------------------------------------------------------------
@@ -280,10 +275,11 @@ def _role(name: str, volumes: Sequence[Volume], dims: int) -> Role:
                 f"{volume.name} has elements of {volume.dtype}, and {first.name} of {first.dtype}: a batch "
                 "has one type; convert one of them"
             )
-        if volume.shape[: len(volume.shape) - dims] != lead:
+        own = volume.shape[: len(volume.shape) - dims]
+        if own != lead:
             raise OptionError(
-                f"{volume.name} has {volume.shape[: len(volume.shape) - dims]} in front of the dimensions "
-                f"that patches are cut along, and {first.name} {lead}: a batch has one shape"
+                f"{volume.name} has {own} in front of the dimensions that patches are cut along, and "
+                f"{first.name} {lead}: a batch has one shape"
             )
     return Role(name, list(volumes), lead, first.dtype)
 
@@ -303,17 +299,14 @@ class PatchPlan:
         return "PatchPlan(\n" + "".join(f"  {line}\n" for line in self.lines) + ")"
 
 
-def _order(role: Role) -> str:
-    names = [volume.name for volume in role.volumes]
-    is_natural = names == natural_sorted(set(names))  # arrays in memory have all the same name
-    return "natural order" if is_natural else "the given order"
-
-
 def _line(role: Role, patch_size: Sequence[int]) -> str:
     first, count = role.volumes[0], len(role.volumes)
     patch = (*role.lead, *patch_size)
     nbytes = math.prod(patch) * role.dtype.itemsize
-    where = first.name if count == 1 else f"{count} volumes in {_order(role)}, from {first.name}"
+    names = [volume.name for volume in role.volumes]
+    is_natural = names == natural_sorted(set(names))  # arrays in memory have all the same name
+    order = "natural order" if is_natural else "the given order"
+    where = first.name if count == 1 else f"{count} volumes in {order}, from {first.name}"
     shape = "×".join(map(str, first.shape))
     hows = list(dict.fromkeys(volume.how for volume in role.volumes))
     more = f", and {len(hows) - 1} other ways" if len(hows) > 1 else ""

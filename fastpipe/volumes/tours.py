@@ -184,9 +184,8 @@ class TourTrial:
         counts = -(-space.shapes // units)
         # Units are counted through all volumes.
         self._firsts = np.cumsum(np.concatenate([[0], counts.prod(axis=1)]))
-        self._steps = np.ones_like(counts)
-        for dim in range(counts.shape[1] - 2, -1, -1):
-            self._steps[:, dim] = self._steps[:, dim + 1] * counts[:, dim + 1]
+        inner = np.concatenate([counts[:, 1:], np.ones_like(counts[:, :1])], axis=1)
+        self._steps = np.cumprod(inner[:, ::-1], axis=1)[:, ::-1]
         visits = [
             unit_visits(
                 space.shapes[volume].tolist(), unit, space.patch.tolist(),
@@ -202,9 +201,10 @@ class TourTrial:
         space, units = self._geometry.space, self._geometry.units
         cells = (-(-space.counts // units)).max(axis=0).tolist()
         found: dict[bytes, tuple[Stripes, TriedOrder]] = {}
+        # In units, up to all; the larger the farther apart.
+        widths = [sorted({*(1 << power for power in range((cell - 1).bit_length())), cell}) for cell in cells]
         for axis in range(len(cells)):
-            widths = ([1] if dim == axis else _some_widths(cell) for dim, cell in enumerate(cells))
-            for some in itertools.product(*widths):
+            for some in itertools.product(*widths[:axis], [1], *widths[axis + 1 :]):
                 stripes = Stripes(axis, some)
                 patches = self._beginning(stripes, 1)
                 if (content := patches.tobytes()) not in found:
@@ -260,14 +260,6 @@ class TourTrial:
         return TriedOrder(places.astype(np.int64), ends, self._visits[some].astype(np.int64))
 
 
-def _some_widths(most: int) -> list[int]:
-    """Widths of stripes that are tried, in units, up to the largest; the larger the farther apart."""
-    sizes = [1]
-    while sizes[-1] < most:
-        sizes.append(min(most, 2 * sizes[-1]))
-    return sizes
-
-
 class Touring:
     """Plans tours through the volumes of a dataset.  Can be sent to other processes."""
 
@@ -279,9 +271,7 @@ class Touring:
         units = np.array([volume.grid.unit[len(leading.lead) :] for volume in leading.volumes], np.int64)
         voxels = sum(volume.nbytes for role in roles for volume in role.volumes)
         more = voxels / max(1, sum(volume.nbytes for volume in leading.volumes))
-        largest = max(
-            int(np.prod(leading.lead)) * leading.dtype.itemsize * int(np.prod(unit)) for unit in units
-        )
+        largest = math.prod(leading.lead) * leading.dtype.itemsize * int(units.prod(axis=1).max())
         self._geometry = Geometry(space, units.reshape(-1, dims), int(largest * more))
         self._planned: dict[int | None, tuple[int, Stripes, float]] = {}
 
