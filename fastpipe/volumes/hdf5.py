@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import math
 import operator
 import os
 import threading
@@ -15,7 +14,6 @@ import numpy as np
 from fastpipe.core.files import lent
 from fastpipe.core.native import native
 from fastpipe.core.reads import ChunkError
-from fastpipe.core.text import in_bytes
 from fastpipe.core.types import ChunkTables
 from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.hdf5 import chunks
@@ -44,6 +42,7 @@ from fastpipe.volumes.volume import (
     UnitReader,
     Volume,
     box_text,
+    chunk_text,
 )
 
 
@@ -107,9 +106,7 @@ class HDF5Volume(Volume):
         else:
             unit = [max(1, side) for side in layout.chunk]
             filters = " and ".join(step.name for step in layout.filters) or "not compressed"
-            chunk = "×".join(map(str, unit))
-            nbytes = in_bytes(math.prod(unit) * self.dtype.itemsize)
-            self.how = f"HDF5, chunks of {chunk} ({nbytes}; {filters})"
+            self.how = f"HDF5, chunks of {chunk_text(unit, self.dtype, filters)}"
         self.grid = UnitGrid(self.shape, unit)
 
     def native_source(self) -> Any | None:

@@ -46,7 +46,7 @@ from fastpipe.volumes.sources import Given, PatchPlan, Role, opened_roles
 from fastpipe.volumes.stock import SlicedPatches
 from fastpipe.volumes.tours import Touring
 from fastpipe.volumes.units import PatchChunks, Remembered, budget_of, planned_room
-from fastpipe.volumes.volume import DamagedUnitError, Int64Array, UInt8Array
+from fastpipe.volumes.volume import DamagedUnitError, Int64Array, UInt8Array, sides_text
 
 _MOST_DRAWN = 101  # random places of which substitutes are drawn, where an epoch has fewer
 _MOST_EXPECTED = 1 << 23  # uses of parts of volumes in an epoch, to list them before it
@@ -438,8 +438,8 @@ class PatchSamples(TouredSamples):
 
     def _item(self, index: int, places: Places, place: int) -> Item:
         volume = self._roles[0].volumes[int(places.volumes[place])]
-        size, start = "×".join(map(str, self._cut)), places.starts[place].tolist()
-        return Item(index, f"{volume.name}, patch of {size} at {tuple(start)}")
+        start = tuple(places.starts[place].tolist())
+        return Item(index, f"{volume.name}, patch of {sides_text(self._cut)} at {start}")
 
     def _running(self) -> Runtime:
         """Threads, open volumes and memory of this process, made when first needed."""

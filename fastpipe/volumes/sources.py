@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import glob
 import itertools
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -14,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastpipe.core.files import is_url, open_file
-from fastpipe.core.text import in_bytes, natural_sorted, printable
+from fastpipe.core.text import natural_sorted, printable
 from fastpipe.errors import OptionError
 from fastpipe.volumes.opening import open_volume
 from fastpipe.volumes.remote import RemoteVolumes, remote_volumes
-from fastpipe.volumes.volume import DIMS, Volume
+from fastpipe.volumes.volume import DIMS, Volume, chunk_text, sides_text
 
 # ---- which volumes belong together: lists, patterns and tables of paths -----------------------
 
@@ -301,16 +300,13 @@ class PatchPlan:
 
 def _line(role: Role, patch_size: Sequence[int]) -> str:
     first, count = role.volumes[0], len(role.volumes)
-    patch = (*role.lead, *patch_size)
-    nbytes = math.prod(patch) * role.dtype.itemsize
     names = [volume.name for volume in role.volumes]
     is_natural = names == natural_sorted(set(names))  # arrays in memory have all the same name
     order = "natural order" if is_natural else "the given order"
     where = first.name if count == 1 else f"{count} volumes in {order}, from {first.name}"
-    shape = "×".join(map(str, first.shape))
     hows = list(dict.fromkeys(volume.how for volume in role.volumes))
     more = f", and {len(hows) - 1} other ways" if len(hows) > 1 else ""
     return (
-        f"{role.name}: {where}, {shape} {role.dtype}  →  patches of {'×'.join(map(str, patch))} "
-        f"({in_bytes(nbytes)}) from {hows[0]}{more}"
+        f"{role.name}: {where}, {sides_text(first.shape)} {role.dtype}  →  patches of "
+        f"{chunk_text((*role.lead, *patch_size), role.dtype)} from {hows[0]}{more}"
     )

@@ -27,6 +27,7 @@ from fastpipe.volumes.volume import (
     UnitReader,
     Volume,
     box_text,
+    chunk_text,
     folder_state,
     grown_unit,
 )
@@ -71,9 +72,8 @@ class TensorStoreVolume(Volume):
         if nbytes > LARGEST_UNIT:  # tensorstore ends the process where it has no memory for one
             raise VolumeError(f"{self.name} has chunks of {in_bytes(nbytes)}, more than tensorstore decodes")
         self.grid = UnitGrid(self.shape, grown_unit(chunk, self.shape, self.dtype.itemsize, _LEAST_NBYTES))
-        said = "×".join(map(str, chunk))
-        self.how = f"{driver} by tensorstore, chunks of {said}"
-        self.how += f" ({in_bytes(nbytes)})" + (f", as {why}" if why else "")
+        self.how = f"{driver} by tensorstore, chunks of {chunk_text(chunk, self.dtype)}"
+        self.how += f", as {why}" if why else ""
 
     @property
     def finer(self) -> TensorStoreVolume | None:

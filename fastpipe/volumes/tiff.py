@@ -19,7 +19,7 @@ from fastpipe.core.extras import require
 from fastpipe.core.files import open_file, regular_status, retrying_open
 from fastpipe.core.native import native
 from fastpipe.core.reads import read_bytes
-from fastpipe.core.text import in_bytes, natural_sorted
+from fastpipe.core.text import natural_sorted
 from fastpipe.errors import FastpipeError, MissingDependencyError, VolumeError
 from fastpipe.volumes.raw import RawVolume, raw_unit, read_box
 from fastpipe.volumes.volume import (
@@ -32,6 +32,7 @@ from fastpipe.volumes.volume import (
     UnitReader,
     Volume,
     as_volume_error,
+    chunk_text,
     shortened,
     swapped,
 )
@@ -294,11 +295,8 @@ class TiffVolume(Volume):
         self.dims = len(lead)
         names = [os.path.basename(file) for file in (files[0], files[-1])]
         many = f"{len(files):,} files in {order} ({names[0]} … {names[1]}), " if order else ""
-        what = "×".join(map(str, page.segment))
-        nbytes = in_bytes(math.prod(page.segment) * page.dtype.itemsize)
-        self.how = f"TIFF, {many}" + (
-            "not compressed" if page.is_raw else f"parts of {what} ({nbytes}; {page.compression})"
-        )
+        parts = f"parts of {chunk_text(page.segment, page.dtype, page.compression)}"
+        self.how = f"TIFF, {many}{'not compressed' if page.is_raw else parts}"
 
     def native_source(self) -> Any | None:
         """Where its strips or tiles are; None for several files, and where tifffile has to undo them."""

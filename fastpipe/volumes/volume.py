@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.core.extras import missing_package
+from fastpipe.core.text import in_bytes
 from fastpipe.errors import FastpipeError, VolumeError
 from fastpipe.hdf5 import chunks
 
@@ -106,6 +107,17 @@ class UnitGrid:
 def box_text(box: Sequence[slice]) -> str:
     """Return a box as it is written in Python: ``"[0:4, 8:10]"``."""
     return f"[{', '.join(f'{side.start}:{side.stop}' for side in box)}]"
+
+
+def sides_text(shape: Sequence[int]) -> str:
+    """Return a shape for people: ``"64×128×128"``."""
+    return "×".join(map(str, shape))
+
+
+def chunk_text(chunk: Sequence[int], dtype: np.dtype[Any], codec: str = "") -> str:
+    """Return what is stored together, in words: ``"64×128×128 (1 MiB; zstd)"``."""
+    nbytes = in_bytes(math.prod(chunk) * dtype.itemsize)
+    return f"{sides_text(chunk)} ({nbytes}; {codec})" if codec else f"{sides_text(chunk)} ({nbytes})"
 
 
 def box_within(box: Sequence[slice], outer: Sequence[slice]) -> Box:

@@ -13,7 +13,7 @@ import os
 import re
 import struct
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
@@ -34,6 +34,7 @@ from fastpipe.volumes.volume import (
     Volume,
     as_volume_error,
     box_text,
+    chunk_text,
     folder_state,
     shortened,
 )
@@ -55,14 +56,14 @@ class ZarrVolume(Volume, UnitReader):
         self._chunk_nbytes = array.chunk_nbytes
         # Units are slabs of a chunk along its first dimension of more than one element, where it has one.
         self._axis = next((dim for dim, side in enumerate(array.chunk) if side > 1), 0)
-        slab = self._slab()
-        unit = [*array.chunk[: self._axis], slab, *array.chunk[self._axis + 1 :]] if array.chunk else []
+        unit, self._pieces = list(array.chunk), 1
+        if unit:
+            unit[self._axis] = self._slab()
+            self._pieces = array.chunk[self._axis] // unit[self._axis]
         self.grid = UnitGrid(array.shape, unit)
-        self._pieces = array.chunk[self._axis] // slab if array.chunk else 1
         codec = "not compressed" if array.codec == "none" else array.codec
         parts = f", in {self._pieces} parts" if self._pieces > 1 else ""
-        chunk = "×".join(map(str, array.chunk))
-        self.how = f"Zarr, chunks of {chunk} ({in_bytes(self._chunk_nbytes)}; {codec}){parts}"
+        self.how = f"Zarr, chunks of {chunk_text(array.chunk, array.dtype, codec)}{parts}"
         if objects is not None:
             self.how += f", {objects.how}"
 
@@ -73,43 +74,39 @@ class ZarrVolume(Volume, UnitReader):
     def _slab(self) -> int:
         """How much of a chunk can be decoded by itself, along the first dimension that it has."""
         array = self._array
-        if not array.chunk:
-            return 1
         side = array.chunk[self._axis]
         row = self._chunk_nbytes // side
         # Of objects never a part, also where they are staged: the order of a tour must not depend on that.
         if self.objects is not None or self._chunk_nbytes > _LARGEST_CHUNK:
             return side
+        least = row
         if array.codec == "blosc":
             header = self._some_header()
             if header is None or row % header.itemsize:
                 return side
             least = header.block
-        elif array.codec == "none":
-            least = row
-        else:
+        elif array.codec != "none":
             return side
         wanted = max(least, _LEAST_UNIT)
         # A slab is to consist of whole blocks, as otherwise some would be decompressed twice.
-        slabs = (slab * row for slab in even_parts(side))
-        return next((slab // row for slab in slabs if slab >= wanted and slab % least == 0), side)
+        slabs = (slab for slab in even_parts(side) if slab * row >= wanted and slab * row % least == 0)
+        return next(slabs, side)
 
     def _some_header(self) -> BloscHeader | None:
         """The header of a chunk that was written: all of an array's are compressed alike."""
         step = max(1, self.chunks.count // _LOOKED_AT)
         for number in range(0, self.chunks.count, step):
-            try:
-                with open(self._file(number), "rb", opener=open_file) as file:
-                    return BloscHeader.of(file.read(BLOSC_HEADER), self._chunk_nbytes)
-            except (FileNotFoundError, ChunkError):
-                continue
+            with (
+                suppress(FileNotFoundError, ChunkError),
+                open(self._file(number), "rb", opener=open_file) as file,
+            ):
+                return BloscHeader.of(file.read(BLOSC_HEADER), self._chunk_nbytes)
         return None
 
     def _file(self, chunk: int) -> str:
         return os.path.join(self.name, *self._array.key(self.chunks.place(chunk)).split("/"))
 
     def native_source(self) -> Any | None:
-        """Its folder; None where its chunks are objects."""
         array = self._array
         if self.objects is not None:
             return None
@@ -123,7 +120,6 @@ class ZarrVolume(Volume, UnitReader):
         return self
 
     def stored_in(self, numbers: Int64Array) -> Int64Array:
-        """Return the chunks of units."""
         return self._chunks_and_pieces(numbers)[0]
 
     def _chunks_and_pieces(self, numbers: Int64Array) -> tuple[Int64Array, Int64Array]:
@@ -158,11 +154,15 @@ class ZarrVolume(Volume, UnitReader):
         try:
             stored = self._stored_in(path) if objects is None else objects.read(chunk)
             if stored is None:  # never written
-                fill = np.frombuffer(self._array.fill, np.uint8)
                 for _, out in parts:
-                    out.reshape(-1, len(fill))[:] = fill
+                    out.reshape(-1, self.dtype.itemsize)[:] = np.frombuffer(self._array.fill, np.uint8)
+            elif len(parts) == 1 and len(parts[0][1]) == self._chunk_nbytes:
+                decode(self._array.codec, stored, parts[0][1])
             else:
-                self._decode(stored, parts)
+                whole = np.empty(self._chunk_nbytes, np.uint8)
+                decode(self._array.codec, stored, whole)
+                for begin, out in parts:
+                    out[:] = whole[begin : begin + len(out)]
         except ChunkError as error:
             why = str(error)
         except FileNotFoundError:
@@ -178,7 +178,7 @@ class ZarrVolume(Volume, UnitReader):
         try:
             descriptor = open_file(path)
         except FileNotFoundError:
-            self._check_still_there()
+            os.stat(self._metadata_file())  # is there, unless all of the volume is gone
             return None
         try:
             size = os.fstat(descriptor).st_size
@@ -192,19 +192,6 @@ class ZarrVolume(Volume, UnitReader):
             raise
         finally:
             os.close(descriptor)
-
-    def _check_still_there(self) -> None:
-        """A chunk that is not there was never written, unless all of the volume is gone."""
-        os.stat(self._metadata_file())
-
-    def _decode(self, stored: Any, parts: Sequence[tuple[int, UInt8Array]]) -> None:
-        if len(parts) == 1 and len(parts[0][1]) == self._chunk_nbytes:
-            decode(self._array.codec, stored, parts[0][1])
-            return
-        whole = np.empty(self._chunk_nbytes, np.uint8)
-        decode(self._array.codec, stored, whole)
-        for begin, out in parts:
-            out[:] = whole[begin : begin + len(out)]
 
 
 # ---- metadata: https://zarr-specs.readthedocs.io, zarr.json of version 3, .zarray of version 2 ---
@@ -337,20 +324,14 @@ def _arrays_in(path: str, depth: int = 3) -> list[str]:
         inside = os.path.join(path, name)
         if not os.path.isdir(inside):
             continue
-        names = set(os.listdir(inside))
-        if ".zarray" in names or ("zarr.json" in names and _is_array(inside)):
+        is_array, file = os.path.exists(os.path.join(inside, ".zarray")), os.path.join(inside, "zarr.json")
+        with suppress(OSError):  # a VolumeError is one
+            is_array = is_array or json_object(file, read_file(file)).get("node_type") == "array"
+        if is_array:
             found.append(name)
         elif depth:
             found += [f"{name}/{below}" for below in _arrays_in(inside, depth - 1)]
     return found
-
-
-def _is_array(path: str) -> bool:
-    file = os.path.join(path, "zarr.json")
-    try:
-        return json_object(file, read_file(file)).get("node_type") == "array"
-    except OSError:  # a VolumeError is one
-        return False
 
 
 def _version_3(data: dict[str, Any]) -> ZarrArray | str:
@@ -386,20 +367,18 @@ def _version_3(data: dict[str, Any]) -> ZarrArray | str:
 
 def _codecs_3(codecs: list[Any], dtype: np.dtype[Any]) -> tuple[np.dtype[Any], str] | str:
     """The stored elements' type and the codec of chunks; or what is not known here."""
-    steps = [
-        (codec, {}) if isinstance(codec, str) else (codec["name"], codec.get("configuration") or {})
-        for codec in codecs
-    ]
-    if not steps or steps[0][0] != "bytes":
-        return f"its codecs begin with {steps[0][0] if steps else 'nothing'}"
-    endian = steps[0][1].get("endian", "little")
-    if endian not in ("little", "big") or not set(steps[0][1]) <= {"endian"}:
-        return f"its bytes are {steps[0][1]}"
+    names = [codec if isinstance(codec, str) else codec["name"] for codec in codecs]
+    settings = [{} if isinstance(codec, str) else codec.get("configuration") or {} for codec in codecs]
+    if not names or names[0] != "bytes":
+        return f"its codecs begin with {names[0] if names else 'nothing'}"
+    endian = settings[0].get("endian", "little")
+    if endian not in ("little", "big") or not set(settings[0]) <= {"endian"}:
+        return f"its bytes are {settings[0]}"
     order: Literal[">", "<"] = ">" if endian == "big" else "<"
-    names = [name for name, _ in steps[1:]]
-    if len(names) > 1 or (names and (names[0] == "zlib" or not _is_known(*steps[1]))):
-        return f"its codecs are {' and '.join(names)}"
-    return dtype.newbyteorder(order), names[0] if names else "none"
+    rest = zip(names[1:], map(set, settings[1:]), strict=True)
+    if names[2:] or not all(name != "zlib" and _is_known(name, own) for name, own in rest):
+        return f"its codecs are {' and '.join(names[1:])}"
+    return dtype.newbyteorder(order), [*names, "none"][1]
 
 
 def _version_2(data: dict[str, Any]) -> ZarrArray | str:
@@ -415,19 +394,15 @@ def _version_2(data: dict[str, Any]) -> ZarrArray | str:
         return f"it has filters: {', '.join(one['id'] for one in data['filters'])}"
     compressor = data.get("compressor")
     codec = "none" if compressor is None else compressor["id"]
-    if compressor is not None and not _is_known(
-        codec, {key: compressor[key] for key in compressor if key != "id"}
-    ):
+    if compressor is not None and not _is_known(codec, set(compressor) - {"id"}):
         return f"its compressor is {compressor}"
-    fill = _fill(data["fill_value"], dtype)
-    separator = data.get("dimension_separator", ".")
-    return _checked(
-        ZarrArray(_sides(data["shape"]), _sides(data["chunks"]), dtype, codec, fill, "", separator)
-    )
+    fill, separator = _fill(data["fill_value"], dtype), data.get("dimension_separator", ".")
+    shape, chunk = _sides(data["shape"]), _sides(data["chunks"])
+    return _checked(ZarrArray(shape, chunk, dtype, codec, fill, "", separator))
 
 
-def _is_known(codec: str, settings: dict[str, Any]) -> bool:
-    return codec in _SETTINGS and set(settings) <= _SETTINGS[codec]
+def _is_known(codec: str, settings: set[str]) -> bool:
+    return codec in _SETTINGS and settings <= _SETTINGS[codec]
 
 
 def _sides(given: Any) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ from fastpipe.volumes.volume import (
     Volume,
     as_volume_error,
     box_text,
+    chunk_text,
     folder_state,
     shortened,
 )
@@ -51,7 +52,10 @@ class ZarrPythonVolume(Volume):
         self.path, self.inside = path, inside
         self.name = os.path.join(path, inside) if inside else path
         with as_volume_error(f"{self.name} cannot be read as Zarr"):
-            _check_elements(metadata)
+            is_new = metadata["zarr_format"] == 3
+            kind = metadata["data_type"] if is_new else np.dtype(metadata["dtype"]).name
+            if not isinstance(kind, str) or kind not in NUMBERS:
+                raise ValueError(f"its elements are {shortened(kind)}, and not numbers")
             codecs = list(_codecs(metadata))
             for codec in codecs:
                 if codec not in _CODECS:
@@ -68,8 +72,7 @@ class ZarrPythonVolume(Volume):
         # What zarr-python reads at once: a shard, where there are some.
         stored = getattr(array, "shards", None) or array.chunks
         self.stored_nbytes = math.prod(stored) * self.dtype.itemsize
-        nbytes = in_bytes(math.prod(array.chunks) * self.dtype.itemsize)
-        self.how = f"Zarr by zarr-python, chunks of {'×'.join(map(str, array.chunks))} ({nbytes}), as {why}"
+        self.how = f"Zarr by zarr-python, chunks of {chunk_text(array.chunks, self.dtype)}, as {why}"
 
     def array_of_library(self) -> Any:
         """Open the array of zarr-python here."""
@@ -170,12 +173,6 @@ def _unit(chunk: Sequence[int], itemsize: int) -> tuple[int, ...]:
         return tuple(chunk)
     most = int((_PART_NBYTES / itemsize) ** (1 / len(chunk)))
     return tuple(min(side, most) for side in chunk)
-
-
-def _check_elements(metadata: dict[str, Any]) -> None:
-    kind = metadata["data_type"] if metadata["zarr_format"] == 3 else np.dtype(metadata["dtype"]).name
-    if not isinstance(kind, str) or kind not in NUMBERS:
-        raise ValueError(f"its elements are {shortened(kind)}, and not numbers")
 
 
 def _codecs(metadata: dict[str, Any]) -> Iterator[str]:
