@@ -158,8 +158,12 @@ def _within(space: PatchSpace, volumes: Int64Array, drawn: npt.NDArray[np.float6
     return starts
 
 
-def grid_places(space: PatchSpace, stride: Sequence[int]) -> Places:
-    """All patches at regular distances, in C order, volume after volume."""
+def grid_places(space: PatchSpace, stride: int | Sequence[int] | None) -> Places:
+    """All patches at regular distances, or side by side, in C order, volume after volume."""
+    patch: list[int] = space.patch.tolist()
+    stride = patch if stride is None else [stride] * len(patch) if isinstance(stride, int) else stride
+    if len(stride) != len(patch):
+        raise OptionError(f"Grid(stride=…) must have {len(patch)} numbers, got {stride!r}")
     numbers = [
         math.prod(-(-(count - 1) // step) + 1 for count, step in zip(counts, stride, strict=True))
         for counts in space.counts.tolist()

@@ -50,8 +50,9 @@ _GOLDEN, _MIX_1, _MIX_2 = 0x9E37_79B9_7F4A_7C15, 0xBF58_476D_1CE4_E5B9, 0x94D0_4
 class LabelVoxels(NamedTuple):
     """Some voxels of each class of a volume."""
 
+    # (C,), ascending, of the volume's own kind: int64, uint64 or float64.  NaN, at the end, is the class of
+    # all that are no whole numbers, if there are too many of them.
     labels: npt.NDArray[Any]
-    counts: Int64Array  # int64 (C,): how many voxels each has
     ends: Int64Array  # int64 (C,): where its voxels end in ``voxels``; they begin where those before end
     voxels: Int64Array  # int64 (M,): the voxels, as places in the volume in C order
 
@@ -72,7 +73,6 @@ class VoxelSketch:
         self._shape, self._most = tuple(shape), most
         self._labels = None if labels is None else list(dict.fromkeys(labels))
         self._kind: np.dtype[Any] = np.dtype(np.int64)
-        self._counts: dict[float, int] = {}
         self._kept: dict[float, tuple[UInt64Array, Int64Array]] = {}
         self._fractions: set[float] = set()
 
@@ -82,11 +82,9 @@ class VoxelSketch:
         flat = flat.view(np.uint8) if flat.dtype.kind == "b" else flat
         self._kind = np.dtype({"u": np.uint64, "f": np.float64}.get(flat.dtype.kind, np.int64))
         for label, inside in self._classes_in(flat):
-            self._counts[label] = self._counts.get(label, 0) + len(inside)
             at = np.unravel_index(inside, part.shape)
-            places = np.ravel_multi_index(
-                tuple(axis + first for axis, first in zip(at, start, strict=True)), self._shape
-            ).astype(np.int64)
+            moved = tuple(axis + first for axis, first in zip(at, start, strict=True))
+            places = np.ravel_multi_index(moved, self._shape).astype(np.int64)
             self._keep(label, _hashes(places), places)
 
     def _classes_in(self, flat: npt.NDArray[Any]) -> Iterator[tuple[float, npt.NDArray[np.intp]]]:
@@ -138,7 +136,6 @@ class VoxelSketch:
         voxels = [np.sort(self._kept[label][1]) for label in labels]
         return LabelVoxels(
             np.array(labels, self._kind),
-            np.array([self._counts[label] for label in labels], np.int64),
             np.cumsum([len(some) for some in voxels], dtype=np.int64),
             np.concatenate([np.zeros(0, np.int64), *voxels]),
         )
@@ -408,7 +405,7 @@ def label_voxels(
         return list(sketch.found())
 
     # A table of another version, which looked for labels otherwise, is not used.
-    about = f"label voxels of version 2, {most} {labels} in {shape}"
+    about = f"label voxels of version 3, {most} {labels} in {shape}"
     return LabelVoxels(*_kept(role.volumes[number], about, find, kept))
 
 
@@ -463,12 +460,11 @@ def _scan(role: Role, number: int, look: Callable[[npt.NDArray[Any], Sequence[in
 
     threads, coming = default_threads(1), deque[Future[tuple[npt.NDArray[Any], list[int]]]]()
     with ThreadPoolExecutor(threads, "fastpipe-scan") as pool:
-        for number in range(boxes.count):
-            coming.append(pool.submit(read, number))
-            if len(coming) > threads:
+        for number in range(boxes.count + threads):
+            if number < boxes.count:
+                coming.append(pool.submit(read, number))
+            if number >= threads and coming:
                 _look(*coming.popleft().result(), lead, look)
-        while coming:
-            _look(*coming.popleft().result(), lead, look)
 
 
 def _look(
@@ -507,7 +503,7 @@ def places_of(
     if isinstance(sampling, Uniform):
         return _anywhere(sampling, space, roles, kept)
     if isinstance(sampling, Grid):
-        return FixedPatches(grid_places(space, _stride(sampling, space)))
+        return FixedPatches(grid_places(space, sampling.stride))
     if isinstance(sampling, Positions):
         return FixedPatches(given_places(space, sampling.array, pads))
     if isinstance(sampling, Foreground):
@@ -528,9 +524,8 @@ def places_of(
             raise OptionError(
                 f"{labels.volumes[0].name} has no label {which}, around which to draw patches{more}"
             )
-        missing = [
-            one for one in sampling.classes or () if not any((some.labels == one).any() for some in found)
-        ]
+        known = np.concatenate([one.labels for one in found])
+        missing = [one for one in sampling.classes or () if not (known == one).any()]
         if missing:
             _log.warning("No volume has the labels %s that are in Foreground(classes=…)", missing)
         elsewhere = _anywhere(sampling, space, roles, kept)
@@ -562,14 +557,3 @@ def _role(roles: Sequence[Role], name: str, why: str) -> Role:
         if role.name == name:
             return role
     raise OptionError(f"{why}: give {name}=")
-
-
-def _stride(sampling: Grid, space: PatchSpace) -> Sequence[int]:
-    patch: list[int] = space.patch.tolist()
-    if sampling.stride is None:
-        return patch
-    if isinstance(sampling.stride, int):
-        return [sampling.stride] * len(patch)
-    if len(sampling.stride) != len(patch):
-        raise OptionError(f"Grid(stride=…) must have {len(patch)} numbers, got {sampling.stride!r}")
-    return sampling.stride
