@@ -29,14 +29,14 @@ from fastpipe.core.files import (
     folder_below,
     is_hdf5,
     is_url,
-    open_file,
+    read_file,
     remove_tree,
     rename_anew,
     sync_folder,
     write_whole,
 )
 from fastpipe.core.machine import available_cpus
-from fastpipe.core.text import in_bytes
+from fastpipe.core.text import counted, in_bytes
 from fastpipe.errors import HDF5Error, OptionError, VolumeError
 from fastpipe.hdf5.opening import library_errors, opened, raw_name
 from fastpipe.volumes.opening import open_volume
@@ -54,7 +54,7 @@ from fastpipe.volumes.volume import (
     box_text,
     box_within,
 )
-from fastpipe.volumes.zarr import NUMBERS, ZarrVolume, even_parts
+from fastpipe.volumes.zarr import NUMBERS, ZarrVolume, even_parts, json_object
 
 Array = npt.NDArray[Any]
 
@@ -101,7 +101,20 @@ def repack_volume(args: argparse.Namespace, console: Console, progress: Progress
             raise _exists_already(out) from None
     sync_folder(out.parent)
     progress.stop()
-    print_line(console, _summary(out, source, layout, time.monotonic() - begun))
+    seconds, decoded = time.monotonic() - begun, volume.nbytes
+    before, after = stored_nbytes(source), stored_nbytes(str(out))
+    sizes = ""
+    if after is not None:
+        sizes = f"{in_bytes(decoded if before is None else before)} → {in_bytes(after)}"
+        sizes += f" ({after / max(decoded, 1):.2f}× of what is decoded)"
+    chunks = UnitGrid(layout.shape, layout.chunk).count
+    empty = chunks - sum(len(files) for _, _, files in os.walk(out / "c"))
+    without = f", {empty:,} of them without a file, as they hold nothing but the fill value," if empty else ""
+    print_line(
+        console,
+        f"{out}: {sizes}; {counted(chunks, 'chunk')}{without} in {seconds:.1f} s "
+        f"({in_bytes(decoded / max(seconds, 1e-9))}/s), every one read back and equal",
+    )
     return 0
 
 
@@ -185,36 +198,18 @@ def _check_copy(brick: Array, box: Box, copy: Volume, layout: ZarrLayout, pool: 
     grid = UnitGrid(layout.shape, layout.chunk)
     wrong = box
     with contextlib.suppress(DamagedUnitError):
-        back = read_box(copy, copy.open(), box, layout.dtype, pool)
-        parts = [(chunk, box_within(chunk, box)) for chunk in map(grid.box, grid.touched(box).tolist())]
-        found = pool.map(lambda part: _are_same(brick[part[1]], back[part[1]]), parts)
-        different = [chunk for (chunk, _), is_same in zip(parts, found, strict=True) if not is_same]
+        bits = f"u{min(layout.dtype.itemsize, 8)}"  # one NaN is not another
+        one, other = brick.view(bits), read_box(copy, copy.open(), box, layout.dtype, pool).view(bits)
+        parts = list(map(grid.box, grid.touched(box).tolist()))
+        insides = [box_within(part, box) for part in parts]
+        found = pool.map(lambda inside: np.array_equal(one[inside], other[inside]), insides)
+        different = [part for part, is_same in zip(parts, found, strict=True) if not is_same]
         if not different:
             return
         wrong = different[0]
     raise VolumeError(
         f"the copy's part at {box_text(wrong)} is not what the source holds when it is read back, so that "
         "there is no copy. Is the disk or the memory faulty?"
-    )
-
-
-def _are_same(one: Array, other: Array) -> bool:
-    """Whether two arrays of one type have the same bytes: one NaN is not another."""
-    bits = f"u{min(one.dtype.itemsize, 8)}"
-    return bool(np.array_equal(one.view(bits), other.view(bits)))
-
-
-def _summary(out: Path, source: str, layout: ZarrLayout, seconds: float) -> str:
-    decoded = math.prod(layout.shape) * layout.dtype.itemsize
-    before, after = stored_nbytes(source), stored_nbytes(str(out))
-    sizes = "" if after is None else f"{in_bytes(decoded if before is None else before)} → {in_bytes(after)}"
-    ratio = f" ({after / max(decoded, 1):.2f}× of what is decoded)" if after is not None else ""
-    chunks = UnitGrid(layout.shape, layout.chunk).count
-    empty = chunks - sum(len(files) for _, _, files in os.walk(out / "c"))
-    without = f", {empty:,} of them without a file, as they hold nothing but the fill value," if empty else ""
-    return (
-        f"{out}: {sizes}{ratio}; {chunks:,} chunk{'s' if chunks != 1 else ''}{without} in {seconds:.1f} s "
-        f"({in_bytes(decoded / max(seconds, 1e-9))}/s), every one read back and equal"
     )
 
 
@@ -321,7 +316,8 @@ class Notes(NamedTuple):
         elif found[".zarray"]:
             attributes = found[".zattrs"]
             names = attributes.get("_ARRAY_DIMENSIONS")
-            if _are_names(names, len(volume.shape)):
+            fits = isinstance(names, list) and len(names) == len(volume.shape)
+            if fits and all(name is None or isinstance(name, str) for name in names):
                 del attributes["_ARRAY_DIMENSIONS"]
             else:
                 names = None
@@ -329,12 +325,6 @@ class Notes(NamedTuple):
             attributes = {key: one for key, one in found["attributes.json"].items() if key not in _OWN_KEYS}
             names = None
         return cls(attributes, names if isinstance(names, list) else None)
-
-
-def _are_names(names: Any, dims: int) -> bool:
-    """Whether version 3 of Zarr has these for the names of dimensions."""
-    fits = isinstance(names, list) and len(names) == dims
-    return fits and all(name is None or isinstance(name, str) for name in names)
 
 
 def _notes_in_hdf5(file: str, inside: str) -> Notes:
@@ -356,11 +346,9 @@ def _notes_in_hdf5(file: str, inside: str) -> Notes:
 
 def _json_in(path: str) -> dict[str, Any]:
     try:
-        with open(path, encoding="utf-8", opener=open_file) as file:
-            data = json.load(file)
-    except (OSError, ValueError):
+        return json_object(path, read_file(path))
+    except OSError:  # a VolumeError is one
         return {}
-    return data if isinstance(data, dict) else {}
 
 
 def create_array(array: Path, layout: ZarrLayout, threads: int, notes: Notes | None = None) -> Any:
@@ -418,11 +406,8 @@ def _in_json(element: Any) -> Any:
     """A fill value as the format writes it: what JSON has no number for, as text."""
     if element.dtype.kind == "c":
         return [_in_json(element.real), _in_json(element.imag)]
-    if element.dtype.kind != "f" or np.isfinite(element):
-        return element.item()
-    if np.isnan(element):
-        return "NaN"
-    return "Infinity" if element > 0 else "-Infinity"
+    plain = element.item()
+    return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}.get(str(plain), plain)
 
 
 # ---- the source -------------------------------------------------------------------------------
@@ -460,7 +445,9 @@ def stored_nbytes(path: str) -> int | None:
     """Return a volume's bytes on disk; None where that is unknown, or too many files would be counted."""
     file = _existing(path)
     if os.path.isdir(path):
-        return _nbytes_in(path)
+        files = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
+        sizes = [os.stat(name).st_size for name in itertools.islice(files, _MOST_FILES + 1)]
+        return sum(sizes) if len(sizes) <= _MOST_FILES else None
     if file == path and os.path.isfile(file):
         return os.stat(file).st_size
     if not os.path.isfile(file) or not is_hdf5(file):
@@ -469,21 +456,6 @@ def stored_nbytes(path: str) -> int | None:
     with opened(file) as store, library_errors(file):
         dataset = store.get(raw_name(path[len(file) :].strip("/")))
         return int(dataset.id.get_storage_size()) if isinstance(dataset, h5py.Dataset) else None
-
-
-def _nbytes_in(folder: str) -> int | None:
-    total, count, folders = 0, 0, [folder]
-    while folders:
-        with os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-                    continue
-                total += entry.stat().st_size
-                count += 1
-                if count > _MOST_FILES:
-                    return None
-    return total
 
 
 def chunk_of(volume: Volume) -> tuple[int, ...]:
