@@ -92,7 +92,6 @@ class ChunkCache:
             self.note = f"kept in {where}, {much}{when}"
 
     def of(self, layout: Layout) -> CachedChunks | None:
-        """Return where the decoded chunks of one dataset of a file are kept, or None."""
         if self.store is None or not self._may_keep(layout):
             return None
         tag = hashlib.sha256(os.fsencode(f"hdf5 2 {layout.kind} {layout.name}")).digest()
@@ -114,7 +113,6 @@ def decoded_nbytes(layouts: list[Layout]) -> int:
 
 
 def chunk_nbytes(layout: Layout) -> int:
-    """Return the bytes of a chunk, decoded."""
     return layout.dtype.itemsize * math.prod(max(side, 1) for side in layout.chunk)
 
 
@@ -127,8 +125,6 @@ _WHY = "worker processes decode their chunks each for itself: %s"
 
 
 class _Chunks(NamedTuple):
-    """Chunks of one size, of all datasets and files."""
-
     total: int
     first_keys: dict[tuple[int, int], int]  # by file and dataset the number of its first one among them
     in_group: int  # of a group of samples, how many at most

@@ -41,7 +41,6 @@ class FileState(NamedTuple):
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
     def fits(self, status: os.stat_result) -> bool:
-        """Return whether a file is in this state."""
         return FileState.of(status, is_written=self.size < 0) == self
 
     def check(self, where: int | str, shown: str) -> None:
@@ -50,7 +49,6 @@ class FileState(NamedTuple):
             raise self.changed(shown)
 
     def changed(self, shown: str) -> HDF5Error:
-        """Return the error that the file is not in this state."""
         return HDF5Error(
             f"{shown} has changed since it was opened; make the dataset anew when it is complete"
         )
@@ -137,5 +135,4 @@ class ChunkReader:
 
 
 def data_file(path: str, state: FileState) -> Any:
-    """Return the ``native.DataFile`` of a path."""
     return native.data_file(os.fsencode(path), state)

@@ -128,7 +128,6 @@ def _space(dataset: Any) -> Any:
 
 
 def _properties(dataset: Any, chunk: Chunk, set_filters: SetFilters) -> Any:
-    """Return the creation properties of a target's copy."""
     h5py = require("h5py", extra="hdf5")
     properties = dataset.id.get_create_plist()
     if storage_of(dataset) in ("virtual", "external"):  # which cannot be taken away
@@ -273,7 +272,6 @@ def check_structure(source: Any, copy: Any, skip: set[str]) -> None:
 
 
 def check_rows(one: Any, other: Any, name: str) -> None:
-    """Raise an ``HDF5Error`` if rows that ``read_rows`` read differ."""
     if not same_values(one, other):
         raise HDF5Error(
             f"{name}: rows read back from the copy are not those of the source; the copy was thrown away. "
@@ -344,7 +342,6 @@ def is_plain(kind: Any) -> bool:
 
 
 def has_references(kind: Any) -> bool:
-    """Return whether elements of a type hold places in their file."""
     h5t = require("h5py.h5t", extra="hdf5")
     return any(each.get_class() == h5t.REFERENCE for each in _types_in(kind))
 
@@ -488,8 +485,6 @@ class RowSource:
 
 
 class _Ahead(NamedTuple):
-    """Rows that are being read."""
-
     first: int
     out: Array
     statuses: npt.NDArray[np.uint8]

@@ -63,7 +63,6 @@ class SampleFile:
         return Geometry(layout.shape, layout.chunk, layout.dtype.itemsize, self.sample_dims)
 
     def check_unchanged(self) -> None:
-        """Raise an ``HDF5Error`` if the file is not as it was when it was laid out."""
         self.state.check(self.path, self.shown)
 
 
@@ -94,7 +93,6 @@ class SampleFiles:
 
     @property
     def layouts(self) -> list[Layout]:
-        """Return the first file's, for each dataset."""
         return self.files[0].layouts
 
     def sample_shape(self, number: int) -> tuple[int, ...]:
@@ -127,7 +125,6 @@ class SampleFiles:
         return self.files[0].geometry(number).group_size
 
     def shown_of(self, sample: int) -> str:
-        """Return what messages call the file of a sample."""
         return self.files[int(np.searchsorted(self.firsts, sample, side="right")) - 1].shown
 
     def _check_like_first(self, file: SampleFile, names: Sequence[str]) -> None:

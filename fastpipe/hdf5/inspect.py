@@ -74,8 +74,6 @@ _DEEPEST = 20  # types within types that are written out
 
 @dataclass(frozen=True)
 class Epoch:
-    """What an epoch reads of a dataset."""
-
     decodes: float  # of each chunk, in uniform order, on average; 1 where nothing has to be decoded
     nbytes: int  # decoded or read in uniform order
     windowed_nbytes: int  # with chunks shuffled, then samples within some chunks: each chunk once
@@ -208,8 +206,6 @@ _CODECS = (("filter", "lzf"), ("compressed twice", "lzf"), ("never written", "ke
 
 @dataclass(frozen=True)
 class Advice:
-    """One piece of advice."""
-
     dataset: str  # its path
     kind: str  # a word for programs
     text: str  # what is the matter, with its figure
@@ -222,8 +218,6 @@ _Found = Iterator[tuple[str, str, tuple[str, ...]]]
 
 @dataclass(frozen=True)
 class _Place:
-    """What advice depends on besides the dataset."""
-
     path: str
     batch_size: int
     free_memory: int | None
@@ -235,7 +229,6 @@ class _Place:
 def advise(
     datasets: Sequence[DatasetFacts], path: str, batch_size: int, free_memory: int | None
 ) -> list[Advice]:
-    """Return advice on a file's datasets, in their order."""
     place = _Place(path, batch_size, free_memory)
     return [
         Advice(facts.path, *found) for facts in datasets for rule in _RULES for found in rule(facts, place)

@@ -64,7 +64,6 @@ class Geometry:
 
 
 def grid_of(shape: Sequence[int], chunk: Sequence[int]) -> tuple[int, ...]:
-    """Return how many chunks there are along each dimension."""
     return tuple(-(-size // side) for size, side in zip(shape, chunk, strict=True))
 
 
@@ -266,7 +265,6 @@ def _edges(shape: Sequence[int], chunk: Sequence[int]) -> npt.NDArray[np.bool_]:
 def _cached_chunks(
     dataset: Any, properties: Any, chunk: tuple[int, ...], tables: ChunkTables, status: os.stat_result
 ) -> _Places | str:
-    """Return what ``_chunks`` does, from where it was kept if it was."""
     count = math.prod(grid_of(dataset.shape, chunk))
     about = f"hdf5 chunks 2, {name_of(dataset)}, {dataset.shape}, {chunk}"
     kinds = [(np.dtype(kind), (count,)) for kind in (np.int64, np.int64, np.uint32)]

@@ -59,7 +59,6 @@ class OpenFiles:
 
     @classmethod
     def close_idle(cls) -> None:
-        """Close all files that are not in use."""
         with cls._lock:
             cls._open.clear()
 
@@ -90,7 +89,6 @@ def _runs_low() -> bool:
 
 
 def filters_of(properties: Any) -> tuple[FilterStep, ...]:
-    """Return the filters in a dataset's creation properties, in the order of writing."""
     found = (properties.get_filter(number) for number in range(properties.get_nfilters()))
     return tuple(
         FilterStep(int(code), tuple(map(int, values)), name.decode("utf-8", "replace"))
@@ -99,7 +97,6 @@ def filters_of(properties: Any) -> tuple[FilterStep, ...]:
 
 
 def missing(steps: Sequence[FilterStep]) -> list[FilterStep]:
-    """Return those filters that the HDF5 library of this process does not have."""
     h5z = require("h5py.h5z", extra="hdf5")
     return [step for step in steps if not h5z.filter_avail(step.code)]
 
@@ -113,7 +110,6 @@ def load_filters(steps: Sequence[FilterStep]) -> list[FilterStep]:
 
 
 def load_plugins() -> None:
-    """Import the package hdf5plugin, which gives the library its filters."""
     try:
         require("hdf5plugin", extra="hdf5")
     except MissingDependencyError as error:
@@ -187,7 +183,6 @@ def _places(path: str, own: str) -> Iterator[str]:
 
 
 def require_filters(dataset: Any, shown: str = "") -> None:
-    """Raise a ``MissingDependencyError`` for a filter of a dataset that the library cannot be given."""
     for step in missing_filters(dataset):
         raise missing_filter_error(f"{shown or dataset.file.filename}, dataset {dataset.name}", step)
 

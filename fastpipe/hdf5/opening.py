@@ -37,7 +37,6 @@ _NO_OTHER_FILE = "external raw data file"
 
 @contextmanager
 def opened(path: str, shown: str = "") -> Iterator[Any]:
-    """Open a file, as ``open_library`` does, for a ``with`` block."""
     with open_library(path, shown) as file:
         yield file
 
@@ -166,13 +165,11 @@ def raw_name(name: str) -> bytes:
 
 
 def name_of(item: Any) -> str:
-    """Return the path of an object in its file, as text."""
     name = item.name
     return name if isinstance(name, str) else name.decode("utf-8", "surrogateescape")
 
 
 def storage_of(dataset: Any) -> str:
-    """Return how a dataset's data are stored, in a word."""
     h5d = require("h5py.h5d", extra="hdf5")
     if dataset.shape is None:
         return "none"
@@ -249,7 +246,6 @@ def lies_in(item: Any, file: Any) -> bool:
 
 
 def datasets_of(file: Any, shown: str) -> list[Any]:
-    """Return every dataset of a file, once."""
     found = []
     for _, item in walk_datasets(file, shown):
         if isinstance(item, HDF5Error):
@@ -265,7 +261,6 @@ def dataset_names(file: Any, shown: str) -> str:
 
 
 def dataset_named(file: Any, name: str, shown: str) -> Any | None:
-    """Return the dataset of a name; None if the file has none of it."""
     h5py = require("h5py", extra="hdf5")
     raw = raw_name(name)
     _check_links(file, raw, shown)

@@ -27,8 +27,6 @@ _LIBRARY_NBYTES, _LIBRARY_SLOTS = 1 << 23, 10_007
 
 
 class _Dataset(NamedTuple):
-    """A dataset of a file, as it is read here."""
-
     chunks: ChunkReader
     kept: CachedChunks | None
 
@@ -157,7 +155,6 @@ class RowReader:
 
 
 def _keep_chunks(batch: Any, kept: Sequence[CachedChunks | None]) -> None:
-    """Keep the chunks that a batch has decoded, as far as they are wanted."""
     found: dict[int, tuple[list[int], list[npt.NDArray[np.uint8]]]] = {}
     for source, number, chunk in batch.take_chunks():
         numbers, chunks = found.setdefault(source, ([], []))
@@ -170,7 +167,6 @@ def _keep_chunks(batch: Any, kept: Sequence[CachedChunks | None]) -> None:
 
 
 def _sample(chunks: ChunkReader, sample_dims: int, sample: int) -> npt.NDArray[Any]:
-    """Return a sample, put together from its chunks."""
     given = chunks.layout
     # Where there are no chunks only a block is read.
     reader = chunks if given.kind != "contiguous" else chunks.in_blocks()

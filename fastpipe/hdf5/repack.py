@@ -79,8 +79,6 @@ _BY_PLUGIN = {"lz4": LZ4, "zstd": ZSTD, "blosc": BLOSC}
 
 @dataclass(frozen=True)
 class Codec:
-    """The compression of a copy's datasets."""
-
     name: str  # ``"keep"`` for the filters of the source, ``"none"``, or a codec's
     level: int = 0
     inner: str = ""  # blosc's own codec
@@ -183,8 +181,6 @@ class Options:
 
 @dataclass(frozen=True)
 class Target:
-    """A dataset that is written row by row."""
-
     name: str
     chunk: tuple[int, ...] | None  # of its copy; None for a contiguous one
     rows: int
@@ -494,7 +490,6 @@ class UnfinishedFile(io.FileIO):
         sync_folder(self._out.parent)
 
     def close(self) -> None:
-        """Close the file, and remove it if it has not taken its name."""
         if not self.closed and _is_at(self._path, self.fileno()):
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
@@ -555,7 +550,6 @@ def _remove_left_behind(path: Path, out: Path) -> None:
 
 
 def _lock(descriptor: int) -> bool:
-    """Lock a file; return whether no other process has locked it."""
     return not locks_are_possible() or try_to_lock(descriptor)
 
 

@@ -32,8 +32,6 @@ from fastpipe.stores.staged_files import staged_files
 
 
 class Options(NamedTuple):
-    """A dataset's options that a runtime is made by."""
-
     bad_samples: BadSamples
     threads: int | str
     cache: Cache
@@ -68,7 +66,6 @@ class Runtime(ProcessRuntime[Options]):
         )  # fmt: skip
 
     def heard(self, batch: Any) -> None:
-        """Count what the native core has read for a batch."""
         for stage, nanoseconds in zip(("read", "decode", "copy"), batch.times, strict=True):
             self.clock.add(stage, nanoseconds)
         self.watch.count(*batch.counted)
@@ -205,7 +202,6 @@ class HDF5Samples(GroupedSamples):
 
     @property
     def plan(self) -> HDF5Plan:
-        """Return what is read how; ``print`` it."""
         return HDF5Plan(self._form, self._files, self._running().keeper.note)
 
     def follow(self, batches: Callable[[], Iterator[npt.NDArray[np.int64]]], seed: int, epoch: int) -> None:
@@ -215,7 +211,6 @@ class HDF5Samples(GroupedSamples):
         self, indices: Any, samples: npt.NDArray[np.int64], key: Key | None, is_keyed: bool, runtime: Any,
         arrays: list[npt.NDArray[Any]],
     ) -> Reading:  # fmt: skip
-        """Return how a batch is read; as of ``BatchReader``."""
         runtime.watch.look()
         substitute = None if key is None else partial(drawn_substitute, len(self), samples, key)
         reader = runtime.reader
@@ -296,7 +291,6 @@ class H5pyRows:
         return self._files.count
 
     def values(self, index: int) -> list[Any]:
-        """Return the values of a sample, as h5py gives them."""
         length = len(self)
         if not -length <= index < length:
             raise IndexError(f"sample {index} of a dataset of {length}")

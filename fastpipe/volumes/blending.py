@@ -152,7 +152,6 @@ class Blender:
         return sums
 
     def _put_away(self, part: tuple[int, ...], sums: Float32Array) -> None:
-        """Write sums to the file."""
         if self._file is None:
             self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - closed on the way out
         if self._free:

@@ -42,8 +42,6 @@ _MADE = {b"LazyArray", b"proxy-source", b"b2o", b"b2embed", b"listarray", b"vlar
 
 
 class Blosc2Volume(Volume):
-    """An array in a file."""
-
     def __init__(self, path: str) -> None:
         self.name = path
         self.opened = FileState.of(path, regular_status(path))
@@ -127,8 +125,6 @@ def _library() -> Any:
 
 
 class _Header(NamedTuple):
-    """What a file says of its array."""
-
     shape: tuple[int, ...]  # of the array, a chunk and a block
     chunks: tuple[int, ...]
     blocks: tuple[int, ...]

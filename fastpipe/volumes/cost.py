@@ -35,24 +35,19 @@ class Stored:
 
     @property
     def unit_nbytes(self) -> int:
-        """Bytes of a unit."""
         return math.prod(self.unit) * self.itemsize
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all units."""
         return UnitGrid(self.shape, self.unit).count * self.unit_nbytes
 
     @property
     def decoded(self) -> int:
-        """Bytes of the array."""
         return math.prod(self.shape) * self.itemsize
 
 
 @dataclass(frozen=True)
 class Tour:
-    """An order that visits patches near to each other soon after each other."""
-
     fronts: int  # from how many places at a time
     amplification: float  # bytes that are decoded for each that is used
 
@@ -88,12 +83,10 @@ class PatchModel:
 
     @property
     def epoch(self) -> int:
-        """Patches of an epoch."""
         return max(1, math.prod(self._spatial(self.arrays[0])) // math.prod(self.patch))
 
     @property
     def total_nbytes(self) -> int:
-        """Bytes of all units of all arrays."""
         return sum(array.nbytes for array in self.arrays)
 
     def alone(self) -> float:

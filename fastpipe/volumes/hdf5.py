@@ -170,8 +170,6 @@ class _ChunkReader(UnitReader):
 
 
 class _LibraryReader(UnitReader):
-    """Reads through h5py, whose file is opened when first needed."""
-
     def __init__(self, volume: HDF5Volume) -> None:
         self._volume, self._lock = volume, threading.Lock()
         self._files = OpenFiles()

@@ -90,7 +90,6 @@ class VolumeFacts:
 
     @property
     def ratio(self) -> float | None:
-        """Decoded bytes for each on disk."""
         return self.decoded / self.stored if self.stored else None
 
 
@@ -105,8 +104,6 @@ class Cost:
 
 @dataclass(frozen=True)
 class Fit:
-    """How a budget is best used."""
-
     threads: int
     thread_nbytes: int  # that each of them takes while it decodes
     remembered: int  # bytes for what is remembered
@@ -114,8 +111,6 @@ class Fit:
 
 @dataclass(frozen=True)
 class PatchFacts:
-    """What patches of a size cost."""
-
     patch: tuple[int, ...]
     nbytes: int  # of one, in all arrays
     epoch: int  # patches that have the volume's size
@@ -249,7 +244,6 @@ def _groups(
 def _random_patch(
     volume: Volume, patch: Sequence[int], rng: np.random.Generator, within: Box | None = None
 ) -> Box:
-    """A patch anywhere, in all dimensions."""
     whole = (*volume.shape[: len(volume.shape) - len(patch)], *patch)
     box = []
     for size, side, part in zip(volume.shape, whole, within or [None] * len(whole), strict=True):
@@ -260,7 +254,6 @@ def _random_patch(
 
 
 def copy_seconds(volume: Volume, patch: Sequence[int]) -> float:
-    """Return how long a thread takes to copy a patch from decoded units."""
     clock = StageClock()
     box = _random_patch(volume, patch, np.random.default_rng(1))
     out = np.zeros([side.stop - side.start for side in box], volume.dtype)
@@ -270,7 +263,6 @@ def copy_seconds(volume: Volume, patch: Sequence[int]) -> float:
 
 
 def volume_facts(path: str, volume: Volume, patch: Sequence[int] | None) -> VolumeFacts:
-    """Return the facts about a volume, of which some is decoded to see how fast that goes."""
     one, every = _one_and_all(volume, patch, _SECONDS) if volume.grid.count else (None, None)
     return VolumeFacts(
         name=path,
@@ -299,7 +291,6 @@ def default_budget() -> int:
 def patch_facts(
     model: PatchModel, volumes: Sequence[Volume], facts: Sequence[VolumeFacts], budget: int
 ) -> PatchFacts:
-    """Return what patches cost in a budget."""
     fit = fit_of(facts, budget)
     if fit.thread_nbytes > budget:
         raise OptionError(
@@ -357,7 +348,6 @@ class Rates:
         self._model, self._speeds, self._copying = model, speeds, copying
 
     def cost(self, amplification: float) -> Cost:
-        """Return the cost with so many bytes decoded for each that is used."""
         rates = []
         for speeds in zip(*self._speeds, strict=True):  # of one thread, and of all
             seconds, threads = 0.0, 1
@@ -417,7 +407,6 @@ def rechunked(
 
 
 def _layouts(volume: Volume, patch: Sequence[int]) -> list[ZarrLayout]:
-    """Return those that are tried; none of elements that Zarr has not."""
     codec = Codec.of("keep", None)
     try:
         return [
@@ -443,19 +432,16 @@ def _one_and_all(
 
 
 def worthwhile(found: Sequence[Rechunked]) -> Rechunked | None:
-    """Return the best of some, if it is worth a copy."""
     others = [one for one in found if one.codec]
     return others[0] if others and others[0].gain >= _WORTH else None
 
 
 def worthwhile_uniform(found: Sequence[Rechunked]) -> Rechunked | None:
-    """Return the best of some for uniform order, if it is worth a copy for that."""
     best = max((one for one in found if one.codec), key=lambda one: one.uniform_gain, default=None)
     return best if best is not None and best.uniform_gain >= _WORTH_UNIFORM else None
 
 
 def command(path: str, one: Rechunked) -> str:
-    """Return the command that makes a copy with other chunks."""
     sides = ",".join(map(str, one.chunk))
     return f"fastpipe repack {shlex.quote(path)} OUT.zarr --chunks {sides} --codec {one.codec}"
 

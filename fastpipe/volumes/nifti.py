@@ -129,7 +129,6 @@ class _ScaledReader(WrappedReader):
 
 
 def unpack(path: str, target: BinaryIO, nbytes: int) -> None:
-    """Decompress a gzip file, a piece at a time."""
     done = 0
     with open(path, "rb", opener=open_file) as source:
         stream, is_over = zlib.decompressobj(wbits=31), False
@@ -184,7 +183,6 @@ def converted_file(path: str, nbytes: int, fill: Callable[[BinaryIO], None]) -> 
 
 
 def _found(folder: PrivateFolder, name: str, nbytes: int) -> os.stat_result | None:
-    """The copy's state; None where there is none."""
     try:
         descriptor = folder.open(name, os.O_RDONLY)
     except FileNotFoundError:

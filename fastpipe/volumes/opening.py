@@ -58,7 +58,6 @@ def open_volume(what: Any, place: str = "volume", *, may_write: bool = False) ->
 
 
 def zarr_of_objects(name: str, array: ZarrArray, objects: ChunkObjects, place: str = "volume") -> Volume:
-    """The volume whose chunks are objects of a store."""
     return _finished(ZarrVolume(name, array, objects), place)
 
 
@@ -78,7 +77,6 @@ def _finished(volume: Volume, place: str) -> Volume:
 
 
 def _split(path: str) -> tuple[str, str]:
-    """A file, or folder, that there is, and what is named within it."""
     file, inside = path, ""
     while not os.path.exists(file):
         file, last = os.path.split(file.rstrip("/"))
@@ -105,7 +103,6 @@ def _folder(path: str) -> Volume:
 
 
 def _other_zarr(path: str, why: str) -> Volume:
-    """An array that is read by tensorstore, or, where that cannot, by zarr-python."""
     version = next(name for name in METADATA if os.path.exists(os.path.join(path, name)))
     driver = "zarr3" if version == "zarr.json" else "zarr"
     try:

@@ -22,8 +22,6 @@ Draw = Callable[[int, int, Int64Array, int], npt.NDArray[np.float64]]
 
 
 class Places(NamedTuple):
-    """Where patches begin."""
-
     volumes: Int64Array  # int64 (N,): the number of the volume of each
     starts: Int64Array  # int64 (N, D): where it begins there; with padding perhaps below 0
 
@@ -54,8 +52,6 @@ class PatchSpace:
 
 
 class PatchPlaces(Protocol):
-    """The patches of epochs."""
-
     count: int  # of an epoch
     is_random: bool  # they are others in each epoch
 
@@ -64,21 +60,16 @@ class PatchPlaces(Protocol):
 
 
 class FixedPatches:
-    """The same patches in every epoch."""
-
     is_random = False
 
     def __init__(self, found: Places) -> None:
         self._found, self.count = found, len(found.volumes)
 
     def places(self, seed: int, epoch: int, indices: Int64Array) -> Places:
-        """As for ``PatchPlaces``."""
         return Places(self._found.volumes[indices], self._found.starts[indices])
 
 
 class UniformPatches:
-    """Patches anywhere."""
-
     is_random = True
 
     def __init__(self, space: PatchSpace, count: int, by_size: bool, draw: Draw) -> None:
@@ -89,7 +80,6 @@ class UniformPatches:
         self._ends = np.array([end / ends[-1] for end in ends])
 
     def places(self, seed: int, epoch: int, indices: Int64Array) -> Places:
-        """As for ``PatchPlaces``."""
         drawn = self._draw(seed, epoch, indices, 1 + len(self._space.patch))
         if len(self._ends) == 1:
             volumes = np.zeros(len(indices), np.int64)
@@ -125,7 +115,6 @@ class ForegroundPatches:
         self._firsts = np.cumsum(self._labels) - self._labels
 
     def places(self, seed: int, epoch: int, indices: Int64Array) -> Places:
-        """As for ``PatchPlaces``."""
         volumes, starts = self._elsewhere.places(seed, epoch, indices)
         drawn = self._draw(seed, epoch, indices, 3)
         labels = self._labels[volumes]
@@ -187,7 +176,6 @@ def grid_places(space: PatchSpace, stride: int | Sequence[int] | None) -> Places
 
 
 def check_room(nbytes: int, what: str, remedy: str) -> None:
-    """Raise an error about what does not fit into memory, before it is made."""
     free = free_memory()
     if nbytes > (sys.maxsize if free is None else free):
         raise OptionError(f"{what} takes {in_bytes(nbytes)}, which is more memory than is free: {remedy}")

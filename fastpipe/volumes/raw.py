@@ -75,7 +75,6 @@ class RawVolume(Volume):
         return _RawReader(self)
 
     def state(self) -> tuple[str, str]:
-        """The file's; of a copy that of what it is a copy of."""
         state = FileState.of(self.source).state
         return self.source, f"raw {state} {self.shape} {self.dtype.str} {self.offset}"
 
@@ -101,7 +100,6 @@ class _RawReader(UnitReader):
             yield descriptor
 
     def check(self) -> None:
-        """Look at the file; of a copy also at what it is a copy of."""
         with self._descriptor():
             pass
         if self._volume.copied is not None:
@@ -174,7 +172,6 @@ def raw_unit(shape: Sequence[int], itemsize: int) -> list[int]:
 
 
 def npy_volume(path: str) -> RawVolume:
-    """Open the array in a file of NumPy's format."""
     refused = as_volume_error(f"{path} is no array of NumPy's", tokenize.TokenError)
     with open(path, "rb", opener=open_file) as file, refused:
         status = os.fstat(file.fileno())
@@ -264,7 +261,6 @@ def sendable(what: Any) -> Any:
 
 
 def received(what: Any) -> Any:
-    """Return what was sent."""
     if isinstance(what, _MappedFile):
         return what.opened()
     return type(what)(map(received, what)) if type(what) in (list, tuple) else what
@@ -283,7 +279,6 @@ class _MappedFile(NamedTuple):
 
     @classmethod
     def of(cls, array: npt.NDArray[Any]) -> _MappedFile | None:
-        """Return what maps the file of an array; None of one that has none."""
         whole: Any = array
         while isinstance(whole.base, np.ndarray):
             whole = whole.base
@@ -299,6 +294,5 @@ class _MappedFile(NamedTuple):
         return cls(path, begin, end, first - begin, array.dtype, array.shape, array.strides)
 
     def opened(self) -> npt.NDArray[Any]:
-        """Map the array, of the file as it is now."""
         mapped = np.memmap(self.path, np.uint8, "r", self.begin, (self.end - self.begin,))
         return np.ndarray(self.shape, self.dtype, mapped, self.first, self.strides)

@@ -49,7 +49,6 @@ class Counts:
 
     @property
     def nbytes(self) -> tuple[int, int]:
-        """Bytes that were decoded and used so far."""
         shared = self._shared
         return (self._decoded, self._used) if shared is None else (shared.decoded, shared.copied)
 
@@ -180,7 +179,6 @@ class PatchReader:
             copy(number, part)
 
     def _copy(self, number: int, memory: UInt8Array, start: Sequence[int], out: npt.NDArray[Any]) -> None:
-        """Copy what a box has of a unit."""
         begun, volume = perf_counter_ns(), self._volume
         unit = memory[: volume.unit_nbytes].view(volume.dtype).reshape(volume.grid.unit)
         source, target = [], []
@@ -275,7 +273,6 @@ class WithMargin:
         self.count, self.is_random = places.count, places.is_random
 
     def places(self, seed: int, epoch: int, indices: Int64Array) -> Places:
-        """As of ``PatchPlaces``; perhaps before the volume's beginning."""
         found = self._places.places(seed, epoch, indices)
         return Places(found.volumes, found.starts - self._margin)
 
@@ -289,7 +286,6 @@ class Padding(NamedTuple):
 
     @classmethod
     def of(cls, option: Any) -> Padding:
-        """What ``padding=`` asks for."""
         if isinstance(option, str) and option in ("error", *PADDING_MODES):
             return cls(option)
         if isinstance(option, tuple) and len(option) in (2, 3) and option[0] == "constant":
@@ -303,7 +299,6 @@ class Padding(NamedTuple):
         )
 
     def check(self, role: str, dtype: np.dtype[Any]) -> None:
-        """Raise an error if elements of a type cannot be what is beyond."""
         if self.mode == "constant":
             check_held(self.constant(role), dtype, f"the constant of padding= for {role}")
 
@@ -313,7 +308,6 @@ class Padding(NamedTuple):
 
     @property
     def pads(self) -> bool:
-        """Whether patches may reach beyond a volume."""
         return self.mode != "error"
 
 

@@ -74,7 +74,6 @@ class RemoteVolumes:
             store.complete()
 
     def volume(self, path: str, place: str) -> Volume | None:
-        """One that was found."""
         found = self._found.get(path)
         return None if found is None else zarr_of_objects(path.rstrip("/"), *found, place)
 
@@ -85,7 +84,6 @@ class RemoteVolumes:
 
     @property
     def downloaded(self) -> tuple[int, int]:
-        """Objects and bytes that this process has fetched."""
         found = [store.downloaded for store in self.stores]
         return sum(count for count, _ in found), sum(nbytes for _, nbytes in found)
 
@@ -214,12 +212,10 @@ class ChunkStore:
 
     @property
     def how(self) -> str:
-        """How objects come here, in words."""
         near = "fetched ahead" if self._stage is None else f"staged in {str(self._stage.dir)!r}"
         return f"by {self.asking.describe()}, {near}"
 
     def add(self, path: str, prefix: str, array: ZarrArray, listing: Listing) -> RemoteChunks:
-        """Note the chunks of an array."""
         counts = [-(-size // side) for size, side in zip(array.shape, array.chunk, strict=True)]
         numbers, rows = [], []
         for row in range(len(listing)):
@@ -236,7 +232,6 @@ class ChunkStore:
         return RemoteChunks(self, prefix, array, counts, first, np.array(numbers, np.int64)[order], state)
 
     def complete(self) -> None:
-        """All arrays are noted."""
         rows = Rows.joined(self.parts)
         paths = FrozenSamples(
             bytes(rows.paths.block), offsets_of(rows.paths.lengths), np.zeros(len(rows), np.int64),
@@ -246,7 +241,6 @@ class ChunkStore:
         self.parts = []
 
     def reader(self) -> ObjectReader:
-        """This process's reader, made when it is first needed."""
         self._be_here()
         if self._reader is None:
             with self._lock:
@@ -302,12 +296,10 @@ class ChunkStore:
 
     @property
     def downloaded(self) -> tuple[int, int]:
-        """Objects and bytes that this process has fetched."""
         is_mine = self._reader is not None and self._pid == os.getpid()
         return self._reader.counted() if is_mine and self._reader is not None else (0, 0)
 
     def close(self) -> None:
-        """End the threads of this process, and let go of the stage and of connections."""
         reader, self._reader = self._reader, None
         if reader is not None and self._pid == os.getpid():
             reader.close()
@@ -334,7 +326,6 @@ class Needed:
         weakref.finalize(self, store.give_up, reads).atexit = False
 
     def was_read(self, store: ChunkStore, row: int) -> None:
-        """A row was read, or could not be."""
         with self._lock:
             reads = self._reads.get(store)
             if reads is not None and reads.left[row] > 0:
@@ -365,7 +356,6 @@ class RemoteChunks:
         self._first, self._numbers = first, numbers
 
     def path(self, chunk: int) -> str:
-        """Of a chunk, whether it is there or not."""
         place = tuple(int(at) for at in np.unravel_index(chunk, self._counts))
         return self.store.location.path(f"{self._prefix}{self._array.key(place)}")
 

@@ -176,7 +176,6 @@ def _new_folder(parent: Path) -> Iterator[str]:
 def _copy(
     volume: Volume, array: Path, layout: ZarrLayout, bricks: Bricks, notes: Notes, pace: Pace
 ) -> None:  # fmt: skip
-    """Write the copy brick by brick, and read each of them back."""
     target, reader = create_array(array, layout, bricks.threads, notes), volume.open()
     copy: Volume | None = None
     boxes = list(bricks.boxes(layout.shape))
@@ -194,7 +193,6 @@ def _copy(
 
 
 def _check_copy(brick: Array, box: Box, copy: Volume, layout: ZarrLayout, pool: Executor) -> None:
-    """Read a brick back and compare it with the source's."""
     grid = UnitGrid(layout.shape, layout.chunk)
     wrong = box
     with contextlib.suppress(DamagedUnitError):
@@ -224,7 +222,6 @@ class Codec(NamedTuple):
 
     @classmethod
     def of(cls, name: str, level: int | None) -> Codec:
-        """Return the codec of a name; ``"keep"`` and None stand for the defaults."""
         name = "blosc-zstd" if name == "keep" else name
         if name not in _LEVELS:
             raise OptionError(f"--codec for Zarr must be one of {', '.join(_LEVELS)}; got {name!r}")
@@ -240,8 +237,6 @@ class Codec(NamedTuple):
 
 
 class ZarrLayout(NamedTuple):
-    """How an array is to be stored."""
-
     shape: tuple[int, ...]  # of the array
     dtype: np.dtype[Any]  # of its elements, as they are stored: little-endian
     chunk: tuple[int, ...]  # of a chunk
@@ -270,7 +265,6 @@ class ZarrLayout(NamedTuple):
 
     @property
     def chunk_nbytes(self) -> int:
-        """Bytes of a chunk, decoded."""
         return math.prod(self.chunk) * self.dtype.itemsize
 
     @property
@@ -282,7 +276,6 @@ class ZarrLayout(NamedTuple):
         return row * next((slab for slab in even_parts(side) if slab * row >= _BLOCK_NBYTES), side)
 
     def codecs(self) -> list[dict[str, Any]]:
-        """Return the codecs as zarr.json has them."""
         itemsize, level = self.dtype.itemsize, self.codec.level
         found: list[dict[str, Any]] = [{"name": "bytes"}]
         if itemsize > 1:
@@ -298,8 +291,6 @@ class ZarrLayout(NamedTuple):
 
 
 class Notes(NamedTuple):
-    """What users have noted about an array."""
-
     attributes: dict[str, Any]  # as JSON has them
     names: list[Any] | None = None  # of the dimensions, or None
     others: tuple[str, ...] = ()  # names of attributes that JSON cannot hold

@@ -57,7 +57,6 @@ class LabelVoxels(NamedTuple):
     voxels: Int64Array  # int64 (M,): the voxels, as places in the volume in C order
 
     def each(self) -> list[Int64Array]:
-        """The voxels of each class that are known."""
         return np.split(self.voxels, self.ends)[:-1]
 
 
@@ -77,7 +76,6 @@ class VoxelSketch:
         self._fractions: set[float] = set()
 
     def add(self, part: npt.NDArray[Any], start: Sequence[int]) -> None:
-        """Look at a part of the volume."""
         flat = np.ascontiguousarray(part).reshape(-1)
         flat = flat.view(np.uint8) if flat.dtype.kind == "b" else flat
         self._kind = np.dtype({"u": np.uint64, "f": np.float64}.get(flat.dtype.kind, np.int64))
@@ -128,7 +126,6 @@ class VoxelSketch:
         self._kept[label] = hashes, places
 
     def found(self) -> LabelVoxels:
-        """What was drawn of all parts that were added."""
         is_many = len(self._fractions) > _MOST_FRACTIONS
         left_out = self._fractions if is_many else set()
         labels = sorted(label for label in self._kept if label is not _TOGETHER and label not in left_out)
@@ -195,7 +192,6 @@ class BlockCounts:
         self.counts = np.zeros(blocks, np.int64)
 
     def add(self, part: npt.NDArray[Any], start: Sequence[int]) -> None:
-        """Count a part."""
         sums = (part != 0).astype(np.int64)
         box = []
         for dim, (first, side) in enumerate(zip(start, self.sides, strict=True)):
@@ -349,7 +345,6 @@ class MaskedPatches:
         self._good = Places(places.volumes[good], places.starts[good])
 
     def places(self, seed: int, epoch: int, indices: Int64Array) -> Places:
-        """As for ``PatchPlaces``."""
         volumes, starts = (part.copy() for part in self._base.places(seed, epoch, indices))
         left = np.flatnonzero(self._fractions(Places(volumes, starts)) < self._least)
         for number in range(1, _DRAWS + 1):
@@ -428,7 +423,6 @@ def mask_density(role: Role, number: int, patch: Sequence[int], kept: FileArrays
 def _kept(
     volume: Volume, about: str, find: Callable[[], list[npt.NDArray[Any]]], kept: FileArrays | None
 ) -> Sequence[npt.NDArray[Any]]:
-    """Arrays about a volume, found now or some time before."""
     path, identity = volume.state()
     if kept is None or not identity:
         return find()
@@ -499,7 +493,6 @@ def _shares(space: PatchSpace, densities: Sequence[MaskDensity], places: Places)
 def places_of(
     sampling: Sampling, space: PatchSpace, roles: Sequence[Role], pads: bool, kept: FileArrays | None
 ) -> PatchPlaces:
-    """The patches of epochs."""
     if isinstance(sampling, Uniform):
         return _anywhere(sampling, space, roles, kept)
     if isinstance(sampling, Grid):
@@ -539,7 +532,6 @@ def places_of(
 def _anywhere(
     sampling: Uniform | Foreground, space: PatchSpace, roles: Sequence[Role], kept: FileArrays | None
 ) -> PatchPlaces:
-    """Patches anywhere, or where there is enough of the mask."""
     by_size = sampling.volumes == "size"
     base = UniformPatches(space, sampling.samples_per_epoch, by_size, partial(drawn, 0))
     least = sampling.mask_fraction

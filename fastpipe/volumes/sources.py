@@ -93,7 +93,6 @@ def _columns_of_file(path: str) -> dict[str, list[Any]]:
 
 
 def _expanded(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """The columns with what patterns match in their places."""
     if len({len(column) for column in columns.values()}) == 1:
         rows = [
             _expanded_row(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)
@@ -219,7 +218,6 @@ class Role(NamedTuple):
     dtype: np.dtype[Any]  # of its elements
 
     def spatial(self, number: int) -> tuple[int, ...]:
-        """The shape of a volume, along the dimensions that patches are cut along."""
         return self.volumes[number].shape[len(self.lead) :]
 
 

@@ -27,7 +27,6 @@ from fastpipe.volumes.zarr_python import ZarrPythonVolume
 
 
 def library_array(volume: Volume) -> Any:
-    """An array that slices as NumPy's does."""
     if volume.array is not None:
         return volume.array
     if isinstance(volume, ZarrVolume):
@@ -85,11 +84,9 @@ class SlicedPatches:
 
     @property
     def is_random(self) -> bool:
-        """Return whether places are drawn from seed and epoch."""
         return self._places.is_random
 
     def values(self, index: int, seed: int, epoch: int) -> list[npt.NDArray[Any]]:
-        """The arrays of a sample of an epoch."""
         if not -len(self) <= index < len(self):
             raise IndexError(f"sample {index} of a dataset of {len(self)}")
         volumes, starts = self._places.places(seed, epoch, np.array([index % len(self)]))

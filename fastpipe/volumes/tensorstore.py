@@ -77,7 +77,6 @@ class TensorStoreVolume(Volume):
 
     @property
     def finer(self) -> TensorStoreVolume | None:
-        """One chunk at a time."""
         if self.grid.unit == self._chunk:
             return None
         made = copy.copy(self)
@@ -85,7 +84,6 @@ class TensorStoreVolume(Volume):
         return made
 
     def store(self) -> Any:
-        """Open tensorstore's own array here."""
         try:
             return _opened(self.name, self._spec)
         except _StoreError as error:
@@ -100,7 +98,6 @@ class TensorStoreVolume(Volume):
         raise VolumeError(f"{self.name} cannot be opened by tensorstore: {said}")
 
     def without_secrets(self, text: str) -> str:
-        """Return a text of tensorstore's for messages."""
         text = text.partition(SPEC)[0]
         for secret in self._secrets:
             text = text.replace(secret, "")
@@ -108,7 +105,6 @@ class TensorStoreVolume(Volume):
 
     @property
     def folder(self) -> str:
-        """Its folder on this machine; empty for what is elsewhere."""
         return _folder_of(self._spec)
 
     def open(self) -> UnitReader:
@@ -119,7 +115,6 @@ class TensorStoreVolume(Volume):
         return np.zeros_like(numbers)
 
     def state(self) -> tuple[str, str]:
-        """That of its folder's files; of what is elsewhere nobody says it."""
         store = self._spec["kvstore"]
         if not isinstance(store, dict):
             return "", ""

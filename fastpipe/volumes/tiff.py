@@ -95,8 +95,6 @@ class _Stored(NamedTuple):
 
 
 class _Slice(NamedTuple):
-    """A file of a folder, as it was found."""
-
     state: FileState
     segments: _Segments
     keyframe: Any  # tifffile's page, which undoes the compression
@@ -119,7 +117,6 @@ def tiff_volume(path: str) -> Volume:
 
 
 def slices_volume(files: Sequence[str | os.PathLike[str]]) -> Volume:
-    """Open files as the slices of one volume, in this order."""
     paths = [os.fspath(file) for file in files]
     name = f"{len(paths):,} files from {paths[0]}"
     return _slices(name, paths, FileState.of(paths[0]), "the given order")
@@ -196,7 +193,6 @@ def _check_decodes(file: Any, keyframe: Any, pages: Sequence[_Segments]) -> None
 
 
 def _decode(keyframe: Any, stored: bytes | None, number: int, page: _Segments) -> tuple[Any, Any, Any]:
-    """Undo the compression of a segment, as tifffile's ``decode`` does."""
     tables = {} if page.tables is None else {"jpegtables": page.tables}
     try:
         made: tuple[Any, Any, Any] = keyframe.decode(stored, number, **tables)
@@ -264,7 +260,6 @@ def _page(first: Any, order: Any, whole: tuple[int, ...], pages: int, is_raw: bo
 
 
 def _segments(page: Any, common: _Page, first: Any) -> _Segments:
-    """Where a page's segments are."""
     if page is None:
         raise ValueError("it misses pages")
     if tuple(page.shape) != tuple(first.shape):
@@ -314,12 +309,10 @@ class TiffVolume(Volume):
         return _Reader(self)
 
     def stored_in(self, numbers: Int64Array) -> Int64Array:
-        """Return the page of each."""
         pages: Int64Array = numbers // math.prod(self.grid.counts[self.dims :])
         return pages
 
     def state(self) -> tuple[str, str]:
-        """That of the file, or of all slices in their order."""
         if self.segments is not None:
             return self.name, f"tiff {self.opened.state}"
         digest = hashlib.sha256()

@@ -97,8 +97,6 @@ def units_used(arrays: Sequence[UnitArray], places: Places, patch: Sequence[int]
 
 
 class Stripes(NamedTuple):
-    """How volumes are visited."""
-
     axis: int  # the dimension along a stripe
     widths: tuple[int, ...]  # of a stripe along each dimension, in units; along ``axis`` it has no meaning
 
@@ -222,7 +220,6 @@ class TourTrial:
         return stripes, least
 
     def beginning(self, stripes: Stripes, fronts: int) -> TriedOrder:
-        """Some patches at the beginning of an order with so many fronts."""
         return self.order_of(self._beginning(stripes, fronts))
 
     def amplification(self, order: TriedOrder, room: float, limit: float = math.inf) -> float:
@@ -238,7 +235,6 @@ class TourTrial:
         return decoded * voxels / used
 
     def _beginning(self, stripes: Stripes, fronts: int) -> Int64Array:
-        """The numbers of these patches."""
         ranks = tour_of(self._geometry, self._places, stripes, seed=0, epoch=0)
         tour = np.argsort(ranks, kind="stable")
         fronts = min(fronts, len(tour))
@@ -248,7 +244,6 @@ class TourTrial:
         return some
 
     def order_of(self, patches: Int64Array) -> TriedOrder:
-        """Patches in an order, by their numbers as they come."""
         space, volumes = self._geometry.space, self._places.volumes[patches]
         starts, units = self._places.starts[patches], self._geometry.units[volumes]
         lows = np.maximum(starts, 0) // units
@@ -292,7 +287,6 @@ class Touring:
         return tour_of(self._geometry, places, stripes, seed=seed, epoch=epoch)
 
     def about(self, window: int) -> str:
-        """What decides a tour, beside seed and epoch."""
         space = self._geometry.space
         shapes = zlib.crc32(np.concatenate([space.shapes, self._geometry.units]).tobytes())
         return f"{self._places.count} patches of {shapes:08x}, {self.planned(window)[1]!r}"

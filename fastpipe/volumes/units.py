@@ -37,7 +37,6 @@ _MOST_WASTE = 1.25  # how much larger than a unit its slot may else be
 
 
 def budget_of(cache: Cache) -> int:
-    """Bytes for decoded units."""
     if cache.where == "off":
         return 0
     if cache.where == "disk":
@@ -56,8 +55,6 @@ def planned_room(cache: Cache) -> int:
 
 
 class _Class(NamedTuple):
-    """Units of one size."""
-
     slot_nbytes: int  # of each
     keys: int  # how many there are
     slots: int  # how many are remembered
@@ -237,8 +234,6 @@ class Foreseen:
 
 
 class _Array(NamedTuple):
-    """An array whose chunks are objects."""
-
     number: int  # of the array, among those of all roles
     volume: int  # number of the volume
     lead: int  # dimensions in front of those that patches are cut along
@@ -280,7 +275,6 @@ class PatchChunks:
 
     @classmethod
     def of(cls, roles: Sequence[Role], patch: Sequence[int]) -> PatchChunks | None:
-        """Those of some arrays; None where all are near."""
         volumes = [(role, number) for role in roles for number in range(len(role.volumes))]
         found = []
         for place, (role, number) in enumerate(volumes):
@@ -331,7 +325,6 @@ class PatchChunks:
             self._expected[self.stores.index(store), _name(places)] = rows
 
     def expect_nothing(self) -> None:
-        """Another order begins."""
         self._expected.clear()
 
 

@@ -93,7 +93,6 @@ class UnitGrid:
         return numbers, are_there
 
     def place(self, number: int) -> tuple[int, ...]:
-        """Return where a unit is in the grid."""
         return tuple(int(at) for at in np.unravel_index(number, self.counts))
 
     def box(self, number: int) -> Box:
@@ -110,7 +109,6 @@ def box_text(box: Sequence[slice]) -> str:
 
 
 def sides_text(shape: Sequence[int]) -> str:
-    """Return a shape for people: ``"64×128×128"``."""
     return "×".join(map(str, shape))
 
 
@@ -129,14 +127,11 @@ def box_within(box: Sequence[slice], outer: Sequence[slice]) -> Box:
 
 
 class FileState(NamedTuple):
-    """The state of a file, or folder, when it was opened."""
-
     name: str  # for messages
     state: chunks.FileState
 
     @classmethod
     def of(cls, name: str, status: os.stat_result | None = None, *, is_written: bool = False) -> FileState:
-        """Return the state of a file now, or as it was found to be before."""
         found = os.stat(name) if status is None else status
         return cls(name, chunks.FileState.of(found, is_written=is_written))
 
@@ -146,7 +141,6 @@ class FileState(NamedTuple):
             raise self.changed()
 
     def changed(self) -> VolumeError:
-        """Return the error that the file is not as it was."""
         return VolumeError(str(self.state.changed(self.name)))
 
 
@@ -196,12 +190,10 @@ class Volume(ABC):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all of it, decoded."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def unit_nbytes(self) -> int:
-        """Bytes of a unit, decoded."""
         return math.prod(self.grid.unit) * self.dtype.itemsize
 
     @property
@@ -263,7 +255,6 @@ def aligned(nbytes: int, count: int) -> list[UInt8Array]:
 
 
 def in_worthwhile_units(volume: Volume) -> Volume:
-    """Return the volume with units that are worth remembering."""
     if volume.array is not None or volume.unit_nbytes >= _LEAST_NBYTES:
         return volume
     unit = grown_unit(volume.grid.unit, volume.shape, volume.dtype.itemsize, _LEAST_NBYTES)
@@ -271,7 +262,6 @@ def in_worthwhile_units(volume: Volume) -> Volume:
 
 
 def grown_unit(unit: Sequence[int], shape: Sequence[int], itemsize: int, least: int) -> list[int]:
-    """Return a unit of whole smaller ones, as even as these let it be."""
     grown = list(unit)
     while math.prod(grown) * itemsize < least:
         growing = [dim for dim in range(len(grown)) if grown[dim] < shape[dim]]
@@ -400,6 +390,5 @@ def as_volume_error(what: str, *others: type[Exception]) -> Iterator[None]:
 
 
 def shortened(what: object) -> str:
-    """Return a text, or the beginning of one that is too long for a message."""
     text = str(what)
     return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]} …"

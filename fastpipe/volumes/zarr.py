@@ -116,7 +116,6 @@ class ZarrVolume(Volume, UnitReader):
         )  # fmt: skip
 
     def open(self) -> UnitReader:
-        """Nothing stays open: a chunk is a file."""
         return self
 
     def stored_in(self, numbers: Int64Array) -> Int64Array:
@@ -139,7 +138,6 @@ class ZarrVolume(Volume, UnitReader):
         return self._metadata_file(), f"zarr {os.path.abspath(self.name)} {folder_state(self.name)}"
 
     def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
-        """Read units, those of one chunk together."""
         chunks, pieces = self._chunks_and_pieces(numbers)
         several = np.unique(chunks).tolist()
         with nullcontext() if self.objects is None else self.objects.together(several):
@@ -219,8 +217,6 @@ _KNOWN = {  # of version 3; what else there is may have to be understood
 
 
 class ZarrArray(NamedTuple):
-    """An array as its metadata say it."""
-
     shape: tuple[int, ...]  # of the array and of a chunk
     chunk: tuple[int, ...]
     dtype: np.dtype[Any]  # of the elements as they are stored
@@ -231,11 +227,9 @@ class ZarrArray(NamedTuple):
 
     @property
     def chunk_nbytes(self) -> int:
-        """Bytes of a chunk, decoded."""
         return math.prod(self.chunk) * self.dtype.itemsize
 
     def key(self, place: tuple[int, ...]) -> str:
-        """The file of a chunk, below the array's folder."""
         name = self.separator.join(map(str, place))
         if not self.prefix:
             return name or "0"
@@ -293,14 +287,12 @@ def parsed(file: str, content: bytes) -> ZarrArray | str | None:
 
 
 def metadata_in(file: IO[bytes], name: str, size: int) -> bytes:
-    """Read all of an open file of metadata."""
     if size > _MOST_METADATA:
         raise VolumeError(f"{name} is damaged: it has {in_bytes(size)}, more than metadata of any array")
     return file.read()
 
 
 def json_object(file: str, content: bytes) -> dict[str, Any]:
-    """Return the object in a file of JSON."""
     with as_volume_error(f"{file} is damaged"):
         data = json.loads(content)
         if not isinstance(data, dict):
@@ -465,7 +457,6 @@ class BloscHeader(NamedTuple):
 
     @classmethod
     def of(cls, data: bytes, nbytes: int) -> BloscHeader:
-        """Of a buffer's first bytes."""
         if len(data) < BLOSC_HEADER:
             raise ChunkError("its header is cut off")
         _, _, _, itemsize, content, block, stored = _HEADER.unpack_from(data)

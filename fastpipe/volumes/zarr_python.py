@@ -75,7 +75,6 @@ class ZarrPythonVolume(Volume):
         self.how = f"Zarr by zarr-python, chunks of {chunk_text(array.chunks, self.dtype)}, as {why}"
 
     def array_of_library(self) -> Any:
-        """Open the array of zarr-python here."""
         zarr = require("zarr", extra="volume")
         with as_volume_error(f"{self.name} cannot be opened by zarr-python"):
             if self._state is None:
@@ -87,12 +86,10 @@ class ZarrPythonVolume(Volume):
         return _Reader(self)
 
     def check(self) -> None:
-        """Look at the ZIP file."""
         if self._state is not None:
             self._state.check()
 
     def state(self) -> tuple[str, str]:
-        """That of the ZIP file, or of the folder's files."""
         if self._state is not None:
             return self.path, f"zarr-python {self._state} {self.inside}"
         return self.path, f"zarr-python {self.path} {folder_state(self.path)}"
