@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.core.extras import require
 from fastpipe.core.native import native
 from fastpipe.core.pool import NativeJob
 from fastpipe.core.reads import MADE
 from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.hdf5.files import SampleFiles
-from fastpipe.hdf5.library import filters_of, missing, require_filters
+from fastpipe.hdf5.library import filters_of, h5py, missing, require_filters
 from fastpipe.hdf5.opening import DamagedError, dtype_of, library_errors, name_of, raw_name, storage_of
 from fastpipe.hdf5.reader import RowReader
 
@@ -63,7 +62,6 @@ def _copy_member(
     seen: dict[int, str],
 ) -> bool:
     """Copy a member of a group; return whether it is a group, of which the members are still to be copied."""
-    h5py = require("h5py", extra="hdf5")
     own_name, properties_of_link = raw_name(name), h5py.h5p.create(h5py.h5p.LINK_CREATE)
     if not name.isascii():
         properties_of_link.set_char_encoding(h5py.h5t.CSET_UTF8)
@@ -117,18 +115,16 @@ def _steps(dataset: Any) -> Iterator[tuple[int, int]]:
 
 
 def address_of(item: Any) -> int:
-    return int(require("h5py", extra="hdf5").h5o.get_info(item.id).addr)
+    return int(h5py.h5o.get_info(item.id).addr)
 
 
 def _space(dataset: Any) -> Any:
     # Not the dataset's own: a virtual one's may be selected.
-    h5s = require("h5py.h5s", extra="hdf5")
-    sides = tuple(h5s.UNLIMITED if side is None else side for side in dataset.maxshape)
-    return h5s.create_simple(dataset.shape, sides)
+    sides = tuple(h5py.h5s.UNLIMITED if side is None else side for side in dataset.maxshape)
+    return h5py.h5s.create_simple(dataset.shape, sides)
 
 
 def _properties(dataset: Any, chunk: Chunk, set_filters: SetFilters) -> Any:
-    h5py = require("h5py", extra="hdf5")
     properties = dataset.id.get_create_plist()
     if storage_of(dataset) in ("virtual", "external"):  # which cannot be taken away
         properties = _without_others(dataset, properties)
@@ -145,7 +141,6 @@ def _properties(dataset: Any, chunk: Chunk, set_filters: SetFilters) -> Any:
 
 
 def _without_others(dataset: Any, old: Any) -> Any:
-    h5py = require("h5py", extra="hdf5")
     new = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     new.set_attr_creation_order(old.get_attr_creation_order())
     new.set_obj_track_times(old.get_obj_track_times())
@@ -160,28 +155,25 @@ def _without_others(dataset: Any, old: Any) -> Any:
 
 def attributes_of(item: Any) -> Iterator[tuple[bytes, Any]]:
     """Yield names and low-level objects of an object's attributes, in the order of making if it is kept."""
-    h5, h5a = (require(f"h5py.{name}", extra="hdf5") for name in ("h5", "h5a"))
-    order = h5.INDEX_NAME
+    order = h5py.h5.INDEX_NAME
     # A type that has a name has no such property.
     if hasattr(item.id, "get_create_plist") and item.id.get_create_plist().get_attr_creation_order():
-        order = h5.INDEX_CRT_ORDER
-    for number in range(h5a.get_num_attrs(item.id)):
-        attribute = h5a.open(item.id, index=number, index_type=order)
+        order = h5py.h5.INDEX_CRT_ORDER
+    for number in range(h5py.h5a.get_num_attrs(item.id)):
+        attribute = h5py.h5a.open(item.id, index=number, index_type=order)
         yield attribute.name, attribute
 
 
 def _copy_attributes(source: Any, copy: Any) -> None:
-    h5a = require("h5py.h5a", extra="hdf5")
     for name, old in attributes_of(source):
         kind = old.get_type()
-        new = h5a.create(copy.id, name, kind.copy(), old.get_space())
+        new = h5py.h5a.create(copy.id, name, kind.copy(), old.get_space())
         if not has_references(kind):
             _write_attribute(old, new)
 
 
 def _write_attribute(old: Any, new: Any, change: Callable[[Any], Any] | None = None) -> None:
-    h5s = require("h5py.h5s", extra="hdf5")
-    if old.get_space().get_simple_extent_type() == h5s.NULL:
+    if old.get_space().get_simple_extent_type() == h5py.h5s.NULL:
         return
     values = read_all(old, old.shape)
     new.write(change(values) if change else values, old.get_type() if is_plain(old.get_type()) else None)
@@ -192,7 +184,6 @@ def copy_references(source: Any, copy: Any) -> int:
 
     Return how many lead to an object without a name, which no copy has; they become empty.
     """
-    h5py = require("h5py", extra="hdf5")
     lost = 0
 
     def moved(reference: Any) -> Any:
@@ -221,16 +212,14 @@ def copy_references(source: Any, copy: Any) -> int:
 
 def referred(reference: Any, file: Any) -> bytes | None:
     """Return the name of what a reference leads to; None for nothing, and for what has no name."""
-    h5r = require("h5py.h5r", extra="hdf5")
     if not reference:
         return None
-    name = h5r.get_name(reference, file.id)
+    name = h5py.h5r.get_name(reference, file.id)
     return name or None
 
 
 def replaced(values: Any, change: Callable[[Any], Any]) -> Any:
     """Return a copy of an array in which references, at any depth, are others."""
-    h5py = require("h5py", extra="hdf5")
     if isinstance(values, (h5py.Reference, h5py.RegionReference)):
         return change(values)
     if not isinstance(values, np.ndarray) or not values.dtype.hasobject:
@@ -254,7 +243,6 @@ def objects_of(file: Any) -> list[tuple[str, Any]]:
 
 def check_structure(source: Any, copy: Any, skip: set[str]) -> None:
     """Compare everything but the rows of the datasets ``skip``."""
-    h5py = require("h5py", extra="hdf5")
     ones, others = objects_of(source), objects_of(copy)
     _same("the names of its objects", {name for name, _ in ones}, {name for name, _ in others}, source)
     for name, one in ones:
@@ -333,29 +321,26 @@ def _same(
 
 def is_plain(kind: Any) -> bool:
     """Return whether elements of one of HDF5's types are nothing but their bytes."""
-    h5t = require("h5py.h5t", extra="hdf5")
     return not any(
-        each.get_class() in (h5t.VLEN, h5t.REFERENCE)
-        or (each.get_class() == h5t.STRING and each.is_variable_str())
+        each.get_class() in (h5py.h5t.VLEN, h5py.h5t.REFERENCE)
+        or (each.get_class() == h5py.h5t.STRING and each.is_variable_str())
         for each in _types_in(kind)
     )
 
 
 def has_references(kind: Any) -> bool:
-    h5t = require("h5py.h5t", extra="hdf5")
-    return any(each.get_class() == h5t.REFERENCE for each in _types_in(kind))
+    return any(each.get_class() == h5py.h5t.REFERENCE for each in _types_in(kind))
 
 
 def _types_in(kind: Any) -> Iterator[Any]:
     """Yield a type and all that it is made of, however deep."""
-    h5t = require("h5py.h5t", extra="hdf5")
     kinds = [kind]
     while kinds:
         kind = kinds.pop()
         yield kind
-        if kind.get_class() == h5t.COMPOUND:
+        if kind.get_class() == h5py.h5t.COMPOUND:
             kinds += map(kind.get_member_type, range(kind.get_nmembers()))
-        elif kind.get_class() in (h5t.ARRAY, h5t.VLEN):
+        elif kind.get_class() in (h5py.h5t.ARRAY, h5py.h5t.VLEN):
             kinds.append(kind.get_super())
 
 
@@ -371,10 +356,9 @@ def _has_gaps(dtype: np.dtype[Any]) -> bool:
 
 def read_all(item: Any, shape: tuple[int, ...]) -> Array:
     """Read all of an attribute or a dataset that is a single value, by h5py's low-level object."""
-    h5d, h5s = (require(f"h5py.{name}", extra="hdf5") for name in ("h5d", "h5s"))
     kind = item.get_type() if is_plain(item.get_type()) else None
     out = np.zeros(shape, item.dtype if kind is None else (np.void, kind.get_size()))
-    item.read(*((h5s.ALL, h5s.ALL) if isinstance(item, h5d.DatasetID) else ()), out, kind)
+    item.read(*((h5py.h5s.ALL, h5py.h5s.ALL) if isinstance(item, h5py.h5d.DatasetID) else ()), out, kind)
     return out
 
 
@@ -398,10 +382,9 @@ def write_rows(dataset: Any, first: int, rows: Array) -> None:
 
 
 def _spaces(dataset: Any, first: int, shape: tuple[int, ...]) -> tuple[Any, Any]:
-    h5s = require("h5py.h5s", extra="hdf5")
     in_file = dataset.id.get_space()
     in_file.select_hyperslab((first, *(0 for _ in shape[1:])), shape)
-    return h5s.create_simple(shape), in_file
+    return h5py.h5s.create_simple(shape), in_file
 
 
 def same_values(one: Any, other: Any) -> bool:

@@ -18,12 +18,11 @@ from rich.console import Console
 from rich.text import Text
 
 from fastpipe.console import Progress, print_line, table
-from fastpipe.core.extras import require
 from fastpipe.core.machine import free_memory
 from fastpipe.core.text import counted, in_bytes
 from fastpipe.hdf5.filters import BLOSC, DEFLATE, LZ4, LZF, ZSTD, in_words
 from fastpipe.hdf5.layout import Geometry, grid_of, read_layout
-from fastpipe.hdf5.library import filter_remedy, filters_of, missing_filters
+from fastpipe.hdf5.library import filter_remedy, filters_of, h5py, missing_filters
 from fastpipe.hdf5.opening import datasets_of, dtype_of, library_errors, name_of, opened, storage_of
 
 
@@ -173,7 +172,6 @@ def _epoch(
 def _dtype_in_words(dtype: Any, depth: int = 0) -> str:
     if dtype is None or depth > _DEEPEST:
         return "?" if dtype is None else "…"
-    h5py = require("h5py", extra="hdf5")
     text = h5py.check_string_dtype(dtype)
     if text is not None:
         return "string" if text.length is None else f"string of {text.length} bytes"

@@ -16,10 +16,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.core.extras import require
 from fastpipe.core.types import ChunkTables
 from fastpipe.hdf5.filters import BLOSC2, FilterStep, why_not
-from fastpipe.hdf5.library import filters_edges, filters_of, has_blosc2, leaves_out_user_block
+from fastpipe.hdf5.library import filters_edges, filters_of, h5py, has_blosc2, leaves_out_user_block
 from fastpipe.hdf5.opening import DamagedError, library_errors, name_of
 
 Int64Array = npt.NDArray[np.int64]
@@ -144,7 +143,6 @@ def read_layout(
 
 def _why_only_h5py(dataset: Any, properties: Any, filters: Sequence[FilterStep]) -> str:
     """Return why a dataset is read through the library, in words; empty if its kind is known here."""
-    h5t = require("h5py.h5t", extra="hdf5")
     dtype, layout = dataset.dtype, properties.get_layout()
     if dataset.file.swmr_mode:
         return "its file is marked as being written in SWMR mode"
@@ -165,7 +163,7 @@ def _why_only_h5py(dataset: Any, properties: Any, filters: Sequence[FilterStep])
         return f"its elements have no fixed size ({dtype})"
     if dtype.subdtype is not None:
         return f"its elements are arrays ({dtype})"
-    if h5t.py_create(dtype, logical=True) != dataset.id.get_type():
+    if h5py.h5t.py_create(dtype, logical=True) != dataset.id.get_type():
         return "its elements are stored in another form than NumPy's"
     return ""
 
@@ -189,9 +187,11 @@ def _why_not_such_places(
 
 def _is_filled(properties: Any) -> bool:
     """Return whether the fill value is read where nothing was written."""
-    h5d = require("h5py.h5d", extra="hdf5")
-    is_defined = properties.fill_value_defined() in (h5d.FILL_VALUE_DEFAULT, h5d.FILL_VALUE_USER_DEFINED)
-    return is_defined and properties.get_fill_time() in (h5d.FILL_TIME_IFSET, h5d.FILL_TIME_ALLOC)
+    is_defined = properties.fill_value_defined() in (
+        h5py.h5d.FILL_VALUE_DEFAULT,
+        h5py.h5d.FILL_VALUE_USER_DEFINED,
+    )
+    return is_defined and properties.get_fill_time() in (h5py.h5d.FILL_TIME_IFSET, h5py.h5d.FILL_TIME_ALLOC)
 
 
 def _chunks(dataset: Any, properties: Any, chunk: tuple[int, ...]) -> _Places | str:

@@ -32,6 +32,16 @@ _BLOSC2_CALLS = (
 )  # fmt: skip
 
 
+class _Lazy:
+    """The package h5py, imported when something of it is first needed."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(require("h5py", extra="hdf5"), name)
+
+
+h5py: Any = _Lazy()
+
+
 class OpenFiles:
     """Files as the HDF5 library has them open, for what only it can read.  For threads at once.
 
@@ -97,8 +107,7 @@ def filters_of(properties: Any) -> tuple[FilterStep, ...]:
 
 
 def missing(steps: Sequence[FilterStep]) -> list[FilterStep]:
-    h5z = require("h5py.h5z", extra="hdf5")
-    return [step for step in steps if not h5z.filter_avail(step.code)]
+    return [step for step in steps if not h5py.h5z.filter_avail(step.code)]
 
 
 def load_filters(steps: Sequence[FilterStep]) -> list[FilterStep]:
@@ -152,7 +161,6 @@ def _missing(dataset: Any, seen: set[tuple[str, str]]) -> Iterator[FilterStep]:
 
 def _sources(dataset: Any, seen: set[tuple[str, str]]) -> Iterator[Any]:
     """Yield those sources of a virtual dataset that were not seen, and that can be opened."""
-    h5py = require("h5py", extra="hdf5")
     own, properties = dataset.file, dataset.id.get_create_plist()
     for number in range(min(properties.get_virtual_count(), _MOST_SOURCES)):
         # One name stands for a series of files, or datasets, that are numbered from 0.
@@ -242,15 +250,14 @@ def filters_edges(dataset: Any, properties: Any) -> bool:
     So a chunk is written in memory, with the dataset's own properties and a checksum as its only filter: if
     that is applied, the chunk is longer.
     """
-    h5d, h5s, h5z = (require(f"h5py.{name}", extra="hdf5") for name in ("h5d", "h5s", "h5z"))
     own, ones = properties.copy(), (1,) * dataset.ndim
-    own.remove_filter(h5z.FILTER_ALL)
+    own.remove_filter(h5py.h5z.FILTER_ALL)
     own.set_fletcher32()
-    own.set_alloc_time(h5d.ALLOC_TIME_INCR)
+    own.set_alloc_time(h5py.h5d.ALLOC_TIME_INCR)
     with _in_memory() as file:
-        space = h5s.create_simple(ones, (h5s.UNLIMITED,) * len(ones))
-        chunk = h5d.create(file.id, b"x", dataset.id.get_type().copy(), space, own)
-        chunk.write(h5s.ALL, h5s.ALL, np.zeros(ones, dataset.dtype))
+        space = h5py.h5s.create_simple(ones, (h5py.h5s.UNLIMITED,) * len(ones))
+        chunk = h5py.h5d.create(file.id, b"x", dataset.id.get_type().copy(), space, own)
+        chunk.write(h5py.h5s.ALL, h5py.h5s.ALL, np.zeros(ones, dataset.dtype))
         return bool(chunk.get_storage_size() > np.prod(own.get_chunk()) * dataset.dtype.itemsize)
 
 
@@ -266,6 +273,4 @@ def leaves_out_user_block() -> bool:
 def _in_memory(**options: Any) -> Any:
     """Return a new ``h5py.File`` in memory, in the newest form."""
     name = f"fastpipe in thread {threading.get_ident()}"  # of two open files with one name, the second fails
-    return require("h5py", extra="hdf5").File(
-        name, "w", driver="core", backing_store=False, libver="latest", **options
-    )
+    return h5py.File(name, "w", driver="core", backing_store=False, libver="latest", **options)

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from fastpipe.core.bad_samples import is_of_machine
-from fastpipe.core.extras import require
 from fastpipe.core.files import hdf5_signature, is_hdf5, open_file, retrying_open
 from fastpipe.errors import FastpipeError, HDF5Error
-from fastpipe.hdf5.library import missing_filter_error, missing_filters
+from fastpipe.hdf5.library import h5py, missing_filter_error, missing_filters
 
 
 class DamagedError(HDF5Error):
@@ -46,7 +45,6 @@ def open_library(path: str, shown: str = "", **options: Any) -> Any:
 
     ``shown`` is what messages call the file, if that is not its path; ``options`` are those of ``h5py.File``.
     """
-    h5py = require("h5py", extra="hdf5")
     os.close(open_file(path))  # its errors are clearer than the library's
     try:
         try:
@@ -102,7 +100,7 @@ def _why_not_opened(error: Exception, path: str, shown: str) -> Exception:
         return HDF5Error(f"{shown} is no HDF5 file")
     if "truncated file" in text:
         return HDF5Error(f"{shown} cannot be opened, it may be cut off: {text}")
-    version = require("h5py", extra="hdf5").version.hdf5_version
+    version = h5py.version.hdf5_version
     return HDF5Error(
         f"{shown} cannot be opened: {text}; it may be damaged, or need a newer HDF5 library than {version}"
     )
@@ -170,14 +168,13 @@ def name_of(item: Any) -> str:
 
 
 def storage_of(dataset: Any) -> str:
-    h5d = require("h5py.h5d", extra="hdf5")
     if dataset.shape is None:
         return "none"
     properties = dataset.id.get_create_plist()
     kind = properties.get_layout()
-    if kind == h5d.CONTIGUOUS and properties.get_external_count():
+    if kind == h5py.h5d.CONTIGUOUS and properties.get_external_count():
         return "external"
-    words = {h5d.COMPACT: "compact", h5d.CONTIGUOUS: "contiguous", h5d.CHUNKED: "chunked"}
+    words = {h5py.h5d.COMPACT: "compact", h5py.h5d.CONTIGUOUS: "contiguous", h5py.h5d.CHUNKED: "chunked"}
     return words.get(kind, "virtual")
 
 
@@ -197,7 +194,6 @@ def walk_datasets(file: Any, shown: str) -> Iterator[tuple[str, Any]]:
     Links to other names and other files are not followed.  Unlike ``visititems``, this goes on behind an
     object that cannot be opened, and however deep groups are nested.
     """
-    h5py = require("h5py", extra="hdf5")
     seen: set[int] = set()
     path: list[str] = []
     groups: list[Iterator[tuple[Any, bytes]]] = []  # what is left of each group on the way to where this is
@@ -261,7 +257,6 @@ def dataset_names(file: Any, shown: str) -> str:
 
 
 def dataset_named(file: Any, name: str, shown: str) -> Any | None:
-    h5py = require("h5py", extra="hdf5")
     raw = raw_name(name)
     _check_links(file, raw, shown)
     try:
@@ -296,20 +291,19 @@ def _link_kind(file: Any, name: bytes) -> int | None:
 
 def _check_links(file: Any, name: bytes, shown: str, most: int = 16) -> None:
     """Raise an error for a link to what is no file: the library would wait until a fifo is written to."""
-    h5l = require("h5py.h5l", extra="hdf5")
     place, inside = b"", name.strip(b"/")
     for part in inside.split(b"/"):
         before, place = place, b"/".join([place, part])
         kind = _link_kind(file, place)
         if kind is None:
             return
-        if kind == h5l.TYPE_EXTERNAL:
+        if kind == h5py.h5l.TYPE_EXTERNAL:
             other = os.fsdecode(file.id.links.get_val(place)[0])
             path = os.path.join(os.path.dirname(file.filename), other)
             if os.path.exists(path) and not os.path.isfile(path):
                 raise HDF5Error(f"{shown}: {os.fsdecode(name)!r} is a link into {path}, which is no file")
             return
-        if kind == h5l.TYPE_SOFT:
+        if kind == h5py.h5l.TYPE_SOFT:
             target = file.id.links.get_val(place)
             start = b"" if target.startswith(b"/") else before + b"/"
             rest = (b"/" + inside)[len(place) :]

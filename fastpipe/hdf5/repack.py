@@ -20,7 +20,6 @@ from typing import Any
 from rich.console import Console
 
 from fastpipe.console import Pace, Progress, print_line
-from fastpipe.core.extras import require
 from fastpipe.core.files import (
     UNFINISHED,
     open_file,
@@ -60,7 +59,7 @@ from fastpipe.hdf5.filters import (
     may_lose,
 )
 from fastpipe.hdf5.inspect import SMALL_NBYTES
-from fastpipe.hdf5.library import filters_of, load_plugins, missing, missing_filters
+from fastpipe.hdf5.library import filters_of, h5py, load_plugins, missing, missing_filters
 from fastpipe.hdf5.opening import (
     dataset_named,
     datasets_of,
@@ -122,10 +121,9 @@ def set_filters(properties: Any, codec: Codec, shuffle: bool | None, dataset: An
             )
         if missing(steps):
             load_plugins()
-        h5z = require("h5py.h5z", extra="hdf5")
         for step in steps:  # a filter that can only be undone here, or is not there
-            info = h5z.get_filter_info(step.code) if h5z.filter_avail(step.code) else 0
-            if not info & h5z.FILTER_CONFIG_ENCODE_ENABLED:
+            info = h5py.h5z.get_filter_info(step.code) if h5py.h5z.filter_avail(step.code) else 0
+            if not info & h5py.h5z.FILTER_CONFIG_ENCODE_ENABLED:
                 raise OptionError(
                     f"{dataset.name}: the HDF5 library here cannot write its filter {in_words(step)}; choose "
                     "another --codec"
@@ -144,11 +142,10 @@ def set_filters(properties: Any, codec: Codec, shuffle: bool | None, dataset: An
 
 
 def _add(properties: Any, codec: Codec, shuffle: bool) -> None:
-    h5z = require("h5py.h5z", extra="hdf5")
     if codec.name in _BY_PLUGIN:
         load_plugins()
     if shuffle and codec.name != "blosc":
-        properties.set_filter(SHUFFLE, h5z.FLAG_OPTIONAL)
+        properties.set_filter(SHUFFLE, h5py.h5z.FLAG_OPTIONAL)
     # Optional: what does not become smaller is then stored as it is, and read as such.
     code, values = {
         "gzip": (DEFLATE, (codec.level,)),
@@ -157,7 +154,7 @@ def _add(properties: Any, codec: Codec, shuffle: bool) -> None:
         "zstd": (ZSTD, (codec.level,)),
         "blosc": (BLOSC, (0, 0, 0, 0, codec.level, int(shuffle), BLOSC_CODECS.get(codec.inner, 0))),
     }[codec.name]
-    properties.set_filter(code, h5z.FLAG_OPTIONAL, values)
+    properties.set_filter(code, h5py.h5z.FLAG_OPTIONAL, values)
 
 
 MEMORY_NBYTES = 64 << 20
@@ -405,7 +402,7 @@ class _Repacking:
                 "track_order": bool(tracked),
             }
         try:
-            with require("h5py", extra="hdf5").File(self.unfinished, mode, **options) as copy:
+            with h5py.File(self.unfinished, mode, **options) as copy:
                 yield copy
         except FastpipeError:
             raise

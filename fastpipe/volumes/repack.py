@@ -24,7 +24,6 @@ import numpy.typing as npt
 from rich.console import Console
 
 from fastpipe.console import Pace, Progress, print_line
-from fastpipe.core.extras import require
 from fastpipe.core.files import (
     folder_below,
     is_hdf5,
@@ -38,6 +37,7 @@ from fastpipe.core.files import (
 from fastpipe.core.machine import available_cpus
 from fastpipe.core.text import counted, in_bytes
 from fastpipe.errors import HDF5Error, OptionError, VolumeError
+from fastpipe.hdf5.library import h5py
 from fastpipe.hdf5.opening import library_errors, opened, raw_name
 from fastpipe.volumes.opening import open_volume
 from fastpipe.volumes.tensorstore import FAILED, SPEC, opened_by_tensorstore
@@ -443,7 +443,6 @@ def stored_nbytes(path: str) -> int | None:
         return os.stat(file).st_size
     if not os.path.isfile(file) or not is_hdf5(file):
         return None
-    h5py = require("h5py", extra="hdf5")
     with opened(file) as store, library_errors(file):
         dataset = store.get(raw_name(path[len(file) :].strip("/")))
         return int(dataset.id.get_storage_size()) if isinstance(dataset, h5py.Dataset) else None
