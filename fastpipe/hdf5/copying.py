@@ -316,9 +316,6 @@ def _same(
         raise HDF5Error(f"{_place(item)}: {what} would not be the same in the copy, which was thrown away")
 
 
-# ---- rows as the file has them: read, written and compared without a change of form -----------
-
-
 def is_plain(kind: Any) -> bool:
     """Return whether elements of one of HDF5's types are nothing but their bytes."""
     return not any(
@@ -393,8 +390,8 @@ def same_values(one: Any, other: Any) -> bool:
         if one.shape != other.shape or one.dtype != other.dtype:
             return False
         if not one.dtype.hasobject:
-            flat = (np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in (one, other))
-            return np.array_equal(*flat)
+            left, right = (np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in (one, other))
+            return np.array_equal(left, right)
         if one.dtype.names:
             return all(same_values(one[name], other[name]) for name in one.dtype.names)
         pairs = zip(one.ravel().tolist(), other.ravel().tolist(), strict=True)

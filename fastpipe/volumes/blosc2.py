@@ -102,7 +102,7 @@ class _Handle:
         start, stop = numbers(*(side.start for side in box)), numbers(*(side.stop for side in box))
         memory, nbytes = ctypes.c_void_p(out.ctypes.data), ctypes.c_int64(len(out))
         get = _library().b2nd_get_slice_cbuffer
-        return get(self._array, start, stop, memory, numbers(*unit), nbytes) == 0
+        return bool(get(self._array, start, stop, memory, numbers(*unit), nbytes) == 0)
 
 
 @functools.cache

@@ -120,7 +120,8 @@ class HDF5Volume(Volume):
         )  # fmt: skip
 
     def open(self) -> UnitReader:
-        return _LibraryReader(self) if self.layout.kind == "h5py" else _ChunkReader(self)
+        # Of others there is little, or nothing that was written.
+        return _ChunkReader(self) if self.layout.kind == "chunked" else _LibraryReader(self)
 
     def stored_in(self, numbers: Int64Array) -> Int64Array:
         """All in the same: many are read by one call."""
@@ -155,9 +156,7 @@ class _ChunkReader(UnitReader):
         volume, layout = self._volume, self._volume.layout
         self.check()
         for place, (number, out) in enumerate(zip(numbers.tolist(), outs, strict=True)):
-            # What is contiguous is read here only where it was never written, and has units, but no chunks.
-            is_written = layout.kind == "chunked" and layout.offsets[number] >= 0
-            if not is_written and layout.kind != "compact":
+            if layout.offsets[number] < 0:  # never written
                 out.reshape(-1, len(layout.fill))[:] = np.frombuffer(layout.fill, np.uint8)
                 continue
             try:
@@ -175,12 +174,12 @@ class _LibraryReader(UnitReader):
         self._files = OpenFiles()
 
     def check(self) -> None:
-        self._volume.opened.check(self._volume.path)
+        self._volume.opened.check()
 
     def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
         volume = self._volume
         with self._lock:
-            volume.opened.check(volume.path)
+            self.check()
             file = self._files.file(volume.path, self._opened)
             with library_errors(volume.name):
                 dataset = file[raw_name(volume.layout.name)]
@@ -198,7 +197,7 @@ class _LibraryReader(UnitReader):
         """The file, in a process whose library has the filters: it may be another than where it was found."""
         volume = self._volume
         file = open_library(volume.path)
-        volume.opened.check(volume.path)  # by now another may be at the path
+        self.check()  # by now another may be at the path
         with library_errors(volume.name):
             dataset = file[raw_name(volume.layout.name)]
             require_filters(dataset, volume.path)

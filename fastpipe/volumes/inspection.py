@@ -23,9 +23,10 @@ from rich.text import Text
 from fastpipe.console import Progress, print_line, table
 from fastpipe.core.clock import StageClock
 from fastpipe.core.extras import require
-from fastpipe.core.machine import available_cpus, free_memory
+from fastpipe.core.machine import available_cpus
 from fastpipe.core.text import counted, in_bytes
 from fastpipe.errors import OptionError
+from fastpipe.options import Cache
 from fastpipe.volumes.cost import PatchModel, Stored
 from fastpipe.volumes.opening import open_volume
 from fastpipe.volumes.reader import Counts, PatchReader
@@ -41,13 +42,13 @@ from fastpipe.volumes.repack import (
     stored_nbytes,
     write_box,
 )
-from fastpipe.volumes.volume import Box, Int64Array, UnitGrid, Volume, aligned
+from fastpipe.volumes.units import budget_of
+from fastpipe.volumes.volume import Box, Int64Array, UnitGrid, Volume, aligned, grown_unit, sides_text
 
 SCHEMA = 1  # of the JSON
 
 
 _SECONDS, _TRIED_SECONDS = 0.8, 0.25  # of a measurement: of the volume, and of a part in other chunks
-_ASSUMED = 1 << 30
 _LIMITS = (2.0, 1.2)  # decoded bytes for each that is used, for which the least memory is looked for
 _LESS = 0.8  # of a tour's patches in a second: an order that gives so many is good enough
 _TRIED_NBYTES = 24 << 20  # of the volume
@@ -164,7 +165,7 @@ def inspect_volume(args: argparse.Namespace, console: Console, progress: Progres
     patches, other = None, list[Rechunked]()
     if model is not None:
         progress.now("trying orders")
-        patches = patch_facts(model, volumes, facts, args.budget or default_budget())
+        patches = patch_facts(model, volumes, facts, args.budget or max(1, budget_of(Cache())))
         progress.now("trying other chunks")
         other = rechunked(volumes, facts, model, patches, layouts)
     progress.stop()
@@ -192,9 +193,6 @@ def _model(volumes: Sequence[Volume], patch: Sequence[int]) -> PatchModel:
 
 def _stored(volume: Volume) -> Stored:
     return Stored(volume.shape, volume.grid.unit, volume.dtype.itemsize)
-
-
-# ---- what is measured -------------------------------------------------------------------------
 
 
 def decode_speed(
@@ -280,14 +278,6 @@ def volume_facts(path: str, volume: Volume, patch: Sequence[int] | None) -> Volu
     )
 
 
-# ---- what follows from it ---------------------------------------------------------------------
-
-
-def default_budget() -> int:
-    """Return what ``cache="auto"`` takes."""
-    return max(1, (free_memory() or 4 * _ASSUMED) // 4)
-
-
 def patch_facts(
     model: PatchModel, volumes: Sequence[Volume], facts: Sequence[VolumeFacts], budget: int
 ) -> PatchFacts:
@@ -359,9 +349,6 @@ class Rates:
         return Cost(amplification, *rates)
 
 
-# ---- other chunks, tried on a part of the volume ----------------------------------------------
-
-
 def rechunked(
     volumes: Sequence[Volume], facts: Sequence[VolumeFacts], model: PatchModel, now: PatchFacts,
     layouts: Sequence[ZarrLayout],
@@ -380,8 +367,8 @@ def rechunked(
         part = read_box(volume, volume.open(), box, layouts[0].dtype, pool)
     rates = Rates(model, [_speeds(volume, model.patch, box), *others], now.copying)
     as_it_is = Rechunked(
-        facts[0].chunk, _count(volume.shape, facts[0].chunk), "", 0, facts[0].ratio or 1.0, facts[0].unit,
-        rates.cost(now.alone.amplification), rates.cost(now.uniform.amplification),
+        facts[0].chunk, UnitGrid(volume.shape, facts[0].chunk).count, "", 0, facts[0].ratio or 1.0,
+        facts[0].unit, rates.cost(now.alone.amplification), rates.cost(now.uniform.amplification),
         rates.cost(model.near(room)), 1.0, 1.0,
     )  # fmt: skip
     found = []
@@ -399,7 +386,7 @@ def rechunked(
         alone, uniform = rates.cost(other.alone() / other.patch_nbytes), rates.cost(other.uniform(room))
         tour = rates.cost(other.near(room))
         gains = tour.all / as_it_is.tour.all, uniform.all / as_it_is.uniform.all
-        chunks = _count(layout.shape, layout.chunk)
+        chunks = UnitGrid(layout.shape, layout.chunk).count
         found.append(
             Rechunked(layout.chunk, chunks, *layout.codec, ratio, unit, alone, uniform, tour, *gains)
         )  # fmt: skip
@@ -466,20 +453,11 @@ def _candidates(volume: Volume, patch: Sequence[int]) -> list[tuple[int, ...]]:
         sides = [
             side if side == size else max(1, side // part) for side, size in zip(base, spatial, strict=True)
         ]
-        whole = [*front, *sides]
-        while math.prod(whole) * itemsize < _LEAST_CHUNK:
-            dims = [dim for dim in range(len(lead), len(whole)) if whole[dim] < shape[dim]]
-            if not dims:
-                break
-            dim = min(dims, key=lambda dim: whole[dim])
-            whole[dim] = min(2 * whole[dim], shape[dim])
-        if tuple(whole) not in found and (not found or _count(shape, whole) <= _MOST_FILES):
-            found.append(tuple(whole))
+        grown = grown_unit(sides, spatial, math.prod(front) * itemsize, _LEAST_CHUNK)
+        whole = (*front, *map(min, grown, spatial))
+        if whole not in found and (not found or UnitGrid(shape, whole).count <= _MOST_FILES):
+            found.append(whole)
     return found
-
-
-def _count(shape: Sequence[int], chunk: Sequence[int]) -> int:
-    return UnitGrid(shape, chunk).count
 
 
 def _middle(layout: ZarrLayout) -> Box:
@@ -492,9 +470,6 @@ def _middle(layout: ZarrLayout) -> Box:
         sides[min(dims, key=lambda dim: sides[dim] / layout.chunk[dim])] *= 2
     begins = [(size - side) // 2 for size, side in zip(layout.shape, sides, strict=True)]
     return tuple(slice(at, at + side) for at, side in zip(begins, sides, strict=True))
-
-
-# ---- what is printed --------------------------------------------------------------------------
 
 
 def _content(
@@ -623,4 +598,4 @@ def _print_advice(
 
 
 def _sides(shape: Sequence[int]) -> str:
-    return "×".join(map(str, shape)) or "scalar"
+    return sides_text(shape) or "scalar"

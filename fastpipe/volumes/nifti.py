@@ -153,9 +153,6 @@ def unpack(path: str, target: BinaryIO, nbytes: int) -> None:
             )
 
 
-# ---- copies that are not compressed, kept in the user's cache folder --------------------------
-
-
 def converted_file(path: str, nbytes: int, fill: Callable[[BinaryIO], None]) -> tuple[str, os.stat_result]:
     """The path of a copy that ``fill`` has written, and its state: what is there later, and is of another, is
     not the copy.

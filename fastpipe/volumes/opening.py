@@ -26,7 +26,6 @@ _NUMBERS = "biufc"  # kinds of elements, as NumPy names them
 _NUMPY = b"\x93NUMPY"
 _ZIP = (b"PK\3\4", b"PK\5\6")  # of a file with members, and of one without
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-_BLOSC2_NAMES = (".b2nd",)
 _NIFTI_NAMES = (".nii", ".nii.gz", ".hdr.gz", ".hdr", ".img.gz", ".img")
 
 
@@ -103,12 +102,11 @@ def _folder(path: str) -> Volume:
 
 
 def _other_zarr(path: str, why: str) -> Volume:
-    version = next(name for name in METADATA if os.path.exists(os.path.join(path, name)))
-    driver = "zarr3" if version == "zarr.json" else "zarr"
+    file = next(filter(os.path.exists, (os.path.join(path, name) for name in METADATA)))
+    driver = "zarr3" if file.endswith("zarr.json") else "zarr"
     try:
         return TensorStoreVolume(path, {"driver": driver, "kvstore": _kvstore(path)}, why)
     except VolumeError as error:
-        file = os.path.join(path, version)
         try:
             return ZarrPythonVolume(path, "", json_object(file, read_file(file)), why)
         except VolumeError as other:
@@ -135,7 +133,7 @@ def _file(path: str, inside: str, *, may_write: bool) -> Volume:
         return npy_volume(path)
     if begin[:4] in _TIFF:
         return tiff_volume(path)
-    if name.endswith(_BLOSC2_NAMES):
+    if name.endswith(".b2nd"):
         return Blosc2Volume(path)
     if name.endswith(_NIFTI_NAMES):
         return nifti_volume(path, may_write=may_write)

@@ -46,10 +46,6 @@ class PatchSpace:
         self.lows = -(over // 2)
         self.counts = np.maximum(self.shapes - self.patch, 0) + 1
 
-    def sizes(self) -> list[int]:
-        """How many places each volume has, of any size."""
-        return [math.prod(counts) for counts in self.counts.tolist()]
-
 
 class PatchPlaces(Protocol):
     count: int  # of an epoch
@@ -74,18 +70,17 @@ class UniformPatches:
 
     def __init__(self, space: PatchSpace, count: int, by_size: bool, draw: Draw) -> None:
         self._space, self.count, self._draw = space, count, draw
-        sizes = space.sizes() if by_size else [1] * len(space.shapes)
+        sizes = [math.prod(counts) if by_size else 1 for counts in space.counts.tolist()]
         # Of exact integers, as there may be more places than a float tells apart.
         ends = list(itertools.accumulate(sizes))
         self._ends = np.array([end / ends[-1] for end in ends])
 
     def places(self, seed: int, epoch: int, indices: Int64Array) -> Places:
         drawn = self._draw(seed, epoch, indices, 1 + len(self._space.patch))
-        if len(self._ends) == 1:
-            volumes = np.zeros(len(indices), np.int64)
-        else:
-            volumes = np.searchsorted(self._ends[:-1], drawn[:, 0], side="right")
-        return Places(volumes, _within(self._space, volumes, drawn[:, 1:]))
+        volumes = np.searchsorted(self._ends[:-1], drawn[:, 0], side="right")
+        counts = self._space.counts[volumes]
+        steps = np.minimum((drawn[:, 1:] * counts).astype(np.int64), counts - 1)
+        return Places(volumes, self._space.lows[volumes] + steps)
 
 
 class ForegroundPatches:
@@ -129,22 +124,10 @@ class ForegroundPatches:
                 some = volumes[rows] == volume
                 shape = tuple(self._space.shapes[volume].tolist())
                 centre = np.stack(np.unravel_index(voxels[some], shape), axis=1)
-                starts[rows[some]] = self._around(volume, centre)
+                lows = self._space.lows[volume]
+                highs = lows + self._space.counts[volume] - 1
+                starts[rows[some]] = np.clip(centre - self._space.patch // 2, lows, highs)
         return Places(volumes, starts)
-
-    def _around(self, volume: int, centre: Int64Array) -> Int64Array:
-        lows = self._space.lows[volume]
-        highs = lows + self._space.counts[volume] - 1
-        starts: Int64Array = np.clip(centre - self._space.patch // 2, lows, highs)
-        return starts
-
-
-def _within(space: PatchSpace, volumes: Int64Array, drawn: npt.NDArray[np.float64]) -> Int64Array:
-    """Places of volumes, by numbers in [0, 1) along each dimension."""
-    counts = space.counts[volumes]
-    steps = np.minimum((drawn * counts).astype(np.int64), counts - 1)
-    starts: Int64Array = space.lows[volumes] + steps
-    return starts
 
 
 def grid_places(space: PatchSpace, stride: int | Sequence[int] | None) -> Places:

@@ -30,6 +30,7 @@ from fastpipe.volumes.volume import (
     Volume,
     as_volume_error,
     box_text,
+    grown_unit,
     swapped,
 )
 
@@ -162,13 +163,8 @@ def raw_unit(shape: Sequence[int], itemsize: int) -> list[int]:
             break
         unit[dim] = max(1, min(shape[dim], -(-_RUN_NBYTES // inner)))
     # Then all in front of them alike.
-    while math.prod(unit) * itemsize < _UNIT_NBYTES:
-        growing = [dim for dim in range(len(shape)) if unit[dim] < shape[dim]]
-        if not growing:
-            break
-        dim = min(growing, key=lambda dim: unit[dim])
-        unit[dim] = min(shape[dim], 2 * unit[dim])
-    return unit
+    grown = grown_unit(unit, shape, itemsize, _UNIT_NBYTES)
+    return [min(side, max(1, size)) for side, size in zip(grown, shape, strict=True)]
 
 
 def npy_volume(path: str) -> RawVolume:
@@ -203,9 +199,6 @@ def _npy_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     if not is_right or len(about) != 3 or not isinstance(about["fortran_order"], bool):
         raise ValueError(f"its header says {about!r}")
     return shape, about["fortran_order"], dtype
-
-
-# ---- arrays in memory -------------------------------------------------------------------------
 
 
 class MemoryVolume(Volume, UnitReader):

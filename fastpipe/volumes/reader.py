@@ -86,15 +86,11 @@ class PatchReader:
             ) from error
         except DamagedUnitError:
             # What is damaged may be a chunk that the box does not touch, in a unit that has some.
-            finer = self._finer_reader()
-            if finer is None:
-                raise
-            finer._read(start, out)
-
-    def _finer_reader(self) -> PatchReader | None:
-        if self._finer is None and (finer := self._volume.finer) is not None:
-            self._finer = PatchReader(finer, self._clock, self._counts)
-        return self._finer
+            if self._finer is None:
+                if (finer := self._volume.finer) is None:
+                    raise
+                self._finer = PatchReader(finer, self._clock, self._counts)
+            self._finer._read(start, out)
 
     @ranged("sample")
     def _read(self, start: Sequence[int], out: npt.NDArray[Any]) -> None:
@@ -204,8 +200,6 @@ def padded_indices(start: int, size: int, length: int, mode: str) -> Int64Array:
     at = at % period
     return np.where(at < length, at, period - at if mode == "reflect" else period - 1 - at)
 
-
-# ---- options of a dataset, and what is beyond the ends of volumes -----------------------------
 
 PADDING_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
 
@@ -329,15 +323,11 @@ def read_patch(
 
     It begins at ``start``, perhaps below 0, along the dimensions of ``shape``, behind ``lead`` others.
     """
-    size = out.shape[lead:]
-    front = [0] * lead
-    if all(at >= 0 and at + side <= most for at, side, most in zip(start, size, shape, strict=True)):
+    front, sides = [0] * lead, list(zip(start, out.shape[lead:], shape, strict=True))
+    if all(at >= 0 and at + side <= most for at, side, most in sides):
         reader.read([*front, *start], out)
         return
-    indices = [
-        padded_indices(at, side, most, padding.mode)
-        for at, side, most in zip(start, size, shape, strict=True)
-    ]
+    indices = [padded_indices(at, side, most, padding.mode) for at, side, most in sides]
     needed = [np.unique(index[index >= 0]) for index in indices]
     sizes = [len(some) for some in needed]  # never more than the patch has
     box = np.empty((*out.shape[:lead], *sizes), out.dtype)

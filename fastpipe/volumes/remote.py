@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,13 +63,14 @@ class RemoteVolumes:
         asked = [self._asked(path, storage_options, stores) for path in paths]
         policy = Retries() if self._must else _HURRIED  # how often metadata are asked for
         with ThreadPoolExecutor(min(_AT_A_TIME, len(paths)) or 1, "fastpipe-volumes") as pool:
-            found = list(pool.map(lambda one: _seen(*one, policy) if isinstance(one, tuple) else one, asked))
+            found = list(pool.map(partial(_seen, policy), asked))
         self._found: dict[str, tuple[ZarrArray, RemoteChunks]] = {}
-        for path, one, seen in zip(paths, asked, found, strict=True):
-            if isinstance(one, tuple) and isinstance(seen, tuple):
-                self._found[path] = seen[0], one[0].add(path, one[1], *seen)
-            elif isinstance(seen, Exception):
+        for path, seen in zip(paths, found, strict=True):
+            if isinstance(seen, Exception):
                 self._refuse(path, seen)
+            else:
+                store, prefix, array, listing = seen
+                self._found[path] = array, store.add(path, prefix, array, listing)
         self.stores = [store for store in stores.values() if store.parts]
         for store in self.stores:
             store.complete()
@@ -144,14 +146,19 @@ def remote_volumes(
     return RemoteVolumes(far, storage_options, stage)
 
 
-def _seen(store: ChunkStore, prefix: str, policy: Retries) -> tuple[ZarrArray, Listing] | Exception:
+def _seen(
+    policy: Retries, asked: tuple[ChunkStore, str] | Exception
+) -> tuple[ChunkStore, str, ZarrArray, Listing] | Exception:
     """An array below a prefix, and the objects there; an error where it cannot be read here."""
+    if isinstance(asked, Exception):
+        return asked
+    store, prefix = asked
     try:
         array = _array(RetryingStore(store.bare, policy), store.location, prefix)
         _, listing = scan_store(
             store.asking, store.location.path(prefix), prefix, {"": 0}, extensions="", allow_empty=True
         )  # fmt: skip
-        return array, listing
+        return store, prefix, array, listing
     except (StoreError, VolumeError, FileNotFoundError, MissingDependencyError) as error:
         return error
 

@@ -211,9 +211,6 @@ def _check_copy(brick: Array, box: Box, copy: Volume, layout: ZarrLayout, pool: 
     )
 
 
-# ---- the Zarr array ---------------------------------------------------------------------------
-
-
 class Codec(NamedTuple):
     """What chunks are compressed with: ``"blosc-zstd"``, ``"zstd"`` or ``"none"``, and its level."""
 
@@ -308,7 +305,7 @@ class Notes(NamedTuple):
             attributes = found[".zattrs"]
             names = attributes.get("_ARRAY_DIMENSIONS")
             fits = isinstance(names, list) and len(names) == len(volume.shape)
-            if fits and all(name is None or isinstance(name, str) for name in names):
+            if fits and all(name is None or isinstance(name, str) for name in names or ()):
                 del attributes["_ARRAY_DIMENSIONS"]
             else:
                 names = None
@@ -401,9 +398,6 @@ def _in_json(element: Any) -> Any:
     return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}.get(str(plain), plain)
 
 
-# ---- the source -------------------------------------------------------------------------------
-
-
 def open_source(path: str) -> Volume:
     """Open a volume that somebody named; of compressed NIfTI the copy is kept, as ``FastPatchDataset`` keeps
     it."""
@@ -453,9 +447,6 @@ def chunk_of(volume: Volume) -> tuple[int, ...]:
     if isinstance(volume, (GroupedVolume, NativeVolume)):
         return chunk_of(volume.inner)
     return volume.chunks.unit if isinstance(volume, ZarrVolume) else volume.grid.unit
-
-
-# ---- reading it in bricks ---------------------------------------------------------------------
 
 
 class Bricks(NamedTuple):

@@ -296,9 +296,8 @@ class PatchSamples(TouredSamples):
             cut_space = PatchSpace(shapes, self._cut, titles, pads=True)
         names = tuple(role.name for role in self._roles)
         self._form = Form("tuple" if len(names) > 1 else "value", (), names)
-        self._remembered = Remembered(
-            self._roles, budget_of(self.cache), is_fixed=self.cache.max_bytes != "auto"
-        )
+        is_fixed = self.cache.max_bytes != "auto"
+        self._remembered = Remembered(self._roles, budget_of(self.cache), is_fixed=is_fixed)
         self._most_uses = self._remembered.most_uses(self._cut)
         self._touring = Touring(self._roles, cut_space, self._places, planned_room(self.cache))
         self._runtime: Runtime | None = None
@@ -360,8 +359,6 @@ class PatchSamples(TouredSamples):
         """The same patches without fastpipe."""
         return SlicedPatches(self._roles, self._places, self._beyond, self.nan, self._cut)
 
-    # ---- orders -------------------------------------------------------------------------------
-
     def _tour_window(self) -> int:
         return self._touring.planned(None)[0]
 
@@ -387,8 +384,6 @@ class PatchSamples(TouredSamples):
         for store in self._chunks.stores:
             order = _followed(weakref.ref(self), store.location.store, batches(), seed, epoch)
             store.reader().follow(order, None, is_here=True)
-
-    # ---- how a batch is made ------------------------------------------------------------------
 
     def _reading(
         self, indices: Any, samples: Int64Array, key: Key | None, is_keyed: bool, runtime: Any,
@@ -436,26 +431,18 @@ class PatchSamples(TouredSamples):
 
         self._running().expect(seed, epoch, uses)
 
-    def _item(self, index: int, places: Places, place: int) -> Item:
-        volume = self._roles[0].volumes[int(places.volumes[place])]
-        start = tuple(places.starts[place].tolist())
-        return Item(index, f"{volume.name}, patch of {sides_text(self._cut)} at {start}")
-
     def _running(self) -> Runtime:
         """Threads, open volumes and memory of this process, made when first needed."""
-        runtime, options = self._runtime, Options(self.bad_samples, self.threads, self._beyond, self.nan)
-        if runtime is None or not runtime.fits(options):
+        options = Options(self.bad_samples, self.threads, self._beyond, self.nan)
+        if self._runtime is None or not self._runtime.fits(options):
             process = self._process(self.threads, "fastpipe-patch")
-            runtime = self._runtime = Runtime(
-                options, self._roles, self._cut, self._remembered, process, self._chunks
-            )
-        return runtime
+            self._runtime = Runtime(options, self._roles, self._cut, self._remembered, process, self._chunks)
+        return self._runtime
 
 
 def _followed(
-    living: weakref.ref[PatchSamples], name: str, batches: Iterator[Int64Array], seed: int,
-    epoch: int,
-) -> Iterator[Int64Array]:  # fmt: skip
+    living: weakref.ref[PatchSamples], name: str, batches: Iterator[Int64Array], seed: int, epoch: int
+) -> Iterator[Int64Array]:
     """The objects of a store that batches will need, as long as the samples are there: whoever goes on with
     this must not keep them."""
     samples = living()
@@ -514,7 +501,10 @@ class _Batch:
 
     def item(self, place: int) -> Item:
         """What is said of a patch."""
-        return self._dataset._item(int(self._samples[self._rows[place]]), self._places, place)
+        dataset, (volumes, starts) = self._dataset, self._places
+        name, start = dataset._roles[0].volumes[int(volumes[place])].name, tuple(starts[place].tolist())
+        about = f"{name}, patch of {sides_text(dataset._cut)} at {start}"
+        return Item(int(self._samples[self._rows[place]]), about)
 
     def substitute(self, row: int, attempt: int) -> int | None:
         """Another patch: the ``attempt``-th in a sequence that the key of the one it replaces draws."""

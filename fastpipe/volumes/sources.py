@@ -19,8 +19,6 @@ from fastpipe.volumes.opening import open_volume
 from fastpipe.volumes.remote import RemoteVolumes, remote_volumes
 from fastpipe.volumes.volume import DIMS, Volume, chunk_text, sides_text
 
-# ---- which volumes belong together: lists, patterns and tables of paths -----------------------
-
 ROLES = ("volume", "labels", "mask")
 
 _HOW = "give a table, a list of tuples (volume, labels[, mask]), or lists of paths in the same order"
@@ -204,9 +202,6 @@ def _regex(pattern: str) -> re.Pattern[str]:
             pieces[1::2] = ["([^/]*)" if piece[0] == "*" else "([^/])" for piece in pieces[1::2]]
             text += "".join(pieces) + ("[^/]*" if has_any_ending else "" if last else "/+")
     return re.compile(text, re.DOTALL)
-
-
-# ---- these volumes, opened --------------------------------------------------------------------
 
 
 class Role(NamedTuple):

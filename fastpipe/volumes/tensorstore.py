@@ -7,7 +7,7 @@ import copy
 import math
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -49,7 +49,9 @@ class TensorStoreVolume(Volume):
 
     def __init__(self, name: str, spec: dict[str, Any], why: str = "") -> None:
         # An address may hold a password or a signature: these are in the spec only.
-        self._secrets = _secrets_in(name)
+        parts = urlsplit(name if is_url(name) else "")
+        user = parts.netloc.rpartition("@")[0]
+        self._secrets = [part for part in (user and f"{user}@", parts.query and f"?{parts.query}") if part]
         self.name, self._spec, self._why = self.without_secrets(name), spec, why
         store = self.store()
         try:
@@ -103,10 +105,6 @@ class TensorStoreVolume(Volume):
             text = text.replace(secret, "")
         return text
 
-    @property
-    def folder(self) -> str:
-        return _folder_of(self._spec)
-
     def open(self) -> UnitReader:
         return _Reader(self)
 
@@ -131,7 +129,7 @@ class _Reader(UnitReader):
         reads = [self._store[box].read(order="C") for box in boxes]
         for box, read, out in zip(boxes, reads, outs, strict=True):
             try:
-                part = _result(read, self._volume.folder)
+                part = _result(read, _folder_of(self._volume._spec))
             except FAILED as error:
                 said = self._volume.without_secrets(str(error))
                 # What cannot be reached, or not be read by this user, is no reason to do without a sample.
@@ -203,7 +201,8 @@ def _result(future: Any, folder: str) -> Any:
     if folder:
         with contextlib.suppress(TimeoutError):
             return future.result(timeout=_PATIENCE_S)
-        fifos = [path for path in _files_in(folder) if Path(path).is_fifo()]
+        files = (os.path.join(place, name) for place, _, names in os.walk(folder) for name in names)
+        fifos = [path for path in files if Path(path).is_fifo()]
         for path in fifos:  # whoever opens it lets tensorstore's thread go
             with contextlib.suppress(OSError):
                 os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
@@ -212,19 +211,5 @@ def _result(future: Any, folder: str) -> Any:
     return future.result()
 
 
-def _files_in(folder: str) -> Iterator[str]:
-    for place, _, names in os.walk(folder):
-        yield from (os.path.join(place, name) for name in names)
-
-
 class _StoreError(Exception):
     """What tensorstore says of an array that it cannot open; its address may be in it."""
-
-
-def _secrets_in(url: str) -> list[str]:
-    """The parts of an address that may say more than where something is."""
-    if not is_url(url):
-        return []
-    parts = urlsplit(url)
-    user = parts.netloc.rpartition("@")[0]
-    return [part for part in (f"{user}@" if user else "", f"?{parts.query}" if parts.query else "") if part]

@@ -37,10 +37,6 @@ from fastpipe.volumes.volume import (
     swapped,
 )
 
-_ELSEWHERE = (
-    "{} refers to pages in other files: write its series to one file, as "
-    "tifffile.imwrite(file, tifffile.imread(path)) does"
-)
 _decoded: set[Any] = set()  # kinds of segments that have been decoded in this process
 
 # By the number of a compression in TIFF, the filters of fastpipe/native/codecs.h that undo it.
@@ -84,12 +80,8 @@ class _Stored(NamedTuple):
     @classmethod
     def of(cls, page: Any) -> _Stored:
         dtype = np.dtype(page.dtype).newbyteorder(page.parent.byteorder)
-        is_plain = (
-            page.predictor == 1
-            and page.fillorder == 1
-            and page.bitspersample == 8 * dtype.itemsize
-            and not page.is_subsampled
-        )
+        is_plain = page.predictor == page.fillorder == 1 and not page.is_subsampled
+        is_plain = is_plain and page.bitspersample == 8 * dtype.itemsize
         filters = _FILTERS.get(int(page.compression)) if is_plain else None
         return cls(filters, dtype, np.array(page.nodata).astype(dtype).tobytes(), not page.is_tiled)
 
@@ -167,10 +159,13 @@ def _opened(path: str) -> Iterator[Any]:
         as_volume_error(f"{path} cannot be read as TIFF"),
         retrying_open(tifffile.TiffFile, path, _multifile=False) as file,
     ):
-        if file.is_ome and file.series[0].kind != "ome" and "FileName=" in (file.ome_metadata or ""):
-            raise VolumeError(_ELSEWHERE.format(path))
-        if any(page is not None and page.parent is not file for page in file.series[0].pages):
-            raise VolumeError(_ELSEWHERE.format(path))
+        first = file.series[0]
+        is_elsewhere = file.is_ome and first.kind != "ome" and "FileName=" in (file.ome_metadata or "")
+        if is_elsewhere or any(page is not None and page.parent is not file for page in first.pages):
+            raise VolumeError(
+                f"{path} refers to pages in other files: write its series to one file, as "
+                "tifffile.imwrite(file, tifffile.imread(path)) does"
+            )
         yield file
 
 
@@ -282,7 +277,7 @@ class TiffVolume(Volume):
     ) -> None:  # fmt: skip
         self.name, self.files, self.page, self.segments = name, list(files), page, segments
         self.stored: _Stored | None = None
-        self.order, self.opened = order, state
+        self.opened = state
         self.shape, self.dtype = tuple(shape), page.dtype
         lead = [1] * (len(self.shape) - len(page.shape))
         side = raw_unit(page.shape, page.dtype.itemsize) if page.is_raw else page.segment
@@ -315,10 +310,8 @@ class TiffVolume(Volume):
     def state(self) -> tuple[str, str]:
         if self.segments is not None:
             return self.name, f"tiff {self.opened.state}"
-        digest = hashlib.sha256()
-        for file in self.files:
-            digest.update(repr(FileState.of(file).state).encode())
-        return self.opened.name, f"tiff {self.opened.state} {digest.hexdigest()}"
+        states = repr([tuple(FileState.of(file).state) for file in self.files]).encode()
+        return self.opened.name, f"tiff {self.opened.state} {hashlib.sha256(states).hexdigest()}"
 
 
 class _Reader(UnitReader):

@@ -230,9 +230,6 @@ class Foreseen:
         return np.array(missed, np.int64)
 
 
-# ---- chunks of arrays that are somewhere else -------------------------------------------------
-
-
 class _Array(NamedTuple):
     number: int  # of the array, among those of all roles
     volume: int  # number of the volume

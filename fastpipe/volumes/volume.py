@@ -251,9 +251,6 @@ def aligned(nbytes: int, count: int) -> list[UInt8Array]:
     return [memory[skipped + step * number :][:nbytes] for number in range(count)]
 
 
-# ---- volumes made of others -------------------------------------------------------------------
-
-
 def in_worthwhile_units(volume: Volume) -> Volume:
     if volume.array is not None or volume.unit_nbytes >= _LEAST_NBYTES:
         return volume
@@ -360,9 +357,6 @@ class _NativeReader(WrappedReader):
 def swapped(source: Any, dtype: np.dtype[Any]) -> Any:
     """Return a native source whose elements, or parts of complex ones, have their bytes turned around."""
     return source.swap(dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize)
-
-
-# ---- errors -----------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -192,8 +192,7 @@ class ZarrVolume(Volume, UnitReader):
             os.close(descriptor)
 
 
-# ---- metadata: https://zarr-specs.readthedocs.io, zarr.json of version 3, .zarray of version 2 ---
-
+# The metadata: https://zarr-specs.readthedocs.io, zarr.json of version 3, .zarray of version 2.
 METADATA = ("zarr.json", ".zarray")  # of an array, by the version that is taken first
 
 _LARGEST = 1 << 62  # along a dimension
@@ -440,8 +439,6 @@ def _number(value: Any, dtype: np.dtype[Any], has_bits: bool) -> Any:
         return int(value)
     raise ValueError(f"its fill value is {value!r}, of elements that are {dtype.name}")
 
-
-# ---- codecs of whole chunks, undone by the native core ----------------------------------------
 
 BLOSC_HEADER = 16  # bytes
 _HEADER = struct.Struct("<4B3I")

@@ -62,7 +62,8 @@ class ZarrPythonVolume(Volume):
                     raise ValueError(f"its codec {shortened(codec)} is not one of numbers; make a copy of it")
         for package in filter(None, map(_CODECS.get, codecs)):
             require(package, package=package.replace("_", "-"))
-        self._state = FileState.of(path, regular_status(path)) if os.path.isfile(path) else None
+        # Of a ZIP file; a folder's files are looked at one by one.
+        self.opened = FileState.of(path, regular_status(path)) if os.path.isfile(path) else None
         array = self.array_of_library()
         self.shape, self.dtype = tuple(array.shape), np.dtype(array.dtype)
         if self.dtype.kind not in "biufc":
@@ -77,7 +78,7 @@ class ZarrPythonVolume(Volume):
     def array_of_library(self) -> Any:
         zarr = require("zarr", extra="volume")
         with as_volume_error(f"{self.name} cannot be opened by zarr-python"):
-            if self._state is None:
+            if self.opened is None:
                 return zarr.open_array(Path(self.path), mode="r")
             store = require("zarr.storage", extra="volume").ZipStore(self.path, mode="r")
             return zarr.open_array(store, path=self.inside, mode="r")
@@ -85,36 +86,32 @@ class ZarrPythonVolume(Volume):
     def open(self) -> UnitReader:
         return _Reader(self)
 
-    def check(self) -> None:
-        if self._state is not None:
-            self._state.check()
-
     def state(self) -> tuple[str, str]:
-        if self._state is not None:
-            return self.path, f"zarr-python {self._state} {self.inside}"
+        if self.opened is not None:
+            return self.path, f"zarr-python {self.opened} {self.inside}"
         return self.path, f"zarr-python {self.path} {folder_state(self.path)}"
 
 
 class _Reader(UnitReader):
     def __init__(self, volume: ZarrPythonVolume) -> None:
         self._volume = volume
-        volume.check()
+        self.check()
         self._array = volume.array_of_library()
 
     def check(self) -> None:
-        self._volume.check()
+        if self._volume.opened is not None:
+            self._volume.opened.check()
 
     def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
         volume = self._volume
-        volume.check()
+        self.check()
         for number, out in zip(numbers.tolist(), outs, strict=True):
             box = volume.grid.box(number)
             try:
-                part = self._array[box]
+                volume.put(self._array[box], out)
             except UNREADABLE as error:
                 where = box_text(box)
                 raise DamagedUnitError(f"{volume.name}, the part at {where}: {shortened(error)}") from None
-            volume.put(part, out)
 
 
 def zarr_in_zip(path: str, inside: str) -> ZarrPythonVolume:
