@@ -171,12 +171,16 @@ class ZarrVolume(Volume, UnitReader):
             return
         raise DamagedUnitError(f"{path}, the chunk at {box_text(self.chunks.box(chunk))}: {why}")
 
+    def _check_still_there(self) -> None:
+        """A chunk that is not there was never written, unless all of the volume is gone."""
+        os.stat(self._metadata_file())
+
     def _stored_in(self, path: str) -> UInt8Array | None:
         """The bytes of a chunk's file; None where it was never written."""
         try:
             descriptor = open_file(path)
         except FileNotFoundError:
-            os.stat(self._metadata_file())  # is there, unless all of the volume is gone
+            self._check_still_there()
             return None
         try:
             size = os.fstat(descriptor).st_size
