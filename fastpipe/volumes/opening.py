@@ -10,7 +10,6 @@ import numpy as np
 from fastpipe.core.array_cache import default_file_arrays
 from fastpipe.core.files import is_hdf5, is_url, open_file, read_file
 from fastpipe.core.text import in_bytes
-from fastpipe.core.types import ChunkObjects
 from fastpipe.errors import OptionError, VolumeError
 from fastpipe.volumes.blosc2 import Blosc2Volume
 from fastpipe.volumes.hdf5 import hdf5_volume
@@ -19,7 +18,7 @@ from fastpipe.volumes.raw import MemoryVolume, npy_volume
 from fastpipe.volumes.tensorstore import TensorStoreVolume
 from fastpipe.volumes.tiff import is_tiff_name, slices_volume, tiff_volume
 from fastpipe.volumes.volume import LARGEST_UNIT, NativeVolume, Volume, in_worthwhile_units
-from fastpipe.volumes.zarr import METADATA, ZarrArray, ZarrVolume, is_zarr, json_object, zarr_array
+from fastpipe.volumes.zarr import METADATA, ZarrVolume, is_zarr, json_object, zarr_array
 from fastpipe.volumes.zarr_python import ZarrPythonVolume, zarr_in_zip
 
 _NUMBERS = "biufc"  # kinds of elements, as NumPy names them
@@ -41,7 +40,7 @@ def open_volume(what: Any, place: str = "volume", *, may_write: bool = False) ->
             raise OptionError(f"{place}= must be an array of numbers, got {what.dtype} of shape {what.shape}")
         return MemoryVolume(what, f"the array given as {place}=")
     if isinstance(what, list) and what and all(isinstance(one, (str, os.PathLike)) for one in what):
-        return _finished(slices_volume(what), place)
+        return finished(slices_volume(what), place)
     if not isinstance(what, (str, bytes, os.PathLike)):
         raise OptionError(f"{place}= must be a path or a NumPy array, got {type(what).__name__}: {what!r}")
     path = os.fsdecode(what)
@@ -50,14 +49,10 @@ def open_volume(what: Any, place: str = "volume", *, may_write: bool = False) ->
     file, inside = _split(path)
     try:
         if os.path.isdir(file):
-            return _finished(_folder(os.path.join(file, inside) if inside else file), place)
-        return _finished(_file(file, inside, may_write=may_write), place)
+            return finished(_folder(os.path.join(file, inside) if inside else file), place)
+        return finished(_file(file, inside, may_write=may_write), place)
     except (MemoryError, OverflowError) as error:  # of sizes that a header says
         raise VolumeError(f"{path} says that it is larger than anything that can be read: {error}") from error
-
-
-def zarr_of_objects(name: str, array: ZarrArray, objects: ChunkObjects, place: str = "volume") -> Volume:
-    return _finished(ZarrVolume(name, array, objects), place)
 
 
 def _checked(volume: Volume, place: str) -> Volume:
@@ -69,7 +64,7 @@ def _checked(volume: Volume, place: str) -> Volume:
     return volume
 
 
-def _finished(volume: Volume, place: str) -> Volume:
+def finished(volume: Volume, place: str) -> Volume:
     """The volume in units that are worth it, with elements as the machine has them."""
     volume = in_worthwhile_units(_checked(volume, place))
     return volume if volume.dtype.isnative else NativeVolume(volume)

@@ -31,9 +31,9 @@ from fastpipe.stores.locations import Location
 from fastpipe.stores.opening import open_store
 from fastpipe.stores.retrying import Retries, RetryingStore
 from fastpipe.stores.stage import StageFolder
-from fastpipe.volumes.opening import zarr_of_objects
+from fastpipe.volumes.opening import finished
 from fastpipe.volumes.volume import LARGEST_UNIT, Int64Array, Volume
-from fastpipe.volumes.zarr import METADATA, ZarrArray, is_zarr, parsed
+from fastpipe.volumes.zarr import METADATA, ZarrArray, ZarrVolume, is_zarr, parsed
 
 _log = logging.getLogger("fastpipe.stage")
 
@@ -77,7 +77,7 @@ class RemoteVolumes:
 
     def volume(self, path: str, place: str) -> Volume | None:
         found = self._found.get(path)
-        return None if found is None else zarr_of_objects(path.rstrip("/"), *found, place)
+        return None if found is None else finished(ZarrVolume(path.rstrip("/"), *found), place)
 
     def close(self) -> None:
         """End the threads of this process, and let go of the stage and of connections."""
@@ -164,8 +164,7 @@ def _seen(
 
 
 def _array(store: Store, location: Location, prefix: str) -> ZarrArray:
-    url = location.path(prefix).rstrip("/")
-    is_group = False
+    url, what = location.path(prefix).rstrip("/"), "is no Zarr array"
     for name in METADATA:
         try:
             content = store.get(f"{prefix}{name}").data
@@ -181,11 +180,10 @@ def _array(store: Store, location: Location, prefix: str) -> ZarrArray:
             )
         if found is not None:
             return found
-        is_group = True
+        what = "is a Zarr group"
         break
     inside = store.folders(prefix)
-    if is_group or inside:
-        what = "is a Zarr group" if is_group else "is no Zarr array"
+    if inside or what == "is a Zarr group":
         names = ", ".join(inside) or "nothing"
         raise VolumeError(f"{url} {what}; name an array in it behind a slash: it has {names}")
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)

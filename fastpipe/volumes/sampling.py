@@ -114,12 +114,12 @@ class VoxelSketch:
                 yield from _grouped(values, above)
 
     def _keep(self, label: float, hashes: UInt64Array, places: Int64Array) -> None:
-        before = self._kept.get(label)
-        if before is not None:
-            if len(before[0]) == self._most:  # most of what comes later is not among the least
-                less = hashes < before[0].max()
+        if label in self._kept:
+            known, at = self._kept[label]
+            if len(known) == self._most:  # most of what comes later is not among the least
+                less = hashes < known.max()
                 hashes, places = hashes[less], places[less]
-            hashes, places = np.concatenate([before[0], hashes]), np.concatenate([before[1], places])
+            hashes, places = np.concatenate([known, hashes]), np.concatenate([at, places])
         if len(hashes) > self._most:
             least = np.argpartition(hashes, self._most - 1)[: self._most]
             hashes, places = hashes[least], places[least]

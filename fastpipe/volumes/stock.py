@@ -46,8 +46,7 @@ def library_array(volume: Volume) -> Any:
     if isinstance(volume, Blosc2Volume):
         return require("blosc2", extra="volume").open(volume.name, mode="r")
     if isinstance(volume, TiffVolume):
-        read = require("tifffile", extra="volume").imread
-        return read(volume.files if volume.segments is None else volume.name)
+        return require("tifffile", extra="volume").imread(volume.files)
     if isinstance(volume, ScaledVolume):
         stored, scaled = library_array(volume.inner), volume.scaled
         return _Sliced(lambda box: scaled(np.asarray(stored[box])))
@@ -119,10 +118,10 @@ class SlicedPatches:
     def _array(self, number: int, volume: int) -> Any:
         if self._open[0] != os.getpid():
             self._open = os.getpid(), {}
-        arrays = self._open[1]
-        if (number, volume) not in arrays:
-            arrays[number, volume] = library_array(self._roles[number].volumes[volume])
-        return arrays[number, volume]
+        arrays, key = self._open[1], (number, volume)
+        if key not in arrays:
+            arrays[key] = library_array(self._roles[number].volumes[volume])
+        return arrays[key]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": (0, {})}

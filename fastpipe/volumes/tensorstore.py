@@ -114,7 +114,7 @@ class TensorStoreVolume(Volume):
 
     def state(self) -> tuple[str, str]:
         store = self._spec["kvstore"]
-        if not isinstance(store, dict):
+        if not isinstance(store, dict):  # of what is elsewhere nobody says it
             return "", ""
         return store["path"], f"tensorstore {self._spec} {folder_state(store['path'])}"
 
