@@ -86,17 +86,19 @@ class Layout(NamedTuple):
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    fill: bytes
-    kind: Literal["chunked", "contiguous", "compact", "h5py"]
-    why: str
-    chunk: tuple[int, ...]
-    filters: tuple[FilterStep, ...]
-    offsets: Int64Array
-    sizes: Int64Array
+    fill: bytes  # what is read where nothing was written: a scalar of the dtype
+    kind: Literal["chunked", "contiguous", "compact", "h5py"]  # "h5py" where only the library can read it
+    why: str  # the reason of ``"h5py"``, in words
+    chunk: tuple[int, ...]  # shape of all data, where there are no chunks
+    filters: tuple[FilterStep, ...]  # in the order of writing
+    offsets: Int64Array  # in the file, in C order of the chunks' grid; -1 for one that was never written
+    sizes: Int64Array  # bytes of each in the file
+    # Bit i says that filter i was left out; all bits are set for chunks that reach beyond the shape, if the
+    # dataset does not filter them.
     masks: npt.NDArray[np.uint32]
-    inside: bytes = b""
-    library_chunk: int = 0
-    shown: str = ""
+    inside: bytes = b""  # all data of the kind ``"compact"``
+    library_chunk: int = 0  # bytes of a decoded chunk of the kind ``"h5py"``
+    shown: str = ""  # what messages call the file, where it is not its path: the URL that it was copied from
 
 
 def read_layout(

@@ -221,7 +221,8 @@ def patch_dataset(
     >>> [batch.shape for batch in patches.take(1)]
     [TensorShape([2, 2, 3, 3, 1])]
     """
-    from fastpipe.volumes.samples import Given, PatchSamples
+    from fastpipe.volumes.samples import PatchSamples
+    from fastpipe.volumes.sources import Given
 
     check_choice("channels", channels, ("as_stored", "last"))
     samples = PatchSamples(
