@@ -44,7 +44,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
 _LAZY = {
     "cli.py": {"console"},
     "images/batch.py": {"core.file_identity"},
-    "tf/arrays.py": {"hdf5.samples", "volumes.samples"},
+    "tf/arrays.py": {"hdf5.samples", "volumes.samples", "volumes.sources"},
     "torch/batches.py": {"core.transfer"},
     "torch/describe.py": {
         "torch.array_dataset",

@@ -21,8 +21,6 @@ from fastpipe.hdf5.files import SampleFiles
 from fastpipe.hdf5.layout import Layout, in_blocks
 from fastpipe.options import Cache
 
-__all__ = ["CachedChunks", "ChunkCache", "ChunkMemory", "SharedChunks", "chunk_nbytes", "decoded_nbytes"]
-
 UInt8Array = npt.NDArray[np.uint8]
 
 _log = logging.getLogger("fastpipe.cache")
@@ -34,14 +32,8 @@ _MOST_NBYTES = 128 << 20  # of chunks that a batch hands over at once, to be kep
 class CachedChunks:
     """The decoded chunks of one dataset of a file, in a store that may be that of others as well.
 
-    Args:
-        store: where they are kept.
-        file: the file's state, and what is made of it, the dataset's name included.
-        count, nbytes: chunks of the dataset, and bytes of each, decoded.
-        is_second_use: keep a chunk only when it is decoded for the second time.
-
-    Attributes:
-        native: the ``native.KeptChunks`` that finds them.
+    ``file`` is the file's state and what is made of it, the dataset's name included; ``native`` is the
+    ``native.KeptChunks`` that finds chunks.  With ``is_second_use`` a chunk is kept when it is decoded again.
     """
 
     def __init__(
@@ -59,7 +51,7 @@ class CachedChunks:
 
     def keep(self, numbers: Sequence[int], chunks: Sequence[UInt8Array]) -> None:
         """Keep decoded chunks (uint8 (nbytes,) each) by their numbers, as far as there is room."""
-        found = {self._digest(number): chunk for number, chunk in zip(numbers, chunks, strict=True)}
+        found = dict(zip(map(self._digest, numbers), chunks, strict=True))
         if len(found) > 1 and self._store.put_all(list(found), list(found.values()), self._note) >= 0:
             return
         for digest, chunk in found.items():  # as many as there is room for
@@ -70,13 +62,8 @@ class CachedChunks:
 
 
 class ChunkCache:
-    """Decides where the decoded chunks of some files are kept.
-
-    Attributes:
-        store: where; None for nowhere.
-        note: that and why, in words.
-        keeps_all: whether all of them will be there, sooner or later.
-    """
+    """Decides where the decoded chunks of some files are kept: in ``store``, or nowhere; ``note`` says
+    why."""
 
     def __init__(self, option: Cache, files: SampleFiles) -> None:
         self.store: EntryStore | None = None
@@ -105,7 +92,6 @@ class ChunkCache:
             self.note = f"kept in {where}, {much}{when}"
 
     def of(self, layout: Layout) -> CachedChunks | None:
-        """Return where the decoded chunks of one dataset of a file are kept, or None."""
         if self.store is None or not self._may_keep(layout):
             return None
         tag = hashlib.sha256(os.fsencode(f"hdf5 2 {layout.kind} {layout.name}")).digest()
@@ -127,7 +113,6 @@ def decoded_nbytes(layouts: list[Layout]) -> int:
 
 
 def chunk_nbytes(layout: Layout) -> int:
-    """Return the bytes of a chunk, decoded."""
     return layout.dtype.itemsize * math.prod(max(side, 1) for side in layout.chunk)
 
 
@@ -140,17 +125,9 @@ _WHY = "worker processes decode their chunks each for itself: %s"
 
 
 class _Chunks(NamedTuple):
-    """Chunks of one size, of all datasets and files.
-
-    Attributes:
-        total: how many there are.
-        first_keys: by file and dataset the number of its first one among them.
-        in_group: of a group of samples, how many at most.
-    """
-
     total: int
-    first_keys: dict[tuple[int, int], int]
-    in_group: int
+    first_keys: dict[tuple[int, int], int]  # by file and dataset the number of its first one among them
+    in_group: int  # of a group of samples, how many at most
 
 
 def _sizes(files: SampleFiles, leading: int) -> dict[int, _Chunks]:
@@ -170,13 +147,8 @@ def _sizes(files: SampleFiles, leading: int) -> dict[int, _Chunks]:
 
 
 class SharedChunks:
-    """Memory for the chunks of a window, which the parent of worker processes makes; picklable.
-
-    Args:
-        files: whose chunks.
-        leading: the dataset whose groups of samples are counted.
-        groups: how many of these there is to be room for.
-    """
+    """Memory for the chunks of ``groups`` groups of samples of dataset ``leading``, which the parent of
+    worker processes makes; picklable."""
 
     def __init__(self, files: SampleFiles, leading: int, groups: int) -> None:
         self._files: dict[int, UnitFile | None] = {}
@@ -198,16 +170,10 @@ class SharedChunks:
 
 
 class ChunkMemory:
-    """Memory in one process for chunks of which samples are still to come.
+    """Memory in one process for chunks of which samples are still to come: ``nbytes``.
 
-    Args:
-        files: whose chunks.
-        leading: the dataset whose groups of samples are counted.
-        groups: that are used at a time; 0 where samples come in any order.
-        shared: what worker processes share, in one of several.
-
-    Attributes:
-        nbytes: of chunks that are remembered.
+    ``groups`` are used at a time, 0 where samples come in any order; ``shared`` is what worker processes
+    have.
     """
 
     def __init__(

@@ -17,8 +17,6 @@ from fastpipe.hdf5.filters import BLOSC2, decode_chunk, described
 from fastpipe.hdf5.layout import Layout, grid_of, in_blocks
 from fastpipe.hdf5.library import has_blosc2
 
-__all__ = ["ChunkReader", "FileState", "data_file"]
-
 UInt8Array = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
 
@@ -42,13 +40,15 @@ class FileState(NamedTuple):
             return cls(status.st_dev, status.st_ino, -1, -1)
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
+    def fits(self, status: os.stat_result) -> bool:
+        return FileState.of(status, is_written=self.size < 0) == self
+
     def check(self, where: int | str, shown: str) -> None:
         """Raise an ``HDF5Error`` if a file, named by a path or descriptor, is not in this state."""
-        if FileState.of(os.stat(where), is_written=self.size < 0) != self:
+        if not self.fits(os.stat(where)):
             raise self.changed(shown)
 
     def changed(self, shown: str) -> HDF5Error:
-        """Return the error that the file is not in this state."""
         return HDF5Error(
             f"{shown} has changed since it was opened; make the dataset anew when it is complete"
         )
@@ -57,19 +57,9 @@ class FileState(NamedTuple):
 class ChunkReader:
     """Chunks of one dataset that is not of the kind ``"h5py"``.  For threads at once.
 
-    Args:
-        layout: of the dataset.
-        state: of its file.
-        sample_dims: how many of its dimensions count samples.
-        file: the ``native.DataFile`` of others, which then have one descriptor together.
-        memory: a ``native.UnitMemory`` of chunks that other batches will want soon, or None.
-        first_key: of the dataset's first chunk there.
-        kept: a ``native.KeptChunks`` of chunks that are kept, or None.
-
-    Attributes:
-        layout: as given.
-        dataset: the ``native.ChunkedDataset``.
-        nbytes: of a chunk, decoded.
+    ``file`` is a ``native.DataFile`` of others, ``memory`` a ``native.UnitMemory`` of chunks that other
+    batches will want soon, in which ``first_key`` is the dataset's first, ``kept`` a ``native.KeptChunks``.
+    ``dataset`` is the ``native.ChunkedDataset``, ``nbytes`` those of a chunk, decoded.
     """
 
     def __init__(
@@ -102,34 +92,21 @@ class ChunkReader:
         return ChunkReader(in_blocks(self.layout), self._state)
 
     def decode(self, numbers: Int64Array, out: UInt8Array) -> None:
-        """Decode chunks that were written.
+        """Decode chunks that were written, by their numbers, into uint8 (N, nbytes), C-contiguous.
 
-        Args:
-            numbers: int64 (N,), in C order of the chunks' grid.
-            out: uint8 (N, nbytes), C-contiguous.
-
-        Raises:
-            ChunkError: the file does not hold what it should; the message says where.
-            HDF5Error: it is not the file that was laid out, or has changed since.
-            OSError: it cannot be read.
+        A ``ChunkError`` says where the file does not hold what it should; an ``HDF5Error``, that it is
+        another.
         """
         if self.layout.kind == "compact":
             out[:] = np.frombuffer(self.layout.inside, np.uint8)
             return
-        done = 0
-        while True:
-            done += self.dataset.decode(numbers[done:], out[done:])
-            if done == len(numbers):
-                return
+        done = self.dataset.decode(numbers, out)
+        while done < len(numbers):  # one that the core declines
             out[done] = self.decode_alone(int(numbers[done]))
-            done += 1
+            done += 1 + self.dataset.decode(numbers[done + 1 :], out[done + 1 :])
 
     def decode_alone(self, number: int) -> UInt8Array:
-        """Decode one chunk step by step, which says what is wrong with it: uint8 (nbytes,).
-
-        Raises:
-            ChunkError, HDF5Error, OSError: as of ``decode``.
-        """
+        """Decode one chunk step by step, which says what is wrong with it: uint8 (nbytes,)."""
         layout = self.layout
         if layout.kind == "compact":
             return np.frombuffer(layout.inside, np.uint8)
@@ -158,5 +135,4 @@ class ChunkReader:
 
 
 def data_file(path: str, state: FileState) -> Any:
-    """Return the ``native.DataFile`` of a path."""
     return native.data_file(os.fsencode(path), state)

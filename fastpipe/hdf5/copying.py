@@ -3,37 +3,24 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from fastpipe.core.extras import require
+from fastpipe.core.native import native
+from fastpipe.core.pool import NativeJob
+from fastpipe.core.reads import MADE
 from fastpipe.errors import HDF5Error, OptionError
-from fastpipe.hdf5.inspect import storage_of
-from fastpipe.hdf5.library import filters_of, missing
-from fastpipe.hdf5.opening import library_errors, name_of, raw_name
-from fastpipe.hdf5.rows import (
-    dtype_of,
-    has_references,
-    is_plain,
-    read_all,
-    read_rows,
-    same_values,
-    write_rows,
-)
+from fastpipe.hdf5.files import SampleFiles
+from fastpipe.hdf5.library import filters_of, h5py, missing, require_filters
+from fastpipe.hdf5.opening import DamagedError, dtype_of, library_errors, name_of, raw_name, storage_of
+from fastpipe.hdf5.reader import RowReader
 
-__all__ = [
-    "attributes_of",
-    "check_rows",
-    "check_structure",
-    "copy_references",
-    "copy_structure",
-    "objects_of",
-    "referred",
-]
-
+Array = npt.NDArray[Any]
 
 # What an object is stored as is copied through its creation properties and its type as the file has it,
 # so that orders of bytes, paddings, members of enumerations and names of compounds stay.
@@ -47,32 +34,22 @@ Chunk = tuple[int, ...] | None  # of a dataset's copy; None for a contiguous one
 def copy_structure(source: Any, copy: Any, chunks: Mapping[str, Chunk], set_filters: SetFilters) -> None:
     """Make everything but the rows of the targets, and references, whose objects may not be there yet.
 
-    Args:
-        source, copy: open ``h5py.File``; the copy is empty.
-        chunks: those of the targets' copies, by the targets' names.
-        set_filters: gives creation properties a chunked target's filters; called with the old dataset.
-
-    Raises:
-        OptionError: something in the file cannot be copied.
+    ``copy`` is empty, ``chunks`` are those of the targets' copies by the targets' names, and ``set_filters``
+    gives creation properties a chunked target's filters; it is called with the old dataset.
     """
     # Its root, as the properties of a file are others than those of a group.
     root = source["/"]
     _copy_attributes(root, copy["/"])
     # By address: a dataset of several names may be found by another of them here.
-    by_address = {_address(source[raw_name(name)]): chunk for name, chunk in chunks.items()}
-    _copy_members(root, copy["/"], by_address, set_filters, {_address(root): "/"})
-
-
-def _copy_members(
-    source: Any, copy: Any, chunks: Mapping[int, Chunk], set_filters: SetFilters, seen: dict[int, str]
-) -> None:
-    groups = [(source, copy, iter(source))]
+    by_address = {address_of(source[raw_name(name)]): chunk for name, chunk in chunks.items()}
+    seen = {address_of(root): "/"}
+    groups = [(root, copy["/"], iter(root))]
     while groups:  # and not by recursion: they may be nested some thousands deep
         source, copy, names = groups[-1]
         name = next(names, None)
         if name is None:
             groups.pop()
-        elif _copy_member(source, copy, name, chunks, set_filters, seen):
+        elif _copy_member(source, copy, name, by_address, set_filters, seen):
             groups.append((source[name], copy[name], iter(source[name])))
 
 
@@ -85,8 +62,9 @@ def _copy_member(
     seen: dict[int, str],
 ) -> bool:
     """Copy a member of a group; return whether it is a group, of which the members are still to be copied."""
-    h5py = require("h5py", extra="hdf5")
-    own_name, properties_of_link = _raw(name), _link_properties(name)
+    own_name, properties_of_link = raw_name(name), h5py.h5p.create(h5py.h5p.LINK_CREATE)
+    if not name.isascii():
+        properties_of_link.set_char_encoding(h5py.h5t.CSET_UTF8)
     # h5py's own ``get`` cannot look for a name that is no UTF-8.
     if source.id.links.get_info(own_name).type != h5py.h5l.TYPE_HARD:
         try:
@@ -97,7 +75,7 @@ def _copy_member(
             ) from error
         return False
     item = source[name]
-    address = _address(item)
+    address = address_of(item)
     if address in seen:
         copy.id.links.create_hard(own_name, copy.file.id, raw_name(seen[address]), properties_of_link)
         return False
@@ -130,39 +108,23 @@ def _check_can_be_read(dataset: Any) -> None:
 
 
 def _steps(dataset: Any) -> Iterator[tuple[int, int]]:
-    """Yield the first row, and the end, of rows that are read at once."""
     row = dataset.id.get_type().get_size() * math.prod(dataset.shape[1:])
     step = max(1, _STEP_NBYTES // max(1, row))
     for first in range(0, dataset.shape[0], step):
         yield first, min(first + step, dataset.shape[0])
 
 
-def _address(item: Any) -> int:
-    return int(require("h5py", extra="hdf5").h5o.get_info(item.id).addr)
-
-
-def _raw(name: str | bytes) -> bytes:
-    return name if isinstance(name, bytes) else raw_name(name)
-
-
-def _link_properties(name: str | bytes) -> Any:
-    h5py = require("h5py", extra="hdf5")
-    properties = h5py.h5p.create(h5py.h5p.LINK_CREATE)
-    if not name.isascii():
-        properties.set_char_encoding(h5py.h5t.CSET_UTF8)
-    return properties
+def address_of(item: Any) -> int:
+    return int(h5py.h5o.get_info(item.id).addr)
 
 
 def _space(dataset: Any) -> Any:
     # Not the dataset's own: a virtual one's may be selected.
-    h5s = require("h5py.h5s", extra="hdf5")
-    sides = tuple(h5s.UNLIMITED if side is None else side for side in dataset.maxshape)
-    return h5s.create_simple(dataset.shape, sides)
+    sides = tuple(h5py.h5s.UNLIMITED if side is None else side for side in dataset.maxshape)
+    return h5py.h5s.create_simple(dataset.shape, sides)
 
 
 def _properties(dataset: Any, chunk: Chunk, set_filters: SetFilters) -> Any:
-    """Return the creation properties of a target's copy."""
-    h5py = require("h5py", extra="hdf5")
     properties = dataset.id.get_create_plist()
     if storage_of(dataset) in ("virtual", "external"):  # which cannot be taken away
         properties = _without_others(dataset, properties)
@@ -179,7 +141,6 @@ def _properties(dataset: Any, chunk: Chunk, set_filters: SetFilters) -> Any:
 
 
 def _without_others(dataset: Any, old: Any) -> Any:
-    h5py = require("h5py", extra="hdf5")
     new = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     new.set_attr_creation_order(old.get_attr_creation_order())
     new.set_obj_track_times(old.get_obj_track_times())
@@ -194,45 +155,35 @@ def _without_others(dataset: Any, old: Any) -> Any:
 
 def attributes_of(item: Any) -> Iterator[tuple[bytes, Any]]:
     """Yield names and low-level objects of an object's attributes, in the order of making if it is kept."""
-    h5a = require("h5py.h5a", extra="hdf5")
-    h5 = require("h5py.h5", extra="hdf5")
-    order = h5.INDEX_NAME
+    order = h5py.h5.INDEX_NAME
     # A type that has a name has no such property.
     if hasattr(item.id, "get_create_plist") and item.id.get_create_plist().get_attr_creation_order():
-        order = h5.INDEX_CRT_ORDER
-    for number in range(h5a.get_num_attrs(item.id)):
-        attribute = h5a.open(item.id, index=number, index_type=order)
+        order = h5py.h5.INDEX_CRT_ORDER
+    for number in range(h5py.h5a.get_num_attrs(item.id)):
+        attribute = h5py.h5a.open(item.id, index=number, index_type=order)
         yield attribute.name, attribute
 
 
 def _copy_attributes(source: Any, copy: Any) -> None:
-    h5a = require("h5py.h5a", extra="hdf5")
     for name, old in attributes_of(source):
         kind = old.get_type()
-        new = h5a.create(copy.id, _raw(name), kind.copy(), old.get_space())
+        new = h5py.h5a.create(copy.id, name, kind.copy(), old.get_space())
         if not has_references(kind):
             _write_attribute(old, new)
 
 
 def _write_attribute(old: Any, new: Any, change: Callable[[Any], Any] | None = None) -> None:
-    if _is_null(old):
+    if old.get_space().get_simple_extent_type() == h5py.h5s.NULL:
         return
     values = read_all(old, old.shape)
     new.write(change(values) if change else values, old.get_type() if is_plain(old.get_type()) else None)
 
 
-def _is_null(item: Any) -> bool:
-    h5s = require("h5py.h5s", extra="hdf5")
-    return bool(item.get_space().get_simple_extent_type() == h5s.NULL)
-
-
 def copy_references(source: Any, copy: Any) -> int:
     """Write references, now that what they lead to has a place in the copy.
 
-    Returns:
-        How many lead to an object that has no name, which no copy has; they become empty.
+    Return how many lead to an object without a name, which no copy has; they become empty.
     """
-    h5py = require("h5py", extra="hdf5")
     lost = 0
 
     def moved(reference: Any) -> Any:
@@ -250,7 +201,7 @@ def copy_references(source: Any, copy: Any) -> int:
         other = copy[raw_name(name)]
         for key, old in attributes_of(item):
             if has_references(old.get_type()):
-                new = h5py.h5a.open(other.id, _raw(key))
+                new = h5py.h5a.open(other.id, key)
                 _write_attribute(old, new, lambda values: replaced(values, moved))
         if isinstance(item, h5py.Dataset) and item.shape and has_references(item.id.get_type()):
             write_rows(other, 0, replaced(read_rows(item, 0, item.shape[0]), moved))
@@ -261,16 +212,14 @@ def copy_references(source: Any, copy: Any) -> int:
 
 def referred(reference: Any, file: Any) -> bytes | None:
     """Return the name of what a reference leads to; None for nothing, and for what has no name."""
-    h5r = require("h5py.h5r", extra="hdf5")
     if not reference:
         return None
-    name = h5r.get_name(reference, file.id)
-    return name if name and name != b"" else None
+    name = h5py.h5r.get_name(reference, file.id)
+    return name or None
 
 
 def replaced(values: Any, change: Callable[[Any], Any]) -> Any:
     """Return a copy of an array in which references, at any depth, are others."""
-    h5py = require("h5py", extra="hdf5")
     if isinstance(values, (h5py.Reference, h5py.RegionReference)):
         return change(values)
     if not isinstance(values, np.ndarray) or not values.dtype.hasobject:
@@ -293,12 +242,7 @@ def objects_of(file: Any) -> list[tuple[str, Any]]:
 
 
 def check_structure(source: Any, copy: Any, skip: set[str]) -> None:
-    """Compare everything but the rows of the datasets ``skip``.
-
-    Raises:
-        HDF5Error: something differs; the message names it.
-    """
-    h5py = require("h5py", extra="hdf5")
+    """Compare everything but the rows of the datasets ``skip``."""
     ones, others = objects_of(source), objects_of(copy)
     _same("the names of its objects", {name for name, _ in ones}, {name for name, _ in others}, source)
     for name, one in ones:
@@ -316,7 +260,6 @@ def check_structure(source: Any, copy: Any, skip: set[str]) -> None:
 
 
 def check_rows(one: Any, other: Any, name: str) -> None:
-    """Raise an ``HDF5Error`` if rows that ``read_rows`` read differ."""
     if not same_values(one, other):
         raise HDF5Error(
             f"{name}: rows read back from the copy are not those of the source; the copy was thrown away. "
@@ -332,7 +275,7 @@ def _check_attributes(one: Any, other: Any, source: Any, copy: Any) -> None:
         _same(f"the type of its attribute {name!r}", old.get_type(), new.get_type(), one)
         _same(f"the shape of its attribute {name!r}", old.shape, new.shape, one)
         if old.get_space().get_simple_extent_npoints():
-            _same(f"its attribute {name!r}", _values(old, source), _values(new, copy), one)
+            _same(f"its attribute {name!r}", _values(old, source), _values(new, copy), one, same_values)
 
 
 def _check_data(one: Any, other: Any, source: Any, copy: Any) -> None:
@@ -341,7 +284,7 @@ def _check_data(one: Any, other: Any, source: Any, copy: Any) -> None:
     if missing(filters_of(one.id.get_create_plist())):  # copied as it is stored, and compared so
         _same("its stored chunks", _chunks(one), _chunks(other), one)
     elif not one.shape:
-        _same("its value", _values(one.id, source), _values(other.id, copy), one)
+        _same("its value", _values(one.id, source), _values(other.id, copy), one, same_values)
     else:
         for first, last in _steps(one):
             rows, others = read_rows(one, first, last), read_rows(other, first, last)
@@ -353,20 +296,8 @@ def _chunks(dataset: Any) -> list[Any]:
     return [dataset.id.read_direct_chunk(info.chunk_offset) for info in infos]
 
 
-def _values(item: Any, file: Any) -> _Values:
-    return _Values(_by_name(read_all(item, item.shape), file))
-
-
-class _Values:
-    """Values that are equal where their bits are."""
-
-    def __init__(self, values: Any) -> None:
-        self._values = values
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Values) and same_values(self._values, other._values)
-
-    __hash__ = None  # type: ignore[assignment]
+def _values(item: Any, file: Any) -> Any:
+    return _by_name(read_all(item, item.shape), file)
 
 
 def _by_name(values: Any, file: Any) -> Any:
@@ -378,6 +309,163 @@ def _place(item: Any) -> str:
     return f"{item.file.filename}, {name_of(item)}"
 
 
-def _same(what: str, one: Any, other: Any, item: Any) -> None:
-    if not one == other:
+def _same(
+    what: str, one: Any, other: Any, item: Any, are_same: Callable[[Any, Any], bool] = operator.eq
+) -> None:
+    if not are_same(one, other):
         raise HDF5Error(f"{_place(item)}: {what} would not be the same in the copy, which was thrown away")
+
+
+def is_plain(kind: Any) -> bool:
+    """Return whether elements of one of HDF5's types are nothing but their bytes."""
+    return not any(
+        each.get_class() in (h5py.h5t.VLEN, h5py.h5t.REFERENCE)
+        or (each.get_class() == h5py.h5t.STRING and each.is_variable_str())
+        for each in _types_in(kind)
+    )
+
+
+def has_references(kind: Any) -> bool:
+    return any(each.get_class() == h5py.h5t.REFERENCE for each in _types_in(kind))
+
+
+def _types_in(kind: Any) -> Iterator[Any]:
+    """Yield a type and all that it is made of, however deep."""
+    kinds = [kind]
+    while kinds:
+        kind = kinds.pop()
+        yield kind
+        if kind.get_class() == h5py.h5t.COMPOUND:
+            kinds += map(kind.get_member_type, range(kind.get_nmembers()))
+        elif kind.get_class() in (h5py.h5t.ARRAY, h5py.h5t.VLEN):
+            kinds.append(kind.get_super())
+
+
+def _has_gaps(dtype: np.dtype[Any]) -> bool:
+    """Return whether some bytes of an element belong to no value."""
+    if dtype.subdtype is not None:
+        return _has_gaps(dtype.subdtype[0])
+    if dtype.names is None:
+        return False
+    members = [dtype[name] for name in dtype.names]
+    return sum(member.itemsize for member in members) < dtype.itemsize or any(map(_has_gaps, members))
+
+
+def read_all(item: Any, shape: tuple[int, ...]) -> Array:
+    """Read all of an attribute or a dataset that is a single value, by h5py's low-level object."""
+    kind = item.get_type() if is_plain(item.get_type()) else None
+    out = np.zeros(shape, item.dtype if kind is None else (np.void, kind.get_size()))
+    item.read(*((h5py.h5s.ALL, h5py.h5s.ALL) if isinstance(item, h5py.h5d.DatasetID) else ()), out, kind)
+    return out
+
+
+def read_rows(dataset: Any, first: int, last: int) -> Array:
+    """Read rows through h5py: bytes as the file has them, or objects where elements are not plain."""
+    kind = dataset.id.get_type()
+    shape = (last - first, *dataset.shape[1:])
+    plain = is_plain(kind)
+    # Zeros, as the library leaves gaps in compounds untouched where it fills in what was never written.
+    out = np.zeros(shape, (np.void, kind.get_size()) if plain else dataset.dtype)
+    if out.size:
+        dataset.id.read(*_spaces(dataset, first, shape), out, kind if plain else None)
+    return out
+
+
+def write_rows(dataset: Any, first: int, rows: Array) -> None:
+    """Write what ``read_rows`` read."""
+    kind = dataset.id.get_type() if rows.dtype.kind == "V" and rows.dtype.names is None else None
+    if rows.size:
+        dataset.id.write(*_spaces(dataset, first, rows.shape), rows, kind)
+
+
+def _spaces(dataset: Any, first: int, shape: tuple[int, ...]) -> tuple[Any, Any]:
+    in_file = dataset.id.get_space()
+    in_file.select_hyperslab((first, *(0 for _ in shape[1:])), shape)
+    return h5py.h5s.create_simple(shape), in_file
+
+
+def same_values(one: Any, other: Any) -> bool:
+    """Return whether arrays hold the same bits; objects in them are compared by what they are."""
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return False
+        if not one.dtype.hasobject:
+            left, right = (np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in (one, other))
+            return np.array_equal(left, right)
+        if one.dtype.names:
+            return all(same_values(one[name], other[name]) for name in one.dtype.names)
+        pairs = zip(one.ravel().tolist(), other.ravel().tolist(), strict=True)
+        return all(same_values(*pair) for pair in pairs)
+    return type(one) is type(other) and bool(one == other)
+
+
+class RowSource:
+    """Rows of one dataset, read ahead by threads where fastpipe reads it itself.
+
+    ``memory`` is bytes that chunks may take while they are decoded; one at a time in any case.
+    """
+
+    def __init__(self, dataset: Any, path: str, threads: int, memory: int) -> None:
+        self._dataset, self._threads = dataset, 1
+        self._reader: RowReader | None = None
+        self._job: NativeJob | None = None  # of the rows that are being read
+        # What is in the gaps of a compound is nobody's, but the same in each reading by the library.
+        dtype = dtype_of(dataset)
+        self._where = f"{path}, dataset {name_of(dataset)}"
+        if dtype is None or not is_plain(dataset.id.get_type()) or not dataset.size or _has_gaps(dtype):
+            require_filters(dataset, path)
+            return
+        files = SampleFiles([path], [name_of(dataset)])
+        layout = files.layouts[0]
+        if layout.kind != "h5py":
+            chunk = int(np.prod(layout.chunk)) * dtype.itemsize if dataset.chunks else 1
+            self._threads = max(1, min(threads, memory // max(chunk, 1)))
+            self._reader = RowReader(files, threads=self._threads)
+
+    def __enter__(self) -> RowSource:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._job is not None:
+            self._job.cancel()
+
+    def steps(self, step: int) -> Iterator[tuple[int, Array]]:
+        """Yield where some rows begin, and these rows; the next are read meanwhile."""
+        count = int(self._dataset.shape[0])
+        ahead = self._begin(0, min(step, count)) if count else None
+        for start in range(0, count, step):
+            end = min(start + step, count)
+            if ahead is not None:
+                rows = self._end(ahead)
+            else:
+                with library_errors(self._where, HDF5Error, self._dataset):
+                    rows = read_rows(self._dataset, start, end)
+            ahead = self._begin(end, min(end + step, count)) if end < count else None
+            yield start, rows
+
+    def _begin(self, first: int, last: int) -> _Ahead | None:
+        if self._reader is None:
+            return None
+        shape = (last - first, *self._dataset.shape[1:])
+        out = np.empty(shape, self._dataset.dtype)
+        started = self._reader.start(np.arange(first, last), np.arange(last - first), [out])
+        channel = native.Channel(self._threads)
+        self._job = NativeJob(started.batch, channel, self._threads, lambda: None)
+        return _Ahead(first, out, started.statuses, self._job)
+
+    def _end(self, ahead: _Ahead) -> Array:
+        assert self._reader is not None
+        ahead.job.wait()
+        try:
+            for row in np.flatnonzero(ahead.statuses[:, 0] != MADE).tolist():
+                self._reader.read_alone(ahead.first + row, row, [ahead.out])
+        except DamagedError as error:
+            raise HDF5Error(f"{error}; the file is damaged: restore it from a copy") from None
+        return ahead.out.view(np.dtype((np.void, ahead.out.dtype.itemsize)))
+
+
+class _Ahead(NamedTuple):
+    first: int
+    out: Array
+    statuses: npt.NDArray[np.uint8]
+    job: NativeJob

@@ -17,35 +17,14 @@ from fastpipe.hdf5.layout import Geometry, Layout, in_blocks, read_layout
 from fastpipe.hdf5.library import require_filters
 from fastpipe.hdf5.opening import dataset_named, dataset_names, library_errors, lies_in, opened
 
-__all__ = ["SampleFile", "SampleFiles"]
-
 Int64Array = npt.NDArray[np.int64]
 
 
 class SampleFile:
-    """Datasets with equally many samples: where their bytes are.  ``open`` reads them; this can be sent
-    to other processes.
+    """Datasets of one file with equally many samples: where their bytes are.  Can be sent to other processes.
 
-    Args:
-        path: the file.
-        names: the datasets' paths in it.
-        sample_dims: how many of their first dimensions count samples; these must be equal in all.
-        tables: where chunk tables are kept from one time to the next, or None.
-        shown: what messages call the file, where it is not its path: the URL that it was copied from.
-
-    Attributes:
-        path: as given.
-        shown: as given, or the path.
-        layouts: of each dataset.
-        count: samples.
-        sample_dims: as given.
-        state: of the file.
-
-    Raises:
-        FileNotFoundError, PermissionError: as ``open`` raises them.
-        KeyError: there is no such dataset; the message names those that there are.
-        HDF5Error: it is no HDF5 file, it is damaged, or somebody has it open for writing.
-        OptionError: the datasets do not have the same samples.
+    The first ``sample_dims`` dimensions count samples.  ``shown`` is what messages call the file, where it is
+    not its path: the URL that it was copied from.  A KeyError names the datasets that there are.
     """
 
     def __init__(
@@ -84,26 +63,13 @@ class SampleFile:
         return Geometry(layout.shape, layout.chunk, layout.dtype.itemsize, self.sample_dims)
 
     def check_unchanged(self) -> None:
-        """Raise an ``HDF5Error`` if the file is not as it was when it was laid out."""
         self.state.check(self.path, self.shown)
 
 
 class SampleFiles:
     """Files whose datasets of the same names follow each other.  Can be sent to other processes.
 
-    Args:
-        paths: at least one.
-        names, sample_dims, tables: as for ``SampleFile``.
-        shown: what messages call the files, where it is not by their paths.
-
-    Attributes:
-        files: in order.
-        count: samples of all.
-        firsts: int64 (files + 1,): the number of each file's first sample, and the end.
-
-    Raises:
-        OptionError: no path, or files whose samples are not of one kind.
-        Others: as for ``SampleFile``.
+    ``firsts`` are the numbers of each file's first sample, and the end: int64 (files + 1,).
     """
 
     def __init__(
@@ -127,28 +93,21 @@ class SampleFiles:
 
     @property
     def layouts(self) -> list[Layout]:
-        """Return the first file's, for each dataset."""
         return self.files[0].layouts
 
     def sample_shape(self, number: int) -> tuple[int, ...]:
         return self.files[0].sample_shape(number)
 
     def located(self, samples: Int64Array) -> list[tuple[int, Int64Array | None]]:
-        """Return the files that have samples, and for each the places of its samples in the array.
-
-        The places are None for all samples, if there is one file.
-        """
+        """Return the files that have samples, and for each the places of its samples in the array: None for
+        all of them, if there is one file."""
         if len(self.files) == 1:
             return [(0, None)] if len(samples) else []
         owners = np.searchsorted(self.firsts, samples, side="right") - 1
         return [(int(number), np.flatnonzero(owners == number)) for number in np.unique(owners)]
 
     def groups(self, number: int) -> Int64Array:
-        """Return the group of each sample, by the chunks of one dataset: int64 (count,).
-
-        Raises:
-            HDF5Error: they are too many.
-        """
+        """Return the group of each sample, by the chunks of one dataset: int64 (count,)."""
         found, first = [np.zeros(0, np.int64)], 0
         for file in self.files:
             geometry = file.geometry(number)
@@ -166,7 +125,6 @@ class SampleFiles:
         return self.files[0].geometry(number).group_size
 
     def shown_of(self, sample: int) -> str:
-        """Return what messages call the file of a sample."""
         return self.files[int(np.searchsorted(self.firsts, sample, side="right")) - 1].shown
 
     def _check_like_first(self, file: SampleFile, names: Sequence[str]) -> None:

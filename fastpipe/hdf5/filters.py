@@ -12,25 +12,6 @@ import numpy.typing as npt
 from fastpipe.core.native import native
 from fastpipe.core.reads import ChunkError, chunk_error
 
-__all__ = [
-    "BLOSC",
-    "BLOSC2",
-    "BLOSC_CODECS",
-    "DEFLATE",
-    "FLETCHER32",
-    "LZ4",
-    "LZF",
-    "OF_HDF5PLUGIN",
-    "SHUFFLE",
-    "ZSTD",
-    "FilterStep",
-    "decode_chunk",
-    "described",
-    "in_words",
-    "may_lose",
-    "why_not",
-]
-
 UInt8Array = npt.NDArray[np.uint8]
 
 # Numbers of filters: the HDF5 library's H5Zpublic.h, and The HDF Group's list of registered ones.
@@ -60,13 +41,7 @@ BLOSC_CODECS = {name: number for number, name in enumerate(_BLOSC_NAMES) if name
 
 
 class FilterStep(NamedTuple):
-    """One filter of a dataset.
-
-    Attributes:
-        code: its number.
-        values: its parameters, as the file has them.
-        name: as the file has it.
-    """
+    """One filter of a dataset: its number, its parameters and its name, as the file has them."""
 
     code: int
     values: tuple[int, ...]
@@ -123,12 +98,8 @@ def may_lose(steps: Iterable[FilterStep], type_class: int) -> FilterStep | None:
 
 
 def described(step: FilterStep) -> tuple[int, int, int, int]:
-    """Return a filter as the native core takes it.
-
-    Returns:
-        Its number; bytes of an element, of a shuffle or bitshuffle; how a bitshuffle compresses, and the
-        elements of its blocks where it does not.
-    """
+    """Return a filter as the native core takes it: its number; bytes of an element, of a shuffle or
+    bitshuffle; how a bitshuffle compresses, and the elements of its blocks where it does not."""
     # The core refuses what it cannot be: no element has 0 bytes, and no codec is -1.
     values = tuple(value if value < 1 << 31 else -1 for value in step.values)
     if step.code == SHUFFLE:
@@ -142,16 +113,10 @@ def described(step: FilterStep) -> tuple[int, int, int, int]:
 
 
 def decode_chunk(stored: bytes, filters: Sequence[FilterStep], mask: int, nbytes: int) -> UInt8Array:
-    """Undo the filters of a chunk, one after the other.
+    """Undo the filters of a chunk of ``nbytes``, which is also the most that this makes of it, one after the
+    other.
 
-    Args:
-        stored: what the file has.
-        filters: the dataset's, in the order of writing.
-        mask: bit i says that filter i was left out for this chunk.
-        nbytes: of the chunk without filters, which is also the most that this makes of it.
-
-    Raises:
-        ChunkError: they do not fit, a checksum is wrong, or the bytes are more or fewer than said.
+    Bit i of ``mask`` says that filter i, in the order of writing, was left out for this chunk.
     """
     steps = [step for number, step in enumerate(filters) if not mask >> number & 1]
     data = stored

@@ -18,26 +18,12 @@ from rich.console import Console
 from rich.text import Text
 
 from fastpipe.console import Progress, print_line, table
-from fastpipe.core.extras import require
 from fastpipe.core.machine import free_memory
-from fastpipe.core.text import in_bytes
-from fastpipe.hdf5.filters import BLOSC, DEFLATE, LZ4, LZF, ZSTD, FilterStep, in_words
-from fastpipe.hdf5.layout import Geometry, Layout, grid_of, read_layout
-from fastpipe.hdf5.library import filter_remedy, filters_of, missing_filters
-from fastpipe.hdf5.opening import datasets_of, library_errors, name_of, opened
-from fastpipe.hdf5.rows import dtype_of
-
-__all__ = [
-    "SMALL_NBYTES",
-    "Advice",
-    "DatasetFacts",
-    "Epoch",
-    "advise",
-    "inspect",
-    "inspect_file",
-    "storage_of",
-    "uniform_decodes",
-]
+from fastpipe.core.text import counted, in_bytes
+from fastpipe.hdf5.filters import BLOSC, DEFLATE, LZ4, LZF, ZSTD, in_words
+from fastpipe.hdf5.layout import Geometry, grid_of, read_layout
+from fastpipe.hdf5.library import filter_remedy, filters_of, h5py, missing_filters
+from fastpipe.hdf5.opening import datasets_of, dtype_of, library_errors, name_of, opened, storage_of
 
 
 def uniform_decodes(lead: Sequence[int], chunk: Sequence[int], batch_size: int) -> float:
@@ -48,17 +34,8 @@ def uniform_decodes(lead: Sequence[int], chunk: Sequence[int], batch_size: int) 
 
         C(n - b, k) / C(n, k)  =  product over i < b of  1 - k / (n - i)
 
-    so a chunk is decoded, summed over the epoch's batches, ``sum of 1 - that`` times.  With many more
-    chunks ``g`` than samples in a batch this is close to ``k``; for a batch alone it is the share of
-    chunks in ``g (1 - (1 - 1/g)^b)``, had the samples been drawn with replacement.
-
-    Args:
-        lead: the dataset's shape, as far as it counts samples.
-        chunk: a chunk's shape along the same dimensions.
-        batch_size: samples of a batch.
-
-    Returns:
-        Decodes in an epoch, divided by chunks; 0 without samples.
+    so a chunk is decoded, summed over the epoch's batches, ``sum of 1 - that`` times.  ``lead`` and ``chunk``
+    are the dataset's shape and a chunk's, as far as they count samples.
 
     >>> round(uniform_decodes([1000], [16], 64), 2), round(uniform_decodes([1000], [1], 64), 2)
     (10.26, 1.0)
@@ -66,15 +43,20 @@ def uniform_decodes(lead: Sequence[int], chunk: Sequence[int], batch_size: int) 
     count = math.prod(lead)
     if not count:
         return 0.0
-    whole, rest = divmod(count, batch_size)
-    batches = {batch_size: whole, rest: 1 if rest else 0}
-    total = chunks = 0.0
-    for samples, times in _sizes(lead, chunk).items():
-        chunks += times
-        for size, how_many in batches.items():
-            if how_many:
-                total += times * how_many * (1 - _none_of(samples, count, size))
-    return total / chunks
+    batches = _lengths(count, batch_size)
+    # Chunks by their samples: those at the ends have fewer.
+    combinations = list(itertools.product(*map(_lengths, lead, chunk)))
+    total = 0.0
+    for sides in combinations:
+        samples, times = (math.prod(numbers) for numbers in zip(*sides, strict=True))
+        total += sum(times * many * (1 - _none_of(samples, count, size)) for size, many in batches)
+    return total / math.prod(grid_of(lead, chunk))
+
+
+def _lengths(size: int, side: int) -> list[tuple[int, int]]:
+    """Return of what lengths the parts of a size are, and how many are of each."""
+    whole, rest = divmod(size, side)
+    return [(length, times) for length, times in ((side, whole), (rest, 1)) if length and times]
 
 
 def _none_of(samples: int, count: int, batch: int) -> float:
@@ -86,118 +68,51 @@ def _none_of(samples: int, count: int, batch: int) -> float:
     return float(np.exp(np.log1p(-more / (count - np.arange(fewer, dtype=np.float64))).sum()))
 
 
-def _sizes(lead: Sequence[int], chunk: Sequence[int]) -> dict[int, int]:
-    """Return how many chunks have how many samples: those at the ends have fewer."""
-    sides = []
-    for size, side in zip(lead, chunk, strict=True):
-        whole, rest = divmod(size, side)
-        sides.append([(length, times) for length, times in ((side, whole), (rest, 1)) if length and times])
-    found: dict[int, int] = {}
-    for combination in itertools.product(*sides):
-        samples = math.prod(length for length, _ in combination)
-        found[samples] = found.get(samples, 0) + math.prod(times for _, times in combination)
-    return found
-
-
 _DEEPEST = 20  # types within types that are written out
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """What an epoch reads of a dataset.
-
-    Attributes:
-        decodes: of each chunk, in uniform order, on average; 1 where nothing has to be decoded.
-        nbytes: decoded or read in uniform order.
-        windowed_nbytes: the same with chunks shuffled, then samples within some chunks: each chunk once.
-        reads: pieces of the file that a sample is read from.
-    """
-
-    decodes: float
-    nbytes: int
-    windowed_nbytes: int
-    reads: int
+    decodes: float  # of each chunk, in uniform order, on average; 1 where nothing has to be decoded
+    nbytes: int  # decoded or read in uniform order
+    windowed_nbytes: int  # with chunks shuffled, then samples within some chunks: each chunk once
+    reads: int  # pieces of the file that a sample is read from
 
 
 @dataclass(frozen=True)
 class DatasetFacts:
-    """One dataset.
-
-    Attributes:
-        path: in the file.
-        shape: None for a dataset without a dataspace.
-        dtype: in words.
-        storage: "chunked", "contiguous", "compact", "virtual", "external", or "none".
-        chunk: a chunk's shape, or None.
-        filters: in words, in the order of writing.
-        codes: their numbers.
-        missing: filters that neither fastpipe nor the library of this process has, in words.
-        remedies: how to have them, in words.
-        stored: bytes in the file.
-        decoded: bytes in memory; None where elements have no fixed size.
-        samples: None where there are fewer dimensions than count samples.
-        sample_nbytes: None as ``decoded``, and as ``samples``.
-        samples_per_chunk: at most; None without chunks.
-        chunk_nbytes: decoded; None without chunks, and as ``decoded``.
-        chunks: how many; 0 without.
-        parts: chunks that hold one sample.
-        reader: "threads", "h5py", or "" where there is nothing to read sample by sample.
-        why: the reason for "h5py".
-        epoch: None without samples.
-    """
+    """One dataset, as the JSON has it."""
 
     path: str
-    shape: tuple[int, ...] | None
-    dtype: str
-    storage: str
+    shape: tuple[int, ...] | None  # None without a dataspace
+    dtype: str  # in words
+    storage: str  # as of ``storage_of``
     chunk: tuple[int, ...] | None
-    filters: tuple[str, ...]
-    codes: tuple[int, ...]
-    missing: tuple[str, ...]
-    remedies: tuple[str, ...]
-    stored: int
-    decoded: int | None
-    samples: int | None
+    filters: tuple[str, ...]  # in words, in the order of writing
+    codes: tuple[int, ...]  # their numbers
+    missing: tuple[str, ...]  # filters that neither fastpipe nor the library of this process has
+    remedies: tuple[str, ...]  # how to have them
+    stored: int  # bytes in the file
+    decoded: int | None  # bytes in memory; None where elements have no fixed size
+    samples: int | None  # None where there are fewer dimensions than count samples
     sample_nbytes: int | None
-    samples_per_chunk: int | None
-    chunk_nbytes: int | None
+    samples_per_chunk: int | None  # at most
+    chunk_nbytes: int | None  # decoded
     chunks: int
-    parts: int
-    reader: str
-    why: str
-    epoch: Epoch | None
+    parts: int  # chunks that hold one sample
+    reader: str  # "threads", "h5py", or "" where there is nothing to read sample by sample
+    why: str  # the reason for "h5py"
+    epoch: Epoch | None  # None without samples
 
 
 def inspect_file(path: str | os.PathLike[str], sample_dims: int, batch_size: int) -> list[DatasetFacts]:
-    """Return the facts about every dataset in a file; links that lead elsewhere are not followed.
-
-    Args:
-        path: the file.
-        sample_dims: how many first dimensions count samples.
-        batch_size: of the batches of an epoch.
-
-    Raises:
-        OSError, HDF5Error: it cannot be read, or is no HDF5 file.
-    """
+    """Return the facts about every dataset in a file; links that lead elsewhere are not followed."""
     shown, found = os.fspath(path), []
     with opened(shown) as file:
         for dataset in datasets_of(file, shown):
             with library_errors(f"{shown}, dataset {name_of(dataset)}"):
                 found.append(_facts(dataset, sample_dims, batch_size))
     return found
-
-
-def storage_of(dataset: Any) -> str:
-    """Return how a dataset's data are stored, in a word."""
-    h5d = require("h5py.h5d", extra="hdf5")
-    if dataset.shape is None:
-        return "none"
-    properties = dataset.id.get_create_plist()
-    kind = properties.get_layout()
-    if kind == h5d.CONTIGUOUS and properties.get_external_count():
-        return "external"
-    words = {h5d.COMPACT: "compact", h5d.CONTIGUOUS: "contiguous", h5d.CHUNKED: "chunked"}
-    return words.get(kind, "virtual")
 
 
 def _facts(dataset: Any, sample_dims: int, batch_size: int) -> DatasetFacts:
@@ -211,8 +126,8 @@ def _facts(dataset: Any, sample_dims: int, batch_size: int) -> DatasetFacts:
     itemsize = 0 if dtype is None or dtype.hasobject else dtype.itemsize
     sized = dtype is not None and not dtype.hasobject
     geometry = Geometry(shape, chunk or shape, itemsize, sample_dims) if shape and has_samples else None
-    chunk_nbytes = math.prod(chunk) * itemsize if chunk and sized else None
-    lacking = _unreadable(dataset, layout)
+    is_direct = layout is not None and layout.kind != "h5py"
+    lacking = [] if is_direct else missing_filters(dataset)
     return DatasetFacts(
         path=name_of(dataset),
         shape=shape,
@@ -227,37 +142,26 @@ def _facts(dataset: Any, sample_dims: int, batch_size: int) -> DatasetFacts:
         decoded=math.prod(shape) * itemsize if shape is not None and sized else None,
         samples=geometry.count if geometry else None,
         sample_nbytes=geometry.sample_nbytes if geometry and sized else None,
-        samples_per_chunk=_samples_per_chunk(shape, chunk, sample_dims) if geometry and chunk else None,
-        chunk_nbytes=chunk_nbytes,
+        samples_per_chunk=geometry.group_size if geometry and chunk else None,
+        chunk_nbytes=math.prod(chunk) * itemsize if chunk and sized else None,
         chunks=math.prod(grid_of(shape, chunk)) if shape and chunk else 0,
         parts=geometry.parts if geometry and chunk else 1,
-        reader="" if not shape else "h5py" if layout is None or layout.kind == "h5py" else "threads",
+        reader="" if not shape else "threads" if is_direct else "h5py",
         why=layout.why if layout else "its type has no equivalent in NumPy" if shape else "",
-        epoch=_epoch(geometry, shape, chunk, bool(steps), sample_dims, batch_size) if geometry else None,
-    )
-
-
-def _unreadable(dataset: Any, layout: Layout | None) -> list[FilterStep]:
-    return [] if layout is not None and layout.kind != "h5py" else missing_filters(dataset)
-
-
-def _samples_per_chunk(shape: Sequence[int] | None, chunk: Sequence[int], sample_dims: int) -> int:
-    return math.prod(
-        min(side, size) for side, size in zip(chunk[:sample_dims], (shape or ())[:sample_dims], strict=True)
+        epoch=_epoch(geometry, shape, chunk if steps else None, sample_dims, batch_size)
+        if shape and geometry
+        else None,
     )
 
 
 def _epoch(
-    geometry: Geometry,
-    shape: tuple[int, ...] | None,
-    chunk: tuple[int, ...] | None,
-    is_filtered: bool,
-    sample_dims: int,
+    geometry: Geometry, shape: tuple[int, ...], chunk: tuple[int, ...] | None, sample_dims: int,
     batch_size: int,
-) -> Epoch | None:
-    if not geometry.count or shape is None:
+) -> Epoch | None:  # fmt: skip
+    """What an epoch reads; ``chunk`` is None where nothing has to be decoded."""
+    if not geometry.count:
         return None
-    if chunk is None or not is_filtered:
+    if chunk is None:
         nbytes = geometry.count * geometry.sample_nbytes
         return Epoch(1.0, nbytes, nbytes, geometry.runs * geometry.parts)
     decodes = uniform_decodes(shape[:sample_dims], chunk[:sample_dims], batch_size)
@@ -268,7 +172,6 @@ def _epoch(
 def _dtype_in_words(dtype: Any, depth: int = 0) -> str:
     if dtype is None or depth > _DEEPEST:
         return "?" if dtype is None else "…"
-    h5py = require("h5py", extra="hdf5")
     text = h5py.check_string_dtype(dtype)
     if text is not None:
         return "string" if text.length is None else f"string of {text.length} bytes"
@@ -295,29 +198,24 @@ _SMALL_PART = 64 << 10
 _MANY_READS = 8
 _WINDOW, _WINDOW_NBYTES = 64, 1 << 30
 _FAST = {LZF, BLOSC, LZ4, ZSTD}
+# By words of a reason to read through h5py, the codec of a copy that is not.
+_CODECS = (("filter", "lzf"), ("compressed twice", "lzf"), ("never written", "keep"))
 
 
 @dataclass(frozen=True)
 class Advice:
-    """One piece of advice.
+    dataset: str  # its path
+    kind: str  # a word for programs
+    text: str  # what is the matter, with its figure
+    remedies: tuple[str, ...]  # what to do, the first that fits first
 
-    Attributes:
-        dataset: its path.
-        kind: a word for programs.
-        text: what is the matter, with its figure.
-        remedies: what to do, the first that fits first.
-    """
 
-    dataset: str
-    kind: str
-    text: str
-    remedies: tuple[str, ...]
+# Of each piece its kind, text and remedies.
+_Found = Iterator[tuple[str, str, tuple[str, ...]]]
 
 
 @dataclass(frozen=True)
 class _Place:
-    """What advice depends on besides the dataset."""
-
     path: str
     batch_size: int
     free_memory: int | None
@@ -329,16 +227,10 @@ class _Place:
 def advise(
     datasets: Sequence[DatasetFacts], path: str, batch_size: int, free_memory: int | None
 ) -> list[Advice]:
-    """Return advice on a file's datasets, in their order.
-
-    Args:
-        datasets: the facts.
-        path: of the file, for commands.
-        batch_size: that the facts are for.
-        free_memory: bytes; None if it is unknown.
-    """
     place = _Place(path, batch_size, free_memory)
-    return [advice for facts in datasets for rule in _RULES for advice in rule(facts, place)]
+    return [
+        Advice(facts.path, *found) for facts in datasets for rule in _RULES for found in rule(facts, place)
+    ]
 
 
 def _is_small(facts: DatasetFacts) -> bool:
@@ -346,20 +238,20 @@ def _is_small(facts: DatasetFacts) -> bool:
     return max(facts.decoded or 0, facts.stored) < SMALL_NBYTES
 
 
-def _no_samples(facts: DatasetFacts, place: _Place) -> Iterator[Advice]:
+def _no_samples(facts: DatasetFacts, place: _Place) -> _Found:
     if facts.shape and facts.samples == 0:
         text = f"it has no samples, its shape is {facts.shape}: a loader finds nothing in it"
-        yield Advice(facts.path, "empty", text, ("write the data, or leave the dataset out",))
+        yield ("empty", text, ("write the data, or leave the dataset out",))
 
 
-def _missing_plugin(facts: DatasetFacts, place: _Place) -> Iterator[Advice]:
+def _missing_plugin(facts: DatasetFacts, place: _Place) -> _Found:
     # Of any size: what cannot be read is not a matter of speed.
     if facts.missing:
         text = f"its filter {', '.join(facts.missing)} is not in the HDF5 library here: it cannot be read"
-        yield Advice(facts.path, "missing plugin", text, facts.remedies)
+        yield ("missing plugin", text, facts.remedies)
 
 
-def _decoded_often(facts: DatasetFacts, place: _Place) -> Iterator[Advice]:
+def _decoded_often(facts: DatasetFacts, place: _Place) -> _Found:
     epoch, per_chunk, nbytes = facts.epoch, facts.samples_per_chunk, facts.sample_nbytes
     if _is_small(facts) or epoch is None or per_chunk is None or not nbytes or epoch.decodes < _OFTEN:
         return
@@ -384,10 +276,10 @@ def _decoded_often(facts: DatasetFacts, place: _Place) -> Iterator[Advice]:
         )
     alone = "--chunk-rows 1" if nbytes >= _LARGE_ENOUGH else "--codec none"
     remedies.append(place.repack(facts, alone))
-    yield Advice(facts.path, "decoded often", text, tuple(remedies))
+    yield ("decoded often", text, tuple(remedies))
 
 
-def _huge_chunks(facts: DatasetFacts, place: _Place) -> Iterator[Advice]:
+def _huge_chunks(facts: DatasetFacts, place: _Place) -> _Found:
     chunk, nbytes = facts.chunk_nbytes or 0, facts.sample_nbytes
     if not facts.filters or not nbytes or chunk < _HUGE_CHUNK:
         return
@@ -397,10 +289,10 @@ def _huge_chunks(facts: DatasetFacts, place: _Place) -> Iterator[Advice]:
             f"its chunks are {in_bytes(chunk)}, of which a sample needs {in_bytes(part)}: whoever reads one "
             f"sample decodes {in_bytes(chunk * facts.parts)}, and each thread needs memory for a chunk"
         )
-        yield Advice(facts.path, "huge chunks", text, (place.repack(facts, "--chunk-rows auto"),))
+        yield ("huge chunks", text, (place.repack(facts, "--chunk-rows auto"),))
 
 
-def _cut_samples(facts: DatasetFacts, place: _Place) -> Iterator[Advice]:
+def _cut_samples(facts: DatasetFacts, place: _Place) -> _Found:
     if _is_small(facts) or facts.epoch is None or facts.parts < 2 or not facts.sample_nbytes:
         return
     piece = facts.sample_nbytes / facts.epoch.reads
@@ -415,10 +307,10 @@ def _cut_samples(facts: DatasetFacts, place: _Place) -> Iterator[Advice]:
         )
     if is_bad:
         text = f"its chunks {facts.chunk} cut the samples' own dimensions: {what}"
-        yield Advice(facts.path, "cut samples", text, (place.repack(facts, "--chunk-rows auto"),))
+        yield ("cut samples", text, (place.repack(facts, "--chunk-rows auto"),))
 
 
-def _tiny_chunks(facts: DatasetFacts, place: _Place) -> Iterator[Advice]:
+def _tiny_chunks(facts: DatasetFacts, place: _Place) -> _Found:
     chunk = facts.chunk_nbytes
     if _is_small(facts) or not facts.filters or facts.chunks < 2 or not chunk or chunk >= _TINY_CHUNK:
         return
@@ -427,31 +319,28 @@ def _tiny_chunks(facts: DatasetFacts, place: _Place) -> Iterator[Advice]:
         "costs more than its bytes"
     )
     remedies = place.repack(facts, "--codec none"), place.repack(facts, "--chunk-rows auto")
-    yield Advice(facts.path, "tiny chunks", text, remedies)
+    yield ("tiny chunks", text, remedies)
 
 
-def _through_library(facts: DatasetFacts, place: _Place) -> Iterator[Advice]:
+def _through_library(facts: DatasetFacts, place: _Place) -> _Found:
     if _is_small(facts) or facts.reader != "h5py" or facts.missing:
         return
     text = (
         f"{in_bytes(max(facts.decoded or 0, facts.stored))} are read through h5py, by one thread at a time: "
         f"{facts.why}"
     )
-    if "filter" in facts.why or "compressed twice" in facts.why:
-        yield Advice(facts.path, "through h5py", text, (place.repack(facts, "--codec lzf"),))
-    elif facts.storage in ("virtual", "external"):
-        yield Advice(facts.path, "through h5py", text, (place.repack(facts, "--codec none"),))
-    elif "never written" in facts.why:
-        yield Advice(facts.path, "through h5py", text, (place.repack(facts, "--codec keep"),))
+    codec = next((codec for words, codec in _CODECS if words in facts.why), "")
+    if facts.storage in ("virtual", "external"):
+        codec = codec or "none"
+    remedy = "worker processes, each with an HDF5 library; or elements of a fixed size in NumPy's form"
+    if codec:
+        remedy = place.repack(facts, f"--codec {codec}")
     elif "which chunk" in facts.why:
         remedy = "a file written without libver=, whose list of chunks h5py gets right; or worker processes"
-        yield Advice(facts.path, "through h5py", text, (remedy,))
-    else:
-        remedy = "worker processes, each with an HDF5 library; or elements of a fixed size in NumPy's form"
-        yield Advice(facts.path, "through h5py", text, (remedy,))
+    yield ("through h5py", text, (remedy,))
 
 
-def _slow_codec(facts: DatasetFacts, place: _Place) -> Iterator[Advice]:
+def _slow_codec(facts: DatasetFacts, place: _Place) -> _Found:
     if _is_small(facts) or DEFLATE not in facts.codes or facts.epoch is None or facts.reader != "threads":
         return
     if _FAST & set(facts.codes):
@@ -461,10 +350,10 @@ def _slow_codec(facts: DatasetFacts, place: _Place) -> Iterator[Advice]:
         f"{in_bytes(facts.epoch.nbytes)}, which lzf, lz4, zstd and blosc decode faster"
     )
     remedies = place.repack(facts, "--codec lzf"), place.repack(facts, "--codec lz4") + " (with hdf5plugin)"
-    yield Advice(facts.path, "slow codec", text, remedies)
+    yield ("slow codec", text, remedies)
 
 
-_RULES: tuple[Callable[[DatasetFacts, _Place], Iterator[Advice]], ...] = (
+_RULES: tuple[Callable[[DatasetFacts, _Place], _Found], ...] = (
     _no_samples,
     _missing_plugin,
     _through_library,
@@ -480,11 +369,7 @@ SCHEMA = 1
 
 
 def inspect(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Print what was found in the file, or write it as JSON; ``args`` as of ``tools.inspect``.
-
-    Returns:
-        0.
-    """
+    """Print what was found in the file, as tables or JSON; ``args`` as of ``tools.inspect``."""
     progress.now("asking for the chunks")
     datasets = inspect_file(args.file, args.sample_dims, args.batch_size)
     free = free_memory()
@@ -515,15 +400,13 @@ def _content(
 
 
 def _print_datasets(datasets: Sequence[DatasetFacts], path: str, console: Console) -> None:
-    title = f"{path}: {len(datasets)} dataset{'s' if len(datasets) != 1 else ''}"
     rows = table(
-        title,
+        f"{path}: {counted(len(datasets), 'dataset')}",
         ["dataset", "shape", "dtype", "layout", "chunk", "filters"],
         ["stored", "decoded", "ratio", "samples/chunk", "chunks", "read by"],
     )
     for facts in datasets:
-        has_ratio = facts.decoded and facts.stored
-        cells = [
+        rows.add_row(
             facts.path,
             "none" if facts.shape is None else _sides(facts.shape) or "scalar",
             facts.dtype,
@@ -532,12 +415,11 @@ def _print_datasets(datasets: Sequence[DatasetFacts], path: str, console: Consol
             ", ".join(facts.filters),
             in_bytes(facts.stored),
             "?" if facts.decoded is None else in_bytes(facts.decoded),
-            f"{facts.decoded / facts.stored:.2f}" if facts.decoded and has_ratio else "",
+            f"{facts.decoded / facts.stored:.2f}" if facts.decoded and facts.stored else "",
             "" if facts.samples_per_chunk is None else f"{facts.samples_per_chunk:,}",
             f"{facts.chunks:,}" if facts.chunk else "",
             facts.reader,
-        ]
-        rows.add_row(*cells)
+        )
     console.print(rows)
     reasons = [facts for facts in datasets if facts.why]
     for facts in reasons:
@@ -547,7 +429,7 @@ def _print_datasets(datasets: Sequence[DatasetFacts], path: str, console: Consol
 
 
 def _print_epoch(datasets: Sequence[DatasetFacts], batch_size: int, console: Console) -> None:
-    with_samples = [facts for facts in datasets if facts.epoch]
+    with_samples = [(facts, facts.epoch) for facts in datasets if facts.epoch]
     if not with_samples:
         return
     rows = table(
@@ -555,22 +437,17 @@ def _print_epoch(datasets: Sequence[DatasetFacts], batch_size: int, console: Con
         ["dataset"],
         ["samples", "of each", "uniform order", "a chunk decoded", 'unit="group"', "a chunk decoded"],
     )
-    for facts in with_samples:
-        epoch, nbytes = facts.epoch, facts.sample_nbytes
-        if epoch is None:
-            continue
-        is_known = facts.decoded is not None
-        decodes = [f"{epoch.decodes:.3g}×", "1×"] if facts.filters and facts.chunk else ["", ""]
-        cells = [
+    for facts, epoch in with_samples:
+        is_known, is_decoded = facts.decoded is not None, facts.filters and facts.chunk
+        rows.add_row(
             facts.path,
             f"{facts.samples:,}",
-            "?" if nbytes is None else in_bytes(nbytes),
+            "?" if facts.sample_nbytes is None else in_bytes(facts.sample_nbytes),
             in_bytes(epoch.nbytes) if is_known else "?",
-            decodes[0],
+            f"{epoch.decodes:.3g}×" if is_decoded else "",
             in_bytes(epoch.windowed_nbytes) if is_known else "?",
-            decodes[1],
-        ]
-        rows.add_row(*cells)
+            "1×" if is_decoded else "",
+        )
     console.print(rows)
 
 

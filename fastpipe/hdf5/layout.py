@@ -16,14 +16,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.core.extras import require
 from fastpipe.core.types import ChunkTables
 from fastpipe.hdf5.filters import BLOSC2, FilterStep, why_not
-from fastpipe.hdf5.library import filters_edges, filters_of, has_blosc2, leaves_out_user_block
+from fastpipe.hdf5.library import filters_edges, filters_of, h5py, has_blosc2, leaves_out_user_block
 from fastpipe.hdf5.opening import DamagedError, library_errors, name_of
-
-__all__ = ["Geometry", "Layout", "grid_of", "in_blocks", "read_layout"]
-
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -32,19 +28,8 @@ class Geometry:
     """A dataset's samples and its chunks: as of SampleGrid in fastpipe/native/chunks.h.
 
     Samples are the dataset's elements along its first dimensions, counted in C order; a *group* is
-    the samples that share their chunks, and a *part* one of the chunks that hold a sample.
-
-    Args:
-        shape, chunk: of the dataset.
-        itemsize: bytes of an element.
-        sample_dims: how many dimensions count samples; the others are those of a sample.
-
-    Attributes:
-        count: samples.
-        sample_nbytes, chunk_nbytes: bytes of each.
-        groups, parts: how many there are.
-        group_size: samples in a group that is not at an edge.
-        runs: pieces in which a sample lies in one of its chunks, each without a gap.
+    the samples that share their chunks, and a *part* one of the chunks that hold a sample.  A sample lies in
+    ``runs`` pieces in one of its chunks; a group that is not at an edge has ``group_size`` samples.
 
     >>> geometry = Geometry((100, 64, 128), (16, 64, 64), 4, 1)
     >>> geometry.groups, geometry.parts, geometry.group_size
@@ -78,7 +63,6 @@ class Geometry:
 
 
 def grid_of(shape: Sequence[int], chunk: Sequence[int]) -> tuple[int, ...]:
-    """Return how many chunks there are along each dimension."""
     return tuple(-(-size // side) for size, side in zip(shape, chunk, strict=True))
 
 
@@ -96,57 +80,34 @@ _COMPACT, _CONTIGUOUS, _CHUNKED, _VIRTUAL = range(4)
 
 
 class Layout(NamedTuple):
-    """A dataset of an HDF5 file.
-
-    Attributes:
-        file, name: the file's path, and the dataset's path in it.
-        shape, dtype: of the dataset, as h5py has them.
-        fill: what is read where nothing was written: a scalar of the dtype, as bytes.
-        kind: ``"chunked"``; ``"contiguous"``; ``"compact"``, inside the file's own records;
-            ``"h5py"``, where only the library can read it.
-        why: the reason of ``"h5py"``, in words; else empty.
-        chunk: shape of a chunk; of all data, where there are no chunks.
-        filters: what a chunk went through, in the order of writing.
-        offsets: int64 (chunks,): where each begins in the file, in C order of the chunks' grid; -1
-            for one that was never written.
-        sizes: int64 (chunks,): bytes of each in the file.
-        masks: uint32 (chunks,): bit i says that filter i was left out; all bits are set for chunks that reach
-            beyond the shape, if the dataset does not filter them.
-        inside: all data of the kind ``"compact"``; else empty.
-        library_chunk: bytes of a decoded chunk of the kind ``"h5py"``; 0 where it has none.
-        shown: what messages call the file, where it is not its path: the URL that it was copied from.
-    """
+    """A dataset of an HDF5 file, and where its bytes are."""
 
     file: str
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    fill: bytes
-    kind: Literal["chunked", "contiguous", "compact", "h5py"]
-    why: str
-    chunk: tuple[int, ...]
-    filters: tuple[FilterStep, ...]
-    offsets: Int64Array
-    sizes: Int64Array
+    fill: bytes  # what is read where nothing was written: a scalar of the dtype
+    kind: Literal["chunked", "contiguous", "compact", "h5py"]  # "h5py" where only the library can read it
+    why: str  # the reason of ``"h5py"``, in words
+    chunk: tuple[int, ...]  # shape of all data, where there are no chunks
+    filters: tuple[FilterStep, ...]  # in the order of writing
+    offsets: Int64Array  # in the file, in C order of the chunks' grid; -1 for one that was never written
+    sizes: Int64Array  # bytes of each in the file
+    # Bit i says that filter i was left out; all bits are set for chunks that reach beyond the shape, if the
+    # dataset does not filter them.
     masks: npt.NDArray[np.uint32]
-    inside: bytes = b""
-    library_chunk: int = 0
-    shown: str = ""
+    inside: bytes = b""  # all data of the kind ``"compact"``
+    library_chunk: int = 0  # bytes of a decoded chunk of the kind ``"h5py"``
+    shown: str = ""  # what messages call the file, where it is not its path: the URL that it was copied from
 
 
 def read_layout(
-    dataset: Any,
-    tables: ChunkTables | None = None,
-    status: os.stat_result | None = None,
-    linked_as: str = "",
+    dataset: Any, tables: ChunkTables | None = None, status: os.stat_result | None = None, linked_as: str = ""
 ) -> Layout:
-    """Ask h5py about a dataset.
+    """Ask h5py about a dataset of at least one dimension.
 
-    Args:
-        dataset: an open ``h5py.Dataset`` of at least one dimension.
-        tables: where its chunk table is kept, or None.
-        status: of the file, from before it was opened.
-        linked_as: the dataset's path in the file that is read, if a link leads from there into another file.
+    ``tables`` keep its chunk table for the file's ``status``, from before it was opened.  ``linked_as`` is
+    the dataset's path in the file that is read, if a link leads from there into another file.
     """
     properties = dataset.id.get_create_plist()
     file, name = os.fspath(dataset.file.filename), linked_as or name_of(dataset)
@@ -184,7 +145,6 @@ def read_layout(
 
 def _why_only_h5py(dataset: Any, properties: Any, filters: Sequence[FilterStep]) -> str:
     """Return why a dataset is read through the library, in words; empty if its kind is known here."""
-    h5t = require("h5py.h5t", extra="hdf5")
     dtype, layout = dataset.dtype, properties.get_layout()
     if dataset.file.swmr_mode:
         return "its file is marked as being written in SWMR mode"
@@ -205,7 +165,7 @@ def _why_only_h5py(dataset: Any, properties: Any, filters: Sequence[FilterStep])
         return f"its elements have no fixed size ({dtype})"
     if dtype.subdtype is not None:
         return f"its elements are arrays ({dtype})"
-    if h5t.py_create(dtype, logical=True) != dataset.id.get_type():
+    if h5py.h5t.py_create(dtype, logical=True) != dataset.id.get_type():
         return "its elements are stored in another form than NumPy's"
     return ""
 
@@ -229,9 +189,11 @@ def _why_not_such_places(
 
 def _is_filled(properties: Any) -> bool:
     """Return whether the fill value is read where nothing was written."""
-    h5d = require("h5py.h5d", extra="hdf5")
-    is_defined = properties.fill_value_defined() in (h5d.FILL_VALUE_DEFAULT, h5d.FILL_VALUE_USER_DEFINED)
-    return is_defined and properties.get_fill_time() in (h5d.FILL_TIME_IFSET, h5d.FILL_TIME_ALLOC)
+    is_defined = properties.fill_value_defined() in (
+        h5py.h5d.FILL_VALUE_DEFAULT,
+        h5py.h5d.FILL_VALUE_USER_DEFINED,
+    )
+    return is_defined and properties.get_fill_time() in (h5py.h5d.FILL_TIME_IFSET, h5py.h5d.FILL_TIME_ALLOC)
 
 
 def _chunks(dataset: Any, properties: Any, chunk: tuple[int, ...]) -> _Places | str:
@@ -305,7 +267,6 @@ def _edges(shape: Sequence[int], chunk: Sequence[int]) -> npt.NDArray[np.bool_]:
 def _cached_chunks(
     dataset: Any, properties: Any, chunk: tuple[int, ...], tables: ChunkTables, status: os.stat_result
 ) -> _Places | str:
-    """Return what ``_chunks`` does, from where it was kept if it was."""
     count = math.prod(grid_of(dataset.shape, chunk))
     about = f"hdf5 chunks 2, {name_of(dataset)}, {dataset.shape}, {chunk}"
     kinds = [(np.dtype(kind), (count,)) for kind in (np.int64, np.int64, np.uint32)]

@@ -22,21 +22,6 @@ from fastpipe.core.native import native
 from fastpipe.errors import MissingDependencyError
 from fastpipe.hdf5.filters import OF_HDF5PLUGIN, FilterStep
 
-__all__ = [
-    "OpenFiles",
-    "filter_remedy",
-    "filters_edges",
-    "filters_of",
-    "has_blosc2",
-    "leaves_out_user_block",
-    "load_filters",
-    "load_plugins",
-    "missing",
-    "missing_filter_error",
-    "missing_filters",
-    "require_filters",
-]
-
 _MOST_SOURCES = 64  # of a virtual dataset whose filters are looked at: as a rule they are alike
 _MOST_OPEN = 64  # files, each with a cache of chunks
 _USER_BLOCK = 1 << 16  # bytes: more than all else in a file with one small dataset
@@ -45,6 +30,16 @@ _BLOSC2_CALLS = (
     "blosc2_schunk_from_buffer", "b2nd_from_schunk", "b2nd_to_cbuffer", "b2nd_free",
     "blosc2_schunk_decompress_chunk", "blosc2_schunk_free",
 )  # fmt: skip
+
+
+class _Lazy:
+    """The package h5py, imported when something of it is first needed."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(require("h5py", extra="hdf5"), name)
+
+
+h5py: Any = _Lazy()
 
 
 class OpenFiles:
@@ -63,11 +58,7 @@ class OpenFiles:
         weakref.finalize(self, self._drop, self._number).atexit = False
 
     def file(self, key: Hashable, open_it: Callable[[], Any]) -> Any:
-        """Return this owner's file of a key; ``open_it`` opens it, if it is not open.
-
-        Raises:
-            OSError: it cannot be opened.
-        """
+        """Return this owner's file of a key; ``open_it`` opens it, if it is not open."""
         with self._lock:
             where = self._number, key
             if where not in self._open:
@@ -78,7 +69,6 @@ class OpenFiles:
 
     @classmethod
     def close_idle(cls) -> None:
-        """Close all files that are not in use."""
         with cls._lock:
             cls._open.clear()
 
@@ -109,7 +99,6 @@ def _runs_low() -> bool:
 
 
 def filters_of(properties: Any) -> tuple[FilterStep, ...]:
-    """Return the filters in a dataset's creation properties, in the order of writing."""
     found = (properties.get_filter(number) for number in range(properties.get_nfilters()))
     return tuple(
         FilterStep(int(code), tuple(map(int, values)), name.decode("utf-8", "replace"))
@@ -118,9 +107,7 @@ def filters_of(properties: Any) -> tuple[FilterStep, ...]:
 
 
 def missing(steps: Sequence[FilterStep]) -> list[FilterStep]:
-    """Return those filters that the HDF5 library of this process does not have."""
-    h5z = require("h5py.h5z", extra="hdf5")
-    return [step for step in steps if not h5z.filter_avail(step.code)]
+    return [step for step in steps if not h5py.h5z.filter_avail(step.code)]
 
 
 def load_filters(steps: Sequence[FilterStep]) -> list[FilterStep]:
@@ -132,11 +119,6 @@ def load_filters(steps: Sequence[FilterStep]) -> list[FilterStep]:
 
 
 def load_plugins() -> None:
-    """Import the package hdf5plugin, which gives the library its filters.
-
-    Raises:
-        MissingDependencyError: it is not installed, or cannot be imported.
-    """
     try:
         require("hdf5plugin", extra="hdf5")
     except MissingDependencyError as error:
@@ -155,8 +137,8 @@ def load_plugins() -> None:
 def missing_filters(dataset: Any) -> list[FilterStep]:
     """Return the filters that a dataset cannot be read without and that the library does not have.
 
-    Loads hdf5plugin if that is needed and installed.  Filters that were left out of every chunk are not
-    needed.  A virtual dataset needs the filters of its sources; of many sources the first ones are looked at.
+    Filters that were left out of every chunk are not needed.  A virtual dataset needs the filters of its
+    sources.
     """
     return list(dict.fromkeys(_missing(dataset, set())))
 
@@ -179,7 +161,6 @@ def _missing(dataset: Any, seen: set[tuple[str, str]]) -> Iterator[FilterStep]:
 
 def _sources(dataset: Any, seen: set[tuple[str, str]]) -> Iterator[Any]:
     """Yield those sources of a virtual dataset that were not seen, and that can be opened."""
-    h5py = require("h5py", extra="hdf5")
     own, properties = dataset.file, dataset.id.get_create_plist()
     for number in range(min(properties.get_virtual_count(), _MOST_SOURCES)):
         # One name stands for a series of files, or datasets, that are numbered from 0.
@@ -210,7 +191,6 @@ def _places(path: str, own: str) -> Iterator[str]:
 
 
 def require_filters(dataset: Any, shown: str = "") -> None:
-    """Raise a ``MissingDependencyError`` for a filter of a dataset that the library cannot be given."""
     for step in missing_filters(dataset):
         raise missing_filter_error(f"{shown or dataset.file.filename}, dataset {dataset.name}", step)
 
@@ -244,11 +224,8 @@ def filter_remedy(step: FilterStep | None) -> str:
 
 @cache
 def has_blosc2() -> bool:
-    """Return whether frames of Blosc2's can be decompressed here.
-
-    By the library inside hdf5plugin, whose functions are handed to the core: no package of a system has one
-    that is new enough.
-    """
+    """Return whether the library inside hdf5plugin, whose functions are handed to the core, decompresses
+    Blosc2's frames: no package of a system has one that is new enough."""
     try:
         load_plugins()
         folder = Path(require("hdf5plugin", extra="hdf5").PLUGIN_PATH)
@@ -272,20 +249,15 @@ def filters_edges(dataset: Any, properties: Any) -> bool:
     ``H5Pset_chunk_opts`` can leave them out there, and neither h5py nor the chunks' filter masks show it.
     So a chunk is written in memory, with the dataset's own properties and a checksum as its only filter: if
     that is applied, the chunk is longer.
-
-    Args:
-        dataset: an open ``h5py.Dataset`` with chunks.
-        properties: its creation properties; they are not changed.
     """
-    h5d, h5s, h5z = (require(f"h5py.{name}", extra="hdf5") for name in ("h5d", "h5s", "h5z"))
     own, ones = properties.copy(), (1,) * dataset.ndim
-    own.remove_filter(h5z.FILTER_ALL)
+    own.remove_filter(h5py.h5z.FILTER_ALL)
     own.set_fletcher32()
-    own.set_alloc_time(h5d.ALLOC_TIME_INCR)
+    own.set_alloc_time(h5py.h5d.ALLOC_TIME_INCR)
     with _in_memory() as file:
-        space = h5s.create_simple(ones, (h5s.UNLIMITED,) * len(ones))
-        chunk = h5d.create(file.id, b"x", dataset.id.get_type().copy(), space, own)
-        chunk.write(h5s.ALL, h5s.ALL, np.zeros(ones, dataset.dtype))
+        space = h5py.h5s.create_simple(ones, (h5py.h5s.UNLIMITED,) * len(ones))
+        chunk = h5py.h5d.create(file.id, b"x", dataset.id.get_type().copy(), space, own)
+        chunk.write(h5py.h5s.ALL, h5py.h5s.ALL, np.zeros(ones, dataset.dtype))
         return bool(chunk.get_storage_size() > np.prod(own.get_chunk()) * dataset.dtype.itemsize)
 
 
@@ -301,6 +273,4 @@ def leaves_out_user_block() -> bool:
 def _in_memory(**options: Any) -> Any:
     """Return a new ``h5py.File`` in memory, in the newest form."""
     name = f"fastpipe in thread {threading.get_ident()}"  # of two open files with one name, the second fails
-    return require("h5py", extra="hdf5").File(
-        name, "w", driver="core", backing_store=False, libver="latest", **options
-    )
+    return h5py.File(name, "w", driver="core", backing_store=False, libver="latest", **options)

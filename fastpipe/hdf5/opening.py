@@ -10,25 +10,12 @@ from contextlib import contextmanager, suppress
 from traceback import walk_tb
 from typing import Any
 
+import numpy as np
+
 from fastpipe.core.bad_samples import is_of_machine
-from fastpipe.core.extras import require
 from fastpipe.core.files import hdf5_signature, is_hdf5, open_file, retrying_open
 from fastpipe.errors import FastpipeError, HDF5Error
-from fastpipe.hdf5.library import missing_filter_error, missing_filters
-
-__all__ = [
-    "DamagedError",
-    "dataset_named",
-    "dataset_names",
-    "datasets_of",
-    "library_errors",
-    "lies_in",
-    "name_of",
-    "open_library",
-    "opened",
-    "raw_name",
-    "walk_datasets",
-]
+from fastpipe.hdf5.library import h5py, missing_filter_error, missing_filters
 
 
 class DamagedError(HDF5Error):
@@ -49,7 +36,6 @@ _NO_OTHER_FILE = "external raw data file"
 
 @contextmanager
 def opened(path: str, shown: str = "") -> Iterator[Any]:
-    """Open a file, as ``open_library`` does, for a ``with`` block."""
     with open_library(path, shown) as file:
         yield file
 
@@ -57,19 +43,8 @@ def opened(path: str, shown: str = "") -> Iterator[Any]:
 def open_library(path: str, shown: str = "", **options: Any) -> Any:
     """Open a file for reading by the HDF5 library; in SWMR mode if the file says that it is written so.
 
-    Args:
-        path: the file.
-        shown: what messages call it, if that is not its path.
-        options: of ``h5py.File``.
-
-    Returns:
-        The ``h5py.File``.
-
-    Raises:
-        FileNotFoundError, PermissionError: as ``open`` raises them.
-        HDF5Error: it is no HDF5 file, is damaged, or is open for writing; the message says what to do.
+    ``shown`` is what messages call the file, if that is not its path; ``options`` are those of ``h5py.File``.
     """
-    h5py = require("h5py", extra="hdf5")
     os.close(open_file(path))  # its errors are clearer than the library's
     try:
         try:
@@ -125,7 +100,7 @@ def _why_not_opened(error: Exception, path: str, shown: str) -> Exception:
         return HDF5Error(f"{shown} is no HDF5 file")
     if "truncated file" in text:
         return HDF5Error(f"{shown} cannot be opened, it may be cut off: {text}")
-    version = require("h5py", extra="hdf5").version.hdf5_version
+    version = h5py.version.hdf5_version
     return HDF5Error(
         f"{shown} cannot be opened: {text}; it may be damaged, or need a newer HDF5 library than {version}"
     )
@@ -133,19 +108,12 @@ def _why_not_opened(error: Exception, path: str, shown: str) -> Exception:
 
 @contextmanager
 def library_errors(where: str, damaged: type[HDF5Error] = HDF5Error, dataset: Any = None) -> Iterator[None]:
-    """Turn what h5py raises about a file into errors that name it.
+    """Turn what h5py raises about a file into errors that name it: ``where``; ``damaged`` is what means
+    damage.
 
     Errors that are raised elsewhere are passed on as they are.  Errors of the machine, missing files and
-    missing permissions keep their type.
-
-    Args:
-        where: what the message names: the file, and perhaps a dataset.
-        damaged: the error that means damage.
-        dataset: the ``h5py.Dataset`` that is read, if it is one: if the library has not all of its filters,
-            that is the error.
-
-    Raises:
-        HDF5Error, MissingDependencyError: h5py raised an error.
+    missing permissions keep their type.  If the library has not all filters of ``dataset``, that is the
+    error.
     """
     try:
         yield
@@ -195,25 +163,37 @@ def raw_name(name: str) -> bytes:
 
 
 def name_of(item: Any) -> str:
-    """Return the path of an object in its file, as text."""
     name = item.name
     return name if isinstance(name, str) else name.decode("utf-8", "surrogateescape")
 
 
+def storage_of(dataset: Any) -> str:
+    if dataset.shape is None:
+        return "none"
+    properties = dataset.id.get_create_plist()
+    kind = properties.get_layout()
+    if kind == h5py.h5d.CONTIGUOUS and properties.get_external_count():
+        return "external"
+    words = {h5py.h5d.COMPACT: "compact", h5py.h5d.CONTIGUOUS: "contiguous", h5py.h5d.CHUNKED: "chunked"}
+    return words.get(kind, "virtual")
+
+
+def dtype_of(dataset: Any) -> np.dtype[Any] | None:
+    """Return a dataset's type; None where NumPy has nothing for it."""
+    try:
+        found: np.dtype[Any] = dataset.dtype
+    except (TypeError, ValueError):
+        return None
+    return found
+
+
 def walk_datasets(file: Any, shown: str) -> Iterator[tuple[str, Any]]:
-    """Yield every dataset of a file once, by its first name, in the order of ``visititems``.
+    """Yield every dataset of a file once, by its first name, in the order of ``visititems``; or an
+    ``HDF5Error`` for what cannot be opened.
 
     Links to other names and other files are not followed.  Unlike ``visititems``, this goes on behind an
     object that cannot be opened, and however deep groups are nested.
-
-    Args:
-        file: an open ``h5py.File``.
-        shown: what messages call it.
-
-    Yields:
-        The dataset's path, and the dataset; or the path of what cannot be opened, and the ``HDF5Error``.
     """
-    h5py = require("h5py", extra="hdf5")
     seen: set[int] = set()
     path: list[str] = []
     groups: list[Iterator[tuple[Any, bytes]]] = []  # what is left of each group on the way to where this is
@@ -262,11 +242,6 @@ def lies_in(item: Any, file: Any) -> bool:
 
 
 def datasets_of(file: Any, shown: str) -> list[Any]:
-    """Return every dataset of a file, once.
-
-    Raises:
-        HDF5Error: an object cannot be opened.
-    """
     found = []
     for _, item in walk_datasets(file, shown):
         if isinstance(item, HDF5Error):
@@ -282,12 +257,6 @@ def dataset_names(file: Any, shown: str) -> str:
 
 
 def dataset_named(file: Any, name: str, shown: str) -> Any | None:
-    """Return the dataset of a name; None if the file has none of it.
-
-    Raises:
-        HDF5Error: it cannot be opened.
-    """
-    h5py = require("h5py", extra="hdf5")
     raw = raw_name(name)
     _check_links(file, raw, shown)
     try:
@@ -322,20 +291,19 @@ def _link_kind(file: Any, name: bytes) -> int | None:
 
 def _check_links(file: Any, name: bytes, shown: str, most: int = 16) -> None:
     """Raise an error for a link to what is no file: the library would wait until a fifo is written to."""
-    h5l = require("h5py.h5l", extra="hdf5")
     place, inside = b"", name.strip(b"/")
     for part in inside.split(b"/"):
         before, place = place, b"/".join([place, part])
         kind = _link_kind(file, place)
         if kind is None:
             return
-        if kind == h5l.TYPE_EXTERNAL:
+        if kind == h5py.h5l.TYPE_EXTERNAL:
             other = os.fsdecode(file.id.links.get_val(place)[0])
             path = os.path.join(os.path.dirname(file.filename), other)
             if os.path.exists(path) and not os.path.isfile(path):
                 raise HDF5Error(f"{shown}: {os.fsdecode(name)!r} is a link into {path}, which is no file")
             return
-        if kind == h5l.TYPE_SOFT:
+        if kind == h5py.h5l.TYPE_SOFT:
             target = file.id.links.get_val(place)
             start = b"" if target.startswith(b"/") else before + b"/"
             rest = (b"/" + inside)[len(place) :]

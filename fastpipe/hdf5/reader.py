@@ -20,8 +20,6 @@ from fastpipe.hdf5.layout import Layout, grid_of, in_blocks
 from fastpipe.hdf5.library import OpenFiles, require_filters
 from fastpipe.hdf5.opening import DamagedError, library_errors, open_library, raw_name
 
-__all__ = ["RowReader"]
-
 Int64Array = npt.NDArray[np.int64]
 
 # The library's cache of chunks, for what only it can read; its number of slots is to be a prime.
@@ -29,8 +27,6 @@ _LIBRARY_NBYTES, _LIBRARY_SLOTS = 1 << 23, 10_007
 
 
 class _Dataset(NamedTuple):
-    """A dataset of a file, as it is read here."""
-
     chunks: ChunkReader
     kept: CachedChunks | None
 
@@ -38,14 +34,10 @@ class _Dataset(NamedTuple):
 class RowReader:
     """Reads samples of files.  For threads at once.
 
-    Args:
-        files: the files.
-        memory: gives, for a file's number, a dataset's and the bytes of a chunk, a ``native.UnitMemory`` or
-            None, and the number there of the first chunk.
-        keep: for a layout, where its decoded chunks are kept, or None.
-        threads: how many share the work.
-        turn: where this process begins among the chunks of a batch, from 0 to 1: processes that begin with
-            different ones seldom want the same at the same time.
+    ``memory`` gives, for the numbers of a file and a dataset and the bytes of a chunk, a
+    ``native.UnitMemory`` or None, and the number there of the first chunk; ``keep`` for a layout where its
+    decoded chunks are kept.  ``turn`` is where this process begins among the chunks of a batch, from 0 to 1:
+    processes that begin with different ones seldom want the same at the same time.
     """
 
     def __init__(
@@ -63,12 +55,9 @@ class RowReader:
         self._library = OpenFiles()
 
     def start(self, samples: Int64Array, rows: Int64Array, outs: Sequence[npt.NDArray[Any]]) -> Started:
-        """Describe the reading of some samples.
+        """Describe the reading of some samples into rows of the batch: int64 (N,) both, C-contiguous.
 
-        Args:
-            samples: int64 (N,), each at least 0 and below ``files.count``.
-            rows: int64 (N,): which row of the batch each is; both C-contiguous.
-            outs: for each dataset an array (batch, *sample_shape) of its dtype, C-contiguous.
+        ``outs`` are for each dataset an array (batch, *sample_shape) of its dtype, C-contiguous.
         """
         statuses = np.zeros((len(outs[0]), 8), np.uint8)
         sources, tasks, kept, most = list[Any](), list[Task](), list[CachedChunks | None](), 0
@@ -93,13 +82,7 @@ class RowReader:
         return Started(batch, statuses, tasks, partial(_keep_chunks, batch, kept) if most else None)
 
     def read_alone(self, sample: int, row: int, outs: Sequence[npt.NDArray[Any]]) -> None:
-        """Read one sample, chunk by chunk, which says what is wrong with it.
-
-        Raises:
-            DamagedError: the file does not hold what it should.
-            HDF5Error: the file has changed since it was laid out.
-            OSError: it cannot be read.
-        """
+        """Read one sample, chunk by chunk, which says what is wrong with it."""
         ((number, _),) = self._files.located(np.array([sample]))
         file, local = self._files.files[number], sample - int(self._files.firsts[number])
         for place, dataset in enumerate(self._datasets(number)):
@@ -172,7 +155,6 @@ class RowReader:
 
 
 def _keep_chunks(batch: Any, kept: Sequence[CachedChunks | None]) -> None:
-    """Keep the chunks that a batch has decoded, as far as they are wanted."""
     found: dict[int, tuple[list[int], list[npt.NDArray[np.uint8]]]] = {}
     for source, number, chunk in batch.take_chunks():
         numbers, chunks = found.setdefault(source, ([], []))
@@ -185,7 +167,6 @@ def _keep_chunks(batch: Any, kept: Sequence[CachedChunks | None]) -> None:
 
 
 def _sample(chunks: ChunkReader, sample_dims: int, sample: int) -> npt.NDArray[Any]:
-    """Return a sample, put together from its chunks."""
     given = chunks.layout
     # Where there are no chunks only a block is read.
     reader = chunks if given.kind != "contiguous" else chunks.in_blocks()

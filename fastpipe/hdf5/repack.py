@@ -15,12 +15,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from rich.console import Console
 
 from fastpipe.console import Pace, Progress, print_line
-from fastpipe.core.extras import require
 from fastpipe.core.files import (
     UNFINISHED,
     open_file,
@@ -32,10 +31,21 @@ from fastpipe.core.files import (
 )
 from fastpipe.core.locks import locks_are_possible, try_to_lock
 from fastpipe.core.machine import available_cpus
-from fastpipe.core.text import in_bytes
+from fastpipe.core.text import counted, in_bytes
 from fastpipe.errors import FastpipeError, HDF5Error, OptionError
 from fastpipe.hdf5.chunks import FileState
-from fastpipe.hdf5.copying import check_rows, check_structure, copy_references, copy_structure
+from fastpipe.hdf5.copying import (
+    RowSource,
+    address_of,
+    check_rows,
+    check_structure,
+    copy_references,
+    copy_structure,
+    has_references,
+    is_plain,
+    read_rows,
+    write_rows,
+)
 from fastpipe.hdf5.filters import (
     BLOSC,
     BLOSC_CODECS,
@@ -48,8 +58,8 @@ from fastpipe.hdf5.filters import (
     in_words,
     may_lose,
 )
-from fastpipe.hdf5.inspect import SMALL_NBYTES, storage_of
-from fastpipe.hdf5.library import filters_of, load_plugins, missing, missing_filters
+from fastpipe.hdf5.inspect import SMALL_NBYTES
+from fastpipe.hdf5.library import filters_of, h5py, load_plugins, missing, missing_filters
 from fastpipe.hdf5.opening import (
     dataset_named,
     datasets_of,
@@ -58,19 +68,8 @@ from fastpipe.hdf5.opening import (
     name_of,
     opened,
     raw_name,
+    storage_of,
 )
-from fastpipe.hdf5.rows import RowSource, has_references, is_plain, read_rows, write_rows
-
-__all__ = [
-    "Codec",
-    "Options",
-    "Target",
-    "make_plan",
-    "parse_codec",
-    "repack",
-    "set_filters",
-    "unfinished_path",
-]
 
 _LEVELS = {"gzip": (4, 0, 9), "zstd": (3, 1, 22), "blosc": (5, 0, 9)}  # default, least, most
 _CODECS = "keep, none, gzip[:LEVEL], lzf, lz4, zstd[:LEVEL], blosc[:CODEC[:LEVEL]]"
@@ -79,24 +78,13 @@ _BY_PLUGIN = {"lz4": LZ4, "zstd": ZSTD, "blosc": BLOSC}
 
 @dataclass(frozen=True)
 class Codec:
-    """The compression of a copy's datasets.
-
-    Attributes:
-        name: ``"keep"`` for the filters of the source, ``"none"``, or a codec's name.
-        level: for codecs that have levels.
-        inner: blosc's own codec.
-    """
-
-    name: str
+    name: str  # ``"keep"`` for the filters of the source, ``"none"``, or a codec's
     level: int = 0
-    inner: str = ""
+    inner: str = ""  # blosc's own codec
 
 
 def parse_codec(text: str) -> Codec:
     """Return the codec that ``--codec`` names.
-
-    Raises:
-        OptionError: there is no such codec, or it has no such level.
 
     >>> parse_codec("gzip:9").level, parse_codec("blosc:zstd:7").inner
     (9, 'zstd')
@@ -119,17 +107,9 @@ def parse_codec(text: str) -> Codec:
 
 
 def set_filters(properties: Any, codec: Codec, shuffle: bool | None, dataset: Any) -> None:
-    """Give the creation properties of a chunked dataset other filters.
+    """Give the creation properties of a chunked dataset, which have the filters of the old one, others.
 
-    Args:
-        properties: h5py's, with the filters of the old dataset; ``"keep"`` leaves them.
-        codec: to compress with.
-        shuffle: whether to shuffle bytes first; None does so for elements of several bytes.
-        dataset: the old one.
-
-    Raises:
-        OptionError: values would not stay what they are, or cannot be written like this.
-        MissingDependencyError: what brings the codec is not installed.
+    Without ``shuffle`` said bytes are shuffled of elements of several bytes.
     """
     steps, kind = filters_of(properties), dataset.id.get_type()
     if codec.name == "keep":
@@ -141,7 +121,13 @@ def set_filters(properties: Any, codec: Codec, shuffle: bool | None, dataset: An
             )
         if missing(steps):
             load_plugins()
-        _check_can_write(steps, str(dataset.name))
+        for step in steps:  # a filter that can only be undone here, or is not there
+            info = h5py.h5z.get_filter_info(step.code) if h5py.h5z.filter_avail(step.code) else 0
+            if not info & h5py.h5z.FILTER_CONFIG_ENCODE_ENABLED:
+                raise OptionError(
+                    f"{dataset.name}: the HDF5 library here cannot write its filter {in_words(step)}; choose "
+                    "another --codec"
+                )
         return
     has_sum = any(step.code == FLETCHER32 for step in steps)
     for step in steps:
@@ -155,24 +141,11 @@ def set_filters(properties: Any, codec: Codec, shuffle: bool | None, dataset: An
         properties.set_fletcher32()
 
 
-def _check_can_write(steps: Any, name: str) -> None:
-    """Raise OptionError where a filter can only be undone here, or is not there."""
-    h5z = require("h5py.h5z", extra="hdf5")
-    for step in steps:
-        info = h5z.get_filter_info(step.code) if h5z.filter_avail(step.code) else 0
-        if not info & h5z.FILTER_CONFIG_ENCODE_ENABLED:
-            raise OptionError(
-                f"{name}: the HDF5 library here cannot write its filter {in_words(step)}; choose another "
-                "--codec"
-            )
-
-
 def _add(properties: Any, codec: Codec, shuffle: bool) -> None:
-    h5z = require("h5py.h5z", extra="hdf5")
     if codec.name in _BY_PLUGIN:
         load_plugins()
     if shuffle and codec.name != "blosc":
-        properties.set_filter(SHUFFLE, h5z.FLAG_OPTIONAL)
+        properties.set_filter(SHUFFLE, h5py.h5z.FLAG_OPTIONAL)
     # Optional: what does not become smaller is then stored as it is, and read as such.
     code, values = {
         "gzip": (DEFLATE, (codec.level,)),
@@ -181,7 +154,7 @@ def _add(properties: Any, codec: Codec, shuffle: bool) -> None:
         "zstd": (ZSTD, (codec.level,)),
         "blosc": (BLOSC, (0, 0, 0, 0, codec.level, int(shuffle), BLOSC_CODECS.get(codec.inner, 0))),
     }[codec.name]
-    properties.set_filter(code, h5z.FLAG_OPTIONAL, values)
+    properties.set_filter(code, h5py.h5z.FLAG_OPTIONAL, values)
 
 
 MEMORY_NBYTES = 64 << 20
@@ -194,49 +167,26 @@ _LARGEST_CHUNK = 1 << 30  # the format ends at 4 GiB
 
 @dataclass(frozen=True)
 class Options:
-    """The command's options.
+    """The command's options; with no ``datasets`` all above a small size are repacked."""
 
-    Attributes:
-        chunk_rows: samples of a chunk; None chooses.
-        codec: of the chunks.
-        shuffle: None chooses.
-        datasets: to repack; none of them stands for all above a small size.
-        sample_dims: how many first dimensions count samples.
-    """
-
-    chunk_rows: int | None
+    chunk_rows: int | None  # samples of a chunk; None chooses
     codec: Codec
-    shuffle: bool | None
+    shuffle: bool | None  # None chooses
     datasets: tuple[str, ...]
-    sample_dims: int
+    sample_dims: int  # how many first dimensions count samples
 
 
 @dataclass(frozen=True)
 class Target:
-    """A dataset that is written row by row.
-
-    Attributes:
-        name: its path.
-        chunk: of its copy; None for a contiguous one.
-        rows: how many there are, along the first dimension.
-        step: how many are read and written at once.
-        row_nbytes: decoded, as far as elements have a fixed size.
-    """
-
     name: str
-    chunk: tuple[int, ...] | None
+    chunk: tuple[int, ...] | None  # of its copy; None for a contiguous one
     rows: int
-    step: int
-    row_nbytes: int
+    step: int  # rows that are read and written at once
+    row_nbytes: int  # decoded, as far as elements have a fixed size
 
 
 def make_plan(file: Any, options: Options) -> list[Target]:
-    """Return which datasets are written row by row, and how; all others are copied as they are.
-
-    Raises:
-        OptionError: a dataset that was named cannot be.
-        HDF5Error: a dataset declares more than can be copied.
-    """
+    """Return which datasets are written row by row, and how; all others are copied as they are."""
     found = datasets_of(file, file.filename)
     for dataset in found:
         nbytes = math.prod(dataset.shape or ()) * dataset.id.get_type().get_size()
@@ -250,7 +200,6 @@ def make_plan(file: Any, options: Options) -> list[Target]:
 
 
 def _named(file: Any, name: str, found: Sequence[Any]) -> str:
-    about = require("h5py.h5o", extra="hdf5").get_info
     item = dataset_named(file, name, file.filename)
     if item is None:
         raise OptionError(f"{file.filename} has no dataset {name!r}; `fastpipe inspect` lists those it has")
@@ -261,8 +210,7 @@ def _named(file: Any, name: str, found: Sequence[Any]) -> str:
     if not lies_in(item, file):
         raise OptionError(f"{name!r} is a link to another file, which stays a link; name other datasets")
     # A dataset of several names is written under the one that it is found by.
-    address = about(item.id).addr
-    return next(name_of(one) for one in found if about(one.id).addr == address)
+    return next(name_of(one) for one in found if address_of(one) == address_of(item))
 
 
 def _is_chosen(dataset: Any, named: set[str]) -> bool:
@@ -316,25 +264,17 @@ def _step(row_nbytes: int, rows: int, old: Sequence[int], size: int, new_nbytes:
     unit = math.lcm(rows, old[0]) if old else rows
     if unit * row_nbytes > limit:
         unit = rows
-    return (
-        max(1, max(_STEP_NBYTES, limit if old and old[0] * row_nbytes > limit else 0) // (unit * row_nbytes))
-        * unit
-    )
+    wanted = max(_STEP_NBYTES, limit if old and old[0] * row_nbytes > limit else 0)
+    return max(1, wanted // (unit * row_nbytes)) * unit
 
 
 def repack(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Make the copy; ``args`` as of ``tools.repack``.
-
-    Returns:
-        0.
-
-    Raises:
-        OptionError: the options cannot work.
-        HDF5Error: the source is damaged, or changes; or the copy is not equal to it.
-        OSError: the disk is full, for instance.
-    """
+    """Make the copy; ``args`` as of ``tools.repack``."""
     begun = time.monotonic()
-    options = _options(args)
+    codec = parse_codec(args.codec)
+    if args.shuffle is not None and codec.name in ("keep", "none"):
+        raise OptionError(f"--shuffle and --no-shuffle go with a new codec, not with --codec {codec.name}")
+    options = Options(args.chunk_rows, codec, args.shuffle, tuple(args.dataset), args.sample_dims)
     source, out = str(args.input), Path(args.output)
     _check_paths(source, out, args.force)
     state = FileState.of(os.stat(source))  # before anything is read
@@ -347,16 +287,15 @@ def repack(args: argparse.Namespace, console: Console, progress: Progress) -> in
             _Repacking(source, state, file, unfinished, targets, options, threads, progress).run()
             unfinished.take_name(force=args.force)
     progress.stop()
-    rows = sum(target.rows for target in targets)
-    print_line(console, _summary(out, source, rows, len(targets), time.monotonic() - begun))
+    rows, seconds = sum(target.rows for target in targets), time.monotonic() - begun
+    before, after = os.stat(source).st_size, out.stat().st_size
+    print_line(
+        console,
+        f"{out}: {in_bytes(before)} → {in_bytes(after)} ({after / max(before, 1):.2f}×); "
+        f"{counted(len(targets), 'dataset')}, {rows:,} rows in {seconds:.1f} s "
+        f"({rows / max(seconds, 1e-9):,.0f} rows/s), every value read back and equal",
+    )
     return 0
-
-
-def _options(args: argparse.Namespace) -> Options:
-    codec = parse_codec(args.codec)
-    if args.shuffle is not None and codec.name in ("keep", "none"):
-        raise OptionError(f"--shuffle and --no-shuffle go with a new codec, not with --codec {codec.name}")
-    return Options(args.chunk_rows, codec, args.shuffle, tuple(args.dataset), args.sample_dims)
 
 
 def _check_paths(source: str, out: Path, force: bool) -> None:
@@ -373,15 +312,6 @@ def _check_paths(source: str, out: Path, force: bool) -> None:
 
 def _exists_already(out: Path) -> OptionError:
     return OptionError(f"{out} exists; name another file, or replace it with --force")
-
-
-def _summary(out: Path, source: str, rows: int, datasets: int, seconds: float) -> str:
-    before, after = os.stat(source).st_size, out.stat().st_size
-    what = f"{datasets} dataset{'s' if datasets != 1 else ''}, {rows:,} rows"
-    return (
-        f"{out}: {in_bytes(before)} → {in_bytes(after)} ({after / max(before, 1):.2f}×); {what} in "
-        f"{seconds:.1f} s ({rows / max(seconds, 1e-9):,.0f} rows/s), every value read back and equal"
-    )
 
 
 @dataclass(frozen=True)
@@ -402,7 +332,10 @@ class _Repacking:
         self.progress.now("copying groups, attributes and small datasets")
         with self._open_copy("w") as copy:
             chunks = {target.name: target.chunk for target in self.targets}
-            copy_structure(self.source, copy, chunks, self._set_filters)
+            copy_structure(
+                self.source, copy, chunks,
+                lambda new, old: set_filters(new, self.options.codec, self.options.shuffle, old),
+            )  # fmt: skip
             pace = Pace(self.progress, "writing", nbytes)
             for target in self.targets:
                 self._write(target, copy, pace)
@@ -421,9 +354,6 @@ class _Repacking:
             check_structure(self.source, copy, {target.name for target in self.targets})
         self._check_unchanged()
 
-    def _set_filters(self, properties: Any, dataset: Any) -> None:
-        set_filters(properties, self.options.codec, self.options.shuffle, dataset)
-
     def _rows_of(self, target: Target) -> RowSource:
         dataset = self.source[raw_name(target.name)]
         return RowSource(dataset, self.path, self.threads, MEMORY_NBYTES // 2)
@@ -431,7 +361,7 @@ class _Repacking:
     def _write(self, target: Target, copy: Any, pace: Pace) -> None:
         dataset = copy[raw_name(target.name)]
         with self._rows_of(target) as source:
-            for start, rows in source.steps(0, target.step):
+            for start, rows in source.steps(target.step):
                 write_rows(dataset, start, rows)
                 self.unfinished.check()
                 self._check_unchanged()
@@ -444,7 +374,7 @@ class _Repacking:
             # The library reads the source too, so that this does not rest on what wrote the copy; it
             # cannot where it lacks a filter that fastpipe knows.
             if missing(filters_of(dataset.id.get_create_plist())):
-                steps = own.steps(0, target.step)
+                steps = own.steps(target.step)
             else:
                 steps = _through_library(dataset, target)
             for start, rows in steps:
@@ -472,7 +402,7 @@ class _Repacking:
                 "track_order": bool(tracked),
             }
         try:
-            with require("h5py", extra="hdf5").File(self.unfinished, mode, **options) as copy:
+            with h5py.File(self.unfinished, mode, **options) as copy:
                 yield copy
         except FastpipeError:
             raise
@@ -500,26 +430,12 @@ class UnfinishedFile(io.FileIO):
     and what lies behind the end is read as zeros.  An error of writing, such as a full disk, is kept from the
     HDF5 library, which would not recover from it: later writes do nothing, and ``check`` raises the error.
     What a killed run has left is removed, and so is a file that has not taken its name.
-
-    Raises:
-        OptionError: there is something else of its name, or others may write to it.
-        HDF5Error: another process, or thread, is writing it.
     """
-
-    # By process, as a forked child writes none of these.  The lock does not keep threads of a process apart.
-    _writing: ClassVar[dict[tuple[int, str], int]] = {}
 
     def __init__(self, out: Path) -> None:
         self._out, self._path = out, unfinished_path(out)
         self._error: OSError | None = None
-        self._key = (os.getpid(), os.path.realpath(self._path))
-        if self._writing.setdefault(self._key, id(self)) != id(self):
-            raise HDF5Error(f"another thread is writing {out}; wait for it")
-        try:
-            super().__init__(_make_unfinished(self._path, out), "r+b")
-        except BaseException:
-            self._let_go()
-            raise
+        super().__init__(_make_unfinished(self._path, out), "r+b")
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
@@ -551,13 +467,9 @@ class UnfinishedFile(io.FileIO):
             raise self._error
 
     def take_name(self, *, force: bool) -> None:
-        """Rename the file to OUT, once all of it is on the disk.
-
-        Raises:
-            OptionError: there is a file of this name and ``force`` is not set, or this one was moved away.
-        """
+        """Rename the file to OUT, once all of it is on the disk."""
         os.fsync(self.fileno())
-        if not self._is_at_its_path():
+        if not _is_at(self._path, self.fileno()):
             raise OptionError(f"{self._path} was moved away while it was written; try again")
         if force:
             os.replace(self._path, self._out)
@@ -575,19 +487,10 @@ class UnfinishedFile(io.FileIO):
         sync_folder(self._out.parent)
 
     def close(self) -> None:
-        """Close the file, and remove it if it has not taken its name."""
-        if not self.closed and self._is_at_its_path():
+        if not self.closed and _is_at(self._path, self.fileno()):
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
         super().close()
-        self._let_go()
-
-    def _let_go(self) -> None:
-        if self._writing.get(self._key) == id(self):
-            del self._writing[self._key]
-
-    def _is_at_its_path(self) -> bool:
-        return _is_at(self._path, self.fileno())
 
 
 def unfinished_path(out: Path) -> Path:
@@ -618,12 +521,7 @@ def _make_unfinished(path: Path, out: Path) -> int:
 
 
 def _remove_left_behind(path: Path, out: Path) -> None:
-    """Remove what a killed run has left: a file of this user alone, which no process has locked.
-
-    Raises:
-        OptionError: it is something else.
-        HDF5Error: another process is writing it.
-    """
+    """Remove what a killed run has left: a file of this user alone, which no process has locked."""
     try:
         descriptor = open_regular(path, os.O_RDWR)
     except FileNotFoundError:
@@ -649,7 +547,6 @@ def _remove_left_behind(path: Path, out: Path) -> None:
 
 
 def _lock(descriptor: int) -> bool:
-    """Lock a file; return whether no other process has locked it."""
     return not locks_are_possible() or try_to_lock(descriptor)
 
 

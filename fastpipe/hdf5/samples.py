@@ -25,18 +25,13 @@ from fastpipe.core.text import in_bytes, printable
 from fastpipe.core.types import Key
 from fastpipe.hdf5.cache import ChunkCache, ChunkMemory, SharedChunks, decoded_nbytes
 from fastpipe.hdf5.files import SampleFiles
-from fastpipe.hdf5.layout import Layout
 from fastpipe.hdf5.opening import DamagedError, open_library, raw_name
 from fastpipe.hdf5.reader import RowReader
 from fastpipe.options import BadSamples, Cache, Stage
 from fastpipe.stores.staged_files import staged_files
 
-__all__ = ["H5pyRows", "HDF5Plan", "HDF5Samples", "Options", "Runtime"]
-
 
 class Options(NamedTuple):
-    """A dataset's options that a runtime is made by."""
-
     bad_samples: BadSamples
     threads: int | str
     cache: Cache
@@ -47,11 +42,7 @@ class Options(NamedTuple):
 class Runtime(ProcessRuntime[Options]):
     """Threads, memory, open files and the cache of one dataset in one process.
 
-    Args:
-        options: the dataset's.
-        files: its files.
-        leading: the dataset whose groups of samples a window counts.
-        process: this one.
+    ``leading`` is the dataset whose groups of samples a window counts.
     """
 
     def __init__(self, options: Options, files: SampleFiles, leading: int, process: Process) -> None:
@@ -75,7 +66,6 @@ class Runtime(ProcessRuntime[Options]):
         )  # fmt: skip
 
     def heard(self, batch: Any) -> None:
-        """Count what the native core has read for a batch."""
         for stage, nanoseconds in zip(("read", "decode", "copy"), batch.times, strict=True):
             self.clock.add(stage, nanoseconds)
         self.watch.count(*batch.counted)
@@ -85,21 +75,12 @@ class AmplificationWatch:
     """Compares what was decoded with what was used of it, and warns once.
 
     Compared each time that twice as much was decoded as is remembered: before that, an order that takes
-    a window of chunks apart looks like one that goes all over the file.
-
-    Args:
-        files, keeper: the dataset's, and where their decoded chunks are kept.
-        remembered: bytes of decoded chunks that are, here or in memory that processes share.
-        workers: processes that do the same side by side; 0 without.
-
-    Attributes:
-        decoded_nbytes: bytes of chunks that were decoded so far, in this process.
+    a window of chunks apart looks like one that goes all over the file.  ``remembered`` is bytes of decoded
+    chunks, here or in memory that processes share; ``workers`` do the same side by side.
     """
 
     _WORTH_A_WARNING = 4.0
-    _FEWEST_LOOKS = (
-        8  # a batch that is half read counts otherwise than a whole one; of eight it hardly matters
-    )
+    _FEWEST_LOOKS = 8  # of so many batches it hardly matters that one is half read
 
     def __init__(self, files: SampleFiles, keeper: ChunkCache, remembered: int, workers: int) -> None:
         self._files, self._keeper, self._remembered = files, keeper, remembered
@@ -130,36 +111,26 @@ class AmplificationWatch:
             if times < self._WORTH_A_WARNING:
                 return
             self._is_over = True
-        warnings.warn(printable(self._message(times)), stacklevel=2)
-
-    def _message(self, times: float) -> str:
-        first = self._files.files[0]
         whole = decoded_nbytes([layout for file in self._files.files for layout in file.layouts])
-        each = ""
-        if self._workers:
-            each = f" by each of {self._workers} worker processes, where threads share them"
-        return (
-            f"{first.shown}: samples are compressed together, and the order takes them apart: {times:.0f} "
-            f"times as much is decoded as is used{each}.  Shuffle(unit='group') decodes each chunk once: it "
-            "shuffles chunks, and then the samples of some chunks at a time; or keep what was decoded, "
-            f"{in_bytes(whole)}, which is now {self._keeper.note}: cache=Cache('ram', max_bytes={whole})"
+        each = f" by each of {self._workers} worker processes, where threads share them"
+        message = (
+            f"{self._files.files[0].shown}: samples are compressed together, and the order takes them apart: "
+            f"{times:.0f} times as much is decoded as is used{each if self._workers else ''}.  "
+            "Shuffle(unit='group') decodes each chunk once: it shuffles chunks, and then the samples of some "
+            f"chunks at a time; or keep what was decoded, {in_bytes(whole)}, which is now "
+            f"{self._keeper.note}: cache=Cache('ram', max_bytes={whole})"
         )
+        warnings.warn(printable(message), stacklevel=2)
 
 
 _SPARE_GROUPS = 8  # beyond a small window, for batches on their way
 
 
 class HDF5Samples(GroupedSamples):
-    """Rows of HDF5 datasets.
+    """Rows of HDF5 datasets; options as of :class:`fastpipe.FastHDF5Dataset`, with whose errors.
 
-    Args:
-        process: gives this process, for a number of threads and their name.
-        path, keys, sample_dims, cache, bad_samples, threads, stage, storage_options: see
-            :class:`fastpipe.FastHDF5Dataset`, with whose errors.
-
-    Attributes:
-        path, keys, sample_dims: as given.
-        cache, bad_samples, threads, stage: these options; what is changed counts from the next batch on.
+    ``process`` gives this process, for a number of threads and their name.  What is changed of cache,
+    bad_samples, threads and stage counts from the next batch on.
     """
 
     def __init__(
@@ -207,11 +178,9 @@ class HDF5Samples(GroupedSamples):
     @property
     def kinds(self) -> list[tuple[np.dtype[Any], tuple[int, ...]]]:
         """Return for each of a sample's values the type of its elements, and its shape."""
-        found = []
-        for number, layout in enumerate(self._files.layouts):
-            element, inner = layout.dtype.subdtype or (layout.dtype, ())
-            found.append((element, (*self._files.sample_shape(number), *inner)))
-        return found
+        parts = [layout.dtype.subdtype or (layout.dtype, ()) for layout in self._files.layouts]
+        shapes = map(self._files.sample_shape, range(len(parts)))
+        return [(dtype, (*own, *inner)) for own, (dtype, inner) in zip(shapes, parts, strict=True)]
 
     def close(self) -> None:
         """Release open files and the stage, as a dataset that is dropped does; a later use opens them."""
@@ -220,11 +189,8 @@ class HDF5Samples(GroupedSamples):
             self._staged.close()
 
     def locality_groups(self) -> npt.NDArray[np.int64]:
-        """Return the group of each sample: int64 (N,).
-
-        Samples of one group lie in the same chunks, those of the dataset whose chunks cost most to decode;
-        without chunks, in the same megabyte.
-        """
+        """Return the group of each sample, of those in the same chunks of the dataset that costs most to
+        decode; without chunks, in the same megabyte: int64 (N,)."""
         return self._files.groups(self._leading)
 
     @property
@@ -236,7 +202,6 @@ class HDF5Samples(GroupedSamples):
 
     @property
     def plan(self) -> HDF5Plan:
-        """Return what is read how; ``print`` it."""
         return HDF5Plan(self._form, self._files, self._running().keeper.note)
 
     def follow(self, batches: Callable[[], Iterator[npt.NDArray[np.int64]]], seed: int, epoch: int) -> None:
@@ -246,7 +211,6 @@ class HDF5Samples(GroupedSamples):
         self, indices: Any, samples: npt.NDArray[np.int64], key: Key | None, is_keyed: bool, runtime: Any,
         arrays: list[npt.NDArray[Any]], order: EpochOrder | None = None,
     ) -> Reading:  # fmt: skip
-        """Return how a batch is read; as of ``BatchReader``."""
         runtime.watch.look()
         substitute = None if key is None else partial(drawn_substitute, len(self), samples, key)
         reader = runtime.reader
@@ -270,8 +234,7 @@ class HDF5Samples(GroupedSamples):
     def _leading(self) -> int:
         """Return the dataset whose chunks are most worth reading once."""
         costs = [
-            (bool(layout.filters), layout.dtype.itemsize * math.prod(layout.chunk))
-            for layout in self._files.layouts
+            (bool(one.filters), one.dtype.itemsize * math.prod(one.chunk)) for one in self._files.layouts
         ]
         return costs.index(max(costs))
 
@@ -288,16 +251,8 @@ class HDF5Samples(GroupedSamples):
 
 
 class HDF5Plan:
-    """What an HDF5 dataset does with its files.  ``print`` it.
-
-    Attributes:
-        lines: one for each dataset, and one for the decoded chunks.
-
-    Args:
-        form: what a sample is made of.
-        files: where samples are.
-        kept: where decoded chunks are kept, in words.
-    """
+    """What an HDF5 dataset does with its files.  ``print`` it; ``lines`` has one for each dataset, and one
+    for the decoded chunks."""
 
     def __init__(self, form: Form, files: SampleFiles, kept: str) -> None:
         self.lines = [
@@ -316,25 +271,17 @@ def _how(files: SampleFiles, number: int) -> str:
     if slow:
         some = f" in {len(slow)} of {len(layouts)} files" if len(slow) < len(layouts) else ""
         return f"through h5py, one thread at a time{some}, as {slow[0].why}"
-    return _direct(layouts[0], files.files[0].sample_dims)
-
-
-def _direct(layout: Layout, sample_dims: int) -> str:
+    layout = layouts[0]
     if not layout.filters:
         return "read row by row, in threads"
-    samples = math.prod(layout.chunk[:sample_dims])
+    samples = math.prod(layout.chunk[: files.files[0].sample_dims])
     nbytes = layout.dtype.itemsize * math.prod(layout.chunk)
     filters = " and ".join(step.name for step in layout.filters)
     return f"chunks of {samples} samples ({in_bytes(nbytes)}; {filters}), decoded in threads"
 
 
 class H5pyRows:
-    """Samples, read through h5py alone.
-
-    Args:
-        files: where they are.
-        form: what a sample is made of.
-    """
+    """Samples, read through h5py alone."""
 
     def __init__(self, files: SampleFiles, form: Form) -> None:
         self._files, self._form = files, form
@@ -344,11 +291,10 @@ class H5pyRows:
         return self._files.count
 
     def values(self, index: int) -> list[Any]:
-        """Return the values of a sample, as h5py gives them."""
         length = len(self)
         if not -length <= index < length:
             raise IndexError(f"sample {index} of a dataset of {length}")
-        position = index + length if index < 0 else index
+        position = index % length
         ((number, _),) = self._files.located(np.array([position]))
         one, first = self._files.files[number], int(self._files.firsts[number])
         place = np.unravel_index(position - first, one.layouts[0].shape[: one.sample_dims])

@@ -222,12 +222,12 @@ def patch_dataset(
     [TensorShape([2, 2, 3, 3, 1])]
     """
     from fastpipe.volumes.samples import PatchSamples
+    from fastpipe.volumes.sources import Given
 
     check_choice("channels", channels, ("as_stored", "last"))
     samples = PatchSamples(
-        _this_process, volume, patch_size, labels=labels, mask=mask, sampling=sampling, padding=padding,
-        margin=0, cache=cache, stage=stage, storage_options=storage_options, nan=nan, bad_samples=bad_samples,
-        threads=threads,
+        _this_process, Given(volume, labels, mask, stage, storage_options), patch_size, sampling=sampling,
+        padding=padding, margin=0, cache=cache, nan=nan, bad_samples=bad_samples, threads=threads,
     )  # fmt: skip
     draws = samples._places.is_random or isinstance(augment, Augment)
     batching = batching_of(batch_size, drop_remainder, shuffle, seed, shard, bad_samples, draws=draws)

@@ -17,8 +17,7 @@ from fastpipe.errors import HDF5Error
 from fastpipe.hdf5.chunks import ChunkReader, FileState
 from fastpipe.hdf5.layout import Layout, grid_of, in_blocks, read_layout
 from fastpipe.hdf5.library import require_filters
-from fastpipe.hdf5.opening import DamagedError, library_errors, name_of, opened, walk_datasets
-from fastpipe.hdf5.rows import dtype_of
+from fastpipe.hdf5.opening import DamagedError, dtype_of, library_errors, name_of, opened, walk_datasets
 from fastpipe.tools.scan_images import Findings, Ticker, Verdict, in_threads
 
 __all__ = ["scan_hdf5"]

@@ -22,6 +22,7 @@ from fastpipe.torch.threads import process_of
 from fastpipe.volumes.places import KeyedIndex, Places
 from fastpipe.volumes.raw import received, sendable
 from fastpipe.volumes.samples import PatchSamples
+from fastpipe.volumes.sources import Given
 from fastpipe.volumes.units import Foreseen, PatchChunks
 
 __all__ = ["FastPatchDataset"]
@@ -206,9 +207,8 @@ class FastPatchDataset(PatchSamples, RowsDataset):
         thread_safe: bool = False,
     ) -> None:
         super().__init__(
-            process_of, volume, patch_size, labels=labels, mask=mask, sampling=sampling, padding=padding,
-            margin=margin, cache=cache, stage=stage, storage_options=storage_options, nan=nan,
-            bad_samples=bad_samples, threads=threads,
+            process_of, Given(volume, labels, mask, stage, storage_options), patch_size, sampling=sampling,
+            padding=padding, margin=margin, cache=cache, nan=nan, bad_samples=bad_samples, threads=threads,
         )  # fmt: skip
         self.transform, self.thread_safe = transform, thread_safe
         self.seed = seed if seed is None else operator.index(seed)

@@ -19,9 +19,6 @@ import numpy.typing as npt
 
 from fastpipe.errors import OptionError
 
-__all__ = ["Blender", "gaussian_weights"]
-
-
 Float32Array = npt.NDArray[np.float32]
 Int64Array = npt.NDArray[np.int64]
 
@@ -30,17 +27,10 @@ _LEAST_WEIGHT = 1e-3  # of the largest: no voxel is to have none
 
 
 def gaussian_weights(patch: Sequence[int], sigma: float = _SIGMA) -> Float32Array:
-    """How much each voxel of a patch counts: most in its middle.
+    """How much each voxel of a patch counts: most in its middle; float32, of the patch's shape, at most 1.
 
     The product along the dimensions of exp(-(x - c)² / 2 s²), where c is the middle and s a part of the
     side, and at least 0.001, as MONAI's ``compute_importance_map(mode="gaussian")``.
-
-    Args:
-        patch: its size.
-        sigma: of the side.
-
-    Returns:
-        float32, of the patch's shape; at most 1.
 
     >>> gaussian_weights((3,), 0.5).round(3)
     array([0.801, 1.   , 0.801], dtype=float32)
@@ -55,14 +45,10 @@ def gaussian_weights(patch: Sequence[int], sigma: float = _SIGMA) -> Float32Arra
 class Blender:
     """Blends patches of one array.  A context manager: on the way out its file is gone.
 
-    Args:
-        shape: of the array, along the D dimensions of patches.
-        starts: int64 (N, D): where all of its patches begin; these may reach beyond the array.
-        weights: float32, of a patch's shape: how much each of its voxels counts.
-        part: the shape of what is finished at once.
-        write: is given a place, int (D,), and the blended part that begins there: float32 (*lead, …).
-        max_bytes: for sums in memory, or those of one part; the others go to a file.
-        folder: for this file.
+    ``starts`` are int64 (N, D), where all patches begin, perhaps beyond the array; ``weights`` float32, of a
+    patch's shape; ``part`` is the shape of what is finished at once.  ``write`` is given a place, int (D,),
+    and the blended part that begins there, float32 (*lead, …).  Of sums ``max_bytes``, or those of one part,
+    are in memory, others in a file in ``folder``.
     """
 
     def __init__(
@@ -106,15 +92,8 @@ class Blender:
         return found
 
     def add(self, start: Sequence[int], values: Float32Array) -> None:
-        """Add a patch; parts of which it was the last are written.
-
-        Args:
-            start: where it begins.
-            values: float32 (*lead, *patch), with the same lead for all.
-
-        Raises:
-            OptionError: it is of another shape.
-        """
+        """Add a patch, float32 (*lead, *patch) with the same lead for all; parts of which it was the last are
+        written."""
         lead = values.shape[: values.ndim - len(self._shape)]
         if values.shape[len(lead) :] != self._weights.shape or self._lead not in (None, lead):
             wanted = (*(self._lead or ("…",)), *self._weights.shape)
@@ -173,7 +152,6 @@ class Blender:
         return sums
 
     def _put_away(self, part: tuple[int, ...], sums: Float32Array) -> None:
-        """Write sums to the file."""
         if self._file is None:
             self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - closed on the way out
         if self._free:

@@ -16,7 +16,6 @@ import numpy as np
 
 from fastpipe.core.extras import require
 from fastpipe.core.files import open_file, regular_status
-from fastpipe.core.text import in_bytes
 from fastpipe.errors import MissingDependencyError, VolumeError
 from fastpipe.volumes.volume import (
     DamagedUnitError,
@@ -28,22 +27,21 @@ from fastpipe.volumes.volume import (
     Volume,
     as_volume_error,
     box_text,
+    chunk_text,
     grown_unit,
     shortened,
+    sides_text,
 )
-
-__all__ = ["Blosc2Volume"]
 
 _LEAST_UNIT = 1 << 17
 _LEAST_HEADER = 87  # bytes of a frame's header, without layers
 _CODECS = {0: "blosclz", 1: "lz4", 2: "lz4hc", 4: "zlib", 5: "zstd"}
+_FUNCTIONS = ("blosc2_init", "b2nd_open", "b2nd_free", "b2nd_get_slice_cbuffer")
 # Layers of files that hold a recipe, or objects, where an array has its elements.
 _MADE = {b"LazyArray", b"proxy-source", b"b2o", b"b2embed", b"listarray", b"vlarray", b"batcharray"}
 
 
 class Blosc2Volume(Volume):
-    """An array in a file."""
-
     def __init__(self, path: str) -> None:
         self.name = path
         self.opened = FileState.of(path, regular_status(path))
@@ -54,10 +52,9 @@ class Blosc2Volume(Volume):
         unit = grown_unit(array.blocks, array.chunks, self.dtype.itemsize, _LEAST_UNIT)
         fits = all(chunk % side == 0 for chunk, side in zip(array.chunks, unit, strict=True))
         self.grid = UnitGrid(self.shape, unit if fits else array.chunks)
-        chunk, block = ("×".join(map(str, sides)) for sides in (array.chunks, array.blocks))
-        nbytes = in_bytes(math.prod(array.chunks) * self.dtype.itemsize)
         codec = _CODECS.get(array.codec, f"codec {array.codec}")
-        self.how = f"Blosc2, chunks of {chunk} ({nbytes}; {codec}) in blocks of {block}"
+        chunk = chunk_text(array.chunks, array.dtype, codec)
+        self.how = f"Blosc2, chunks of {chunk} in blocks of {sides_text(array.blocks)}"
 
     def open(self) -> UnitReader:
         """Each thread opens it for itself, as an open file is for one of them at a time."""
@@ -67,14 +64,10 @@ class Blosc2Volume(Volume):
         return self.name, f"blosc2 {self.opened.state}"
 
 
-class _OfThread(threading.local):
-    handle: _Handle | None = None
-
-
 class _Reader(UnitReader):
     def __init__(self, volume: Blosc2Volume) -> None:
-        volume.opened.check()
-        self._volume, self._own = volume, _OfThread()
+        self._volume, self._own = volume, threading.local()
+        self.check()
 
     def check(self) -> None:
         self._volume.opened.check()
@@ -82,7 +75,7 @@ class _Reader(UnitReader):
     def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
         volume, own = self._volume, self._own
         self.check()
-        if own.handle is None:
+        if not hasattr(own, "handle"):
             own.handle = _Handle(volume.name)
         for number, out in zip(numbers.tolist(), outs, strict=True):
             box = volume.grid.box(number)
@@ -107,35 +100,24 @@ class _Handle:
         """Read a box into memory of a unit; whether it went well."""
         numbers = ctypes.c_int64 * len(unit)
         start, stop = numbers(*(side.start for side in box)), numbers(*(side.stop for side in box))
-        failed = _library().b2nd_get_slice_cbuffer(
-            self._array, start, stop, out.ctypes.data, numbers(*unit), len(out)
-        )
-        return not failed
+        memory, nbytes = ctypes.c_void_p(out.ctypes.data), ctypes.c_int64(len(out))
+        get = _library().b2nd_get_slice_cbuffer
+        return bool(get(self._array, start, stop, memory, numbers(*unit), nbytes) == 0)
 
 
 @functools.cache
 def _library() -> Any:
     """c-blosc2, which the package brings along."""
-    blosc2 = require("blosc2", extra="volume")
-    pointer, number = ctypes.c_void_p, ctypes.c_int
-    functions: dict[str, tuple[Any, list[Any]]] = {
-        "blosc2_init": (None, []),
-        "b2nd_open": (number, [ctypes.c_char_p, pointer]),
-        "b2nd_free": (number, [pointer]),
-        "b2nd_get_slice_cbuffer": (number, [pointer] * 5 + [ctypes.c_int64]),
-    }
-    folder = Path(blosc2.__file__).parent
+    folder = Path(require("blosc2", extra="volume").__file__).parent
     # Releases before 3.7 have it beside their folder.
     for found in sorted([*folder.glob("lib*/libblosc2.*"), *folder.parent.glob("lib64/libblosc2.*")]):
         try:
             library = ctypes.CDLL(os.fspath(found))
-            for name, (result, arguments) in functions.items():
-                function = getattr(library, name)
-                function.restype, function.argtypes = result, arguments
-        except (AttributeError, OSError):
+            if all(hasattr(library, name) for name in _FUNCTIONS):
+                library.blosc2_init()
+                return library
+        except OSError:
             continue
-        library.blosc2_init()
-        return library
     raise MissingDependencyError(
         "fastpipe reads .b2nd with the library c-blosc2, which the installed package blosc2 does not show. "
         "Install it again with:  pip install --upgrade --force-reinstall blosc2"
@@ -143,8 +125,6 @@ def _library() -> Any:
 
 
 class _Header(NamedTuple):
-    """What a file says of its array."""
-
     shape: tuple[int, ...]  # of the array, a chunk and a block
     chunks: tuple[int, ...]
     blocks: tuple[int, ...]

@@ -14,11 +14,8 @@ import numpy.typing as npt
 from fastpipe.core.order import interleaved
 from fastpipe.errors import OptionError
 from fastpipe.volumes.places import PatchSpace, Places, UniformPatches
-from fastpipe.volumes.tours import Geometry, Stripes, TourTrial, planned, tour_of
-from fastpipe.volumes.volume import Int64Array
-
-__all__ = ["PatchModel", "Stored", "Tour"]
-
+from fastpipe.volumes.tours import Geometry, TourTrial, planned, tour_of
+from fastpipe.volumes.volume import Int64Array, UnitGrid
 
 _TRIED = 1024  # patches, by which tours are planned: of a part of the volume that they fill
 _EPOCHS = 3  # of these, in which they are visited
@@ -38,37 +35,27 @@ class Stored:
 
     @property
     def unit_nbytes(self) -> int:
-        """Bytes of a unit."""
         return math.prod(self.unit) * self.itemsize
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all units."""
-        return math.prod(-(-size // side) for size, side in zip(self.shape, self.unit, strict=True)) * (
-            self.unit_nbytes
-        )
+        return UnitGrid(self.shape, self.unit).count * self.unit_nbytes
 
     @property
     def decoded(self) -> int:
-        """Bytes of the array."""
         return math.prod(self.shape) * self.itemsize
 
 
 @dataclass(frozen=True)
 class Tour:
-    """An order that visits patches near to each other soon after each other."""
-
     fronts: int  # from how many places at a time
     amplification: float  # bytes that are decoded for each that is used
 
 
 class PatchModel:
-    """What patches of one size need.
+    """What patches of one size need: at uniform places, as many in an epoch as have the volume's size.
 
-    Positions are uniform, and an epoch has as many patches as have the volume's size.
-
-    Args:
-        arrays: that are read at the same place, the volume first; the last dimensions are the same.
+    ``arrays`` are read at the same place, the volume first; their last dimensions are the same.
     """
 
     def __init__(self, arrays: Sequence[Stored], patch: Sequence[int], threads: int = 1) -> None:
@@ -96,12 +83,10 @@ class PatchModel:
 
     @property
     def epoch(self) -> int:
-        """Patches of an epoch."""
         return max(1, math.prod(self._spatial(self.arrays[0])) // math.prod(self.patch))
 
     @property
     def total_nbytes(self) -> int:
-        """Bytes of all units of all arrays."""
         return sum(array.nbytes for array in self.arrays)
 
     def alone(self) -> float:
@@ -124,9 +109,6 @@ class PatchModel:
 
             sum of 1 - (1 - q)^t  =  slots - sum of q / 2,      decoded for a patch:  sum of q (1 - q)^t
 
-        Half of what a patch touches is remembered, on average, while it is read.  That units which no other
-        patch of the epoch will want are forgotten first, which makes it a little less, is left out.
-
         If everything can be remembered, it is that of the first epoch.
         """
         share = min(1.0, budget / max(1, self.total_nbytes))
@@ -134,18 +116,15 @@ class PatchModel:
         for array, whole in zip(self.arrays, self._wholes, strict=True):
             q, times = _touches(array, whole)
             if share == 1.0:
-                units = (times * -np.expm1(self.epoch * _log_of_rest(q))).sum() / self.epoch
+                units = (times * -np.expm1(self.epoch * np.log1p(-q))).sum() / self.epoch
             else:
                 units = _decoded(q, times, int(share * times.sum()))
             decoded += float(units) * array.unit_nbytes
         return decoded / self.patch_nbytes
 
     def tour(self, budget: int, fronts: int | None = None) -> Tour:
-        """The tour that FastPatchDataset would plan, tried on some patches.
-
-        Args:
-            fronts: places at a time; None for as many as decode not much more than they use.
-        """
+        """The tour that FastPatchDataset would plan, tried on some patches; ``fronts`` are places at a
+        time."""
         geometry, places = self._tried
         if fronts is None:
             count, stripes, _ = planned(geometry, places, budget)
@@ -155,10 +134,11 @@ class PatchModel:
             return Tour(count, self.uniform(budget))
         # Of what others read at the same time a part is not what the patches before them have left.
         room = budget - (self.threads - 1) * _OTHERS * self.alone()
-        times = [
-            trial.amplification(trial.order_of(_epoch_order(geometry, epoch, stripes, count, seed)), room)
-            for seed, (epoch, trial) in enumerate(self._epochs)
-        ]
+        times = []
+        for seed, (epoch, trial) in enumerate(self._epochs):
+            tour = tour_of(geometry, epoch, stripes, seed=seed, epoch=1)
+            order = trial.order_of(interleaved(tour, count, seed=seed, epoch=1))
+            times.append(trial.amplification(order, room))
         return Tour(count, statistics.median(times))
 
     def near(self, budget: int) -> float:
@@ -166,11 +146,8 @@ class PatchModel:
         return self.tour(budget, 1).amplification
 
     def least_budget(self, limits: Sequence[float]) -> list[int | None]:
-        """The least memory with which a tour from one place decodes no more for each byte that is used.
-
-        Returns:
-            For each bytes, to a fifth, beyond which more is enough too; None where less than all is not.
-        """
+        """For each limit the least memory, to a fifth, with which a tour from one place decodes no more for
+        each byte that is used, and beyond which more is enough too; None where less than all is not."""
         geometry, _ = self._tried
         last = math.ceil(_FINENESS * math.log2(max(2.0, self.total_nbytes / geometry.unit_nbytes)))
 
@@ -217,11 +194,6 @@ class PatchModel:
         return Geometry(space, np.array([unit], np.int64), max(1, int(nbytes * more))), places
 
 
-def _epoch_order(geometry: Geometry, places: Places, stripes: Stripes, fronts: int, seed: int) -> Int64Array:
-    """Patches in the order of an epoch."""
-    return interleaved(tour_of(geometry, places, stripes, seed=seed, epoch=1), fronts, seed=seed, epoch=1)
-
-
 def _part(shape: Sequence[int], patch: Sequence[int], count: int) -> tuple[int, ...]:
     """The shape of a part of a volume that so many patches fill, of the same form as far as these fit."""
     sides = list(map(float, shape))
@@ -254,16 +226,12 @@ def _touches(array: Stored, whole: Sequence[int]) -> tuple[npt.NDArray[np.float6
         values, counts = np.unique(places, return_counts=True)
         q = np.multiply.outer(q, values / (size - side + 1)).ravel()
         times = np.multiply.outer(times, counts).ravel()
-    return q, times
-
-
-def _log_of_rest(q: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    rest: npt.NDArray[np.float64] = np.log1p(-np.minimum(q, _NEARLY_ALL))
-    return rest
+    return np.minimum(q, _NEARLY_ALL), times
 
 
 def _decoded(q: npt.NDArray[np.float64], times: npt.NDArray[np.float64], slots: int) -> float:
-    """Units that are decoded for a patch, with so many slots."""
+    """Units that are decoded for a patch, with so many slots; half of what it touches is there while it is
+    read."""
     touched = float((times * q).sum())
     earlier = slots - touched / 2
     if earlier <= 0:
@@ -271,6 +239,6 @@ def _decoded(q: npt.NDArray[np.float64], times: npt.NDArray[np.float64], slots: 
     low, high = -math.log(_MOST), math.log(_MOST)  # of t
     for _ in range(100):
         middle = (low + high) / 2
-        units = (times * -np.expm1(math.exp(middle) * _log_of_rest(q))).sum()
+        units = (times * -np.expm1(math.exp(middle) * np.log1p(-q))).sum()
         low, high = (middle, high) if units < earlier else (low, middle)
-    return float((times * q * np.exp(math.exp(low) * _log_of_rest(q))).sum())
+    return float((times * q * np.exp(math.exp(low) * np.log1p(-q))).sum())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import math
 import operator
 import os
 import threading
@@ -15,7 +14,6 @@ import numpy as np
 from fastpipe.core.files import lent
 from fastpipe.core.native import native
 from fastpipe.core.reads import ChunkError
-from fastpipe.core.text import in_bytes
 from fastpipe.core.types import ChunkTables
 from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.hdf5 import chunks
@@ -44,22 +42,12 @@ from fastpipe.volumes.volume import (
     UnitReader,
     Volume,
     box_text,
+    chunk_text,
 )
-
-__all__ = ["HDF5Volume", "hdf5_volume"]
 
 
 def hdf5_volume(path: str, inside: str, tables: ChunkTables | None = None) -> Volume:
-    """Open a dataset of an HDF5 file.
-
-    Args:
-        inside: the dataset's path in it; may be empty where there is but one.
-        tables: where chunk tables are kept, or None.
-
-    Raises:
-        HDF5Error: the file cannot be opened, or is damaged, or the dataset is a link into another.
-        OptionError: it has no such dataset, or it holds no numbers.
-    """
+    """Open a dataset of an HDF5 file: ``inside`` may be empty where there is but one."""
     status = os.stat(path)
     with opened(path) as file, library_errors(path):
         dataset = _dataset(file, inside, path)
@@ -99,11 +87,7 @@ def _dataset(file: Any, inside: str, path: str) -> Any:
 
 
 class HDF5Volume(Volume):
-    """A dataset, chunk by chunk.
-
-    Args:
-        chunks: the shape of the library's chunks; None where it has none.
-    """
+    """A dataset, chunk by chunk; ``chunks`` is the shape of the library's, None where it has none."""
 
     def __init__(
         self, path: str, layout: Layout, state: FileState, chunks: Sequence[int] | None, *,
@@ -112,6 +96,7 @@ class HDF5Volume(Volume):
         self._is_alone = is_alone
         self.name, self.path, self.layout = f"{path}{layout.name}", path, layout
         self.shape, self.dtype, self.opened = layout.shape, layout.dtype, state
+        self._fill = layout.fill  # not known of one that h5py reads
         if layout.kind == "h5py":
             unit = list(chunks or raw_unit(self.shape, self.dtype.itemsize))
             self.how = f"HDF5, through h5py one thread at a time, as {layout.why}"
@@ -121,15 +106,8 @@ class HDF5Volume(Volume):
         else:
             unit = [max(1, side) for side in layout.chunk]
             filters = " and ".join(step.name for step in layout.filters) or "not compressed"
-            chunk = "×".join(map(str, unit))
-            nbytes = in_bytes(math.prod(unit) * self.dtype.itemsize)
-            self.how = f"HDF5, chunks of {chunk} ({nbytes}; {filters})"
+            self.how = f"HDF5, chunks of {chunk_text(unit, self.dtype, filters)}"
         self.grid = UnitGrid(self.shape, unit)
-
-    @property
-    def fill(self) -> bytes:
-        """The dataset's; of one that h5py reads it is not known."""
-        return self.layout.fill or super().fill
 
     def native_source(self) -> Any | None:
         layout = self.layout
@@ -142,7 +120,8 @@ class HDF5Volume(Volume):
         )  # fmt: skip
 
     def open(self) -> UnitReader:
-        return _LibraryReader(self) if self.layout.kind == "h5py" else _ChunkReader(self)
+        # Of others there is little, or nothing that was written.
+        return _ChunkReader(self) if self.layout.kind == "chunked" else _LibraryReader(self)
 
     def stored_in(self, numbers: Int64Array) -> Int64Array:
         """All in the same: many are read by one call."""
@@ -160,9 +139,8 @@ class _ChunkReader(UnitReader):
 
     def __init__(self, volume: HDF5Volume) -> None:
         self._volume = volume
-        state = chunks.FileState(*volume.opened.state)
-        self._file = chunks.data_file(volume.path, state)
-        self._chunks = chunks.ChunkReader(volume.layout, state)
+        self._file = chunks.data_file(volume.path, volume.opened.state)
+        self._chunks = chunks.ChunkReader(volume.layout, volume.opened.state)
         self.check()
 
     def check(self) -> None:
@@ -177,42 +155,31 @@ class _ChunkReader(UnitReader):
     def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
         volume, layout = self._volume, self._volume.layout
         self.check()
-        if layout.kind == "compact":
-            for out in outs:
-                out[:] = np.frombuffer(layout.inside, np.uint8)
-            return
-        # What is contiguous is read here only where it was never written, and has units, but no chunks.
-        is_contiguous = layout.kind == "contiguous"
-        is_written = np.zeros(len(numbers), np.bool_) if is_contiguous else layout.offsets[numbers] >= 0
-        for place in np.flatnonzero(~is_written).tolist():
-            outs[place].reshape(-1, len(layout.fill))[:] = np.frombuffer(layout.fill, np.uint8)
-        places = np.flatnonzero(is_written)
-        if not len(places):
-            return
-        try:
-            for place in places.tolist():
-                self._chunks.decode(numbers[place : place + 1], outs[place].reshape(1, -1))
-        except ChunkError as error:
-            self.check()
-            raise DamagedUnitError(str(error)) from None
-        except HDF5Error:  # another file is at the path by now
-            raise volume.opened.changed() from None
+        for place, (number, out) in enumerate(zip(numbers.tolist(), outs, strict=True)):
+            if layout.offsets[number] < 0:  # never written
+                out.reshape(-1, len(layout.fill))[:] = np.frombuffer(layout.fill, np.uint8)
+                continue
+            try:
+                self._chunks.decode(numbers[place : place + 1], out.reshape(1, -1))
+            except ChunkError as error:
+                self.check()
+                raise DamagedUnitError(str(error)) from None
+            except HDF5Error:  # another file is at the path by now
+                raise volume.opened.changed() from None
 
 
 class _LibraryReader(UnitReader):
-    """Reads through h5py, whose file is opened when first needed."""
-
     def __init__(self, volume: HDF5Volume) -> None:
         self._volume, self._lock = volume, threading.Lock()
         self._files = OpenFiles()
 
     def check(self) -> None:
-        self._volume.opened.check(self._volume.path)
+        self._volume.opened.check()
 
     def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
         volume = self._volume
         with self._lock:
-            volume.opened.check(volume.path)
+            self.check()
             file = self._files.file(volume.path, self._opened)
             with library_errors(volume.name):
                 dataset = file[raw_name(volume.layout.name)]
@@ -230,7 +197,7 @@ class _LibraryReader(UnitReader):
         """The file, in a process whose library has the filters: it may be another than where it was found."""
         volume = self._volume
         file = open_library(volume.path)
-        volume.opened.check(volume.path)  # by now another may be at the path
+        self.check()  # by now another may be at the path
         with library_errors(volume.name):
             dataset = file[raw_name(volume.layout.name)]
             require_filters(dataset, volume.path)

@@ -23,9 +23,10 @@ from rich.text import Text
 from fastpipe.console import Progress, print_line, table
 from fastpipe.core.clock import StageClock
 from fastpipe.core.extras import require
-from fastpipe.core.machine import available_cpus, free_memory
-from fastpipe.core.text import in_bytes
+from fastpipe.core.machine import available_cpus
+from fastpipe.core.text import counted, in_bytes
 from fastpipe.errors import OptionError
+from fastpipe.options import Cache
 from fastpipe.volumes.cost import PatchModel, Stored
 from fastpipe.volumes.opening import open_volume
 from fastpipe.volumes.reader import Counts, PatchReader
@@ -41,15 +42,13 @@ from fastpipe.volumes.repack import (
     stored_nbytes,
     write_box,
 )
-from fastpipe.volumes.volume import Box, Int64Array, UnitGrid, Volume, aligned
-
-__all__ = ["inspect_volume"]
+from fastpipe.volumes.units import budget_of
+from fastpipe.volumes.volume import Box, Int64Array, UnitGrid, Volume, aligned, grown_unit, sides_text
 
 SCHEMA = 1  # of the JSON
 
 
 _SECONDS, _TRIED_SECONDS = 0.8, 0.25  # of a measurement: of the volume, and of a part in other chunks
-_ASSUMED = 1 << 30
 _LIMITS = (2.0, 1.2)  # decoded bytes for each that is used, for which the least memory is looked for
 _LESS = 0.8  # of a tour's patches in a second: an order that gives so many is good enough
 _TRIED_NBYTES = 24 << 20  # of the volume
@@ -67,10 +66,6 @@ class Speed:
     units: int
     nbytes: int
     seconds: float
-
-    @property
-    def units_per_s(self) -> float:
-        return self.units / self.seconds
 
     @property
     def nbytes_per_s(self) -> float:
@@ -96,7 +91,6 @@ class VolumeFacts:
 
     @property
     def ratio(self) -> float | None:
-        """Decoded bytes for each on disk."""
         return self.decoded / self.stored if self.stored else None
 
 
@@ -111,8 +105,6 @@ class Cost:
 
 @dataclass(frozen=True)
 class Fit:
-    """How a budget is best used."""
-
     threads: int
     thread_nbytes: int  # that each of them takes while it decodes
     remembered: int  # bytes for what is remembered
@@ -120,8 +112,6 @@ class Fit:
 
 @dataclass(frozen=True)
 class PatchFacts:
-    """What patches of a size cost."""
-
     patch: tuple[int, ...]
     nbytes: int  # of one, in all arrays
     epoch: int  # patches that have the volume's size
@@ -134,9 +124,7 @@ class PatchFacts:
     tour: Cost
     fronts: int  # places of the tour at a time
     least: float  # bytes decoded for each that is used in the first epoch, if all is remembered
-    needed: dict[
-        str, int | None
-    ]  # the least memory for a tour within each of ``_LIMITS``; None for all of it
+    needed: dict[str, int | None]  # the least for a tour within each of ``_LIMITS``; None for all of it
     copying: float  # seconds that a thread takes to copy a patch from decoded units
 
 
@@ -158,14 +146,7 @@ class Rechunked:
 
 
 def inspect_volume(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Look at the volume and print what was found; ``args`` as of ``fastpipe.tools.inspect``.
-
-    Raises:
-        MissingDependencyError: tensorstore is not installed, which writes the copies that are tried.
-        OptionError: the options cannot work.
-        VolumeError: the volume is damaged.
-        OSError: it cannot be read.
-    """
+    """Look at the volume and print what was found; ``args`` as of ``fastpipe.tools.inspect``."""
     for name, is_given in (("batch-size", args.batch_size != 256), ("sample-dims", args.sample_dims != 1)):
         if is_given:
             raise OptionError(f"--{name} is for HDF5 files, not for volumes")
@@ -184,7 +165,7 @@ def inspect_volume(args: argparse.Namespace, console: Console, progress: Progres
     patches, other = None, list[Rechunked]()
     if model is not None:
         progress.now("trying orders")
-        patches = patch_facts(model, volumes, facts, args.budget or default_budget())
+        patches = patch_facts(model, volumes, facts, args.budget or max(1, budget_of(Cache())))
         progress.now("trying other chunks")
         other = rechunked(volumes, facts, model, patches, layouts)
     progress.stop()
@@ -212,9 +193,6 @@ def _model(volumes: Sequence[Volume], patch: Sequence[int]) -> PatchModel:
 
 def _stored(volume: Volume) -> Stored:
     return Stored(volume.shape, volume.grid.unit, volume.dtype.itemsize)
-
-
-# ---- what is measured -------------------------------------------------------------------------
 
 
 def decode_speed(
@@ -264,7 +242,6 @@ def _groups(
 def _random_patch(
     volume: Volume, patch: Sequence[int], rng: np.random.Generator, within: Box | None = None
 ) -> Box:
-    """A patch anywhere, in all dimensions."""
     whole = (*volume.shape[: len(volume.shape) - len(patch)], *patch)
     box = []
     for size, side, part in zip(volume.shape, whole, within or [None] * len(whole), strict=True):
@@ -275,7 +252,6 @@ def _random_patch(
 
 
 def copy_seconds(volume: Volume, patch: Sequence[int]) -> float:
-    """Return how long a thread takes to copy a patch from decoded units."""
     clock = StageClock()
     box = _random_patch(volume, patch, np.random.default_rng(1))
     out = np.zeros([side.stop - side.start for side in box], volume.dtype)
@@ -285,10 +261,7 @@ def copy_seconds(volume: Volume, patch: Sequence[int]) -> float:
 
 
 def volume_facts(path: str, volume: Volume, patch: Sequence[int] | None) -> VolumeFacts:
-    """Return the facts about a volume, of which some is decoded to see how fast that goes."""
-    cores = available_cpus()
-    has_some = volume.grid.count > 0
-    one = decode_speed(volume, patch, 1, _SECONDS) if has_some else None
+    one, every = _one_and_all(volume, patch, _SECONDS) if volume.grid.count else (None, None)
     return VolumeFacts(
         name=path,
         how=volume.how,
@@ -301,22 +274,13 @@ def volume_facts(path: str, volume: Volume, patch: Sequence[int] | None) -> Volu
         decoded=volume.nbytes,
         stored=stored_nbytes(path),
         one=one,
-        all=decode_speed(volume, patch, cores, _SECONDS) if has_some and cores > 1 else one,
+        all=every,
     )
-
-
-# ---- what follows from it ---------------------------------------------------------------------
-
-
-def default_budget() -> int:
-    """Return what ``cache="auto"`` takes."""
-    return max(1, (free_memory() or 4 * _ASSUMED) // 4)
 
 
 def patch_facts(
     model: PatchModel, volumes: Sequence[Volume], facts: Sequence[VolumeFacts], budget: int
 ) -> PatchFacts:
-    """Return what patches cost in a budget."""
     fit = fit_of(facts, budget)
     if fit.thread_nbytes > budget:
         raise OptionError(
@@ -374,20 +338,15 @@ class Rates:
         self._model, self._speeds, self._copying = model, speeds, copying
 
     def cost(self, amplification: float) -> Cost:
-        """Return the cost with so many bytes decoded for each that is used."""
-        return Cost(amplification, self._patches(amplification, 0), self._patches(amplification, 1))
-
-    def _patches(self, amplification: float, which: int) -> float:
-        seconds, threads = 0.0, 1
-        for number, pair in enumerate(self._speeds):
-            speed = pair[which]
-            if speed is not None:
-                seconds += amplification * self._model.nbytes_of(number) / speed.nbytes_per_s
-                threads = speed.threads
-        return 1 / max(seconds + self._copying / threads, 1e-12)
-
-
-# ---- other chunks, tried on a part of the volume ----------------------------------------------
+        rates = []
+        for speeds in zip(*self._speeds, strict=True):  # of one thread, and of all
+            seconds, threads = 0.0, 1
+            for number, speed in enumerate(speeds):
+                if speed is not None:
+                    seconds += amplification * self._model.nbytes_of(number) / speed.nbytes_per_s
+                    threads = speed.threads
+            rates.append(1 / max(seconds + self._copying / threads, 1e-12))
+        return Cost(amplification, *rates)
 
 
 def rechunked(
@@ -408,8 +367,8 @@ def rechunked(
         part = read_box(volume, volume.open(), box, layouts[0].dtype, pool)
     rates = Rates(model, [_speeds(volume, model.patch, box), *others], now.copying)
     as_it_is = Rechunked(
-        facts[0].chunk, _count(volume.shape, facts[0].chunk), "", 0, facts[0].ratio or 1.0, facts[0].unit,
-        rates.cost(now.alone.amplification), rates.cost(now.uniform.amplification),
+        facts[0].chunk, UnitGrid(volume.shape, facts[0].chunk).count, "", 0, facts[0].ratio or 1.0,
+        facts[0].unit, rates.cost(now.alone.amplification), rates.cost(now.uniform.amplification),
         rates.cost(model.near(room)), 1.0, 1.0,
     )  # fmt: skip
     found = []
@@ -427,7 +386,7 @@ def rechunked(
         alone, uniform = rates.cost(other.alone() / other.patch_nbytes), rates.cost(other.uniform(room))
         tour = rates.cost(other.near(room))
         gains = tour.all / as_it_is.tour.all, uniform.all / as_it_is.uniform.all
-        chunks = _count(layout.shape, layout.chunk)
+        chunks = UnitGrid(layout.shape, layout.chunk).count
         found.append(
             Rechunked(layout.chunk, chunks, *layout.codec, ratio, unit, alone, uniform, tour, *gains)
         )  # fmt: skip
@@ -435,7 +394,6 @@ def rechunked(
 
 
 def _layouts(volume: Volume, patch: Sequence[int]) -> list[ZarrLayout]:
-    """Return those that are tried; none of elements that Zarr has not."""
     codec = Codec.of("keep", None)
     try:
         return [
@@ -449,25 +407,28 @@ def _speeds(volume: Volume, patch: Sequence[int], box: Box | None) -> tuple[Spee
     """How fast it is decoded by one thread, and by all, for patches as far as they fit."""
     spatial = volume.shape[len(volume.shape) - len(patch) :]
     fits = all(side <= size for side, size in zip(patch, spatial, strict=True))
-    wanted, cores = patch if fits else None, available_cpus()
-    one = decode_speed(volume, wanted, 1, _TRIED_SECONDS, box)
-    return one, decode_speed(volume, wanted, cores, _TRIED_SECONDS, box) if cores > 1 else one
+    return _one_and_all(volume, patch if fits else None, _TRIED_SECONDS, box)
+
+
+def _one_and_all(
+    volume: Volume, patch: Sequence[int] | None, seconds: float, box: Box | None = None
+) -> tuple[Speed, Speed]:
+    cores = available_cpus()
+    one = decode_speed(volume, patch, 1, seconds, box)
+    return one, decode_speed(volume, patch, cores, seconds, box) if cores > 1 else one
 
 
 def worthwhile(found: Sequence[Rechunked]) -> Rechunked | None:
-    """Return the best of some, if it is worth a copy."""
     others = [one for one in found if one.codec]
     return others[0] if others and others[0].gain >= _WORTH else None
 
 
 def worthwhile_uniform(found: Sequence[Rechunked]) -> Rechunked | None:
-    """Return the best of some for uniform order, if it is worth a copy for that."""
     best = max((one for one in found if one.codec), key=lambda one: one.uniform_gain, default=None)
     return best if best is not None and best.uniform_gain >= _WORTH_UNIFORM else None
 
 
 def command(path: str, one: Rechunked) -> str:
-    """Return the command that makes a copy with other chunks."""
     sides = ",".join(map(str, one.chunk))
     return f"fastpipe repack {shlex.quote(path)} OUT.zarr --chunks {sides} --codec {one.codec}"
 
@@ -492,20 +453,11 @@ def _candidates(volume: Volume, patch: Sequence[int]) -> list[tuple[int, ...]]:
         sides = [
             side if side == size else max(1, side // part) for side, size in zip(base, spatial, strict=True)
         ]
-        whole = [*front, *sides]
-        while math.prod(whole) * itemsize < _LEAST_CHUNK:
-            dims = [dim for dim in range(len(lead), len(whole)) if whole[dim] < shape[dim]]
-            if not dims:
-                break
-            dim = min(dims, key=lambda dim: whole[dim])
-            whole[dim] = min(2 * whole[dim], shape[dim])
-        if tuple(whole) not in found and (not found or _count(shape, whole) <= _MOST_FILES):
-            found.append(tuple(whole))
+        grown = grown_unit(sides, spatial, math.prod(front) * itemsize, _LEAST_CHUNK)
+        whole = (*front, *map(min, grown, spatial))
+        if whole not in found and (not found or UnitGrid(shape, whole).count <= _MOST_FILES):
+            found.append(whole)
     return found
-
-
-def _count(shape: Sequence[int], chunk: Sequence[int]) -> int:
-    return UnitGrid(shape, chunk).count
 
 
 def _middle(layout: ZarrLayout) -> Box:
@@ -518,9 +470,6 @@ def _middle(layout: ZarrLayout) -> Box:
         sides[min(dims, key=lambda dim: sides[dim] / layout.chunk[dim])] *= 2
     begins = [(size - side) // 2 for size, side in zip(layout.shape, sides, strict=True)]
     return tuple(slice(at, at + side) for at, side in zip(begins, sides, strict=True))
-
-
-# ---- what is printed --------------------------------------------------------------------------
 
 
 def _content(
@@ -551,10 +500,9 @@ def _print_volumes(facts: Sequence[VolumeFacts], console: Console) -> None:
             ("stored", f"{stored}{ratio}: {one.how}"),
             ("decoded at once", unit),
         ]
-        for speed in dict.fromkeys((one.one, one.all)):
-            if speed is not None:
-                pace = f"{speed.units_per_s:,.0f} units/s, {in_bytes(speed.nbytes_per_s)}/s"
-                lines.append((f"measured, {_several(speed.threads, 'thread')}", pace))
+        for speed in dict.fromkeys(filter(None, (one.one, one.all))):
+            pace = f"{speed.units / speed.seconds:,.0f} units/s, {in_bytes(speed.nbytes_per_s)}/s"
+            lines.append((f"measured, {counted(speed.threads, 'thread')}", pace))
         for name, text in lines:
             print_line(console, f"  {name:<20} {text}")
         console.print()
@@ -572,7 +520,7 @@ def _print_patches(patches: PatchFacts, facts: Sequence[VolumeFacts], console: C
     for name, memory, cost in (
         ("one alone", "nothing", patches.alone),
         ("uniform", remembered, patches.uniform),
-        (f"a tour from {_several(patches.fronts, 'place')} at a time", remembered, patches.tour),
+        (f"a tour from {counted(patches.fronts, 'place')} at a time", remembered, patches.tour),
     ):
         cells = f"{cost.amplification:.2f}×", f"{cost.one:,.1f}", f"{cost.all:,.1f}"
         rows.add_row(name, memory, in_bytes(cost.amplification * patches.nbytes), *cells)
@@ -580,25 +528,22 @@ def _print_patches(patches: PatchFacts, facts: Sequence[VolumeFacts], console: C
     if patches.keeps_all:
         print_line(console, "Everything is remembered: from the second epoch on nothing is decoded.")
     for limit, nbytes in patches.needed.items():
-        what = _enough(patches, float(limit), nbytes)
+        if nbytes is not None:
+            what = f"{in_bytes(nbytes)} is enough"
+        elif patches.least > float(limit):
+            least = f"{patches.least:.2f} in the first epoch"
+            what = f"no budget is enough: with all of it remembered it is {least}"
+        else:
+            least = in_bytes(budget_for(patches.all_nbytes, patches.fit.thread_nbytes))
+            what = f"only all of it is enough, {least}"
         print_line(console, f"For a tour to decode at most {limit} bytes for each that is used, {what}.")
     fit = patches.fit
     print_line(
         console,
-        f"In {in_bytes(patches.budget)}: {_several(fit.threads, 'thread')} of {in_bytes(fit.thread_nbytes)} "
+        f"In {in_bytes(patches.budget)}: {counted(fit.threads, 'thread')} of {in_bytes(fit.thread_nbytes)} "
         f"each while they decode, and {remembered} for what is remembered.",
     )
     console.print()
-
-
-def _enough(patches: PatchFacts, limit: float, nbytes: int | None) -> str:
-    """Which memory is enough for a tour to decode no more than ``limit``."""
-    if nbytes is not None:
-        return f"{in_bytes(nbytes)} is enough"
-    if patches.least > limit:
-        return f"no budget is enough: with all of it remembered it is {patches.least:.2f} in the first epoch"
-    least = budget_for(patches.all_nbytes, patches.fit.thread_nbytes)
-    return f"only all of it is enough, {in_bytes(least)}"
 
 
 def _print_other(other: Sequence[Rechunked], console: Console) -> None:
@@ -623,38 +568,34 @@ def _print_advice(
     patches: PatchFacts, now: VolumeFacts, other: Sequence[Rechunked], console: Console
 ) -> None:
     best, best_uniform = worthwhile(other), worthwhile_uniform(other)
+    lines = []
     if patches.keeps_all:
         print_line(console, "Other chunks would change the first epoch only.", "bold green")
     elif best is not None:
         print_line(console, "Advice", "bold")
-        print_line(
-            console,
+        lines = [
             f"Chunks of {_sides(best.chunk)} would give {best.gain:.1f} times as many patches, "
             f"{best.tour.all:,.0f} in a second instead of {other[0].tour.all:,.0f}:",
-        )
-        print_line(console, f"  {command(now.name, best)}")
+            f"  {command(now.name, best)}",
+        ]
     elif best_uniform is not None:
         print_line(console, "For a tour no other chunks are worth a copy.", "bold green")
-        print_line(
-            console,
+        lines = [
             f"In uniform order chunks of {_sides(best_uniform.chunk)} would give "
             f"{best_uniform.uniform_gain:.1f} times as many patches, {best_uniform.uniform.all:,.0f} in a "
             f"second instead of {other[0].uniform.all:,.0f}:",
-        )
-        print_line(console, f"  {command(now.name, best_uniform)}")
+            f"  {command(now.name, best_uniform)}",
+        ]
     else:
         print_line(console, "No other chunks are worth a copy.", "bold green")
     if patches.uniform.all < _LESS * patches.tour.all:
-        print_line(
-            console,
+        lines.append(
             f'Shuffle(unit="group") visits patches on a tour: {patches.tour.all:,.0f} in a second instead '
-            f"of {patches.uniform.all:,.0f}.",
+            f"of {patches.uniform.all:,.0f}."
         )
-
-
-def _several(count: int, what: str) -> str:
-    return f"{count} {what}{'s' if count > 1 else ''}"
+    for line in lines:
+        print_line(console, line)
 
 
 def _sides(shape: Sequence[int]) -> str:
-    return "×".join(map(str, shape)) or "scalar"
+    return sides_text(shape) or "scalar"

@@ -5,8 +5,11 @@ The format: nifti1.h and nifti2.h of the NIfTI data format working group, as nib
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import math
 import os
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
@@ -15,9 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.core.extras import require
+from fastpipe.core.file_identity import identify
 from fastpipe.core.files import open_file, regular_status, retrying_open
+from fastpipe.core.locks import LockFile
+from fastpipe.core.machine import free_disk
+from fastpipe.core.private_folder import PrivateFolder, user_cache_folder
 from fastpipe.core.text import in_bytes
-from fastpipe.errors import VolumeError
+from fastpipe.errors import CacheError, VolumeError
 from fastpipe.volumes.raw import RawVolume
 from fastpipe.volumes.volume import (
     FileState,
@@ -30,23 +37,16 @@ from fastpipe.volumes.volume import (
     as_volume_error,
 )
 
-__all__ = ["Converter", "ScaledVolume", "nifti_volume"]
-
-# The path of a file, the bytes of a copy of it, and what writes that, to the copy's path and state.
-Converter = Callable[[str, int, Callable[[BinaryIO], None]], tuple[str, os.stat_result]]
 _PIECE = 1 << 22  # bytes that are decompressed at a time
 _MOST_RATIO = 1032  # of bytes to those that deflate makes of them
+_UNUSED_S = 30 * 86400.0  # after which a copy is removed
+_LEFT = 1 << 28  # bytes of disk that are left to others
+_SUFFIX, _LOCKS = ".raw", "locks"  # of copies, and a file of which a byte is locked while one is made
 
 
-def nifti_volume(path: str, convert: Converter | None) -> Volume:
-    """Open an image, as ``nibabel.load(path).dataobj`` has it.
-
-    Args:
-        path: of the file, ``.nii`` or ``.nii.gz``, or of one of a pair, ``.hdr`` and ``.img``.
-
-    Raises:
-        VolumeError: it is damaged or cut off, or no NIfTI image.
-    """
+def nifti_volume(path: str, *, may_write: bool) -> Volume:
+    """Open ``.nii``, ``.nii.gz``, or one of a pair, ``.hdr`` and ``.img``, as ``nibabel.load(path).dataobj``
+    has it."""
     nibabel = require("nibabel", extra="volume")
     status = regular_status(path)  # from before it is read, so that a change since then is noticed
     headers, files = nibabel.spatialimages, nibabel.filebasedimages
@@ -66,7 +66,7 @@ def nifti_volume(path: str, convert: Converter | None) -> Volume:
         status = regular_status(source)
     file, how, copied = source, "NIfTI, not compressed", None
     if source.lower().endswith(".gz"):
-        if convert is None:
+        if not may_write:
             raise VolumeError(
                 f'{path} is compressed as a whole, and read from a copy, which cache="off" forbids: give '
                 f'cache="auto" or "ram", or unpack it with:  gunzip {source}'
@@ -78,7 +78,7 @@ def nifti_volume(path: str, convert: Converter | None) -> Volume:
                 f"{in_bytes(status.st_size)} of gzip are less at any rate"
             )
         copied = FileState.of(source, status)
-        file, status = convert(source, nbytes, lambda to: unpack(source, to, nbytes))
+        file, status = converted_file(source, nbytes, lambda to: unpack(source, to, nbytes))
         how = f"NIfTI, from a copy that is not compressed ({in_bytes(nbytes)})"
     volume = RawVolume(file, shape, dtype, offset, True, how, status, name=path)
     volume.source, volume.copied = source, copied
@@ -91,12 +91,8 @@ class ScaledVolume(WrappedVolume):
     def __init__(self, inner: Volume, slope: float, inter: float) -> None:
         super().__init__(inner)
         self.slope, self.inter = slope, inter
-        self.dtype = self.scaled(np.zeros(1, inner.dtype)).dtype
+        self.dtype, self._fill = self.scaled(np.zeros(1, inner.dtype)).dtype, b""
         self.how = f"{inner.how}, scaled to {self.dtype}"
-
-    @property
-    def fill(self) -> bytes:
-        return bytes(self.dtype.itemsize)
 
     def scaled(self, stored: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return what elements stand for, of the type that nibabel gives them."""
@@ -133,7 +129,6 @@ class _ScaledReader(WrappedReader):
 
 
 def unpack(path: str, target: BinaryIO, nbytes: int) -> None:
-    """Decompress a gzip file, a piece at a time."""
     done = 0
     with open(path, "rb", opener=open_file) as source:
         stream, is_over = zlib.decompressobj(wbits=31), False
@@ -156,3 +151,65 @@ def unpack(path: str, target: BinaryIO, nbytes: int) -> None:
             raise VolumeError(
                 f"{path} is cut off: it has {in_bytes(done)} of {in_bytes(nbytes)}; copy it again"
             )
+
+
+def converted_file(path: str, nbytes: int, fill: Callable[[BinaryIO], None]) -> tuple[str, os.stat_result]:
+    """The path of a copy that ``fill`` has written, and its state: what is there later, and is of another, is
+    not the copy.
+
+    A copy belongs to one state of one file: one that changes gets another.  Copies that nobody has used
+    for thirty days are removed when another is made.
+    """
+    file = identify(path, b"converted 1")
+    place = hashlib.sha256(os.fsencode(os.path.abspath(path))).hexdigest()[:16]
+    name = f"{place}-{file.digest.hex()}{_SUFFIX}"
+    with PrivateFolder(user_cache_folder() / "converted") as folder:
+        status = _found(folder, name, nbytes)
+        if status is None:
+            # One makes it: a second would put another in its place, which is not what others have opened.
+            with contextlib.closing(LockFile(folder.here(_LOCKS))) as lock:
+                with contextlib.suppress(OSError):  # where the file system has no locks, nobody waits
+                    lock.take(int(place, 16) >> 1, waits=True)
+                status = _found(folder, name, nbytes)
+                if status is None:
+                    _check_room(folder, path, nbytes)
+                    _remove_old(folder, place)
+                    folder.write(name, fill)
+                    status = folder.stat(name)
+        return str(folder.path / name), status
+
+
+def _found(folder: PrivateFolder, name: str, nbytes: int) -> os.stat_result | None:
+    try:
+        descriptor = folder.open(name, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(file.fileno())
+        with contextlib.suppress(OSError):  # in use: not to be removed; but not changed
+            os.utime(file.fileno(), ns=(time.time_ns(), status.st_mtime_ns))
+        return status if status.st_size >= nbytes else None
+
+
+def _check_room(folder: PrivateFolder, path: str, nbytes: int) -> None:
+    descriptor = os.open(folder.here(), os.O_RDONLY)
+    try:
+        room = free_disk(descriptor)
+    finally:
+        os.close(descriptor)
+    if room < nbytes + _LEFT:
+        raise CacheError(
+            f"{path} is read from a copy of {in_bytes(nbytes)} that is not compressed, and "
+            f"{str(folder.path)!r} has room for {in_bytes(max(0, room - _LEFT))}: make some, or "
+            "set XDG_CACHE_HOME to a folder elsewhere"
+        )
+
+
+def _remove_old(folder: PrivateFolder, place: str) -> None:
+    """Remove copies of earlier states of a file, and those that nobody has used for long."""
+    for name in folder.names():
+        if name.endswith(_SUFFIX):
+            with contextlib.suppress(OSError):
+                is_old = name.startswith(f"{place}-")
+                if is_old or time.time() - folder.stat(name).st_atime > _UNUSED_S:
+                    folder.remove(name)

@@ -16,32 +16,19 @@ from fastpipe.core.text import in_bytes
 from fastpipe.errors import OptionError
 from fastpipe.volumes.volume import Int64Array
 
-__all__ = [
-    "FixedPatches", "ForegroundPatches", "KeyedIndex", "PatchPlaces", "PatchSpace", "Places",
-    "UniformPatches", "check_room", "given_places", "grid_places", "keys_of",
-]  # fmt: skip
-
 _LIST_NBYTES = 3 * 8  # of each number in a list of places, with what is there while it is made
 # (seed, epoch, indices, count) to uniform numbers in [0, 1): float64 (N, count).
 Draw = Callable[[int, int, Int64Array, int], npt.NDArray[np.float64]]
 
 
 class Places(NamedTuple):
-    """Where patches begin."""
-
     volumes: Int64Array  # int64 (N,): the number of the volume of each
     starts: Int64Array  # int64 (N, D): where it begins there; with padding perhaps below 0
 
 
 class PatchSpace:
-    """Where patches of one size can be in volumes.
-
-    Attributes:
-        shapes: int64 (V, D).
-        patch: int64 (D,).
-        lows: int64 (V, D): where the first patch of each begins.
-        counts: int64 (V, D): places along each dimension.
-    """
+    """Where patches of one size can be in volumes: int64 (V, D), from ``lows`` on, ``counts`` places along
+    each dimension."""
 
     def __init__(
         self, shapes: Sequence[Sequence[int]], patch: Sequence[int], names: Sequence[str], pads: bool
@@ -59,14 +46,8 @@ class PatchSpace:
         self.lows = -(over // 2)
         self.counts = np.maximum(self.shapes - self.patch, 0) + 1
 
-    def sizes(self) -> list[int]:
-        """How many places each volume has, of any size."""
-        return [math.prod(counts) for counts in self.counts.tolist()]
-
 
 class PatchPlaces(Protocol):
-    """The patches of epochs."""
-
     count: int  # of an epoch
     is_random: bool  # they are others in each epoch
 
@@ -75,47 +56,38 @@ class PatchPlaces(Protocol):
 
 
 class FixedPatches:
-    """The same patches in every epoch."""
-
     is_random = False
 
     def __init__(self, found: Places) -> None:
         self._found, self.count = found, len(found.volumes)
 
     def places(self, seed: int, epoch: int, indices: Int64Array) -> Places:
-        """As for ``PatchPlaces``."""
         return Places(self._found.volumes[indices], self._found.starts[indices])
 
 
 class UniformPatches:
-    """Patches anywhere."""
-
     is_random = True
 
     def __init__(self, space: PatchSpace, count: int, by_size: bool, draw: Draw) -> None:
         self._space, self.count, self._draw = space, count, draw
-        sizes = space.sizes() if by_size else [1] * len(space.shapes)
+        sizes = [math.prod(counts) if by_size else 1 for counts in space.counts.tolist()]
         # Of exact integers, as there may be more places than a float tells apart.
         ends = list(itertools.accumulate(sizes))
         self._ends = np.array([end / ends[-1] for end in ends])
 
     def places(self, seed: int, epoch: int, indices: Int64Array) -> Places:
-        """As for ``PatchPlaces``."""
         drawn = self._draw(seed, epoch, indices, 1 + len(self._space.patch))
-        if len(self._ends) == 1:
-            volumes = np.zeros(len(indices), np.int64)
-        else:
-            volumes = np.searchsorted(self._ends[:-1], drawn[:, 0], side="right")
-        return Places(volumes, _within(self._space, volumes, drawn[:, 1:]))
+        volumes = np.searchsorted(self._ends[:-1], drawn[:, 0], side="right")
+        counts = self._space.counts[volumes]
+        steps = np.minimum((drawn[:, 1:] * counts).astype(np.int64), counts - 1)
+        return Places(volumes, self._space.lows[volumes] + steps)
 
 
 class ForegroundPatches:
-    """Patches anywhere, some of them around a voxel of the foreground.
+    """Patches anywhere, as ``elsewhere`` has them, some of them around a voxel of the foreground.
 
-    Args:
-        elsewhere: the patches that are not around the foreground; as many as there are to be.
-        voxels: for each volume, the voxels of each of its labels, as places in C order: int64 (M,).
-        draw: gives random numbers, others than ``elsewhere`` has.
+    ``voxels`` are for each volume those of each of its labels, as places in C order: int64 (M,).  ``draw``
+    gives other random numbers than ``elsewhere`` has.
     """
 
     is_random = True
@@ -138,7 +110,6 @@ class ForegroundPatches:
         self._firsts = np.cumsum(self._labels) - self._labels
 
     def places(self, seed: int, epoch: int, indices: Int64Array) -> Places:
-        """As for ``PatchPlaces``."""
         volumes, starts = self._elsewhere.places(seed, epoch, indices)
         drawn = self._draw(seed, epoch, indices, 3)
         labels = self._labels[volumes]
@@ -153,33 +124,18 @@ class ForegroundPatches:
                 some = volumes[rows] == volume
                 shape = tuple(self._space.shapes[volume].tolist())
                 centre = np.stack(np.unravel_index(voxels[some], shape), axis=1)
-                starts[rows[some]] = self._around(volume, centre)
+                lows = self._space.lows[volume]
+                highs = lows + self._space.counts[volume] - 1
+                starts[rows[some]] = np.clip(centre - self._space.patch // 2, lows, highs)
         return Places(volumes, starts)
 
-    def _around(self, volume: int, centre: Int64Array) -> Int64Array:
-        lows = self._space.lows[volume]
-        highs = lows + self._space.counts[volume] - 1
-        starts: Int64Array = np.clip(centre - self._space.patch // 2, lows, highs)
-        return starts
 
-
-def _within(space: PatchSpace, volumes: Int64Array, drawn: npt.NDArray[np.float64]) -> Int64Array:
-    """Places of volumes, by numbers in [0, 1) along each dimension."""
-    counts = space.counts[volumes]
-    steps = np.minimum((drawn * counts).astype(np.int64), counts - 1)
-    starts: Int64Array = space.lows[volumes] + steps
-    return starts
-
-
-def grid_places(space: PatchSpace, stride: Sequence[int]) -> Places:
-    """All patches at regular distances, in C order, volume after volume.
-
-    Args:
-        stride: integers (D,).
-
-    Raises:
-        OptionError: there are so many that their list does not fit into memory.
-    """
+def grid_places(space: PatchSpace, stride: int | Sequence[int] | None) -> Places:
+    """All patches at regular distances, or side by side, in C order, volume after volume."""
+    patch: list[int] = space.patch.tolist()
+    stride = patch if stride is None else [stride] * len(patch) if isinstance(stride, int) else stride
+    if len(stride) != len(patch):
+        raise OptionError(f"Grid(stride=…) must have {len(patch)} numbers, got {stride!r}")
     numbers = [
         math.prod(-(-(count - 1) // step) + 1 for count, step in zip(counts, stride, strict=True))
         for counts in space.counts.tolist()
@@ -203,25 +159,13 @@ def grid_places(space: PatchSpace, stride: Sequence[int]) -> Places:
 
 
 def check_room(nbytes: int, what: str, remedy: str) -> None:
-    """Raise an error about what does not fit into memory, before it is made.
-
-    Raises:
-        OptionError: it does not.
-    """
     free = free_memory()
     if nbytes > (sys.maxsize if free is None else free):
         raise OptionError(f"{what} takes {in_bytes(nbytes)}, which is more memory than is free: {remedy}")
 
 
 def given_places(space: PatchSpace, array: Int64Array, pads: bool) -> Places:
-    """Patches at given places.
-
-    Args:
-        array: int64 (N, D), or (N, 1 + D) with the number of the volume in front.
-
-    Raises:
-        OptionError: one cannot be there.
-    """
+    """Patches at given places: int64 (N, D), or (N, 1 + D) with the number of the volume in front."""
     dims = len(space.patch)
     if array.shape[1] == dims and len(space.shapes) == 1:
         array = np.concatenate([np.zeros((len(array), 1), np.int64), array], axis=1)

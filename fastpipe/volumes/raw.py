@@ -30,12 +30,9 @@ from fastpipe.volumes.volume import (
     Volume,
     as_volume_error,
     box_text,
+    grown_unit,
     swapped,
 )
-
-__all__ = [
-    "MemoryVolume", "RawVolume", "npy_volume", "raw_unit", "read_box", "received", "sendable",
-]  # fmt: skip
 
 _RUN_NBYTES = 1 << 14  # that lie together, and are read by one call
 _UNIT_NBYTES = 1 << 19
@@ -45,13 +42,9 @@ _MOST_HEADER = 10_000  # bytes, as NumPy has it
 class RawVolume(Volume):
     """An array whose elements lie in a file one after the other, in C order or in Fortran's.
 
-    Args:
-        status: of the file, from before the rest was read from it: a change since then is noticed.
-        name: of the volume, for messages, where that is not the file.
-
-    Attributes:
-        source: what the file is a copy of, or the file itself.
-        copied: of a copy, the state that the source was in.
+    ``status`` of the file is from before the rest was read from it: a change since then is noticed.  ``name``
+    is for messages.  ``source`` is what the file is a copy of, or the file itself; ``copied`` the state that
+    it was in.
     """
 
     def __init__(
@@ -83,7 +76,6 @@ class RawVolume(Volume):
         return _RawReader(self)
 
     def state(self) -> tuple[str, str]:
-        """The file's; of a copy that of what it is a copy of."""
         state = FileState.of(self.source).state
         return self.source, f"raw {state} {self.shape} {self.dtype.str} {self.offset}"
 
@@ -109,7 +101,6 @@ class _RawReader(UnitReader):
             yield descriptor
 
     def check(self) -> None:
-        """Look at the file; of a copy also at what it is a copy of."""
         with self._descriptor():
             pass
         if self._volume.copied is not None:
@@ -143,12 +134,7 @@ class _RawReader(UnitReader):
 def read_box(
     descriptor: int, offset: int, shape: Sequence[int], box: Sequence[slice], out: npt.NDArray[Any]
 ) -> None:
-    """Read a box of an array that lies in a file in C order.
-
-    Raises:
-        ChunkError: the file ends within it.
-        OSError: it cannot be read.
-    """
+    """Read a box of an array that lies in a file in C order."""
     itemsize, sizes = out.itemsize, [side.stop - side.start for side in box]
     # From the last dimension on that is not taken as a whole, elements lie together.
     lead = len(shape)
@@ -177,21 +163,11 @@ def raw_unit(shape: Sequence[int], itemsize: int) -> list[int]:
             break
         unit[dim] = max(1, min(shape[dim], -(-_RUN_NBYTES // inner)))
     # Then all in front of them alike.
-    while math.prod(unit) * itemsize < _UNIT_NBYTES:
-        growing = [dim for dim in range(len(shape)) if unit[dim] < shape[dim]]
-        if not growing:
-            break
-        dim = min(growing, key=lambda dim: unit[dim])
-        unit[dim] = min(shape[dim], 2 * unit[dim])
-    return unit
+    grown = grown_unit(unit, shape, itemsize, _UNIT_NBYTES)
+    return [min(side, max(1, size)) for side, size in zip(grown, shape, strict=True)]
 
 
 def npy_volume(path: str) -> RawVolume:
-    """Open the array in a file of NumPy's format.
-
-    Raises:
-        VolumeError: it is none, or holds Python objects.
-    """
     refused = as_volume_error(f"{path} is no array of NumPy's", tokenize.TokenError)
     with open(path, "rb", opener=open_file) as file, refused:
         status = os.fstat(file.fileno())
@@ -223,9 +199,6 @@ def _npy_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     if not is_right or len(about) != 3 or not isinstance(about["fortran_order"], bool):
         raise ValueError(f"its header says {about!r}")
     return shape, about["fortran_order"], dtype
-
-
-# ---- arrays in memory -------------------------------------------------------------------------
 
 
 class MemoryVolume(Volume, UnitReader):
@@ -281,11 +254,6 @@ def sendable(what: Any) -> Any:
 
 
 def received(what: Any) -> Any:
-    """Return what was sent.
-
-    Raises:
-        OSError: a file cannot be opened.
-    """
     if isinstance(what, _MappedFile):
         return what.opened()
     return type(what)(map(received, what)) if type(what) in (list, tuple) else what
@@ -304,7 +272,6 @@ class _MappedFile(NamedTuple):
 
     @classmethod
     def of(cls, array: npt.NDArray[Any]) -> _MappedFile | None:
-        """Return what maps the file of an array; None of one that has none."""
         whole: Any = array
         while isinstance(whole.base, np.ndarray):
             whole = whole.base
@@ -320,6 +287,5 @@ class _MappedFile(NamedTuple):
         return cls(path, begin, end, first - begin, array.dtype, array.shape, array.strides)
 
     def opened(self) -> npt.NDArray[Any]:
-        """Map the array, of the file as it is now."""
         mapped = np.memmap(self.path, np.uint8, "r", self.begin, (self.end - self.begin,))
         return np.ndarray(self.shape, self.dtype, mapped, self.first, self.strides)

@@ -25,20 +25,13 @@ from fastpipe.errors import OptionError, VolumeError
 from fastpipe.volumes.places import PatchPlaces, PatchSpace, Places
 from fastpipe.volumes.volume import DIMS, DamagedUnitError, Int64Array, UInt8Array, Volume, aligned
 
-__all__ = [
-    "PADDING_MODES", "Counts", "Padding", "PatchReader", "WithMargin", "check_held", "checked_margin",
-    "checked_nan", "checked_size", "filling", "padded_indices", "read_patch",
-]  # fmt: skip
-
-
 _MOST_WAITS = 40  # of a twentieth of a second, for a process that may be stopped
 
 
 class Counts:
     """How much was decoded, and how much of it was used.  For threads at once.
 
-    Args:
-        shared: a ``native.UnitMemory`` that counts for all processes; None counts for this one alone.
+    ``shared`` is a ``native.UnitMemory`` that counts for all processes; None counts for this one alone.
     """
 
     def __init__(self, shared: Any = None) -> None:
@@ -56,7 +49,6 @@ class Counts:
 
     @property
     def nbytes(self) -> tuple[int, int]:
-        """Bytes that were decoded and used so far."""
         shared = self._shared
         return (self._decoded, self._used) if shared is None else (shared.decoded, shared.copied)
 
@@ -64,9 +56,8 @@ class Counts:
 class PatchReader:
     """Reads boxes of one volume.  For threads at once.
 
-    Args:
-        clock: hears how long was decoded (``"decode"``, with reading) and copied (``"copy"``).
-        units: a ``native.UnitMemory`` where decoded units are remembered; None for nowhere.
+    ``clock`` hears how long was decoded (``"decode"``, with reading) and copied (``"copy"``); ``units`` is a
+    ``native.UnitMemory`` where decoded units are remembered, or None.
     """
 
     def __init__(
@@ -82,17 +73,7 @@ class PatchReader:
             )
 
     def read(self, start: Sequence[int], out: npt.NDArray[Any]) -> None:
-        """Read a box.
-
-        Args:
-            start: integers (D,): where it begins; the box is within the volume.
-            out: (…) of D dimensions and the volume's dtype: is filled.
-
-        Raises:
-            DamagedUnitError: the volume does not hold what it should.
-            VolumeError: there is not enough memory for it.
-            OSError: it cannot be read.
-        """
+        """Read the box that begins at ``start``, within the volume, into ``out``, of the volume's dtype."""
         if not out.size:
             return
         self._counts.add(0, out.nbytes)
@@ -105,15 +86,11 @@ class PatchReader:
             ) from error
         except DamagedUnitError:
             # What is damaged may be a chunk that the box does not touch, in a unit that has some.
-            finer = self._finer_reader()
-            if finer is None:
-                raise
-            finer._read(start, out)
-
-    def _finer_reader(self) -> PatchReader | None:
-        if self._finer is None and (finer := self._volume.finer) is not None:
-            self._finer = PatchReader(finer, self._clock, self._counts)
-        return self._finer
+            if self._finer is None:
+                if (finer := self._volume.finer) is None:
+                    raise
+                self._finer = PatchReader(finer, self._clock, self._counts)
+            self._finer._read(start, out)
 
     @ranged("sample")
     def _read(self, start: Sequence[int], out: npt.NDArray[Any]) -> None:
@@ -198,7 +175,6 @@ class PatchReader:
             copy(number, part)
 
     def _copy(self, number: int, memory: UInt8Array, start: Sequence[int], out: npt.NDArray[Any]) -> None:
-        """Copy what a box has of a unit."""
         begun, volume = perf_counter_ns(), self._volume
         unit = memory[: volume.unit_nbytes].view(volume.dtype).reshape(volume.grid.unit)
         source, target = [], []
@@ -211,13 +187,8 @@ class PatchReader:
 
 
 def padded_indices(start: int, size: int, length: int, mode: str) -> Int64Array:
-    """Of which elements of a dimension a patch beyond its ends is made, as ``numpy.pad`` makes it.
-
-    Args:
-        start: where the patch begins, perhaps below 0.
-        mode: ``"constant"`` (-1 where the constant goes), ``"edge"``, ``"reflect"``, ``"symmetric"`` or
-            ``"wrap"``.
-    """
+    """Of which elements of a dimension a patch beyond its ends is made, as ``numpy.pad`` makes it; -1 where a
+    constant goes."""
     at = np.arange(start, start + size)
     if mode == "constant":
         return np.where((at < 0) | (at >= length), -1, at)
@@ -229,8 +200,6 @@ def padded_indices(start: int, size: int, length: int, mode: str) -> Int64Array:
     at = at % period
     return np.where(at < length, at, period - at if mode == "reflect" else period - 1 - at)
 
-
-# ---- options of a dataset, and what is beyond the ends of volumes -----------------------------
 
 PADDING_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
 
@@ -256,11 +225,7 @@ def checked_nan(nan: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def check_held(value: float, dtype: np.dtype[Any], what: str) -> None:
-    """Refuse a number that elements of a type would hold as another; floats round.
-
-    Raises:
-        OptionError: they would.
-    """
+    """Refuse a number that elements of a type would hold as another; floats round."""
     if dtype.kind in "fc":
         is_lost = float(np.finfo(dtype).max) < abs(value) != np.inf
     else:
@@ -277,15 +242,8 @@ def filling(space: PatchSpace) -> int:
 
 
 def checked_margin(margin: Any, patch_size: Sequence[int]) -> tuple[int, ...]:
-    """Voxels on each side, of each dimension.
-
-    Args:
-        margin: a number for all, one for each, or something that says what it needs:
-            ``margin(patch_size)``.
-
-    Raises:
-        OptionError: it is nothing of these.
-    """
+    """Voxels on each side, of each dimension: of a number for all, one for each, or something that says what
+    it needs by ``margin(patch_size)``."""
     asks = getattr(margin, "margin", None)
     given = asks(tuple(patch_size)) if callable(asks) else margin
     try:
@@ -309,7 +267,6 @@ class WithMargin:
         self.count, self.is_random = places.count, places.is_random
 
     def places(self, seed: int, epoch: int, indices: Int64Array) -> Places:
-        """As of ``PatchPlaces``; perhaps before the volume's beginning."""
         found = self._places.places(seed, epoch, indices)
         return Places(found.volumes, found.starts - self._margin)
 
@@ -323,7 +280,6 @@ class Padding(NamedTuple):
 
     @classmethod
     def of(cls, option: Any) -> Padding:
-        """What ``padding=`` asks for."""
         if isinstance(option, str) and option in ("error", *PADDING_MODES):
             return cls(option)
         if isinstance(option, tuple) and len(option) in (2, 3) and option[0] == "constant":
@@ -337,7 +293,6 @@ class Padding(NamedTuple):
         )
 
     def check(self, role: str, dtype: np.dtype[Any]) -> None:
-        """Raise an error if elements of a type cannot be what is beyond."""
         if self.mode == "constant":
             check_held(self.constant(role), dtype, f"the constant of padding= for {role}")
 
@@ -347,7 +302,6 @@ class Padding(NamedTuple):
 
     @property
     def pads(self) -> bool:
-        """Whether patches may reach beyond a volume."""
         return self.mode != "error"
 
 
@@ -365,26 +319,15 @@ def read_patch(
     reader: PatchReader, shape: Sequence[int], start: Sequence[int], out: npt.NDArray[Any], lead: int,
     padding: Padding, role: str,
 ) -> None:  # fmt: skip
-    """Read a patch, and what is beyond the ends of its volume.
+    """Read a patch, and what is beyond the ends of its volume, into ``out``: (*lead, *patch).
 
-    Args:
-        reader: of the volume.
-        shape: of the volume, along the D dimensions that patches are cut along.
-        start: integers (D,): where it begins, perhaps below 0.
-        out: (*lead, *patch): its memory.
-        lead: dimensions in front.
-        padding: what is beyond.
-        role: ``"volume"``, ``"labels"`` or ``"mask"``.
+    It begins at ``start``, perhaps below 0, along the dimensions of ``shape``, behind ``lead`` others.
     """
-    size = out.shape[lead:]
-    front = [0] * lead
-    if all(at >= 0 and at + side <= most for at, side, most in zip(start, size, shape, strict=True)):
+    front, sides = [0] * lead, list(zip(start, out.shape[lead:], shape, strict=True))
+    if all(at >= 0 and at + side <= most for at, side, most in sides):
         reader.read([*front, *start], out)
         return
-    indices = [
-        padded_indices(at, side, most, padding.mode)
-        for at, side, most in zip(start, size, shape, strict=True)
-    ]
+    indices = [padded_indices(at, side, most, padding.mode) for at, side, most in sides]
     needed = [np.unique(index[index >= 0]) for index in indices]
     sizes = [len(some) for some in needed]  # never more than the patch has
     box = np.empty((*out.shape[:lead], *sizes), out.dtype)

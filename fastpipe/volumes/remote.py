@@ -11,6 +11,8 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,12 +31,9 @@ from fastpipe.stores.locations import Location
 from fastpipe.stores.opening import open_store
 from fastpipe.stores.retrying import Retries, RetryingStore
 from fastpipe.stores.stage import StageFolder
-from fastpipe.volumes.opening import zarr_of_objects
+from fastpipe.volumes.opening import finished
 from fastpipe.volumes.volume import LARGEST_UNIT, Int64Array, Volume
-from fastpipe.volumes.zarr import METADATA, ZarrArray, is_zarr, parsed
-
-__all__ = ["ChunkStore", "Needed", "RemoteChunks", "RemoteVolumes", "remote_volumes"]
-
+from fastpipe.volumes.zarr import METADATA, ZarrArray, ZarrVolume, is_zarr, parsed
 
 _log = logging.getLogger("fastpipe.stage")
 
@@ -48,46 +47,37 @@ _UNREADABLE = (
 
 
 class RemoteVolumes:
-    """The Zarr arrays of a dataset whose chunks are objects of stores, or files of folders that are far away.
+    """The Zarr arrays of a dataset whose chunks are objects of stores, or files of folders that are far away;
+    the stage, if there is one, is where they are copied near."""
 
-    Args:
-        stage: where chunks are copied near, or None.
-    """
-
-    def __init__(self, storage_options: Mapping[str, Any] | None, stage: Stage | None) -> None:
-        self._options, self._stage = storage_options, stage
+    def __init__(
+        self, paths: Iterable[str], storage_options: Mapping[str, Any] | None, stage: Stage | None
+    ) -> None:
+        self._stage = stage
         # Whether something was asked for that only is possible chunk by chunk.
         self._must = stage is not None or storage_options is not None
-        self.stores: list[ChunkStore] = []
-        self._found: dict[str, tuple[ZarrArray, RemoteChunks]] = {}
-
-    def look(self, paths: Sequence[str]) -> None:
-        """Find arrays, and which of their chunks there are; what is not to be read here is left out."""
-        if self._stage is not None:
-            StageFolder(self._stage).close()  # whether it can be used shows now
+        if stage is not None:
+            StageFolder(stage).close()  # whether it can be used shows now
         paths = list(dict.fromkeys(paths))
         stores: dict[tuple[str, str], ChunkStore] = {}
-        asked = [self._asked(path, stores) for path in paths]
+        asked = [self._asked(path, storage_options, stores) for path in paths]
+        policy = Retries() if self._must else _HURRIED  # how often metadata are asked for
         with ThreadPoolExecutor(min(_AT_A_TIME, len(paths)) or 1, "fastpipe-volumes") as pool:
-            found = list(
-                pool.map(lambda one: None if one is None else _seen(one[0], one[1], self._policy), asked)
-            )
-        for path, one, seen in zip(paths, asked, found, strict=True):
-            if one is None or seen is None:
-                self._refuse(path, None)
-            elif isinstance(seen, Exception):
+            found = list(pool.map(partial(_seen, policy), asked))
+        self._found: dict[str, tuple[ZarrArray, RemoteChunks]] = {}
+        for path, seen in zip(paths, found, strict=True):
+            if isinstance(seen, Exception):
                 self._refuse(path, seen)
             else:
-                self._found[path] = seen[0], one[0].add(path, one[1], *seen)
-        self.stores = [store for store in stores.values() if store.is_used]
+                store, prefix, array, listing = seen
+                self._found[path] = array, store.add(path, prefix, array, listing)
+        self.stores = [store for store in stores.values() if store.parts]
         for store in self.stores:
             store.complete()
-        self._options = None  # stores have them, and say them to nobody
 
     def volume(self, path: str, place: str) -> Volume | None:
-        """One that was found."""
         found = self._found.get(path)
-        return None if found is None else zarr_of_objects(_shown(path), *found, place)
+        return None if found is None else finished(ZarrVolume(path.rstrip("/"), *found), place)
 
     def close(self) -> None:
         """End the threads of this process, and let go of the stage and of connections."""
@@ -96,7 +86,6 @@ class RemoteVolumes:
 
     @property
     def downloaded(self) -> tuple[int, int]:
-        """Objects and bytes that this process has fetched."""
         found = [store.downloaded for store in self.stores]
         return sum(count for count, _ in found), sum(nbytes for _, nbytes in found)
 
@@ -105,55 +94,39 @@ class RemoteVolumes:
         """Whether processes find here what one of them has fetched."""
         return self._stage is not None
 
-    @property
-    def _policy(self) -> Retries:
-        """How often metadata are asked for."""
-        return Retries() if self._must else _HURRIED
-
-    def _asked(self, path: str, stores: dict[tuple[str, str], ChunkStore]) -> tuple[ChunkStore, str] | None:
-        """Where to ask for an array, and what its keys begin with; None where nobody can list it."""
+    def _asked(
+        self, path: str, options: Mapping[str, Any] | None, stores: dict[tuple[str, str], ChunkStore]
+    ) -> tuple[ChunkStore, str] | Exception:
+        """Where to ask for an array, and what its keys begin with; or why that cannot be done."""
         try:
             location = Location.of(path)
-            if location.scheme in _WEB:  # which chunks there are cannot be known
-                return None
+            if location.scheme in _WEB:
+                return VolumeError(
+                    f"{path} cannot be read chunk by chunk, as over HTTP nobody can say which chunks there "
+                    "are: leave stage= and storage_options= out, or name its bucket (s3://…, gs://…)"
+                )
             root = path if location.scheme else "/"
             prefix = location.prefix if location.scheme else f"{os.path.abspath(path).strip('/')}/"
             key = location.scheme, location.bucket if location.scheme else "/"
             if key not in stores:
-                store, inside = open_store(root, self._options if location.scheme else None)
+                store, inside = open_store(root, options if location.scheme else None)
                 stores[key] = ChunkStore(store, inside, self._stage)
             return stores[key], prefix
         except (OptionError, MissingDependencyError) as error:
-            self._refuse(path, error)
-            return None
+            return error
 
-    def _refuse(self, path: str, why: Exception | None) -> None:
+    def _refuse(self, path: str, why: Exception) -> None:
         """Say that an array cannot be read here, if nobody else can."""
         is_missing = isinstance(why, MissingDependencyError) and not path.startswith(_OF_TENSORSTORE)
-        if not self._must and not is_missing:
-            if why is not None:
-                _log.info("%s is left to tensorstore: %s", path, str(why))
-            return
-        if why is None:
-            why = VolumeError(
-                f"{path} cannot be read chunk by chunk, as over HTTP nobody can say which chunks there are: "
-                "leave stage= and storage_options= out, or name its bucket (s3://…, gs://…)"
-            )
-        raise why
+        if self._must or is_missing:
+            raise why
+        _log.info("%s is left to tensorstore: %s", path, str(why))
 
 
 def remote_volumes(
     given: Iterable[Any], storage_options: Mapping[str, Any] | None, stage: Stage | None
 ) -> RemoteVolumes | None:
-    """What brings the chunks of volumes here; None where all of them are in local files.
-
-    Args:
-        storage_options, stage: as for ``RemoteVolumes``.
-
-    Raises:
-        OptionError: an option is given that has no effect for these.
-        Others: as of ``RemoteVolumes.look``.
-    """
+    """What brings the chunks of volumes here; None where all of them are in local files."""
     paths = [os.fspath(one) for one in given if isinstance(one, (str, os.PathLike))]
     urls = [path for path in paths if is_url(path)]
     first = paths[0] if paths else "an array"
@@ -170,26 +143,28 @@ def remote_volumes(
             f"stage= is for Zarr arrays, whose chunks are copied near one by one; got {first!r}: leave it "
             "out, or make a copy of that kind: fastpipe repack"
         )
-    remote = RemoteVolumes(storage_options, stage)
-    remote.look(far)
-    return remote
+    return RemoteVolumes(far, storage_options, stage)
 
 
-def _seen(store: ChunkStore, prefix: str, policy: Retries) -> tuple[ZarrArray, Listing] | Exception:
+def _seen(
+    policy: Retries, asked: tuple[ChunkStore, str] | Exception
+) -> tuple[ChunkStore, str, ZarrArray, Listing] | Exception:
     """An array below a prefix, and the objects there; an error where it cannot be read here."""
+    if isinstance(asked, Exception):
+        return asked
+    store, prefix = asked
     try:
         array = _array(RetryingStore(store.bare, policy), store.location, prefix)
         _, listing = scan_store(
             store.asking, store.location.path(prefix), prefix, {"": 0}, extensions="", allow_empty=True
         )  # fmt: skip
-        return array, listing
+        return store, prefix, array, listing
     except (StoreError, VolumeError, FileNotFoundError, MissingDependencyError) as error:
         return error
 
 
 def _array(store: Store, location: Location, prefix: str) -> ZarrArray:
-    url = location.path(prefix).rstrip("/")
-    is_group = False
+    url, what = location.path(prefix).rstrip("/"), "is no Zarr array"
     for name in METADATA:
         try:
             content = store.get(f"{prefix}{name}").data
@@ -205,35 +180,22 @@ def _array(store: Store, location: Location, prefix: str) -> ZarrArray:
             )
         if found is not None:
             return found
-        is_group = True
+        what = "is a Zarr group"
         break
     inside = store.folders(prefix)
-    if is_group or inside:
-        what = "is a Zarr group" if is_group else "is no Zarr array"
+    if inside or what == "is a Zarr group":
         names = ", ".join(inside) or "nothing"
         raise VolumeError(f"{url} {what}; name an array in it behind a slash: it has {names}")
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
 
 
-def _shown(path: str) -> str:
-    """What a volume is called."""
-    return path.rstrip("/") if is_url(path) else path
-
-
 class ChunkStore:
-    """One store, and the chunks in it that a dataset needs.
-
-    Args:
-        stage: where chunks are copied near, or None.
-
-    Attributes:
-        asking: the store, asked again where that may help; for listing.
-    """
+    """One store, and the chunks in it that a dataset needs; ``asking`` asks it again where that may help."""
 
     def __init__(self, bare: Store, location: Location, stage: Stage | None) -> None:
         self.bare, self.location, self._stage = bare, location, stage
         self.asking = RetryingStore(bare)
-        self._parts: list[Rows] = []
+        self.parts: list[Rows] = []  # of arrays, until all of them are noted
         self._count = 0
         self._listing: Listing | None = None
         self._begin()
@@ -255,47 +217,35 @@ class ChunkStore:
 
     @property
     def how(self) -> str:
-        """How objects come here, in words."""
         near = "fetched ahead" if self._stage is None else f"staged in {str(self._stage.dir)!r}"
         return f"by {self.asking.describe()}, {near}"
 
-    @property
-    def is_used(self) -> bool:
-        """Whether any array is in it."""
-        return self._listing is not None or bool(self._parts)
-
     def add(self, path: str, prefix: str, array: ZarrArray, listing: Listing) -> RemoteChunks:
-        """Note the chunks of an array."""
         counts = [-(-size // side) for size, side in zip(array.shape, array.chunk, strict=True)]
         numbers, rows = [], []
         for row in range(len(listing)):
             place = array.place(listing.key(row)[len(prefix) :])
             if place is not None:
-                number = 0
-                for at, count in zip(place, counts, strict=True):
-                    number = number * count + at
-                numbers.append(number)
+                numbers.append(int(np.ravel_multi_index(place, counts)) if place else 0)
                 rows.append(row)
         order = np.argsort(np.array(numbers, np.int64), kind="stable")
         rows = [rows[at] for at in order.tolist()]
         keys, versions = [listing.key(row) for row in rows], [listing.version(row) for row in rows]
-        self._parts.append(Rows.of("", keys, [listing.size(row) for row in rows], versions))
+        self.parts.append(Rows.of("", keys, [listing.size(row) for row in rows], versions))
         first, self._count = self._count, self._count + len(rows)
         state = f"{path} {listing.digest.hex()}"
         return RemoteChunks(self, prefix, array, counts, first, np.array(numbers, np.int64)[order], state)
 
     def complete(self) -> None:
-        """All arrays are noted."""
-        rows = Rows.joined(self._parts)
+        rows = Rows.joined(self.parts)
         paths = FrozenSamples(
             bytes(rows.paths.block), offsets_of(rows.paths.lengths), np.zeros(len(rows), np.int64),
             self.location.store,
         )  # fmt: skip
         self._listing = Listing(paths, "", rows.sizes, rows.versions)
-        self._parts = []
+        self.parts = []
 
     def reader(self) -> ObjectReader:
-        """This process's reader, made when it is first needed."""
         self._be_here()
         if self._reader is None:
             with self._lock:
@@ -351,12 +301,10 @@ class ChunkStore:
 
     @property
     def downloaded(self) -> tuple[int, int]:
-        """Objects and bytes that this process has fetched."""
         is_mine = self._reader is not None and self._pid == os.getpid()
         return self._reader.counted() if is_mine and self._reader is not None else (0, 0)
 
     def close(self) -> None:
-        """End the threads of this process, and let go of the stage and of connections."""
         reader, self._reader = self._reader, None
         if reader is not None and self._pid == os.getpid():
             reader.close()
@@ -383,7 +331,6 @@ class Needed:
         weakref.finalize(self, store.give_up, reads).atexit = False
 
     def was_read(self, store: ChunkStore, row: int) -> None:
-        """A row was read, or could not be."""
         with self._lock:
             reads = self._reads.get(store)
             if reads is not None and reads.left[row] > 0:
@@ -392,44 +339,28 @@ class Needed:
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Within the block this thread reads for this batch."""
-        before, _current.needed = _current.needed, self
+        before = _current.set(self)
         try:
             yield
         finally:
-            _current.needed = before
+            _current.reset(before)
 
 
-class _Current(threading.local):
-    """For whom a thread is reading."""
-
-    needed: Needed | None = None
-
-
-_current = _Current()
+_current: ContextVar[Needed | None] = ContextVar("_current", default=None)  # for whom a thread is reading
 
 
 class RemoteChunks:
-    """The chunks of one array: a ``core.types.ChunkObjects``.
-
-    Args:
-        numbers: int64 (N,): which chunks there are, ascending.
-    """
+    """The chunks of one array, a ``core.types.ChunkObjects``; ``numbers`` says which there are, ascending."""
 
     def __init__(
         self, store: ChunkStore, prefix: str, array: ZarrArray, counts: Sequence[int], first: int,
         numbers: Int64Array, state: str,
     ) -> None:  # fmt: skip
-        self.store, self.state = store, state
+        self.store, self.state, self.how = store, state, store.how
         self._prefix, self._array, self._counts = prefix, array, tuple(counts)
         self._first, self._numbers = first, numbers
 
-    @property
-    def how(self) -> str:
-        """As of the store."""
-        return self.store.how
-
     def path(self, chunk: int) -> str:
-        """Of a chunk, whether it is there or not."""
         place = tuple(int(at) for at in np.unravel_index(chunk, self._counts))
         return self.store.location.path(f"{self._prefix}{self._array.key(place)}")
 
@@ -448,13 +379,13 @@ class RemoteChunks:
         try:
             return self.store.reader().read("", row)
         finally:
-            if _current.needed is not None:
-                _current.needed.was_read(self.store, row)
+            if (needed := _current.get()) is not None:
+                needed.was_read(self.store, row)
 
     @contextmanager
     def together(self, chunks: Sequence[int]) -> Iterator[None]:
         """Within the block each of these is read: they are fetched side by side."""
-        if _current.needed is not None or len(chunks) < 2:  # a batch has said so already
+        if _current.get() is not None or len(chunks) < 2:  # a batch has said so already
             yield
             return
         needed = Needed()

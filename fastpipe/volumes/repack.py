@@ -24,22 +24,21 @@ import numpy.typing as npt
 from rich.console import Console
 
 from fastpipe.console import Pace, Progress, print_line
-from fastpipe.core.extras import require
 from fastpipe.core.files import (
     folder_below,
     is_hdf5,
     is_url,
-    open_file,
+    read_file,
     remove_tree,
     rename_anew,
     sync_folder,
     write_whole,
 )
 from fastpipe.core.machine import available_cpus
-from fastpipe.core.text import in_bytes
+from fastpipe.core.text import counted, in_bytes
 from fastpipe.errors import HDF5Error, OptionError, VolumeError
+from fastpipe.hdf5.library import h5py
 from fastpipe.hdf5.opening import library_errors, opened, raw_name
-from fastpipe.volumes.converted import ConvertedFiles
 from fastpipe.volumes.opening import open_volume
 from fastpipe.volumes.tensorstore import FAILED, SPEC, opened_by_tensorstore
 from fastpipe.volumes.volume import (
@@ -55,12 +54,7 @@ from fastpipe.volumes.volume import (
     box_text,
     box_within,
 )
-from fastpipe.volumes.zarr import NUMBERS, ZarrVolume, even_parts
-
-__all__ = [
-    "TOGETHER_NBYTES", "Bricks", "Codec", "Notes", "ZarrLayout", "chunk_of", "create_array", "finish_all",
-    "open_source", "planned_bricks", "read_box", "repack_volume", "stored_nbytes", "write_box",
-]  # fmt: skip
+from fastpipe.volumes.zarr import NUMBERS, ZarrVolume, even_parts, json_object
 
 Array = npt.NDArray[Any]
 
@@ -81,13 +75,7 @@ _OF_OTHERS = {
 
 
 def repack_volume(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Make the copy; ``args`` as of ``fastpipe.tools.repack``.
-
-    Raises:
-        OptionError: the options cannot work.
-        VolumeError: the source is damaged, or changes; the copy cannot be written, or is not equal to it.
-        OSError: the source cannot be read, or the folder not be made.
-    """
+    """Make the copy; ``args`` as of ``fastpipe.tools.repack``."""
     begun = time.monotonic()
     source, out = str(args.input), Path(args.output)
     volume = open_source(source)
@@ -113,7 +101,20 @@ def repack_volume(args: argparse.Namespace, console: Console, progress: Progress
             raise _exists_already(out) from None
     sync_folder(out.parent)
     progress.stop()
-    print_line(console, _summary(out, source, layout, time.monotonic() - begun))
+    seconds, decoded = time.monotonic() - begun, volume.nbytes
+    before, after = stored_nbytes(source), stored_nbytes(str(out))
+    sizes = ""
+    if after is not None:
+        sizes = f"{in_bytes(decoded if before is None else before)} → {in_bytes(after)}"
+        sizes += f" ({after / max(decoded, 1):.2f}× of what is decoded)"
+    chunks = UnitGrid(layout.shape, layout.chunk).count
+    empty = chunks - sum(len(files) for _, _, files in os.walk(out / "c"))
+    without = f", {empty:,} of them without a file, as they hold nothing but the fill value," if empty else ""
+    print_line(
+        console,
+        f"{out}: {sizes}; {counted(chunks, 'chunk')}{without} in {seconds:.1f} s "
+        f"({in_bytes(decoded / max(seconds, 1e-9))}/s), every one read back and equal",
+    )
     return 0
 
 
@@ -162,10 +163,8 @@ def _exists_already(out: Path) -> OptionError:
 
 @contextlib.contextmanager
 def _new_folder(parent: Path) -> Iterator[str]:
-    """Make a folder for this user alone, and remove it at the end.
-
-    The path leads to that folder whatever others put in its place.
-    """
+    """Make a folder for this user alone, and remove it at the end; the path leads to it whatever others put
+    in its place."""
     made = tempfile.mkdtemp(prefix="fastpipe-repack-", dir=parent)
     try:
         with folder_below(parent, os.path.basename(made)) as folder:
@@ -177,7 +176,6 @@ def _new_folder(parent: Path) -> Iterator[str]:
 def _copy(
     volume: Volume, array: Path, layout: ZarrLayout, bricks: Bricks, notes: Notes, pace: Pace
 ) -> None:  # fmt: skip
-    """Write the copy brick by brick, and read each of them back."""
     target, reader = create_array(array, layout, bricks.threads, notes), volume.open()
     copy: Volume | None = None
     boxes = list(bricks.boxes(layout.shape))
@@ -195,14 +193,15 @@ def _copy(
 
 
 def _check_copy(brick: Array, box: Box, copy: Volume, layout: ZarrLayout, pool: Executor) -> None:
-    """Read a brick back and compare it with the source's."""
     grid = UnitGrid(layout.shape, layout.chunk)
     wrong = box
     with contextlib.suppress(DamagedUnitError):
-        back = read_box(copy, copy.open(), box, layout.dtype, pool)
-        parts = [(chunk, box_within(chunk, box)) for chunk in map(grid.box, grid.touched(box).tolist())]
-        found = pool.map(lambda part: _are_same(brick[part[1]], back[part[1]]), parts)
-        different = [chunk for (chunk, _), is_same in zip(parts, found, strict=True) if not is_same]
+        bits = f"u{min(layout.dtype.itemsize, 8)}"  # one NaN is not another
+        one, other = brick.view(bits), read_box(copy, copy.open(), box, layout.dtype, pool).view(bits)
+        parts = list(map(grid.box, grid.touched(box).tolist()))
+        insides = [box_within(part, box) for part in parts]
+        found = pool.map(lambda inside: np.array_equal(one[inside], other[inside]), insides)
+        different = [part for part, is_same in zip(parts, found, strict=True) if not is_same]
         if not different:
             return
         wrong = different[0]
@@ -210,29 +209,6 @@ def _check_copy(brick: Array, box: Box, copy: Volume, layout: ZarrLayout, pool: 
         f"the copy's part at {box_text(wrong)} is not what the source holds when it is read back, so that "
         "there is no copy. Is the disk or the memory faulty?"
     )
-
-
-def _are_same(one: Array, other: Array) -> bool:
-    """Whether two arrays of one type have the same bytes: one NaN is not another."""
-    bits = f"u{min(one.dtype.itemsize, 8)}"
-    return bool(np.array_equal(one.view(bits), other.view(bits)))
-
-
-def _summary(out: Path, source: str, layout: ZarrLayout, seconds: float) -> str:
-    decoded = math.prod(layout.shape) * layout.dtype.itemsize
-    before, after = stored_nbytes(source), stored_nbytes(str(out))
-    sizes = "" if after is None else f"{in_bytes(decoded if before is None else before)} → {in_bytes(after)}"
-    ratio = f" ({after / max(decoded, 1):.2f}× of what is decoded)" if after is not None else ""
-    chunks = UnitGrid(layout.shape, layout.chunk).count
-    empty = chunks - sum(len(files) for _, _, files in os.walk(out / "c"))
-    without = f", {empty:,} of them without a file, as they hold nothing but the fill value," if empty else ""
-    return (
-        f"{out}: {sizes}{ratio}; {chunks:,} chunk{'s' if chunks != 1 else ''}{without} in {seconds:.1f} s "
-        f"({in_bytes(decoded / max(seconds, 1e-9))}/s), every one read back and equal"
-    )
-
-
-# ---- the Zarr array ---------------------------------------------------------------------------
 
 
 class Codec(NamedTuple):
@@ -243,7 +219,6 @@ class Codec(NamedTuple):
 
     @classmethod
     def of(cls, name: str, level: int | None) -> Codec:
-        """Return the codec of a name; ``"keep"`` and None stand for the defaults."""
         name = "blosc-zstd" if name == "keep" else name
         if name not in _LEVELS:
             raise OptionError(f"--codec for Zarr must be one of {', '.join(_LEVELS)}; got {name!r}")
@@ -259,8 +234,6 @@ class Codec(NamedTuple):
 
 
 class ZarrLayout(NamedTuple):
-    """How an array is to be stored."""
-
     shape: tuple[int, ...]  # of the array
     dtype: np.dtype[Any]  # of its elements, as they are stored: little-endian
     chunk: tuple[int, ...]  # of a chunk
@@ -271,12 +244,8 @@ class ZarrLayout(NamedTuple):
     def of(
         cls, shape: Sequence[int], dtype: np.dtype[Any], chunk: Sequence[int], codec: Codec, fill: bytes = b""
     ) -> ZarrLayout:
-        """Return a layout for an array.
-
-        Args:
-            chunk: along its last dimensions; along those in front it is 1.
-            fill: the bytes of a fill value in ``dtype``; empty for 0.
-        """
+        """Return a layout; ``chunk`` is along the last dimensions, ``fill`` the bytes of an element in
+        ``dtype``, or empty."""
         if dtype.name not in NUMBERS or dtype.names:
             raise OptionError(f"its elements are {dtype}, for which Zarr has no type")
         if not shape:
@@ -293,7 +262,6 @@ class ZarrLayout(NamedTuple):
 
     @property
     def chunk_nbytes(self) -> int:
-        """Bytes of a chunk, decoded."""
         return math.prod(self.chunk) * self.dtype.itemsize
 
     @property
@@ -305,7 +273,6 @@ class ZarrLayout(NamedTuple):
         return row * next((slab for slab in even_parts(side) if slab * row >= _BLOCK_NBYTES), side)
 
     def codecs(self) -> list[dict[str, Any]]:
-        """Return the codecs as zarr.json has them."""
         itemsize, level = self.dtype.itemsize, self.codec.level
         found: list[dict[str, Any]] = [{"name": "bytes"}]
         if itemsize > 1:
@@ -321,8 +288,6 @@ class ZarrLayout(NamedTuple):
 
 
 class Notes(NamedTuple):
-    """What users have noted about an array."""
-
     attributes: dict[str, Any]  # as JSON has them
     names: list[Any] | None = None  # of the dimensions, or None
     others: tuple[str, ...] = ()  # names of attributes that JSON cannot hold
@@ -339,7 +304,8 @@ class Notes(NamedTuple):
         elif found[".zarray"]:
             attributes = found[".zattrs"]
             names = attributes.get("_ARRAY_DIMENSIONS")
-            if _are_names(names, len(volume.shape)):
+            fits = isinstance(names, list) and len(names) == len(volume.shape)
+            if fits and all(name is None or isinstance(name, str) for name in names or ()):
                 del attributes["_ARRAY_DIMENSIONS"]
             else:
                 names = None
@@ -347,12 +313,6 @@ class Notes(NamedTuple):
             attributes = {key: one for key, one in found["attributes.json"].items() if key not in _OWN_KEYS}
             names = None
         return cls(attributes, names if isinstance(names, list) else None)
-
-
-def _are_names(names: Any, dims: int) -> bool:
-    """Whether version 3 of Zarr has these for the names of dimensions."""
-    fits = isinstance(names, list) and len(names) == dims
-    return fits and all(name is None or isinstance(name, str) for name in names)
 
 
 def _notes_in_hdf5(file: str, inside: str) -> Notes:
@@ -374,20 +334,13 @@ def _notes_in_hdf5(file: str, inside: str) -> Notes:
 
 def _json_in(path: str) -> dict[str, Any]:
     try:
-        with open(path, encoding="utf-8", opener=open_file) as file:
-            data = json.load(file)
-    except (OSError, ValueError):
+        return json_object(path, read_file(path))
+    except OSError:  # a VolumeError is one
         return {}
-    return data if isinstance(data, dict) else {}
 
 
 def create_array(array: Path, layout: ZarrLayout, threads: int, notes: Notes | None = None) -> Any:
-    """Make a Zarr array of version 3 in a new folder, for ``write_box``: an array of tensorstore's.
-
-    Raises:
-        MissingDependencyError: tensorstore is not installed.
-        VolumeError: it cannot be made.
-    """
+    """Make a Zarr array of version 3 in a new folder, for ``write_box``: an array of tensorstore's."""
     metadata = {
         "shape": layout.shape,
         "data_type": layout.dtype.name,
@@ -424,11 +377,7 @@ def _add_notes(file: Path, notes: Notes, dims: int) -> None:
 
 
 def write_box(target: Any, box: Box, part: Array) -> None:
-    """Write a box of whole chunks.  Chunks of nothing but the fill value get no file.
-
-    Raises:
-        VolumeError: it cannot be written.
-    """
+    """Write a box of whole chunks.  Chunks of nothing but the fill value get no file."""
     try:
         target[box].write(part).result()
     except FAILED as error:
@@ -445,28 +394,15 @@ def _in_json(element: Any) -> Any:
     """A fill value as the format writes it: what JSON has no number for, as text."""
     if element.dtype.kind == "c":
         return [_in_json(element.real), _in_json(element.imag)]
-    if element.dtype.kind != "f" or np.isfinite(element):
-        return element.item()
-    if np.isnan(element):
-        return "NaN"
-    return "Infinity" if element > 0 else "-Infinity"
-
-
-# ---- the source -------------------------------------------------------------------------------
+    plain = element.item()
+    return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}.get(str(plain), plain)
 
 
 def open_source(path: str) -> Volume:
-    """Open a volume that somebody named.
-
-    Of files that can only be read from their beginning on a copy is kept, as ``FastPatchDataset`` keeps it.
-
-    Raises:
-        FileNotFoundError, PermissionError: as ``open`` raises them.
-        VolumeError: it cannot be opened, or is damaged.
-        OptionError: it is a file of several arrays, of which none was named.
-    """
+    """Open a volume that somebody named; of compressed NIfTI the copy is kept, as ``FastPatchDataset`` keeps
+    it."""
     try:
-        return open_volume(path, convert=ConvertedFiles())
+        return open_volume(path, may_write=True)
     except VolumeError as error:
         # Who forgot nothing but gave a wrong file is told of everything that it could have been.
         if "is no volume that fastpipe knows" in str(error) and not is_hdf5(path):
@@ -494,30 +430,16 @@ def stored_nbytes(path: str) -> int | None:
     """Return a volume's bytes on disk; None where that is unknown, or too many files would be counted."""
     file = _existing(path)
     if os.path.isdir(path):
-        return _nbytes_in(path)
+        files = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
+        sizes = [os.stat(name).st_size for name in itertools.islice(files, _MOST_FILES + 1)]
+        return sum(sizes) if len(sizes) <= _MOST_FILES else None
     if file == path and os.path.isfile(file):
         return os.stat(file).st_size
     if not os.path.isfile(file) or not is_hdf5(file):
         return None
-    h5py = require("h5py", extra="hdf5")
     with opened(file) as store, library_errors(file):
         dataset = store.get(raw_name(path[len(file) :].strip("/")))
         return int(dataset.id.get_storage_size()) if isinstance(dataset, h5py.Dataset) else None
-
-
-def _nbytes_in(folder: str) -> int | None:
-    total, count, folders = 0, 0, [folder]
-    while folders:
-        with os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-                    continue
-                total += entry.stat().st_size
-                count += 1
-                if count > _MOST_FILES:
-                    return None
-    return total
 
 
 def chunk_of(volume: Volume) -> tuple[int, ...]:
@@ -525,9 +447,6 @@ def chunk_of(volume: Volume) -> tuple[int, ...]:
     if isinstance(volume, (GroupedVolume, NativeVolume)):
         return chunk_of(volume.inner)
     return volume.chunks.unit if isinstance(volume, ZarrVolume) else volume.grid.unit
-
-
-# ---- reading it in bricks ---------------------------------------------------------------------
 
 
 class Bricks(NamedTuple):
@@ -557,11 +476,7 @@ def _cut(box: Box, shape: Sequence[int]) -> Iterator[Box]:
 def planned_bricks(volume: Volume, layout: ZarrLayout, threads: int, memory: int | None) -> Bricks:
     """Find the bricks of whole chunks of the copy of which the least is decoded twice.
 
-    Args:
-        memory: bytes for all that is done; None takes some, or what is needed at least.
-
-    Raises:
-        OptionError: that is too little.
+    ``memory`` is bytes for all that is done; None takes some, or what is needed at least.
     """
     # A thread decodes all of a stored chunk, or compresses a part of the brick that is no larger.
     itemsize = layout.dtype.itemsize
@@ -611,15 +526,7 @@ def _decoded(size: int, unit: int, side: int) -> float:
 
 
 def read_box(volume: Volume, reader: UnitReader, box: Box, dtype: np.dtype[Any], pool: Executor) -> Array:
-    """Read a box of a volume, each of its units once, by all threads of a pool.
-
-    Returns:
-        An array (…) of the box's shape.
-
-    Raises:
-        DamagedUnitError: the volume does not hold what it should.
-        OSError: it cannot be read.
-    """
+    """Read a box of a volume, each of its units once, by all threads of a pool."""
     out = np.empty([side.stop - side.start for side in box], dtype)
 
     def read(some: Int64Array) -> None:

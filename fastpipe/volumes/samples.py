@@ -2,74 +2,265 @@
 
 from __future__ import annotations
 
-import os
+import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import zlib
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe.core.array_cache import default_file_arrays
 from fastpipe.core.array_samples import EpochOrder, Form, Reading, checked_threads, drawn_substitute
-from fastpipe.core.bad_samples import Item, is_of_samples
+from fastpipe.core.bad_samples import BadSampleLog, Item, is_of_samples
+from fastpipe.core.clock import StageClock
 from fastpipe.core.keys import sample_seed
+from fastpipe.core.native import native
 from fastpipe.core.order import TouredSamples
-from fastpipe.core.pool import Process
-from fastpipe.core.reads import ReadPolicy, Started
+from fastpipe.core.pool import Process, ProcessRuntime
+from fastpipe.core.reads import DECLINED, ReadPolicy, ReadThreads, Started, Task
+from fastpipe.core.slots import KEPT_SLOTS, SlotPool
 from fastpipe.core.types import Key
 from fastpipe.options import BadSamples, Cache, Stage
 from fastpipe.sampling import Sampling, Uniform
 from fastpipe.volumes.places import PatchPlaces, PatchSpace, Places, keys_of
 from fastpipe.volumes.reader import (
+    PADDING_MODES,
+    Counts,
     Padding,
+    PatchReader,
     WithMargin,
-    check_held,
     checked_margin,
     checked_nan,
     checked_size,
     filling,
+    read_patch,
 )
-from fastpipe.volumes.runtime import Options, Runtime
+from fastpipe.volumes.remote import Needed
 from fastpipe.volumes.sampling import places_of
-from fastpipe.volumes.sources import PatchPlan, opened_roles
+from fastpipe.volumes.sources import Given, PatchPlan, Role, opened_roles
 from fastpipe.volumes.stock import SlicedPatches
 from fastpipe.volumes.tours import Touring
 from fastpipe.volumes.units import PatchChunks, Remembered, budget_of, planned_room
-from fastpipe.volumes.volume import DamagedUnitError, Int64Array
-
-__all__ = ["PatchSamples"]
+from fastpipe.volumes.volume import DamagedUnitError, Int64Array, UInt8Array, sides_text
 
 _MOST_DRAWN = 101  # random places of which substitutes are drawn, where an epoch has fewer
 _MOST_EXPECTED = 1 << 23  # uses of parts of volumes in an epoch, to list them before it
 
+_PADDING = ("error", *PADDING_MODES)  # of fastpipe/native/patches.h
+_KEEP, _DECLINE, _REPLACE = 0, 1, 2  # what is done about NaN
+_MOST_DESCRIBED = 4096  # volumes
+_MOST_OPEN = 256  # volumes
+_MOST_DECLINED = 8  # patches of one volume: then Python's threads read it from the start
+
 _is_bad = partial(is_of_samples, damaged=DamagedUnitError)
 
 
-class PatchSamples(TouredSamples):
-    """Patches of volumes.
+def _kind(role: Role, size: Sequence[int], padding: Padding, nan: str | float) -> Any:
+    """A role as the core knows it; None of elements that it does not know."""
+    dtype, constant, number = role.dtype, np.zeros((), role.dtype), np.zeros((), role.dtype)
+    if padding.mode == "constant":
+        constant[...] = padding.constant(role.name)
+    done = _KEEP
+    if nan != "keep" and dtype.kind in "fc":
+        done = _DECLINE if nan == "error" else _REPLACE
+        number[...] = 0 if nan == "error" else nan
+    word = dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
+    try:
+        return native.PatchKind(
+            (*role.lead, *size), len(size), dtype.itemsize, _PADDING.index(padding.mode), constant.tobytes(),
+            done, word, number.tobytes(),
+        )  # fmt: skip
+    except ValueError:
+        return None
 
-    Attributes:
-        cache, nan, bad_samples, threads: these options; what is changed counts from the next batch on.
-    """
+
+class Options(NamedTuple):
+    """A dataset's options that a runtime is made by."""
+
+    bad_samples: BadSamples  # as given
+    threads: int | str
+    padding: Padding
+    nan: str | float
+
+
+class Runtime(ProcessRuntime[Options]):
+    """Threads, memory and open volumes of one dataset in one process; ``chunks`` are those that are
+    elsewhere."""
+
+    def __init__(
+        self,
+        options: Options,
+        roles: Sequence[Role],
+        size: Sequence[int],
+        remembered: Remembered,
+        process: Process,
+        chunks: PatchChunks | None = None,
+    ) -> None:
+        super().__init__(options, process.pool)
+        self.threads = ReadThreads.of(process.pool)
+        self.clock = StageClock()
+        self.slots = [SlotPool(KEPT_SLOTS) for _ in roles]
+        self.log = BadSampleLog(options.bad_samples)
+        self._roles, self._padding, self._nan = roles, options.padding, options.nan
+        self._units, self._chunks = remembered.slots(process.workers), chunks
+        self.counts = Counts(next((units for units, _ in self._units if units is not None), None))
+        self._expected: dict[Any, set[int]] = {units: set() for units, _ in self._units if units is not None}
+        self._firsts = np.cumsum([0, *(len(role.volumes) for role in roles)]).tolist()
+        self._kinds = [
+            _kind(role, size, options.padding, "keep" if number else options.nan)
+            for number, role in enumerate(roles)
+        ]
+        self._volumes: dict[tuple[int, int], Any] = {}  # as the core reads them, by role and number
+        self._declined: Counter[int] = Counter()  # patches, by the numbers of volumes
+        self._lock = threading.Lock()
+        self._open: OrderedDict[tuple[int, int], PatchReader] = OrderedDict()
+
+    def expect(
+        self, seed: int, epoch: int, uses: Callable[[], tuple[Callable[[int], Int64Array], bool]]
+    ) -> None:
+        """Hear which patches an epoch has: units that none of them will use any more make room first.
+
+        ``uses`` gives a function of a size, to the units of that size as often as they are used, int64 (N,);
+        and whether that is the order of their use: then those that are used last make room first.
+        """
+        what = zlib.crc32(f"{seed} {epoch}".encode()) + 1
+        found: list[tuple[Callable[[int], Int64Array], bool]] = []
+        for units, expected in self._expected.items():
+            # While others go on, once only: who takes turns with them would say it again and again.
+            if (what == units.expected or what in expected) and not units.is_over:
+                continue
+            expected.add(what)
+            of, is_in_order = found[0] if found else uses()
+            found = [(of, is_in_order)]
+            units.expect(what, of(units.slot_nbytes), is_in_order)
+
+    def start(self, places: Places, rows: Int64Array, arrays: Sequence[npt.NDArray[Any]]) -> Started:
+        """Describe what there is to do to read patches into rows of the batch's memory, (M, *lead, *patch)
+        for each role."""
+        statuses = np.zeros((len(arrays[0]), 8), np.uint8)
+        if not len(rows):
+            return Started(None, statuses, ())
+        batch, left = self._batch(places, rows, arrays, statuses)
+        return Started(batch, statuses, self._tasks(places, rows, arrays, left) if left else ())
+
+    def heard(self, places: Places, rows: Int64Array, started: Started) -> None:
+        """Hear that the core has done its part of a batch."""
+        for stage, nanoseconds in zip(("decode", "copy"), started.batch.times, strict=True):
+            self.clock.add(stage, nanoseconds)
+        self.counts.add(*started.batch.nbytes)
+        # Of a volume that the core declines, no more is left to it.
+        declined = places.volumes[started.statuses[rows, 0] == DECLINED].tolist()
+        self._declined.update(declined)
+        for number in set(declined):
+            if self._declined[number] >= _MOST_DECLINED:
+                self._volumes.update({(role, number): None for role in range(len(self._roles))})
+
+    def _batch(
+        self, places: Places, rows: Int64Array, arrays: Sequence[npt.NDArray[Any]], statuses: UInt8Array
+    ) -> tuple[Any, list[tuple[int, int]]]:
+        """Describe a batch.
+
+        Its rows are int64 (N,), ``arrays`` for each role the batch's memory (M, *lead, *patch), ``statuses``
+        uint8 (M, 8). Return a ``native.PatchBatch``, or None where the core reads nothing of it; and what is
+        left to Python, as numbers of patches and roles.
+        """
+        count = len(self._roles)
+        volumes = [self._volume(role, volume) for volume in places.volumes.tolist() for role in range(count)]
+        left = [divmod(item, count) for item, volume in enumerate(volumes) if volume is None]
+        if len(left) == len(volumes):
+            return None, left
+        outs: list[Any] = [array.reshape(len(array), -1).view(np.uint8) for array in arrays]
+        starts = np.ascontiguousarray(places.starts, np.int64)
+        return native.patch_batch(self._kinds, outs, volumes, starts, rows, statuses), left
+
+    def _volume(self, role: int, number: int) -> Any:
+        """A volume as the core reads it; None where it does not."""
+        if (role, number) in self._volumes:
+            return self._volumes[role, number]
+        if len(self._volumes) >= _MOST_DESCRIBED:
+            self._volumes.clear()
+        volume, made = self._roles[role].volumes[number], None
+        units, first = self._units[self._firsts[role] + number]
+        with suppress(ValueError):  # of sizes that are not read there
+            source = None if self._kinds[role] is None else volume.native_source()
+            if source is not None:
+                shape, unit, itemsize = volume.shape, volume.grid.unit, volume.dtype.itemsize
+                made = native.Volume(shape, unit, itemsize, source, units, first)
+        self._volumes[role, number] = made
+        return made
+
+    def read_alone(self, places: Places, row: int, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        """Read one patch, and raise what is wrong with it."""
+        every = [(0, role) for role in range(len(self._roles))]
+        for task in self._tasks(places, np.array([row]), arrays, every):
+            task.run()
+
+    def _tasks(
+        self, places: Places, rows: Int64Array, arrays: Sequence[npt.NDArray[Any]],
+        left: Sequence[tuple[int, int]],
+    ) -> list[Task]:  # fmt: skip
+        """What Python does for some patches, by their numbers and roles."""
+        needed = None if self._chunks is None else self._chunks.need(places, self._units)
+
+        def task(patch: int, role: int) -> Task:
+            volume, start = int(places.volumes[patch]), places.starts[patch].tolist()
+            out = arrays[role][rows[patch]]
+            return Task(rows[patch : patch + 1], lambda: self._read(role, volume, start, out, needed))
+
+        return [task(*one) for one in left]
+
+    def _read(
+        self, number: int, volume: int, start: Sequence[int], out: npt.NDArray[Any], needed: Needed | None
+    ) -> None:
+        role, reader = self._roles[number], self._reader(number, volume)
+        shape = role.spatial(volume)
+        with nullcontext() if needed is None else needed.reading():
+            read_patch(reader, shape, start, out, len(role.lead), self._padding, role.name)
+        if number or self._nan == "keep" or out.dtype.kind not in "fc" or not (is_nan := np.isnan(out)).any():
+            return
+        if self._nan == "error":
+            raise DamagedUnitError(
+                f"{role.volumes[volume].name}: {int(is_nan.sum()):,} of the patch's elements are NaN, and "
+                "nan='error' was asked for"
+            )
+        out[is_nan] = self._nan
+
+    def _reader(self, role: int, volume: int) -> PatchReader:
+        with self._lock:
+            reader = self._open.get((role, volume))
+            if reader is not None:
+                self._open.move_to_end((role, volume))
+                return reader
+        units, first = self._units[self._firsts[role] + volume]
+        reader = PatchReader(self._roles[role].volumes[volume], self.clock, self.counts, units, first)
+        with self._lock:
+            self._open[role, volume] = reader
+            while len(self._open) > _MOST_OPEN:  # closed when the last task of it is done
+                self._open.popitem(last=False)
+        return reader
+
+
+class PatchSamples(TouredSamples):
+    """Patches of volumes.  What is changed of cache, nan, bad_samples and threads counts from the next batch
+    on."""
 
     seed: int | None = None
 
     def __init__(
         self,
         process: Callable[[int | str, str], Process],
-        volume: Any,
+        given: Given,
         patch_size: Sequence[int],
         *,
-        labels: Any,
-        mask: Any,
         sampling: Sampling | None,
         padding: Any,
         margin: Any,
         cache: Cache | Literal["auto", "ram", "off"],
-        stage: Stage | str | os.PathLike[str] | None,
-        storage_options: Mapping[str, Any] | None,
         nan: Literal["keep", "error"] | float,
         bad_samples: BadSamples | Literal["raise", "replace", "skip"],
         threads: int | Literal["auto"],
@@ -79,24 +270,21 @@ class PatchSamples(TouredSamples):
         self.margin = checked_margin(margin, self.patch_size)
         self._cut = tuple(size + 2 * more for size, more in zip(self.patch_size, self.margin, strict=True))
         self._padding = Padding.of(padding)
-        self.volume, self.labels, self.mask, self.padding = volume, labels, mask, padding
+        self.volume, self.labels, self.mask, self.padding = given.volume, given.labels, given.mask, padding
         self.cache = Cache.of(cache)
         self.bad_samples = BadSamples.of(bad_samples)
         self.threads = checked_threads(threads)
-        self.stage = None if stage is None else Stage.of(stage)
+        self.stage = None if given.stage is None else Stage.of(given.stage)
         self._roles, self._remote = opened_roles(
-            volume, labels, mask, len(self.patch_size), may_write=self.cache.where != "off",
-            storage_options=storage_options, stage=self.stage,
-        )  # fmt: skip
+            given._replace(stage=self.stage), len(self.patch_size), may_write=self.cache.where != "off"
+        )
         self._chunks = PatchChunks.of(self._roles, self._cut)
         self.nan = checked_nan(nan, self._roles[0].dtype)
         for role in self._roles:
             self._padding.check(role.name, role.dtype)
         first = self._roles[0]
-        if self.nan not in ("keep", "error") and first.dtype.kind in "fc":
-            check_held(self.nan, first.dtype, "nan=")
-        count = len(first.volumes)
-        shapes, titles = [first.spatial(n) for n in range(count)], [one.name for one in first.volumes]
+        titles = [one.name for one in first.volumes]
+        shapes = [first.spatial(number) for number in range(len(titles))]
         self._space = PatchSpace(shapes, self.patch_size, titles, self._padding.pads)
         self.sampling = sampling or Uniform(filling(self._space))
         kept = None if self.cache.where == "off" else default_file_arrays()
@@ -108,9 +296,8 @@ class PatchSamples(TouredSamples):
             cut_space = PatchSpace(shapes, self._cut, titles, pads=True)
         names = tuple(role.name for role in self._roles)
         self._form = Form("tuple" if len(names) > 1 else "value", (), names)
-        self._remembered = Remembered(
-            self._roles, budget_of(self.cache), is_fixed=self.cache.max_bytes != "auto"
-        )
+        is_fixed = self.cache.max_bytes != "auto"
+        self._remembered = Remembered(self._roles, budget_of(self.cache), is_fixed=is_fixed)
         self._most_uses = self._remembered.most_uses(self._cut)
         self._touring = Touring(self._roles, cut_space, self._places, planned_room(self.cache))
         self._runtime: Runtime | None = None
@@ -128,15 +315,8 @@ class PatchSamples(TouredSamples):
         return [(role.dtype, (*role.lead, *self._cut)) for role in self._roles]
 
     def places(self, epoch: int = 0) -> tuple[Int64Array, Int64Array]:
-        """Where the patches of an epoch are.
-
-        Args:
-            epoch: its number; the dataset's ``seed`` is taken, or 0.
-
-        Returns:
-            int64 (N,), the number of each patch's volume; int64 (N, D), where it begins there, without its
-            margin.
-        """
+        """Where the patches of an epoch of the dataset's seed, or 0, are: int64 (N,), the number of each
+        one's volume; int64 (N, D), where it begins there, without its margin."""
         return self._own_places.places(self.seed or 0, epoch, np.arange(len(self)))
 
     def locality_groups(self, epoch: int = 0) -> Int64Array:
@@ -179,8 +359,6 @@ class PatchSamples(TouredSamples):
         """The same patches without fastpipe."""
         return SlicedPatches(self._roles, self._places, self._beyond, self.nan, self._cut)
 
-    # ---- orders -------------------------------------------------------------------------------
-
     def _tour_window(self) -> int:
         return self._touring.planned(None)[0]
 
@@ -206,8 +384,6 @@ class PatchSamples(TouredSamples):
         for store in self._chunks.stores:
             order = _followed(weakref.ref(self), store.location.store, batches(), seed, epoch)
             store.reader().follow(order, None, is_here=True)
-
-    # ---- how a batch is made ------------------------------------------------------------------
 
     def _reading(
         self, indices: Any, samples: Int64Array, key: Key | None, is_keyed: bool, runtime: Any,
@@ -252,26 +428,18 @@ class PatchSamples(TouredSamples):
 
         self._running().expect(seed, epoch, uses)
 
-    def _item(self, index: int, places: Places, place: int) -> Item:
-        volume = self._roles[0].volumes[int(places.volumes[place])]
-        size, start = "×".join(map(str, self._cut)), places.starts[place].tolist()
-        return Item(index, f"{volume.name}, patch of {size} at {tuple(start)}")
-
     def _running(self) -> Runtime:
         """Threads, open volumes and memory of this process, made when first needed."""
-        runtime, options = self._runtime, Options(self.bad_samples, self.threads, self._beyond, self.nan)
-        if runtime is None or not runtime.fits(options):
+        options = Options(self.bad_samples, self.threads, self._beyond, self.nan)
+        if self._runtime is None or not self._runtime.fits(options):
             process = self._process(self.threads, "fastpipe-patch")
-            runtime = self._runtime = Runtime(
-                options, self._roles, self._cut, self._remembered, process, self._chunks
-            )
-        return runtime
+            self._runtime = Runtime(options, self._roles, self._cut, self._remembered, process, self._chunks)
+        return self._runtime
 
 
 def _followed(
-    living: weakref.ref[PatchSamples], name: str, batches: Iterator[Int64Array], seed: int,
-    epoch: int,
-) -> Iterator[Int64Array]:  # fmt: skip
+    living: weakref.ref[PatchSamples], name: str, batches: Iterator[Int64Array], seed: int, epoch: int
+) -> Iterator[Int64Array]:
     """The objects of a store that batches will need, as long as the samples are there: whoever goes on with
     this must not keep them."""
     samples = living()
@@ -330,7 +498,10 @@ class _Batch:
 
     def item(self, place: int) -> Item:
         """What is said of a patch."""
-        return self._dataset._item(int(self._samples[self._rows[place]]), self._places, place)
+        dataset, (volumes, starts) = self._dataset, self._places
+        name, start = dataset._roles[0].volumes[int(volumes[place])].name, tuple(starts[place].tolist())
+        about = f"{name}, patch of {sides_text(dataset._cut)} at {start}"
+        return Item(int(self._samples[self._rows[place]]), about)
 
     def substitute(self, row: int, attempt: int) -> int | None:
         """Another patch: the ``attempt``-th in a sequence that the key of the one it replaces draws."""

@@ -36,12 +36,6 @@ from fastpipe.volumes.reader import Counts, PatchReader
 from fastpipe.volumes.sources import Role
 from fastpipe.volumes.volume import Int64Array, UnitGrid, Volume, grown_unit
 
-__all__ = [
-    "BlockCounts", "LabelVoxels", "MaskDensity", "MaskedPatches", "PatchCells", "VoxelSketch",
-    "block_sides", "label_voxels", "mask_density", "places_of",
-]  # fmt: skip
-
-
 # ---- labels: some voxels of each, drawn from all in one pass, in any order --------------------
 
 UInt64Array = npt.NDArray[np.uint64]
@@ -54,20 +48,15 @@ _GOLDEN, _MIX_1, _MIX_2 = 0x9E37_79B9_7F4A_7C15, 0xBF58_476D_1CE4_E5B9, 0x94D0_4
 
 
 class LabelVoxels(NamedTuple):
-    """Some voxels of each class of a volume.
+    """Some voxels of each class of a volume."""
 
-    Attributes:
-        labels: (C,), the classes' labels, of the volume's own kind: int64, uint64 or float64; ascending.
-            NaN, at the end, is the class of all that are no whole numbers, if there are too many of them.
-    """
-
+    # (C,), ascending, of the volume's own kind: int64, uint64 or float64.  NaN, at the end, is the class of
+    # all that are no whole numbers, if there are too many of them.
     labels: npt.NDArray[Any]
-    counts: Int64Array  # int64 (C,): how many voxels each has
     ends: Int64Array  # int64 (C,): where its voxels end in ``voxels``; they begin where those before end
     voxels: Int64Array  # int64 (M,): the voxels, as places in the volume in C order
 
     def each(self) -> list[Int64Array]:
-        """The voxels of each class that are known."""
         return np.split(self.voxels, self.ends)[:-1]
 
 
@@ -75,31 +64,25 @@ class VoxelSketch:
     """Draws voxels of each label: those whose places have the least hash values, so that the parts of a
     volume may come in any order, and every set of voxels is as likely as any other.
 
-    Args:
-        labels: which labels, compared as NumPy compares numbers with the volume's; None takes all above
-            0. Of these, labels that are no whole numbers are one class together if there are more than
-            1,000.
+    ``labels`` are compared as NumPy compares numbers with the volume's; None takes all above 0.  Of these,
+    labels that are no whole numbers are one class together if there are more than 1,000.
     """
 
     def __init__(self, shape: Sequence[int], most: int, labels: Sequence[float] | None = None) -> None:
         self._shape, self._most = tuple(shape), most
         self._labels = None if labels is None else list(dict.fromkeys(labels))
         self._kind: np.dtype[Any] = np.dtype(np.int64)
-        self._counts: dict[float, int] = {}
         self._kept: dict[float, tuple[UInt64Array, Int64Array]] = {}
         self._fractions: set[float] = set()
 
     def add(self, part: npt.NDArray[Any], start: Sequence[int]) -> None:
-        """Look at a part of the volume."""
         flat = np.ascontiguousarray(part).reshape(-1)
         flat = flat.view(np.uint8) if flat.dtype.kind == "b" else flat
         self._kind = np.dtype({"u": np.uint64, "f": np.float64}.get(flat.dtype.kind, np.int64))
         for label, inside in self._classes_in(flat):
-            self._counts[label] = self._counts.get(label, 0) + len(inside)
             at = np.unravel_index(inside, part.shape)
-            places = np.ravel_multi_index(
-                tuple(axis + first for axis, first in zip(at, start, strict=True)), self._shape
-            ).astype(np.int64)
+            moved = tuple(axis + first for axis, first in zip(at, start, strict=True))
+            places = np.ravel_multi_index(moved, self._shape).astype(np.int64)
             self._keep(label, _hashes(places), places)
 
     def _classes_in(self, flat: npt.NDArray[Any]) -> Iterator[tuple[float, npt.NDArray[np.intp]]]:
@@ -131,19 +114,18 @@ class VoxelSketch:
                 yield from _grouped(values, above)
 
     def _keep(self, label: float, hashes: UInt64Array, places: Int64Array) -> None:
-        before = self._kept.get(label)
-        if before is not None:
-            if len(before[0]) == self._most:  # most of what comes later is not among the least
-                less = hashes < before[0].max()
+        if label in self._kept:
+            known, at = self._kept[label]
+            if len(known) == self._most:  # most of what comes later is not among the least
+                less = hashes < known.max()
                 hashes, places = hashes[less], places[less]
-            hashes, places = np.concatenate([before[0], hashes]), np.concatenate([before[1], places])
+            hashes, places = np.concatenate([known, hashes]), np.concatenate([at, places])
         if len(hashes) > self._most:
             least = np.argpartition(hashes, self._most - 1)[: self._most]
             hashes, places = hashes[least], places[least]
         self._kept[label] = hashes, places
 
     def found(self) -> LabelVoxels:
-        """What was drawn of all parts that were added."""
         is_many = len(self._fractions) > _MOST_FRACTIONS
         left_out = self._fractions if is_many else set()
         labels = sorted(label for label in self._kept if label is not _TOGETHER and label not in left_out)
@@ -151,7 +133,6 @@ class VoxelSketch:
         voxels = [np.sort(self._kept[label][1]) for label in labels]
         return LabelVoxels(
             np.array(labels, self._kind),
-            np.array([self._counts[label] for label in labels], np.int64),
             np.cumsum([len(some) for some in voxels], dtype=np.int64),
             np.concatenate([np.zeros(0, np.int64), *voxels]),
         )
@@ -203,11 +184,7 @@ def block_sides(shape: Sequence[int], patch: Sequence[int]) -> list[int]:
 
 
 class BlockCounts:
-    """Counts the voxels of a mask that are not 0, block by block.  Parts may come in any order.
-
-    Attributes:
-        counts: int64, of the voxels of each block that are not 0.
-    """
+    """Counts the voxels of a mask that are not 0, block by block.  Parts may come in any order."""
 
     def __init__(self, shape: Sequence[int], patch: Sequence[int]) -> None:
         self.shape, self.sides = tuple(shape), block_sides(shape, patch)
@@ -215,7 +192,6 @@ class BlockCounts:
         self.counts = np.zeros(blocks, np.int64)
 
     def add(self, part: npt.NDArray[Any], start: Sequence[int]) -> None:
-        """Count a part."""
         sums = (part != 0).astype(np.int64)
         box = []
         for dim, (first, side) in enumerate(zip(start, self.sides, strict=True)):
@@ -232,9 +208,6 @@ class MaskDensity:
 
     A box has all of the blocks within it, and of blocks that are all in the mask the part within it.  Of
     other blocks at its surface it is not known which of their voxels are in the box.
-
-    Args:
-        counts: int64, of the voxels of each block that are not 0.
     """
 
     def __init__(self, counts: Int64Array, sides: Sequence[int], shape: Sequence[int]) -> None:
@@ -247,12 +220,7 @@ class MaskDensity:
         self._full, self._others = _summed(counts, is_full), _summed(counts, ~is_full)
 
     def fractions(self, starts: Int64Array, patch: Int64Array) -> npt.NDArray[np.float64]:
-        """The part of boxes that is in the mask at least: float64 (N,).
-
-        Args:
-            starts: int64 (N, D): where they begin, perhaps outside of the mask.
-            patch: int64 (D,): their size.
-        """
+        """The part of boxes, perhaps beyond the mask's ends, that is in the mask at least: float64 (N,)."""
         ends = np.clip(starts + patch, 0, self._shape)
         starts = np.clip(starts, 0, self._shape)
         lows = -(-starts // self._sides)
@@ -261,12 +229,7 @@ class MaskDensity:
         return np.asarray(voxels / math.prod(patch.tolist()), np.float64)
 
     def most(self, starts: Int64Array, size: Int64Array) -> npt.NDArray[np.float64]:
-        """The most voxels of boxes that can be in the mask: float64 (N,).
-
-        Args:
-            starts: int64 (N, D): where they begin, perhaps outside of the mask.
-            size: int64 (D,): theirs.
-        """
+        """The most voxels of boxes, perhaps beyond the mask's ends, that can be in the mask: float64 (N,)."""
         ends = np.clip(starts + size, 0, self._shape)
         starts = np.clip(starts, 0, self._shape)
         lows, highs = starts // self._sides, -(-ends // self._sides)
@@ -311,10 +274,8 @@ def _summed(counts: Int64Array, where: npt.NDArray[np.bool_]) -> npt.NDArray[Any
 class PatchCells:
     """Draws patches near to a mask: each place that can have enough of it is as likely as any other.
 
-    Places are looked at in cells, boxes of them; cells of which no place can have enough are left out.
-
-    Attributes:
-        count: of cells; if there are none, no patch has enough.
+    Places are looked at in cells, boxes of them; cells of which no place can have enough are left out.  If
+    there are none, no patch has enough.
     """
 
     def __init__(
@@ -343,11 +304,7 @@ class PatchCells:
         self._ends = np.cumsum(np.concatenate(weights))
 
     def places(self, drawn: npt.NDArray[np.float64]) -> Places:
-        """Where patches are.
-
-        Args:
-            drawn: numbers in [0, 1), float64 (N, 1 + D).
-        """
+        """Where patches are, by numbers in [0, 1): float64 (N, 1 + D)."""
         cells = np.searchsorted(self._ends[:-1], drawn[:, 0] * self._ends[-1], side="right")
         volumes, begins = self._volumes[cells], self._cells[cells]
         sides = np.minimum(self._sides[volumes], self._space.counts[volumes] - begins)
@@ -356,11 +313,8 @@ class PatchCells:
 
 
 class MaskedPatches:
-    """Patches of which enough is in a mask: in the place of others some near to the mask are drawn.
-
-    Args:
-        draws: gives random numbers, others than ``base`` has.
-    """
+    """Patches of which enough is in a mask: in the place of others some near to the mask are drawn, by other
+    random numbers than ``base`` has."""
 
     is_random = True
 
@@ -391,7 +345,6 @@ class MaskedPatches:
         self._good = Places(places.volumes[good], places.starts[good])
 
     def places(self, seed: int, epoch: int, indices: Int64Array) -> Places:
-        """As for ``PatchPlaces``."""
         volumes, starts = (part.copy() for part in self._base.places(seed, epoch, indices))
         left = np.flatnonzero(self._fractions(Places(volumes, starts)) < self._least)
         for number in range(1, _DRAWS + 1):
@@ -434,11 +387,7 @@ _PLACES, _FOREGROUND = 1 << 62, 1 << 20
 def label_voxels(
     role: Role, number: int, most: int, labels: Sequence[float] | None, kept: FileArrays | None
 ) -> LabelVoxels:
-    """Some voxels of each label of a volume, drawn from all.
-
-    Args:
-        labels: which; None takes all above 0.
-    """
+    """Some voxels of each label of a volume, drawn from all; of ``labels``, or of all above 0."""
     shape = role.spatial(number)
     sketch = VoxelSketch(shape, most, labels)
 
@@ -451,7 +400,7 @@ def label_voxels(
         return list(sketch.found())
 
     # A table of another version, which looked for labels otherwise, is not used.
-    about = f"label voxels of version 2, {most} {labels} in {shape}"
+    about = f"label voxels of version 3, {most} {labels} in {shape}"
     return LabelVoxels(*_kept(role.volumes[number], about, find, kept))
 
 
@@ -474,7 +423,6 @@ def mask_density(role: Role, number: int, patch: Sequence[int], kept: FileArrays
 def _kept(
     volume: Volume, about: str, find: Callable[[], list[npt.NDArray[Any]]], kept: FileArrays | None
 ) -> Sequence[npt.NDArray[Any]]:
-    """Arrays about a volume, found now or some time before."""
     path, identity = volume.state()
     if kept is None or not identity:
         return find()
@@ -488,10 +436,8 @@ def _kept(
 
 
 def _scan(role: Role, number: int, look: Callable[[npt.NDArray[Any], Sequence[int]], None]) -> None:
-    """Show all of a volume, box by box along the dimensions of patches, in bounded memory.
-
-    Reads in threads, and looks in this one.
-    """
+    """Show all of a volume, box by box along the dimensions of patches, in bounded memory; read by
+    threads."""
     volume, shape, lead = role.volumes[number], role.spatial(number), len(role.lead)
     what = f"the list of the {volume.grid.count:,} parts of {volume.name}, all of which are to be read,"
     check_room(8 * volume.grid.count, what, "use another sampling")
@@ -508,12 +454,11 @@ def _scan(role: Role, number: int, look: Callable[[npt.NDArray[Any], Sequence[in
 
     threads, coming = default_threads(1), deque[Future[tuple[npt.NDArray[Any], list[int]]]]()
     with ThreadPoolExecutor(threads, "fastpipe-scan") as pool:
-        for number in range(boxes.count):
-            coming.append(pool.submit(read, number))
-            if len(coming) > threads:
+        for number in range(boxes.count + threads):
+            if number < boxes.count:
+                coming.append(pool.submit(read, number))
+            if number >= threads and coming:
                 _look(*coming.popleft().result(), lead, look)
-        while coming:
-            _look(*coming.popleft().result(), lead, look)
 
 
 def _look(
@@ -548,15 +493,10 @@ def _shares(space: PatchSpace, densities: Sequence[MaskDensity], places: Places)
 def places_of(
     sampling: Sampling, space: PatchSpace, roles: Sequence[Role], pads: bool, kept: FileArrays | None
 ) -> PatchPlaces:
-    """The patches of epochs.
-
-    Raises:
-        OptionError: the sampling does not fit the volumes.
-    """
     if isinstance(sampling, Uniform):
         return _anywhere(sampling, space, roles, kept)
     if isinstance(sampling, Grid):
-        return FixedPatches(grid_places(space, _stride(sampling, space)))
+        return FixedPatches(grid_places(space, sampling.stride))
     if isinstance(sampling, Positions):
         return FixedPatches(given_places(space, sampling.array, pads))
     if isinstance(sampling, Foreground):
@@ -577,9 +517,8 @@ def places_of(
             raise OptionError(
                 f"{labels.volumes[0].name} has no label {which}, around which to draw patches{more}"
             )
-        missing = [
-            one for one in sampling.classes or () if not any((some.labels == one).any() for some in found)
-        ]
+        known = np.concatenate([one.labels for one in found])
+        missing = [one for one in sampling.classes or () if not (known == one).any()]
         if missing:
             _log.warning("No volume has the labels %s that are in Foreground(classes=…)", missing)
         elsewhere = _anywhere(sampling, space, roles, kept)
@@ -593,7 +532,6 @@ def places_of(
 def _anywhere(
     sampling: Uniform | Foreground, space: PatchSpace, roles: Sequence[Role], kept: FileArrays | None
 ) -> PatchPlaces:
-    """Patches anywhere, or where there is enough of the mask."""
     by_size = sampling.volumes == "size"
     base = UniformPatches(space, sampling.samples_per_epoch, by_size, partial(drawn, 0))
     least = sampling.mask_fraction
@@ -611,14 +549,3 @@ def _role(roles: Sequence[Role], name: str, why: str) -> Role:
         if role.name == name:
             return role
     raise OptionError(f"{why}: give {name}=")
-
-
-def _stride(sampling: Grid, space: PatchSpace) -> Sequence[int]:
-    patch: list[int] = space.patch.tolist()
-    if sampling.stride is None:
-        return patch
-    if isinstance(sampling.stride, int):
-        return [sampling.stride] * len(patch)
-    if len(sampling.stride) != len(patch):
-        raise OptionError(f"Grid(stride=…) must have {len(patch)} numbers, got {sampling.stride!r}")
-    return sampling.stride

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import glob
 import itertools
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -13,20 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastpipe.core.array_cache import default_file_arrays
 from fastpipe.core.files import is_url, open_file
-from fastpipe.core.text import in_bytes, natural_sorted, printable
+from fastpipe.core.text import natural_sorted, printable
 from fastpipe.errors import OptionError
-from fastpipe.options import Stage
-from fastpipe.volumes.converted import ConvertedFiles
 from fastpipe.volumes.opening import open_volume
 from fastpipe.volumes.remote import RemoteVolumes, remote_volumes
-from fastpipe.volumes.volume import DIMS, Volume
-
-__all__ = ["ROLES", "PatchPlan", "Role", "matched_volumes", "opened_roles"]
-
-
-# ---- which volumes belong together: lists, patterns and tables of paths -----------------------
+from fastpipe.volumes.volume import DIMS, Volume, chunk_text, sides_text
 
 ROLES = ("volume", "labels", "mask")
 
@@ -36,26 +27,15 @@ _WILDCARDS = re.compile(r"(\*+|\?|\[!?[^/][^/\]]*\])")
 
 
 def matched_volumes(volume: Any, labels: Any = None, mask: Any = None) -> dict[str, list[Any]]:
-    """The volumes, their labels and their masks, as far as there are such.
+    """The volumes, their labels and their masks, as far as given: lists that are equally long.
 
-    Args:
-        volume: a path, a pattern such as ``"cases/*/image.zarr"``, an array, or a sequence of some; or a
-            table: a sequence of tuples (volume, labels[, mask]), or the path of a ``.csv`` file with
-            columns of these names.
-        labels, mask: the same for the labels and masks, in the same order; without a table.
+    Each is a path, a pattern such as ``"cases/*/image.zarr"``, an array, or a sequence of some; or ``volume``
+    is a table: a sequence of tuples (volume, labels[, mask]), or the path of a ``.csv`` file with columns of
+    these names.
 
-    What a pattern matches is in natural order: ``case_2`` before ``case_10``.  A list keeps its order, so
-    ``sorted(glob.glob(pattern))`` gives the order of characters.
-
-    Where several of them are patterns, what belongs together is that for which their wildcards stand for
-    the same: ``"images/*_0000.npy"`` and ``"labels/*.npy"``.  A pattern within a sequence, or a table, is
-    matched with those at the same place.
-
-    Returns:
-        By ``"volume"``, ``"labels"`` and ``"mask"``, as far as given, lists that are equally long.
-
-    Raises:
-        OptionError: they do not fit together, or there are none.
+    What a pattern matches is in natural order: ``case_2`` before ``case_10``.  A list keeps its order.  Where
+    several of them are patterns, what belongs together is that for which their wildcards stand for the same:
+    ``"images/*_0000.npy"`` and ``"labels/*.npy"``.
     """
     if _is_table(volume):
         if labels is not None or mask is not None:
@@ -63,7 +43,11 @@ def matched_volumes(volume: Any, labels: Any = None, mask: Any = None) -> dict[s
         columns = _columns(volume)
     else:
         given = zip(ROLES, (volume, labels, mask), strict=True)
-        columns = {name: _several(some) for name, some in given if name == "volume" or some is not None}
+        columns = {
+            name: list(some) if isinstance(some, (list, tuple)) else [some]
+            for name, some in given
+            if name == "volume" or some is not None
+        }
     columns = _expanded(columns)
     if not columns["volume"]:
         raise OptionError("volume= names no volumes")
@@ -106,12 +90,7 @@ def _columns_of_file(path: str) -> dict[str, list[Any]]:
     }
 
 
-def _several(given: Any) -> list[Any]:
-    return list(given) if isinstance(given, (list, tuple)) else [given]
-
-
 def _expanded(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """The columns with what patterns match in their places."""
     if len({len(column) for column in columns.values()}) == 1:
         rows = [
             _expanded_row(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)
@@ -140,11 +119,10 @@ def _expanded(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
 
 def _expanded_row(row: dict[str, Any]) -> dict[str, list[Any]]:
     patterns = {name: os.fspath(item) for name, item in row.items() if _is_pattern(item)}
-    found = {name: [item] for name, item in row.items()}
+    matches = {name: _found(pattern, name) for name, pattern in patterns.items()}
     if len(patterns) > 1:
-        found |= _matched(patterns)
-    else:
-        found |= {name: _found(pattern, name) for name, pattern in patterns.items()}
+        matches = _matched(patterns, matches)
+    found = {name: [item] for name, item in row.items()} | matches
     _check_counts(found)
     return found
 
@@ -182,7 +160,7 @@ def _found(pattern: str | os.PathLike[str], name: str) -> list[str]:
     return found
 
 
-def _matched(patterns: dict[str, str]) -> dict[str, list[str]]:
+def _matched(patterns: dict[str, str], matches: dict[str, list[str]]) -> dict[str, list[str]]:
     """What patterns match, in the order of the first, by what their wildcards stand for."""
     regexes = {name: _regex(pattern) for name, pattern in patterns.items()}
     counts = {name: regex.groups for name, regex in regexes.items()}
@@ -191,11 +169,10 @@ def _matched(patterns: dict[str, str]) -> dict[str, list[str]]:
         raise OptionError(f"patterns must have equally many wildcards, got {said}: {_HOW}")
     by_text: dict[str, dict[tuple[str, ...], str]] = {}
     for name, pattern in patterns.items():
-        fits = [(regexes[name].fullmatch(path), path) for path in _found(pattern, name)]
         by_text[name] = {}
-        for match, path in fits:
-            if match is not None and by_text[name].setdefault(match.groups(""), path) != path:
-                other = by_text[name][match.groups("")]
+        for path in matches[name]:
+            match = regexes[name].fullmatch(path)
+            if match is not None and (other := by_text[name].setdefault(match.groups(""), path)) != path:
                 raise OptionError(f"{name}={pattern!r} has both {other!r} and {path!r}: {_HOW}")
     leading = next(iter(patterns))
     for name in patterns:
@@ -220,17 +197,11 @@ def _regex(pattern: str) -> re.Pattern[str]:
         else:
             has_any_ending = last and part.endswith(".*")
             pieces = _WILDCARDS.split(part.removesuffix("*") if has_any_ending else part)
-            text += "".join(map(_wildcard, pieces)) + ("[^/]*" if has_any_ending else "" if last else "/+")
+            # Every second one is a wildcard.
+            pieces[0::2] = map(re.escape, pieces[0::2])
+            pieces[1::2] = ["([^/]*)" if piece[0] == "*" else "([^/])" for piece in pieces[1::2]]
+            text += "".join(pieces) + ("[^/]*" if has_any_ending else "" if last else "/+")
     return re.compile(text, re.DOTALL)
-
-
-def _wildcard(piece: str) -> str:
-    if not _WILDCARDS.fullmatch(piece):
-        return re.escape(piece)
-    return "([^/]*)" if piece[0] == "*" else "([^/])"
-
-
-# ---- these volumes, opened --------------------------------------------------------------------
 
 
 class Role(NamedTuple):
@@ -242,41 +213,28 @@ class Role(NamedTuple):
     dtype: np.dtype[Any]  # of its elements
 
     def spatial(self, number: int) -> tuple[int, ...]:
-        """The shape of a volume, along the dimensions that patches are cut along."""
         return self.volumes[number].shape[len(self.lead) :]
 
 
-def opened_roles(
-    volume: Any,
-    labels: Any,
-    mask: Any,
-    dims: int,
-    *,
-    may_write: bool,
-    storage_options: Mapping[str, Any] | None = None,
-    stage: Stage | None = None,
-) -> tuple[list[Role], RemoteVolumes | None]:
-    """Open volumes, and what belongs to them.
+class Given(NamedTuple):
+    """Of which volumes a dataset of patches is to be, and how those are reached that are somewhere else."""
 
-    Args:
-        volume, labels, mask: as for ``matched_volumes``.
-        storage_options, stage: as for ``remote_volumes``.
+    volume: Any
+    labels: Any
+    mask: Any
+    stage: Any
+    storage_options: Mapping[str, Any] | None
 
-    Returns:
-        The arrays; and what brings chunks here of those that are somewhere else.
 
-    Raises:
-        OptionError: they do not fit together.
-        Others: as for ``open_volume`` and ``remote_volumes``.
-    """
-    columns = matched_volumes(volume, labels, mask)
-    remote = remote_volumes(itertools.chain(*columns.values()), storage_options, stage)
-    tables, convert = (default_file_arrays(), ConvertedFiles()) if may_write else (None, None)
+def opened_roles(given: Given, dims: int, *, may_write: bool) -> tuple[list[Role], RemoteVolumes | None]:
+    """Open volumes, and what belongs to them; and what brings chunks here of those that are elsewhere."""
+    columns = matched_volumes(*given[:3])
+    remote = remote_volumes(itertools.chain(*columns.values()), given.storage_options, given.stage)
 
     def opened(what: Any, name: str) -> Volume:
         is_path = remote is not None and isinstance(what, (str, os.PathLike))
         found = remote.volume(os.fspath(what), name) if remote is not None and is_path else None
-        return found or open_volume(what, name, convert=convert, tables=tables)
+        return found or open_volume(what, name, may_write=may_write)
 
     roles = [_role(name, [opened(what, name) for what in column], dims) for name, column in columns.items()]
     for role in roles[1:]:
@@ -309,20 +267,17 @@ def _role(name: str, volumes: Sequence[Volume], dims: int) -> Role:
                 f"{volume.name} has elements of {volume.dtype}, and {first.name} of {first.dtype}: a batch "
                 "has one type; convert one of them"
             )
-        if volume.shape[: len(volume.shape) - dims] != lead:
+        own = volume.shape[: len(volume.shape) - dims]
+        if own != lead:
             raise OptionError(
-                f"{volume.name} has {volume.shape[: len(volume.shape) - dims]} in front of the dimensions "
-                f"that patches are cut along, and {first.name} {lead}: a batch has one shape"
+                f"{volume.name} has {own} in front of the dimensions that patches are cut along, and "
+                f"{first.name} {lead}: a batch has one shape"
             )
     return Role(name, list(volumes), lead, first.dtype)
 
 
 class PatchPlan:
-    """What a dataset of patches does with its volumes.  ``print`` it.
-
-    Args:
-        amplification: bytes that were decoded so far for each that was used; None before the first.
-    """
+    """What a dataset of patches does with its volumes.  ``print`` it."""
 
     def __init__(
         self, roles: Sequence[Role], patch_size: Sequence[int], remembered: str, amplification: float | None
@@ -336,21 +291,15 @@ class PatchPlan:
         return "PatchPlan(\n" + "".join(f"  {line}\n" for line in self.lines) + ")"
 
 
-def _order(role: Role) -> str:
-    names = [volume.name for volume in role.volumes]
-    is_natural = names == natural_sorted(set(names))  # arrays in memory have all the same name
-    return "natural order" if is_natural else "the given order"
-
-
 def _line(role: Role, patch_size: Sequence[int]) -> str:
     first, count = role.volumes[0], len(role.volumes)
-    patch = (*role.lead, *patch_size)
-    nbytes = math.prod(patch) * role.dtype.itemsize
-    where = first.name if count == 1 else f"{count} volumes in {_order(role)}, from {first.name}"
-    shape = "×".join(map(str, first.shape))
+    names = [volume.name for volume in role.volumes]
+    is_natural = names == natural_sorted(set(names))  # arrays in memory have all the same name
+    order = "natural order" if is_natural else "the given order"
+    where = first.name if count == 1 else f"{count} volumes in {order}, from {first.name}"
     hows = list(dict.fromkeys(volume.how for volume in role.volumes))
     more = f", and {len(hows) - 1} other ways" if len(hows) > 1 else ""
     return (
-        f"{role.name}: {where}, {shape} {role.dtype}  →  patches of {'×'.join(map(str, patch))} "
-        f"({in_bytes(nbytes)}) from {hows[0]}{more}"
+        f"{role.name}: {where}, {sides_text(first.shape)} {role.dtype}  →  patches of "
+        f"{chunk_text((*role.lead, *patch_size), role.dtype)} from {hows[0]}{more}"
     )

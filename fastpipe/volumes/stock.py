@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,11 +25,8 @@ from fastpipe.volumes.volume import GroupedVolume, NativeVolume, Volume
 from fastpipe.volumes.zarr import ZarrVolume
 from fastpipe.volumes.zarr_python import ZarrPythonVolume
 
-__all__ = ["SlicedPatches", "library_array"]
-
 
 def library_array(volume: Volume) -> Any:
-    """An array that slices as NumPy's does."""
     if volume.array is not None:
         return volume.array
     if isinstance(volume, ZarrVolume):
@@ -40,7 +37,8 @@ def library_array(volume: Volume) -> Any:
         order: Any = "F" if volume.is_fortran else "C"
         return np.memmap(volume.path, volume.dtype, "r", volume.offset, volume.shape, order)
     if isinstance(volume, TensorStoreVolume):
-        return _Sliced(volume.store())
+        store = volume.store()
+        return _Sliced(lambda box: np.asarray(store[box].read().result()))
     if isinstance(volume, (GroupedVolume, NativeVolume)):
         return library_array(volume.inner)
     if isinstance(volume, HDF5Volume):
@@ -48,31 +46,21 @@ def library_array(volume: Volume) -> Any:
     if isinstance(volume, Blosc2Volume):
         return require("blosc2", extra="volume").open(volume.name, mode="r")
     if isinstance(volume, TiffVolume):
-        read = require("tifffile", extra="volume").imread
-        return read(volume.files if volume.segments is None else volume.name)
+        return require("tifffile", extra="volume").imread(volume.files)
     if isinstance(volume, ScaledVolume):
-        return _Scaled(library_array(volume.inner), volume)
+        stored, scaled = library_array(volume.inner), volume.scaled
+        return _Sliced(lambda box: scaled(np.asarray(stored[box])))
     raise TypeError(f"{type(volume).__name__} has no library of its own")
 
 
-class _Scaled:
-    """An image whose elements stand for others."""
-
-    def __init__(self, stored: Any, volume: ScaledVolume) -> None:
-        self._stored, self._volume = stored, volume
-
-    def __getitem__(self, box: Any) -> Any:
-        return self._volume.scaled(np.asarray(self._stored[box]))
-
-
 class _Sliced:
-    """An array of tensorstore's, which only reads when it is asked to."""
+    """What a function reads."""
 
-    def __init__(self, store: Any) -> None:
-        self._store = store
+    def __init__(self, read: Callable[[Any], Any]) -> None:
+        self._read = read
 
     def __getitem__(self, box: Any) -> Any:
-        return np.asarray(self._store[box].read().result())
+        return self._read(box)
 
 
 class SlicedPatches:
@@ -95,11 +83,9 @@ class SlicedPatches:
 
     @property
     def is_random(self) -> bool:
-        """Return whether places are drawn from seed and epoch."""
         return self._places.is_random
 
     def values(self, index: int, seed: int, epoch: int) -> list[npt.NDArray[Any]]:
-        """The arrays of a sample of an epoch."""
         if not -len(self) <= index < len(self):
             raise IndexError(f"sample {index} of a dataset of {len(self)}")
         volumes, starts = self._places.places(seed, epoch, np.array([index % len(self)]))
@@ -109,17 +95,11 @@ class SlicedPatches:
 
     def _patch(self, number: int, volume: int, start: Sequence[int]) -> npt.NDArray[Any]:
         role, array = self._roles[number], self._array(number, volume)
-        shape = role.spatial(volume)
-        stop = [at + side for at, side in zip(start, self._size, strict=True)]
-        ends = [
-            (max(0, -low), max(0, high - most)) for low, high, most in zip(start, stop, shape, strict=True)
-        ]
+        sides = list(zip(start, self._size, role.spatial(volume), strict=True))
+        ends = [(max(0, -at), max(0, at + size - most)) for at, size, most in sides]
         if any(map(any, ends)):  # all of it, as ``numpy.pad`` needs it
             array = self._padded(role, array[...], ends)
-        box = [
-            slice(low + before, high + before)
-            for low, high, (before, _) in zip(start, stop, ends, strict=True)
-        ]
+        box = [slice(max(0, at), max(0, at) + size) for at, size, _ in sides]
         patch = np.array(array[(*[slice(None)] * len(role.lead), *box)], role.dtype)
         if number == 0 and self._nan != "keep" and patch.dtype.kind in "fc" and np.isnan(patch).any():
             if self._nan == "error":
@@ -130,8 +110,7 @@ class SlicedPatches:
     def _padded(self, role: Role, whole: Any, ends: Sequence[tuple[int, int]]) -> npt.NDArray[Any]:
         options = {}
         if self._padding.mode == "constant":
-            value = {"volume": self._padding.value, "labels": self._padding.label, "mask": 0}[role.name]
-            options["constant_values"] = np.array(value).astype(role.dtype)
+            options["constant_values"] = np.array(self._padding.constant(role.name)).astype(role.dtype)
         mode: Any = self._padding.mode
         padded: npt.NDArray[Any] = np.pad(whole, [(0, 0)] * len(role.lead) + list(ends), mode, **options)
         return padded
@@ -139,10 +118,10 @@ class SlicedPatches:
     def _array(self, number: int, volume: int) -> Any:
         if self._open[0] != os.getpid():
             self._open = os.getpid(), {}
-        arrays = self._open[1]
-        if (number, volume) not in arrays:
-            arrays[number, volume] = library_array(self._roles[number].volumes[volume])
-        return arrays[number, volume]
+        arrays, key = self._open[1], (number, volume)
+        if key not in arrays:
+            arrays[key] = library_array(self._roles[number].volumes[volume])
+        return arrays[key]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": (0, {})}

@@ -7,7 +7,7 @@ import copy
 import math
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -27,11 +27,10 @@ from fastpipe.volumes.volume import (
     UnitReader,
     Volume,
     box_text,
+    chunk_text,
     folder_state,
     grown_unit,
 )
-
-__all__ = ["FAILED", "SPEC", "TensorStoreVolume", "opened_by_tensorstore"]
 
 _PATIENCE_S = 5.0  # after which it is looked whether there is what no read comes back from
 # What tensorstore raises for the states that its messages begin with.
@@ -46,15 +45,13 @@ _DRIVERS = ("zarr", "zarr3", "n5", "neuroglancer_precomputed")
 
 
 class TensorStoreVolume(Volume):
-    """An array that tensorstore opens.
-
-    Args:
-        why: why it is not read here, in words; empty if it never is.
-    """
+    """An array that tensorstore opens; ``why`` it is not read here, in words, empty if it never is."""
 
     def __init__(self, name: str, spec: dict[str, Any], why: str = "") -> None:
         # An address may hold a password or a signature: these are in the spec only.
-        self._secrets = _secrets_in(name)
+        parts = urlsplit(name if is_url(name) else "")
+        user = parts.netloc.rpartition("@")[0]
+        self._secrets = [part for part in (user and f"{user}@", parts.query and f"?{parts.query}") if part]
         self.name, self._spec, self._why = self.without_secrets(name), spec, why
         store = self.store()
         try:
@@ -69,7 +66,7 @@ class TensorStoreVolume(Volume):
         self.dtype = np.dtype(store.dtype.numpy_dtype)
         # None of formats that have none, and where they need not say.
         fill = store.fill_value if self.dtype.kind in "biufc" else None
-        self._fill = bytes(self.dtype.itemsize) if fill is None else np.array(fill, self.dtype).tobytes()
+        self._fill = b"" if fill is None else np.array(fill, self.dtype).tobytes()
         sides = store.chunk_layout.read_chunk.shape or [0] * len(self.shape)
         chunk = [side or min(max(1, size), 64) for side, size in zip(sides, self.shape, strict=True)]
         self._chunk = tuple(chunk)
@@ -77,17 +74,11 @@ class TensorStoreVolume(Volume):
         if nbytes > LARGEST_UNIT:  # tensorstore ends the process where it has no memory for one
             raise VolumeError(f"{self.name} has chunks of {in_bytes(nbytes)}, more than tensorstore decodes")
         self.grid = UnitGrid(self.shape, grown_unit(chunk, self.shape, self.dtype.itemsize, _LEAST_NBYTES))
-        said = "×".join(map(str, chunk))
-        self.how = f"{driver} by tensorstore, chunks of {said}"
-        self.how += f" ({in_bytes(nbytes)})" + (f", as {why}" if why else "")
-
-    @property
-    def fill(self) -> bytes:
-        return self._fill
+        self.how = f"{driver} by tensorstore, chunks of {chunk_text(chunk, self.dtype)}"
+        self.how += f", as {why}" if why else ""
 
     @property
     def finer(self) -> TensorStoreVolume | None:
-        """One chunk at a time."""
         if self.grid.unit == self._chunk:
             return None
         made = copy.copy(self)
@@ -95,7 +86,6 @@ class TensorStoreVolume(Volume):
         return made
 
     def store(self) -> Any:
-        """Open tensorstore's own array here."""
         try:
             return _opened(self.name, self._spec)
         except _StoreError as error:
@@ -110,19 +100,12 @@ class TensorStoreVolume(Volume):
         raise VolumeError(f"{self.name} cannot be opened by tensorstore: {said}")
 
     def without_secrets(self, text: str) -> str:
-        """Return a text of tensorstore's for messages."""
         text = text.partition(SPEC)[0]
         for secret in self._secrets:
             text = text.replace(secret, "")
         return text
 
-    @property
-    def folder(self) -> str:
-        """Its folder on this machine; empty for what is elsewhere."""
-        return _folder_of(self._spec)
-
     def open(self) -> UnitReader:
-        """Open it here."""
         return _Reader(self)
 
     def stored_in(self, numbers: Int64Array) -> Int64Array:
@@ -130,9 +113,8 @@ class TensorStoreVolume(Volume):
         return np.zeros_like(numbers)
 
     def state(self) -> tuple[str, str]:
-        """That of its folder's files; of what is elsewhere nobody says it."""
         store = self._spec["kvstore"]
-        if not isinstance(store, dict):
+        if not isinstance(store, dict):  # of what is elsewhere nobody says it
             return "", ""
         return store["path"], f"tensorstore {self._spec} {folder_state(store['path'])}"
 
@@ -147,7 +129,7 @@ class _Reader(UnitReader):
         reads = [self._store[box].read(order="C") for box in boxes]
         for box, read, out in zip(boxes, reads, outs, strict=True):
             try:
-                part = _result(read, self._volume.folder)
+                part = _result(read, _folder_of(self._volume._spec))
             except FAILED as error:
                 said = self._volume.without_secrets(str(error))
                 # What cannot be reached, or not be read by this user, is no reason to do without a sample.
@@ -176,12 +158,10 @@ def _opened(name: str, spec: dict[str, Any]) -> Any:
 
 
 def opened_by_tensorstore(spec: dict[str, Any], **how: Any) -> Any:
-    """Open or make an array in a folder, or of a URL, by tensorstore.
+    """Open or make an array in a folder, or of a URL, by tensorstore; ``how`` is as of ``tensorstore.open``.
 
-    Args:
-        spec: tensorstore's, whose ``kvstore`` may be a URL as it is written elsewhere, where a "%" or "#"
-            of a key is itself, and may have the path of any folder.
-        how: further arguments of ``tensorstore.open``.
+    The ``kvstore`` may be a URL as it is written elsewhere, where a "%" or "#" of a key is itself, and may
+    have the path of any folder.
     """
     tensorstore = require("tensorstore", extra="volume")
     # What is decoded is remembered by fastpipe.
@@ -221,7 +201,8 @@ def _result(future: Any, folder: str) -> Any:
     if folder:
         with contextlib.suppress(TimeoutError):
             return future.result(timeout=_PATIENCE_S)
-        fifos = [path for path in _files_in(folder) if Path(path).is_fifo()]
+        files = (os.path.join(place, name) for place, _, names in os.walk(folder) for name in names)
+        fifos = [path for path in files if Path(path).is_fifo()]
         for path in fifos:  # whoever opens it lets tensorstore's thread go
             with contextlib.suppress(OSError):
                 os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
@@ -230,19 +211,5 @@ def _result(future: Any, folder: str) -> Any:
     return future.result()
 
 
-def _files_in(folder: str) -> Iterator[str]:
-    for place, _, names in os.walk(folder):
-        yield from (os.path.join(place, name) for name in names)
-
-
 class _StoreError(Exception):
     """What tensorstore says of an array that it cannot open; its address may be in it."""
-
-
-def _secrets_in(url: str) -> list[str]:
-    """The parts of an address that may say more than where something is."""
-    if not is_url(url):
-        return []
-    parts = urlsplit(url)
-    user = parts.netloc.rpartition("@")[0]
-    return [part for part in (f"{user}@" if user else "", f"?{parts.query}" if parts.query else "") if part]

@@ -19,7 +19,7 @@ from fastpipe.core.extras import require
 from fastpipe.core.files import open_file, regular_status, retrying_open
 from fastpipe.core.native import native
 from fastpipe.core.reads import read_bytes
-from fastpipe.core.text import in_bytes, natural_sorted
+from fastpipe.core.text import natural_sorted
 from fastpipe.errors import FastpipeError, MissingDependencyError, VolumeError
 from fastpipe.volumes.raw import RawVolume, raw_unit, read_box
 from fastpipe.volumes.volume import (
@@ -32,17 +32,11 @@ from fastpipe.volumes.volume import (
     UnitReader,
     Volume,
     as_volume_error,
+    chunk_text,
     shortened,
     swapped,
 )
 
-__all__ = ["TiffVolume", "is_tiff_name", "slices_volume", "tiff_volume"]
-
-
-_ELSEWHERE = (
-    "{} refers to pages in other files: write its series to one file, as "
-    "tifffile.imwrite(file, tifffile.imread(path)) does"
-)
 _decoded: set[Any] = set()  # kinds of segments that have been decoded in this process
 
 # By the number of a compression in TIFF, the filters of fastpipe/native/codecs.h that undo it.
@@ -86,30 +80,20 @@ class _Stored(NamedTuple):
     @classmethod
     def of(cls, page: Any) -> _Stored:
         dtype = np.dtype(page.dtype).newbyteorder(page.parent.byteorder)
-        is_plain = (
-            page.predictor == 1
-            and page.fillorder == 1
-            and page.bitspersample == 8 * dtype.itemsize
-            and not page.is_subsampled
-        )
+        is_plain = page.predictor == page.fillorder == 1 and not page.is_subsampled
+        is_plain = is_plain and page.bitspersample == 8 * dtype.itemsize
         filters = _FILTERS.get(int(page.compression)) if is_plain else None
         return cls(filters, dtype, np.array(page.nodata).astype(dtype).tobytes(), not page.is_tiled)
 
 
 class _Slice(NamedTuple):
-    """A file of a folder, as it was found."""
-
     state: FileState
     segments: _Segments
     keyframe: Any  # tifffile's page, which undoes the compression
 
 
 def tiff_volume(path: str) -> Volume:
-    """Open the first series of images in a file, or the files of a folder as slices, in natural order.
-
-    Raises:
-        VolumeError: it is damaged, or its pages are not alike.
-    """
+    """Open the first series of images in a file, or the files of a folder as slices, in natural order."""
     if os.path.isdir(path):
         # That of the folder itself: a slice that is added or removed changes it.
         state = FileState.of(path)
@@ -125,12 +109,6 @@ def tiff_volume(path: str) -> Volume:
 
 
 def slices_volume(files: Sequence[str | os.PathLike[str]]) -> Volume:
-    """Open files as the slices of one volume, in this order.
-
-    Raises:
-        FileNotFoundError, PermissionError: as ``open`` raises them.
-        VolumeError: the first is damaged, or is not one image.
-    """
     paths = [os.fspath(file) for file in files]
     name = f"{len(paths):,} files from {paths[0]}"
     return _slices(name, paths, FileState.of(paths[0]), "the given order")
@@ -181,10 +159,13 @@ def _opened(path: str) -> Iterator[Any]:
         as_volume_error(f"{path} cannot be read as TIFF"),
         retrying_open(tifffile.TiffFile, path, _multifile=False) as file,
     ):
-        if file.is_ome and file.series[0].kind != "ome" and "FileName=" in (file.ome_metadata or ""):
-            raise VolumeError(_ELSEWHERE.format(path))
-        if any(page is not None and page.parent is not file for page in file.series[0].pages):
-            raise VolumeError(_ELSEWHERE.format(path))
+        first = file.series[0]
+        is_elsewhere = file.is_ome and first.kind != "ome" and "FileName=" in (file.ome_metadata or "")
+        if is_elsewhere or any(page is not None and page.parent is not file for page in first.pages):
+            raise VolumeError(
+                f"{path} refers to pages in other files: write its series to one file, as "
+                "tifffile.imwrite(file, tifffile.imread(path)) does"
+            )
         yield file
 
 
@@ -207,7 +188,6 @@ def _check_decodes(file: Any, keyframe: Any, pages: Sequence[_Segments]) -> None
 
 
 def _decode(keyframe: Any, stored: bytes | None, number: int, page: _Segments) -> tuple[Any, Any, Any]:
-    """Undo the compression of a segment, as tifffile's ``decode`` does."""
     tables = {} if page.tables is None else {"jpegtables": page.tables}
     try:
         made: tuple[Any, Any, Any] = keyframe.decode(stored, number, **tables)
@@ -275,7 +255,6 @@ def _page(first: Any, order: Any, whole: tuple[int, ...], pages: int, is_raw: bo
 
 
 def _segments(page: Any, common: _Page, first: Any) -> _Segments:
-    """Where a page's segments are."""
     if page is None:
         raise ValueError("it misses pages")
     if tuple(page.shape) != tuple(first.shape):
@@ -290,11 +269,7 @@ def _segments(page: Any, common: _Page, first: Any) -> _Segments:
 
 
 class TiffVolume(Volume):
-    """Pages of one file, or of several.
-
-    Args:
-        segments: where those of the file's pages are; None where each file is asked when it is read.
-    """
+    """Pages of one file, or of several, of which each is asked where its segments are when it is read."""
 
     def __init__(
         self, name: str, files: Sequence[str], shape: Sequence[int], page: _Page,
@@ -302,7 +277,7 @@ class TiffVolume(Volume):
     ) -> None:  # fmt: skip
         self.name, self.files, self.page, self.segments = name, list(files), page, segments
         self.stored: _Stored | None = None
-        self.order, self.opened = order, state
+        self.opened = state
         self.shape, self.dtype = tuple(shape), page.dtype
         lead = [1] * (len(self.shape) - len(page.shape))
         side = raw_unit(page.shape, page.dtype.itemsize) if page.is_raw else page.segment
@@ -310,11 +285,8 @@ class TiffVolume(Volume):
         self.dims = len(lead)
         names = [os.path.basename(file) for file in (files[0], files[-1])]
         many = f"{len(files):,} files in {order} ({names[0]} … {names[1]}), " if order else ""
-        what = "×".join(map(str, page.segment))
-        nbytes = in_bytes(math.prod(page.segment) * page.dtype.itemsize)
-        self.how = f"TIFF, {many}" + (
-            "not compressed" if page.is_raw else f"parts of {what} ({nbytes}; {page.compression})"
-        )
+        parts = f"parts of {chunk_text(page.segment, page.dtype, page.compression)}"
+        self.how = f"TIFF, {many}{'not compressed' if page.is_raw else parts}"
 
     def native_source(self) -> Any | None:
         """Where its strips or tiles are; None for several files, and where tifffile has to undo them."""
@@ -332,18 +304,14 @@ class TiffVolume(Volume):
         return _Reader(self)
 
     def stored_in(self, numbers: Int64Array) -> Int64Array:
-        """Return the page of each."""
         pages: Int64Array = numbers // math.prod(self.grid.counts[self.dims :])
         return pages
 
     def state(self) -> tuple[str, str]:
-        """That of the file, or of all slices in their order."""
         if self.segments is not None:
             return self.name, f"tiff {self.opened.state}"
-        digest = hashlib.sha256()
-        for file in self.files:
-            digest.update(repr(FileState.of(file).state).encode())
-        return self.opened.name, f"tiff {self.opened.state} {digest.hexdigest()}"
+        states = repr([tuple(FileState.of(file).state) for file in self.files]).encode()
+        return self.opened.name, f"tiff {self.opened.state} {hashlib.sha256(states).hexdigest()}"
 
 
 class _Reader(UnitReader):

@@ -26,12 +26,6 @@ from fastpipe.volumes.places import PatchPlaces, PatchSpace, Places
 from fastpipe.volumes.sources import Role
 from fastpipe.volumes.volume import Int64Array
 
-__all__ = [
-    "Geometry", "Stripes", "TourTrial", "Touring", "TriedOrder", "UnitArray", "planned", "tour_of",
-    "unit_visits", "units_used",
-]  # fmt: skip
-
-
 _FRONTS = (1, 2, 4, 8, 16, 32, 64)
 _TRIED = 256  # patches on which stripes are tried
 _LEAST_OF_FRONT = 24  # of these, at least, from each place: what is decoded for the first is not typical
@@ -45,9 +39,6 @@ def unit_visits(
     shape: Sequence[int], unit: Sequence[int], patch: Sequence[int], starts: Int64Array
 ) -> npt.NDArray[np.int32]:
     """For each unit of a volume the number of patches that touch it: int32, of the grid's shape.
-
-    Args:
-        starts: int64 (N, D): where patches begin, perhaps outside of the volume.
 
     >>> unit_visits((6,), (2,), (3,), np.array([[0], [3]]))
     array([1, 2, 1], dtype=int32)
@@ -77,10 +68,8 @@ class UnitArray(NamedTuple):
 
 
 def units_used(arrays: Sequence[UnitArray], places: Places, patch: Sequence[int]) -> Int64Array:
-    """The numbers of the units that patches touch, patch after patch: int64 (M,).
-
-    Args:
-        places: where patches begin, perhaps outside of their volumes.
+    """The numbers of the units that patches, perhaps beyond their volumes' ends, touch, one after the other:
+    int64 (M,).
 
     >>> from fastpipe.volumes.places import Places
     >>> array = UnitArray(volume=0, first=10, shape=(6,), unit=(2,))
@@ -108,8 +97,6 @@ def units_used(arrays: Sequence[UnitArray], places: Places, patch: Sequence[int]
 
 
 class Stripes(NamedTuple):
-    """How volumes are visited."""
-
     axis: int  # the dimension along a stripe
     widths: tuple[int, ...]  # of a stripe along each dimension, in units; along ``axis`` it has no meaning
 
@@ -123,13 +110,10 @@ class Geometry(NamedTuple):
 
 
 def tour_of(geometry: Geometry, places: Places, stripes: Stripes, *, seed: int, epoch: int) -> Int64Array:
-    """The place of each patch in a tour through all volumes.
+    """The place of each patch in a tour through all volumes: int64 (N,), a permutation.
 
     Another one in each epoch: volumes come in another order, stripes begin elsewhere, and each volume is
     gone through from one end or from the other.
-
-    Returns:
-        int64 (N,): a permutation of ``range(N)``.
     """
     space, volumes = geometry.space, places.volumes
     count, dims = len(space.shapes), len(space.patch)
@@ -162,12 +146,8 @@ def tour_of(geometry: Geometry, places: Places, stripes: Stripes, *, seed: int, 
 def planned(
     geometry: Geometry, places: Places, room: float, fronts: int | None = None
 ) -> tuple[int, Stripes, float]:
-    """How volumes are best visited; found by trying on some patches of an epoch.
-
-    Args:
-        fronts: parts of the tour; None finds the largest number with which not much more is decoded than
-            is used.
-    """
+    """How volumes are best visited, by trying on some patches of an epoch: with ``fronts`` parts of the tour,
+    or the largest number of them with which not much more is decoded than is used."""
     if not len(places.volumes):
         return fronts or 1, Stripes(0, (1,) * len(geometry.space.patch)), 1.0
     trial = TourTrial(geometry, places)
@@ -194,11 +174,7 @@ class TriedOrder(NamedTuple):
 
 
 class TourTrial:
-    """Tries orders on the patches of an epoch.
-
-    Args:
-        places: where the patches are; at least one.
-    """
+    """Tries orders on the patches of an epoch, at least one."""
 
     def __init__(self, geometry: Geometry, places: Places) -> None:
         self._geometry, self._places = geometry, places
@@ -206,9 +182,8 @@ class TourTrial:
         counts = -(-space.shapes // units)
         # Units are counted through all volumes.
         self._firsts = np.cumsum(np.concatenate([[0], counts.prod(axis=1)]))
-        self._steps = np.ones_like(counts)
-        for dim in range(counts.shape[1] - 2, -1, -1):
-            self._steps[:, dim] = self._steps[:, dim + 1] * counts[:, dim + 1]
+        inner = np.concatenate([counts[:, 1:], np.ones_like(counts[:, :1])], axis=1)
+        self._steps = np.cumprod(inner[:, ::-1], axis=1)[:, ::-1]
         visits = [
             unit_visits(
                 space.shapes[volume].tolist(), unit, space.patch.tolist(),
@@ -224,9 +199,10 @@ class TourTrial:
         space, units = self._geometry.space, self._geometry.units
         cells = (-(-space.counts // units)).max(axis=0).tolist()
         found: dict[bytes, tuple[Stripes, TriedOrder]] = {}
+        # In units, up to all; the larger the farther apart.
+        widths = [sorted({*(1 << power for power in range((cell - 1).bit_length())), cell}) for cell in cells]
         for axis in range(len(cells)):
-            widths = ([1] if dim == axis else _some_widths(cell) for dim, cell in enumerate(cells))
-            for some in itertools.product(*widths):
+            for some in itertools.product(*widths[:axis], [1], *widths[axis + 1 :]):
                 stripes = Stripes(axis, some)
                 patches = self._beginning(stripes, 1)
                 if (content := patches.tobytes()) not in found:
@@ -244,17 +220,12 @@ class TourTrial:
         return stripes, least
 
     def beginning(self, stripes: Stripes, fronts: int) -> TriedOrder:
-        """Some patches at the beginning of an order with so many fronts."""
         return self.order_of(self._beginning(stripes, fronts))
 
     def amplification(self, order: TriedOrder, room: float, limit: float = math.inf) -> float:
         """Bytes of units that are decoded for each byte of patches in an order, if what will not be wanted
-        again is forgotten first, and then what was not used for the longest time; not less than ``limit``
-        where it is beyond that.
-
-        Args:
-            order: as found in ``tours``.
-        """
+        again is forgotten first, and then what was not used for the longest time; at least ``limit`` beyond
+        that."""
         geometry = self._geometry
         held = max(1, int(room // max(1, geometry.unit_nbytes)))
         used: int = len(order.ends) * math.prod(geometry.space.patch.tolist())
@@ -264,7 +235,6 @@ class TourTrial:
         return decoded * voxels / used
 
     def _beginning(self, stripes: Stripes, fronts: int) -> Int64Array:
-        """The numbers of these patches."""
         ranks = tour_of(self._geometry, self._places, stripes, seed=0, epoch=0)
         tour = np.argsort(ranks, kind="stable")
         fronts = min(fronts, len(tour))
@@ -274,11 +244,6 @@ class TourTrial:
         return some
 
     def order_of(self, patches: Int64Array) -> TriedOrder:
-        """Patches in an order.
-
-        Args:
-            patches: int64 (N,): their numbers, as they come.
-        """
         space, volumes = self._geometry.space, self._places.volumes[patches]
         starts, units = self._places.starts[patches], self._geometry.units[volumes]
         lows = np.maximum(starts, 0) // units
@@ -288,14 +253,6 @@ class TourTrial:
         )
         some, places = np.unique(numbers, return_inverse=True)
         return TriedOrder(places.astype(np.int64), ends, self._visits[some].astype(np.int64))
-
-
-def _some_widths(most: int) -> list[int]:
-    """Widths of stripes that are tried, in units, up to the largest; the larger the farther apart."""
-    sizes = [1]
-    while sizes[-1] < most:
-        sizes.append(min(most, 2 * sizes[-1]))
-    return sizes
 
 
 class Touring:
@@ -309,9 +266,7 @@ class Touring:
         units = np.array([volume.grid.unit[len(leading.lead) :] for volume in leading.volumes], np.int64)
         voxels = sum(volume.nbytes for role in roles for volume in role.volumes)
         more = voxels / max(1, sum(volume.nbytes for volume in leading.volumes))
-        largest = max(
-            int(np.prod(leading.lead)) * leading.dtype.itemsize * int(np.prod(unit)) for unit in units
-        )
+        largest = math.prod(leading.lead) * leading.dtype.itemsize * int(units.prod(axis=1).max())
         self._geometry = Geometry(space, units.reshape(-1, dims), int(largest * more))
         self._planned: dict[int | None, tuple[int, Stripes, float]] = {}
 
@@ -332,7 +287,6 @@ class Touring:
         return tour_of(self._geometry, places, stripes, seed=seed, epoch=epoch)
 
     def about(self, window: int) -> str:
-        """What decides a tour, beside seed and epoch."""
         space = self._geometry.space
         shapes = zlib.crc32(np.concatenate([space.shapes, self._geometry.units]).tobytes())
         return f"{self._places.count} patches of {shapes:08x}, {self.planned(window)[1]!r}"

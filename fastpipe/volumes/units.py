@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from fastpipe.core.machine import free_memory, local_ranks
 from fastpipe.core.shared_chunks import UnitFile, joined_memory, slot_nbytes
@@ -28,9 +27,6 @@ from fastpipe.volumes.tours import UnitArray, units_used
 from fastpipe.volumes.volume import GroupedVolume, Int64Array, NativeVolume, UnitGrid, Volume
 from fastpipe.volumes.zarr import ZarrVolume
 
-__all__ = ["Foreseen", "PatchChunks", "Remembered", "Units", "budget_of", "planned_room"]
-
-
 Units = Sequence[tuple[Any, int]]  # of each array its ``native.UnitMemory`` or None, and its first key
 
 _log = logging.getLogger("fastpipe.cache")
@@ -41,11 +37,6 @@ _MOST_WASTE = 1.25  # how much larger than a unit its slot may else be
 
 
 def budget_of(cache: Cache) -> int:
-    """Bytes for decoded units.
-
-    Raises:
-        OptionError: the option is not for volumes.
-    """
     if cache.where == "off":
         return 0
     if cache.where == "disk":
@@ -64,8 +55,6 @@ def planned_room(cache: Cache) -> int:
 
 
 class _Class(NamedTuple):
-    """Units of one size."""
-
     slot_nbytes: int  # of each
     keys: int  # how many there are
     slots: int  # how many are remembered
@@ -116,11 +105,7 @@ class Remembered:
         return max(found.values(), default=0)
 
     def uses(self, places: Places, patch: Sequence[int]) -> Callable[[int], Int64Array]:
-        """Which units patches use, patch by patch.
-
-        Returns:
-            For units of a size, their numbers: int64 (N,).
-        """
+        """For units of a size, the numbers of those that patches use, patch by patch: int64 (N,)."""
 
         def of(size: int) -> Int64Array:
             arrays = []
@@ -135,22 +120,14 @@ class Remembered:
 
         return of
 
-    def foreseen(self, units: Sequence[tuple[Any, int]]) -> Foreseen:
-        """What of a coming order will have to be decoded.
-
-        Args:
-            units: as of ``slots``.
-        """
+    def foreseen(self, units: Units) -> Foreseen:
+        """What of a coming order will have to be decoded, with units as of ``slots``."""
         rooms = {one.slot_nbytes: (one.keys, one.slots) for one in self._classes}
         return Foreseen(units, [size for size, _ in self._firsts], rooms)
 
     def slots(self, workers: int = 0) -> list[tuple[Any, int]]:
         """For each array the ``native.UnitMemory`` of its units in this process or None, and the number there
-        of its first.
-
-        Args:
-            workers: processes beside this one that make batches, and itself; 0 without.
-        """
+        of its first.  ``workers`` are processes that make batches, this one included; 0 without."""
         made: dict[int, Any] = {}
         for one in self._classes:
             memory = self._memories.get(one.slot_nbytes)
@@ -226,72 +203,34 @@ class Foreseen:
     """Goes through units in the order of their use, and forgets those that were not used for longest.
 
     What is really forgotten is chosen better, and by all processes: this is about what is worth fetching.
-
-    Args:
-        units: for each array the ``native.UnitMemory`` of its units, or None, and the number there of its
-            first.
     """
 
-    def __init__(
-        self, units: Sequence[tuple[Any, int]], sizes: Sequence[int], rooms: Mapping[int, tuple[int, int]]
-    ) -> None:
-        self._units, self._sizes = units, sizes
-        self._kept: dict[int, _All | _Some] = {}
+    def __init__(self, units: Units, sizes: Sequence[int], rooms: Mapping[int, tuple[int, int]]) -> None:
+        self._units, self._sizes, self._rooms = units, sizes, rooms
+        self._kept: dict[int, OrderedDict[int, None]] = {}
         for (slots, _), size in zip(units, sizes, strict=True):
             if slots is not None and size not in self._kept:
-                count, room = rooms[size]
-                is_there = slots.are_there(np.arange(count))
-                self._kept[size] = _All(is_there) if room >= count else _Some(is_there, room)
+                are_there = slots.are_there(np.arange(rooms[size][0]))
+                self._kept[size] = OrderedDict.fromkeys(np.flatnonzero(are_there).tolist())
 
     def missed(self, array: int, numbers: Int64Array) -> Int64Array:
-        """Units that will not be remembered.
-
-        Args:
-            numbers: int64 (N,): of those that are used next, one after the other.
-        """
+        """Units that will not be remembered, of those that are used next, one after the other: int64 (N,)."""
         slots, first = self._units[array]
         if slots is None:
             return numbers
-        return self._kept[self._sizes[array]].missed(numbers + first) - first
-
-
-class _All:
-    """Where there is room for all."""
-
-    def __init__(self, is_there: npt.NDArray[np.bool_]) -> None:
-        self._is_there = is_there
-
-    def missed(self, keys: Int64Array) -> Int64Array:
-        firsts = np.sort(np.unique(keys, return_index=True)[1])
-        missed = keys[firsts][~self._is_there[keys[firsts]]]
-        self._is_there[keys] = True
-        return missed
-
-
-class _Some:
-    def __init__(self, is_there: npt.NDArray[np.bool_], room: int) -> None:
-        self._room = room
-        self._kept: OrderedDict[int, None] = OrderedDict.fromkeys(np.flatnonzero(is_there).tolist())
-
-    def missed(self, keys: Int64Array) -> Int64Array:
-        kept, missed = self._kept, []
-        for key in keys.tolist():
-            if key in kept:
-                kept.move_to_end(key)
-                continue
-            missed.append(key)
+        size = self._sizes[array]
+        kept, missed = self._kept[size], []
+        for key in (numbers + first).tolist():
+            if key not in kept:
+                missed.append(key - first)
             kept[key] = None
-            if len(kept) > self._room:
+            kept.move_to_end(key)
+            if len(kept) > self._rooms[size][1]:
                 kept.popitem(last=False)
         return np.array(missed, np.int64)
 
 
-# ---- chunks of arrays that are somewhere else -------------------------------------------------
-
-
 class _Array(NamedTuple):
-    """An array whose chunks are objects."""
-
     number: int  # of the array, among those of all roles
     volume: int  # number of the volume
     lead: int  # dimensions in front of those that patches are cut along
@@ -333,12 +272,12 @@ class PatchChunks:
 
     @classmethod
     def of(cls, roles: Sequence[Role], patch: Sequence[int]) -> PatchChunks | None:
-        """Those of some arrays; None where all are near."""
         volumes = [(role, number) for role in roles for number in range(len(role.volumes))]
         found = []
         for place, (role, number) in enumerate(volumes):
-            volume = role.volumes[number]
-            inner = _innermost(volume)
+            inner = volume = role.volumes[number]
+            while isinstance(inner, (GroupedVolume, NativeVolume)):
+                inner = inner.inner
             if isinstance(inner, ZarrVolume) and isinstance(inner.objects, RemoteChunks):
                 lead = len(role.lead)
                 found.append(_Array(place, number, lead, volume.grid, inner.chunks, inner.objects))
@@ -358,7 +297,8 @@ class PatchChunks:
             if slots is None:
                 rows[store].append(one.rows(numbers))
             else:
-                some = one.rows(_missing(slots, np.unique(numbers) + first) - first)
+                some = np.unique(numbers)
+                some = one.rows(some[~slots.are_there(some + first, or_coming=True)])
                 rows[store].append(some[~store.are_needed(some)])
         for place, (store, parts) in enumerate(rows.items()):
             some = np.concatenate(parts)
@@ -382,22 +322,9 @@ class PatchChunks:
             self._expected[self.stores.index(store), _name(places)] = rows
 
     def expect_nothing(self) -> None:
-        """Another order begins."""
         self._expected.clear()
-
-
-def _missing(slots: Any, keys: Int64Array) -> Int64Array:
-    """Those of units that nobody remembers, or is decoding."""
-    missing: Int64Array = keys[~slots.are_there(keys, or_coming=True)]
-    return missing
 
 
 def _name(places: Places) -> bytes:
     """What tells a batch from others: its first patch."""
     return places.volumes[:1].tobytes() + places.starts[:1].tobytes()
-
-
-def _innermost(volume: Volume) -> Volume:
-    while isinstance(volume, (GroupedVolume, NativeVolume)):
-        volume = volume.inner
-    return volume

@@ -21,15 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.core.extras import missing_package
+from fastpipe.core.text import in_bytes
 from fastpipe.errors import FastpipeError, VolumeError
-
-__all__ = [
-    "DIMS", "LARGEST_UNIT", "UNREADABLE", "Box", "DamagedUnitError", "FileState", "GroupedVolume",
-    "Int64Array", "NativeVolume", "UInt8Array", "UnitGrid", "UnitReader", "Volume",
-    "WrappedReader", "WrappedVolume", "aligned",
-    "as_volume_error", "box_text", "box_within", "folder_state", "grown_unit", "in_worthwhile_units",
-    "shortened", "swapped",
-]  # fmt: skip
+from fastpipe.hdf5 import chunks
 
 Box = tuple[slice, ...]
 Int64Array = npt.NDArray[np.int64]
@@ -54,18 +48,6 @@ _MOST_TEXT = 300  # characters of a library's message, which may repeat a whole 
 class UnitGrid:
     """An array cut into units of one shape; those at its ends reach beyond it.
 
-    Args:
-        shape: of the array.
-        unit: of a unit.
-
-    Raises:
-        OverflowError: there are more units, or elements along a dimension, than can be numbered.
-
-    Attributes:
-        shape, unit: as given.
-        counts: units along each dimension.
-        count: of all.
-
     >>> grid = UnitGrid((10, 10), (4, 8))
     >>> grid.touched((slice(3, 5), slice(0, 4)))
     array([0, 2])
@@ -77,30 +59,20 @@ class UnitGrid:
         self.count = math.prod(self.counts)
         if max(self.count, *self.shape, 0) > _MOST:
             raise OverflowError(f"its shape is {self.shape}, of {self.count:,} parts")
-        self._steps = [math.prod(self.counts[dim + 1 :]) for dim in range(len(self.counts))]
 
     def touched(self, box: Sequence[slice]) -> Int64Array:
-        """Return the numbers of the units that a box touches, in C order: int64 (N,).
-
-        Args:
-            box: within the array, and not empty.
-        """
+        """Return the numbers of the units that a box, which is not empty, touches, in C order: int64 (N,)."""
         numbers = np.zeros(1, np.int64)
-        for side, unit, step in zip(box, self.unit, self._steps, strict=True):
-            along = np.arange(side.start // unit, (side.stop - 1) // unit + 1) * step
-            numbers = np.add.outer(numbers, along).ravel()
+        for side, unit, count in zip(box, self.unit, self.counts, strict=True):
+            along = np.arange(side.start // unit, (side.stop - 1) // unit + 1)
+            numbers = np.add.outer(numbers * count, along).ravel()
         return numbers
 
     def touched_by_each(
         self, starts: Int64Array, stops: Int64Array
     ) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
-        """Return the units that each of several boxes touches.
-
-        Args:
-            starts, stops: int64 (N, D): where they begin and end, within the array and not empty.
-
-        Returns:
-            int64 (N, K), their numbers; and bool (N, K), which of these there are.
+        """Return the units that each of several boxes, from ``starts`` to ``stops``, touches: int64 (N, K),
+        their numbers; and bool (N, K), which of these there are.
 
         >>> starts, stops = np.array([[0], [2]]), np.array([[1], [9]])
         >>> numbers, are_there = UnitGrid((10,), (4,)).touched_by_each(starts, stops)
@@ -112,16 +84,15 @@ class UnitGrid:
         most = (last - first).max(axis=0, initial=0) + 1
         numbers = np.zeros((len(starts), 1), np.int64)
         are_there = np.ones((len(starts), 1), np.bool_)
-        for dim, step in enumerate(self._steps):
+        for dim, count in enumerate(self.counts):
             at = first[:, dim, None] + np.arange(most[dim])
             shape = len(starts), numbers.shape[1] * at.shape[1]
-            numbers = (numbers[:, :, None] + at[:, None, :] * step).reshape(shape)
+            numbers = (numbers[:, :, None] * count + at[:, None, :]).reshape(shape)
             inside = at <= last[:, dim, None]
             are_there = (are_there[:, :, None] & inside[:, None, :]).reshape(shape)
         return numbers, are_there
 
     def place(self, number: int) -> tuple[int, ...]:
-        """Return where a unit is in the grid."""
         return tuple(int(at) for at in np.unravel_index(number, self.counts))
 
     def box(self, number: int) -> Box:
@@ -133,12 +104,18 @@ class UnitGrid:
 
 
 def box_text(box: Sequence[slice]) -> str:
-    """Return a box as it is written in Python.
-
-    >>> box_text((slice(0, 4), slice(8, 10)))
-    '[0:4, 8:10]'
-    """
+    """Return a box as it is written in Python: ``"[0:4, 8:10]"``."""
     return f"[{', '.join(f'{side.start}:{side.stop}' for side in box)}]"
+
+
+def sides_text(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape))
+
+
+def chunk_text(chunk: Sequence[int], dtype: np.dtype[Any], codec: str = "") -> str:
+    """Return what is stored together, in words: ``"64×128×128 (1 MiB; zstd)"``."""
+    nbytes = in_bytes(math.prod(chunk) * dtype.itemsize)
+    return f"{sides_text(chunk)} ({nbytes}; {codec})" if codec else f"{sides_text(chunk)} ({nbytes})"
 
 
 def box_within(box: Sequence[slice], outer: Sequence[slice]) -> Box:
@@ -150,64 +127,35 @@ def box_within(box: Sequence[slice], outer: Sequence[slice]) -> Box:
 
 
 class FileState(NamedTuple):
-    """The state of a file, or folder, when it was opened.
-
-    Attributes:
-        state: device, inode, size, and when it was modified; of a file that is being written the last
-            two are -1, and do not count.
-    """
-
     name: str  # for messages
-    state: tuple[int, int, int, int]
+    state: chunks.FileState
 
     @classmethod
     def of(cls, name: str, status: os.stat_result | None = None, *, is_written: bool = False) -> FileState:
-        """Return the state of a file now, or as it was found to be before."""
-        return cls(name, _numbers(os.stat(name) if status is None else status, is_written))
+        found = os.stat(name) if status is None else status
+        return cls(name, chunks.FileState.of(found, is_written=is_written))
 
     def check(self, where: int | str | None = None) -> None:
-        """Raise an error if the file is not as it was.
-
-        Args:
-            where: a descriptor of it, or its path; None asks at its name.
-
-        Raises:
-            VolumeError: it has changed.
-        """
-        status = os.stat(self.name if where is None else where)
-        if _numbers(status, is_written=self.state[2] < 0) != self.state:
+        """Raise an error if the file, by a descriptor of it, a path or its name, is not as it was."""
+        if not self.state.fits(os.stat(self.name if where is None else where)):
             raise self.changed()
 
     def changed(self) -> VolumeError:
-        """Return the error that the file is not as it was."""
-        return VolumeError(
-            f"{self.name} has changed since it was opened; make the dataset anew when it is complete"
-        )
-
-
-def _numbers(status: os.stat_result, is_written: bool) -> tuple[int, int, int, int]:
-    if is_written:
-        return status.st_dev, status.st_ino, -1, -1
-    # Not the time of change: a file that is renamed, or loses a name, has the same content.
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+        return VolumeError(str(self.state.changed(self.name)))
 
 
 def folder_state(path: str) -> str:
     """Describe all files in a folder and below: how many, their bytes, and when one last changed."""
-    count, nbytes, latest = _folder_numbers(path)
-    return f"{count} files, {nbytes} bytes, {latest} ns"
-
-
-def _folder_numbers(path: str) -> tuple[int, int, int]:
-    count = nbytes = latest = 0
-    for entry in os.scandir(path):
-        if entry.is_dir():
-            found = _folder_numbers(entry.path)
-        else:
+    count, nbytes, latest, folders = 0, 0, 0, [path]
+    while folders:
+        for entry in os.scandir(folders.pop()):
+            if entry.is_dir():
+                folders.append(entry.path)
+                continue
             status = entry.stat()
-            found = 1, status.st_size, max(status.st_mtime_ns, status.st_ctime_ns)
-        count, nbytes, latest = count + found[0], nbytes + found[1], max(latest, found[2])
-    return count, nbytes, latest
+            count, nbytes = count + 1, nbytes + status.st_size
+            latest = max(latest, status.st_mtime_ns, status.st_ctime_ns)
+    return f"{count} files, {nbytes} bytes, {latest} ns"
 
 
 class DamagedUnitError(VolumeError):
@@ -219,52 +167,33 @@ class UnitReader(ABC):
 
     @abstractmethod
     def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
-        """Read units into memory.
+        """Read units into memory: for each uint8 (M,), C-contiguous and aligned to 16, its elements in C
+        order.
 
-        Args:
-            numbers: int64 (N,), of the units.
-            outs: for each uint8 (M,), C-contiguous and aligned to 16: its elements in C order.  What lies
-                beyond the array's ends is arbitrary.
-
-        Raises:
-            DamagedUnitError: it does not hold what it should; the message says which chunk, and where.
-            OSError: it cannot be read.
+        What lies beyond the array's ends is arbitrary.  A ``DamagedUnitError`` says which chunk, and where.
         """
 
     def check(self) -> None:  # noqa: B027 - most have nothing to check
-        """Raise an error if what was read before may be no longer what the volume holds.  What each chunk is
-        read from by itself, as in a folder, is not looked at.
-
-        Raises:
-            VolumeError: a file has changed.
-        """
+        """Raise a ``VolumeError`` if what was read before may be no longer what the volume holds.  What each
+        chunk is read from by itself, as in a folder, is not looked at."""
 
 
 class Volume(ABC):
-    """An array somewhere.  It can be sent to other processes, which open it for themselves.
+    """An array somewhere.  It can be sent to other processes, which open it for themselves."""
 
-    Attributes:
-        name: says in messages which it is: a path, and a name within that.
-        shape: of the array.
-        dtype: of its elements, as NumPy has it.
-        grid: its units.
-        how: how it is stored, in words.
-    """
-
-    name: str
+    name: str  # says in messages which it is: a path, and a name within that
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     grid: UnitGrid
-    how: str
+    how: str  # it is stored, in words
+    _fill = b""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all of it, decoded."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def unit_nbytes(self) -> int:
-        """Bytes of a unit, decoded."""
         return math.prod(self.grid.unit) * self.dtype.itemsize
 
     @property
@@ -275,7 +204,7 @@ class Volume(ABC):
     @property
     def fill(self) -> bytes:
         """The bytes of an element of which nothing was written; zeros where its format does not say."""
-        return bytes(self.dtype.itemsize)
+        return self._fill or bytes(self.dtype.itemsize)
 
     @property
     def finer(self) -> Volume | None:
@@ -284,8 +213,7 @@ class Volume(ABC):
         return None
 
     def native_source(self) -> Any | None:
-        """Return where its bytes are, for the native core: a ``native.VolumeSource``; None where only
-        ``open`` reads it."""
+        """Return a ``native.VolumeSource`` of where its bytes are; None where only ``open`` reads it."""
         return None
 
     @abstractmethod
@@ -323,11 +251,7 @@ def aligned(nbytes: int, count: int) -> list[UInt8Array]:
     return [memory[skipped + step * number :][:nbytes] for number in range(count)]
 
 
-# ---- volumes made of others -------------------------------------------------------------------
-
-
 def in_worthwhile_units(volume: Volume) -> Volume:
-    """Return the volume with units that are worth remembering."""
     if volume.array is not None or volume.unit_nbytes >= _LEAST_NBYTES:
         return volume
     unit = grown_unit(volume.grid.unit, volume.shape, volume.dtype.itemsize, _LEAST_NBYTES)
@@ -335,7 +259,6 @@ def in_worthwhile_units(volume: Volume) -> Volume:
 
 
 def grown_unit(unit: Sequence[int], shape: Sequence[int], itemsize: int, least: int) -> list[int]:
-    """Return a unit of whole smaller ones, as even as these let it be."""
     grown = list(unit)
     while math.prod(grown) * itemsize < least:
         growing = [dim for dim in range(len(grown)) if grown[dim] < shape[dim]]
@@ -352,11 +275,7 @@ class WrappedVolume(Volume):
     def __init__(self, inner: Volume, unit: Sequence[int] | None = None) -> None:
         self.inner = inner
         self.name, self.shape, self.dtype, self.how = inner.name, inner.shape, inner.dtype, inner.how
-        self.grid = UnitGrid(inner.shape, inner.grid.unit if unit is None else unit)
-
-    @property
-    def fill(self) -> bytes:
-        return self.inner.fill
+        self.grid, self._fill = UnitGrid(inner.shape, unit or inner.grid.unit), inner.fill
 
     def stored_in(self, numbers: Int64Array) -> Int64Array:
         return self.inner.stored_in(numbers)
@@ -404,7 +323,7 @@ class _GroupedReader(WrappedReader):
             for small, part in zip(touched.tolist(), parts, strict=True):
                 sides = inner.grid.box(small)
                 whole = part.view(volume.dtype).reshape(inner.grid.unit)
-                made[box_within(sides, box)] = whole[tuple(slice(side.stop - side.start) for side in sides)]
+                made[box_within(sides, box)] = whole[box_within(sides, sides)]
 
 
 class NativeVolume(WrappedVolume):
@@ -413,15 +332,12 @@ class NativeVolume(WrappedVolume):
     def __init__(self, inner: Volume) -> None:
         super().__init__(inner)
         self.dtype = inner.dtype.newbyteorder("=")
+        self._fill = np.frombuffer(inner.fill, inner.dtype).astype(self.dtype).tobytes()
 
     @property
     def finer(self) -> Volume | None:
         finer = self.inner.finer
         return None if finer is None else NativeVolume(finer)
-
-    @property
-    def fill(self) -> bytes:
-        return np.frombuffer(self.inner.fill, self.inner.dtype).astype(self.dtype).tobytes()
 
     def native_source(self) -> Any | None:
         source = self.inner.native_source()
@@ -443,21 +359,13 @@ def swapped(source: Any, dtype: np.dtype[Any]) -> Any:
     return source.swap(dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize)
 
 
-# ---- errors -----------------------------------------------------------------------------------
-
-
 @contextmanager
 def as_volume_error(what: str, *others: type[Exception]) -> Iterator[None]:
-    """Raise what a library finds wrong with a file within the block as a VolumeError.
+    """Raise what a library finds wrong with a file within the block, ``UNREADABLE`` and ``others``, as a
+    VolumeError.
 
-    Args:
-        what: how the message begins, with the file's name: ``"x.tif cannot be read as TIFF"``.
-        others: errors of the library's own beside ``UNREADABLE``.
-
-    Raises:
-        MissingDependencyError: the library needs a package that is not installed.
-        VolumeError: it cannot make sense of the file, or needs more memory for it than there is.
-        Others: errors that say nothing about the file's content, as they are.
+    ``what`` is how the message begins: ``"x.tif cannot be read as TIFF"``.  Errors that say nothing about the
+    file's content stay as they are.
     """
     try:
         yield
@@ -476,10 +384,5 @@ def as_volume_error(what: str, *others: type[Exception]) -> Iterator[None]:
 
 
 def shortened(what: object) -> str:
-    """Return a text, or the beginning of one that is too long for a message.
-
-    >>> shortened("short")
-    'short'
-    """
     text = str(what)
     return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]} …"

@@ -13,7 +13,7 @@ import os
 import re
 import struct
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
@@ -34,15 +34,10 @@ from fastpipe.volumes.volume import (
     Volume,
     as_volume_error,
     box_text,
+    chunk_text,
     folder_state,
     shortened,
 )
-
-__all__ = [
-    "BLOSC_HEADER", "CODECS", "METADATA", "NUMBERS", "BloscHeader", "ZarrArray", "ZarrVolume", "decode",
-    "even_parts", "is_zarr", "json_object", "metadata_in", "parsed", "zarr_array",
-]  # fmt: skip
-
 
 _LOOKED_AT = 64  # chunks, to find one that was written
 _LEAST_UNIT = 1 << 17  # bytes of a part of a chunk that is remembered by itself
@@ -51,27 +46,24 @@ _OVERHEAD = 1 << 16  # that a stored chunk may be larger than twice its content
 
 
 class ZarrVolume(Volume, UnitReader):
-    """An array of the kind that ``zarr_array`` describes.
-
-    Args:
-        objects: its chunks, where they are objects; None where they are files in the folder.
-    """
+    """An array of the kind that ``zarr_array`` describes; ``objects`` are its chunks, where they are no
+    files."""
 
     def __init__(self, path: str, array: ZarrArray, objects: ChunkObjects | None = None) -> None:
         self.name, self._array, self.objects = path, array, objects
-        self.shape, self.dtype = array.shape, array.dtype
+        self.shape, self.dtype, self._fill = array.shape, array.dtype, array.fill
         self.chunks = UnitGrid(array.shape, array.chunk)
         self._chunk_nbytes = array.chunk_nbytes
         # Units are slabs of a chunk along its first dimension of more than one element, where it has one.
         self._axis = next((dim for dim, side in enumerate(array.chunk) if side > 1), 0)
-        slab = self._slab()
-        unit = [*array.chunk[: self._axis], slab, *array.chunk[self._axis + 1 :]] if array.chunk else []
+        unit, self._pieces = list(array.chunk), 1
+        if unit:
+            unit[self._axis] = self._slab()
+            self._pieces = array.chunk[self._axis] // unit[self._axis]
         self.grid = UnitGrid(array.shape, unit)
-        self._pieces = array.chunk[self._axis] // slab if array.chunk else 1
         codec = "not compressed" if array.codec == "none" else array.codec
         parts = f", in {self._pieces} parts" if self._pieces > 1 else ""
-        chunk = "×".join(map(str, array.chunk))
-        self.how = f"Zarr, chunks of {chunk} ({in_bytes(self._chunk_nbytes)}; {codec}){parts}"
+        self.how = f"Zarr, chunks of {chunk_text(array.chunk, array.dtype, codec)}{parts}"
         if objects is not None:
             self.how += f", {objects.how}"
 
@@ -82,47 +74,39 @@ class ZarrVolume(Volume, UnitReader):
     def _slab(self) -> int:
         """How much of a chunk can be decoded by itself, along the first dimension that it has."""
         array = self._array
-        if not array.chunk:
-            return 1
         side = array.chunk[self._axis]
         row = self._chunk_nbytes // side
         # Of objects never a part, also where they are staged: the order of a tour must not depend on that.
         if self.objects is not None or self._chunk_nbytes > _LARGEST_CHUNK:
             return side
+        least = row
         if array.codec == "blosc":
             header = self._some_header()
             if header is None or row % header.itemsize:
                 return side
             least = header.block
-        elif array.codec == "none":
-            least = row
-        else:
+        elif array.codec != "none":
             return side
         wanted = max(least, _LEAST_UNIT)
         # A slab is to consist of whole blocks, as otherwise some would be decompressed twice.
-        slabs = (slab * row for slab in even_parts(side))
-        return next((slab // row for slab in slabs if slab >= wanted and slab % least == 0), side)
+        slabs = (slab for slab in even_parts(side) if slab * row >= wanted and slab * row % least == 0)
+        return next(slabs, side)
 
     def _some_header(self) -> BloscHeader | None:
         """The header of a chunk that was written: all of an array's are compressed alike."""
         step = max(1, self.chunks.count // _LOOKED_AT)
         for number in range(0, self.chunks.count, step):
-            try:
-                with open(self._file(number), "rb", opener=open_file) as file:
-                    return BloscHeader.of(file.read(BLOSC_HEADER), self._chunk_nbytes)
-            except (FileNotFoundError, ChunkError):
-                continue
+            with (
+                suppress(FileNotFoundError, ChunkError),
+                open(self._file(number), "rb", opener=open_file) as file,
+            ):
+                return BloscHeader.of(file.read(BLOSC_HEADER), self._chunk_nbytes)
         return None
 
     def _file(self, chunk: int) -> str:
         return os.path.join(self.name, *self._array.key(self.chunks.place(chunk)).split("/"))
 
-    @property
-    def fill(self) -> bytes:
-        return self._array.fill
-
     def native_source(self) -> Any | None:
-        """Its folder; None where its chunks are objects."""
         array = self._array
         if self.objects is not None:
             return None
@@ -132,11 +116,9 @@ class ZarrVolume(Volume, UnitReader):
         )  # fmt: skip
 
     def open(self) -> UnitReader:
-        """Nothing stays open: a chunk is a file."""
         return self
 
     def stored_in(self, numbers: Int64Array) -> Int64Array:
-        """Return the chunks of units."""
         return self._chunks_and_pieces(numbers)[0]
 
     def _chunks_and_pieces(self, numbers: Int64Array) -> tuple[Int64Array, Int64Array]:
@@ -156,7 +138,6 @@ class ZarrVolume(Volume, UnitReader):
         return self._metadata_file(), f"zarr {os.path.abspath(self.name)} {folder_state(self.name)}"
 
     def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
-        """Read units, those of one chunk together."""
         chunks, pieces = self._chunks_and_pieces(numbers)
         several = np.unique(chunks).tolist()
         with nullcontext() if self.objects is None else self.objects.together(several):
@@ -171,11 +152,15 @@ class ZarrVolume(Volume, UnitReader):
         try:
             stored = self._stored_in(path) if objects is None else objects.read(chunk)
             if stored is None:  # never written
-                fill = np.frombuffer(self._array.fill, np.uint8)
                 for _, out in parts:
-                    out.reshape(-1, len(fill))[:] = fill
+                    out.reshape(-1, self.dtype.itemsize)[:] = np.frombuffer(self._array.fill, np.uint8)
+            elif len(parts) == 1 and len(parts[0][1]) == self._chunk_nbytes:
+                decode(self._array.codec, stored, parts[0][1])
             else:
-                self._decode(stored, parts)
+                whole = np.empty(self._chunk_nbytes, np.uint8)
+                decode(self._array.codec, stored, whole)
+                for begin, out in parts:
+                    out[:] = whole[begin : begin + len(out)]
         except ChunkError as error:
             why = str(error)
         except FileNotFoundError:
@@ -185,6 +170,10 @@ class ZarrVolume(Volume, UnitReader):
         else:
             return
         raise DamagedUnitError(f"{path}, the chunk at {box_text(self.chunks.box(chunk))}: {why}")
+
+    def _check_still_there(self) -> None:
+        """A chunk that is not there was never written, unless all of the volume is gone."""
+        os.stat(self._metadata_file())
 
     def _stored_in(self, path: str) -> UInt8Array | None:
         """The bytes of a chunk's file; None where it was never written."""
@@ -206,22 +195,8 @@ class ZarrVolume(Volume, UnitReader):
         finally:
             os.close(descriptor)
 
-    def _check_still_there(self) -> None:
-        """A chunk that is not there was never written, unless all of the volume is gone."""
-        os.stat(self._metadata_file())
 
-    def _decode(self, stored: Any, parts: Sequence[tuple[int, UInt8Array]]) -> None:
-        if len(parts) == 1 and len(parts[0][1]) == self._chunk_nbytes:
-            decode(self._array.codec, stored, parts[0][1])
-            return
-        whole = np.empty(self._chunk_nbytes, np.uint8)
-        decode(self._array.codec, stored, whole)
-        for begin, out in parts:
-            out[:] = whole[begin : begin + len(out)]
-
-
-# ---- metadata: https://zarr-specs.readthedocs.io, zarr.json of version 3, .zarray of version 2 ---
-
+# The metadata: https://zarr-specs.readthedocs.io, zarr.json of version 3, .zarray of version 2.
 METADATA = ("zarr.json", ".zarray")  # of an array, by the version that is taken first
 
 _LARGEST = 1 << 62  # along a dimension
@@ -245,8 +220,6 @@ _KNOWN = {  # of version 3; what else there is may have to be understood
 
 
 class ZarrArray(NamedTuple):
-    """An array as its metadata say it."""
-
     shape: tuple[int, ...]  # of the array and of a chunk
     chunk: tuple[int, ...]
     dtype: np.dtype[Any]  # of the elements as they are stored
@@ -257,11 +230,9 @@ class ZarrArray(NamedTuple):
 
     @property
     def chunk_nbytes(self) -> int:
-        """Bytes of a chunk, decoded."""
         return math.prod(self.chunk) * self.dtype.itemsize
 
     def key(self, place: tuple[int, ...]) -> str:
-        """The file of a chunk, below the array's folder."""
         name = self.separator.join(map(str, place))
         if not self.prefix:
             return name or "0"
@@ -289,14 +260,7 @@ def is_zarr(path: str) -> bool:
 
 
 def zarr_array(path: str) -> ZarrArray | str:
-    """An array in a folder.
-
-    Returns:
-        What its metadata say; or why it is not to be read here, in words.
-
-    Raises:
-        VolumeError: it is a group, or its metadata are damaged.
-    """
+    """What the metadata of an array in a folder say; or why it is not to be read here, in words."""
     for name in METADATA:
         file = os.path.join(path, name)
         try:
@@ -313,14 +277,7 @@ def zarr_array(path: str) -> ZarrArray | str:
 
 
 def parsed(file: str, content: bytes) -> ZarrArray | str | None:
-    """What one of ``METADATA`` says.
-
-    Returns:
-        As of ``zarr_array``; None for a group.
-
-    Raises:
-        VolumeError: it is damaged.
-    """
+    """What one of ``METADATA`` says, as of ``zarr_array``; None for a group."""
     data = json_object(file, content)
     if data.get("node_type", "array") == "group":
         return None
@@ -333,22 +290,12 @@ def parsed(file: str, content: bytes) -> ZarrArray | str | None:
 
 
 def metadata_in(file: IO[bytes], name: str, size: int) -> bytes:
-    """Read all of an open file of metadata.
-
-    Raises:
-        VolumeError: it is larger than those of any array.
-    """
     if size > _MOST_METADATA:
         raise VolumeError(f"{name} is damaged: it has {in_bytes(size)}, more than metadata of any array")
     return file.read()
 
 
 def json_object(file: str, content: bytes) -> dict[str, Any]:
-    """Return the object in a file of JSON.
-
-    Raises:
-        VolumeError: there is none, or it is nested deeper than Python reads.
-    """
     with as_volume_error(f"{file} is damaged"):
         data = json.loads(content)
         if not isinstance(data, dict):
@@ -372,20 +319,14 @@ def _arrays_in(path: str, depth: int = 3) -> list[str]:
         inside = os.path.join(path, name)
         if not os.path.isdir(inside):
             continue
-        names = set(os.listdir(inside))
-        if ".zarray" in names or ("zarr.json" in names and _is_array(inside)):
+        is_array, file = os.path.exists(os.path.join(inside, ".zarray")), os.path.join(inside, "zarr.json")
+        with suppress(OSError):  # a VolumeError is one
+            is_array = is_array or json_object(file, read_file(file)).get("node_type") == "array"
+        if is_array:
             found.append(name)
         elif depth:
             found += [f"{name}/{below}" for below in _arrays_in(inside, depth - 1)]
     return found
-
-
-def _is_array(path: str) -> bool:
-    file = os.path.join(path, "zarr.json")
-    try:
-        return json_object(file, read_file(file)).get("node_type") == "array"
-    except OSError:  # a VolumeError is one
-        return False
 
 
 def _version_3(data: dict[str, Any]) -> ZarrArray | str:
@@ -421,20 +362,18 @@ def _version_3(data: dict[str, Any]) -> ZarrArray | str:
 
 def _codecs_3(codecs: list[Any], dtype: np.dtype[Any]) -> tuple[np.dtype[Any], str] | str:
     """The stored elements' type and the codec of chunks; or what is not known here."""
-    steps = [
-        (codec, {}) if isinstance(codec, str) else (codec["name"], codec.get("configuration") or {})
-        for codec in codecs
-    ]
-    if not steps or steps[0][0] != "bytes":
-        return f"its codecs begin with {steps[0][0] if steps else 'nothing'}"
-    endian = steps[0][1].get("endian", "little")
-    if endian not in ("little", "big") or not set(steps[0][1]) <= {"endian"}:
-        return f"its bytes are {steps[0][1]}"
+    names = [codec if isinstance(codec, str) else codec["name"] for codec in codecs]
+    settings = [{} if isinstance(codec, str) else codec.get("configuration") or {} for codec in codecs]
+    if not names or names[0] != "bytes":
+        return f"its codecs begin with {names[0] if names else 'nothing'}"
+    endian = settings[0].get("endian", "little")
+    if endian not in ("little", "big") or not set(settings[0]) <= {"endian"}:
+        return f"its bytes are {settings[0]}"
     order: Literal[">", "<"] = ">" if endian == "big" else "<"
-    names = [name for name, _ in steps[1:]]
-    if len(names) > 1 or (names and (names[0] == "zlib" or not _is_known(*steps[1]))):
-        return f"its codecs are {' and '.join(names)}"
-    return dtype.newbyteorder(order), names[0] if names else "none"
+    rest = zip(names[1:], map(set, settings[1:]), strict=True)
+    if names[2:] or not all(name != "zlib" and _is_known(name, own) for name, own in rest):
+        return f"its codecs are {' and '.join(names[1:])}"
+    return dtype.newbyteorder(order), [*names, "none"][1]
 
 
 def _version_2(data: dict[str, Any]) -> ZarrArray | str:
@@ -450,19 +389,15 @@ def _version_2(data: dict[str, Any]) -> ZarrArray | str:
         return f"it has filters: {', '.join(one['id'] for one in data['filters'])}"
     compressor = data.get("compressor")
     codec = "none" if compressor is None else compressor["id"]
-    if compressor is not None and not _is_known(
-        codec, {key: compressor[key] for key in compressor if key != "id"}
-    ):
+    if compressor is not None and not _is_known(codec, set(compressor) - {"id"}):
         return f"its compressor is {compressor}"
-    fill = _fill(data["fill_value"], dtype)
-    separator = data.get("dimension_separator", ".")
-    return _checked(
-        ZarrArray(_sides(data["shape"]), _sides(data["chunks"]), dtype, codec, fill, "", separator)
-    )
+    fill, separator = _fill(data["fill_value"], dtype), data.get("dimension_separator", ".")
+    shape, chunk = _sides(data["shape"]), _sides(data["chunks"])
+    return _checked(ZarrArray(shape, chunk, dtype, codec, fill, "", separator))
 
 
-def _is_known(codec: str, settings: dict[str, Any]) -> bool:
-    return codec in _SETTINGS and set(settings) <= _SETTINGS[codec]
+def _is_known(codec: str, settings: set[str]) -> bool:
+    return codec in _SETTINGS and settings <= _SETTINGS[codec]
 
 
 def _sides(given: Any) -> tuple[int, ...]:
@@ -509,8 +444,6 @@ def _number(value: Any, dtype: np.dtype[Any], has_bits: bool) -> Any:
     raise ValueError(f"its fill value is {value!r}, of elements that are {dtype.name}")
 
 
-# ---- codecs of whole chunks, undone by the native core ----------------------------------------
-
 BLOSC_HEADER = 16  # bytes
 _HEADER = struct.Struct("<4B3I")
 
@@ -525,7 +458,6 @@ class BloscHeader(NamedTuple):
 
     @classmethod
     def of(cls, data: bytes, nbytes: int) -> BloscHeader:
-        """Of a buffer's first bytes."""
         if len(data) < BLOSC_HEADER:
             raise ChunkError("its header is cut off")
         _, _, _, itemsize, content, block, stored = _HEADER.unpack_from(data)
@@ -535,15 +467,7 @@ class BloscHeader(NamedTuple):
 
 
 def decode(codec: str, stored: Any, out: UInt8Array) -> None:
-    """Undo the codec of a whole chunk.
-
-    Args:
-        codec: one of ``CODECS``.
-        out: uint8 (N,): memory that its content fills.
-
-    Raises:
-        ChunkError: it is damaged, or of another size.
-    """
+    """Undo the codec of a whole chunk, one of ``CODECS``, into memory that its content fills: uint8 (N,)."""
     problem = native.decode_chunk(codec, stored, out)
     if problem == UNKNOWN_CODEC and codec == "blosc":
         _decode_rare(bytes(stored), out)

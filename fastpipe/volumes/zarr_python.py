@@ -27,12 +27,11 @@ from fastpipe.volumes.volume import (
     Volume,
     as_volume_error,
     box_text,
+    chunk_text,
     folder_state,
     shortened,
 )
 from fastpipe.volumes.zarr import METADATA, NUMBERS, json_object, metadata_in
-
-__all__ = ["ZarrPythonVolume", "zarr_in_zip"]
 
 # Codecs of numbers, with the package of those that numcodecs does not bring.  Others are refused: one of
 # them, "pickle", runs whatever a chunk says.
@@ -53,14 +52,18 @@ class ZarrPythonVolume(Volume):
         self.path, self.inside = path, inside
         self.name = os.path.join(path, inside) if inside else path
         with as_volume_error(f"{self.name} cannot be read as Zarr"):
-            _check_elements(metadata)
+            is_new = metadata["zarr_format"] == 3
+            kind = metadata["data_type"] if is_new else np.dtype(metadata["dtype"]).name
+            if not isinstance(kind, str) or kind not in NUMBERS:
+                raise ValueError(f"its elements are {shortened(kind)}, and not numbers")
             codecs = list(_codecs(metadata))
             for codec in codecs:
                 if codec not in _CODECS:
                     raise ValueError(f"its codec {shortened(codec)} is not one of numbers; make a copy of it")
         for package in filter(None, map(_CODECS.get, codecs)):
             require(package, package=package.replace("_", "-"))
-        self._state = FileState.of(path, regular_status(path)) if os.path.isfile(path) else None
+        # Of a ZIP file; a folder's files are looked at one by one.
+        self.opened = FileState.of(path, regular_status(path)) if os.path.isfile(path) else None
         array = self.array_of_library()
         self.shape, self.dtype = tuple(array.shape), np.dtype(array.dtype)
         if self.dtype.kind not in "biufc":
@@ -70,68 +73,50 @@ class ZarrPythonVolume(Volume):
         # What zarr-python reads at once: a shard, where there are some.
         stored = getattr(array, "shards", None) or array.chunks
         self.stored_nbytes = math.prod(stored) * self.dtype.itemsize
-        nbytes = in_bytes(math.prod(array.chunks) * self.dtype.itemsize)
-        self.how = f"Zarr by zarr-python, chunks of {'×'.join(map(str, array.chunks))} ({nbytes}), as {why}"
+        self.how = f"Zarr by zarr-python, chunks of {chunk_text(array.chunks, self.dtype)}, as {why}"
 
     def array_of_library(self) -> Any:
-        """Open the array of zarr-python here."""
         zarr = require("zarr", extra="volume")
         with as_volume_error(f"{self.name} cannot be opened by zarr-python"):
-            if self._state is None:
+            if self.opened is None:
                 return zarr.open_array(Path(self.path), mode="r")
             store = require("zarr.storage", extra="volume").ZipStore(self.path, mode="r")
             return zarr.open_array(store, path=self.inside, mode="r")
 
-    @property
-    def fill(self) -> bytes:
-        return self._fill
-
     def open(self) -> UnitReader:
         return _Reader(self)
 
-    def check(self) -> None:
-        """Look at the ZIP file."""
-        if self._state is not None:
-            self._state.check()
-
     def state(self) -> tuple[str, str]:
-        """That of the ZIP file, or of the folder's files."""
-        if self._state is not None:
-            return self.path, f"zarr-python {self._state} {self.inside}"
+        if self.opened is not None:
+            return self.path, f"zarr-python {self.opened} {self.inside}"
         return self.path, f"zarr-python {self.path} {folder_state(self.path)}"
 
 
 class _Reader(UnitReader):
     def __init__(self, volume: ZarrPythonVolume) -> None:
         self._volume = volume
-        volume.check()
+        self.check()
         self._array = volume.array_of_library()
 
     def check(self) -> None:
-        self._volume.check()
+        if self._volume.opened is not None:
+            self._volume.opened.check()
 
     def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
         volume = self._volume
-        volume.check()
+        self.check()
         for number, out in zip(numbers.tolist(), outs, strict=True):
             box = volume.grid.box(number)
             try:
-                part = self._array[box]
+                volume.put(self._array[box], out)
             except UNREADABLE as error:
                 where = box_text(box)
                 raise DamagedUnitError(f"{volume.name}, the part at {where}: {shortened(error)}") from None
-            volume.put(part, out)
 
 
 def zarr_in_zip(path: str, inside: str) -> ZarrPythonVolume:
-    """Open an array in a ZIP file, as zarr-python's ``ZipStore`` writes it.
-
-    Args:
-        inside: the array's path in it; empty for the file's root.
-
-    Raises:
-        VolumeError: there is no such array, or it is damaged.
-    """
+    """Open an array in a ZIP file, as zarr-python's ``ZipStore`` writes it; ``inside`` is empty for the
+    file's root."""
     inside = inside.strip("/")
     root = f"{inside}/" if inside else ""
     refused = as_volume_error(f"{path} cannot be read as a ZIP file")
@@ -182,12 +167,6 @@ def _unit(chunk: Sequence[int], itemsize: int) -> tuple[int, ...]:
         return tuple(chunk)
     most = int((_PART_NBYTES / itemsize) ** (1 / len(chunk)))
     return tuple(min(side, most) for side in chunk)
-
-
-def _check_elements(metadata: dict[str, Any]) -> None:
-    kind = metadata["data_type"] if metadata["zarr_format"] == 3 else np.dtype(metadata["dtype"]).name
-    if not isinstance(kind, str) or kind not in NUMBERS:
-        raise ValueError(f"its elements are {shortened(kind)}, and not numbers")
 
 
 def _codecs(metadata: dict[str, Any]) -> Iterator[str]:

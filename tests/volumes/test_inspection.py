@@ -649,13 +649,6 @@ def test_a_patch_is_copied_to_see_how_long_that_takes(planes: Path) -> None:
     assert inspection.copy_seconds(open_volume(planes), (16, 32, 32)) > 0
 
 
-def test_the_default_budget_is_that_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspection, "free_memory", lambda: 40 << 30)
-    assert inspection.default_budget() == 10 << 30
-    monkeypatch.setattr(inspection, "free_memory", lambda: None)
-    assert inspection.default_budget() == 1 << 30
-
-
 def test_nothing_stays_of_what_was_tried(
     planes: Path, tmp_path: Path, inspect: Inspect, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastpipe.errors import VolumeError
-from fastpipe.volumes.converted import ConvertedFiles
 from fastpipe.volumes.nifti import unpack
 from fastpipe.volumes.opening import open_volume
 
@@ -45,7 +44,7 @@ def test_any_image_is_as_nibabel_reads_it(
 ) -> None:  # fmt: skip
     folder = tmp_path_factory.mktemp("nifti")
     expected = write(folder / name, kind, scale)
-    assert same_bits(whole(open_volume(folder / name, convert=ConvertedFiles(folder / "kept"))), expected)
+    assert same_bits(whole(open_volume(folder / name, may_write=True)), expected)
 
 
 @pytest.mark.parametrize("name", ["x.hdr", "x.img"])
@@ -54,14 +53,17 @@ def test_the_elements_of_a_pair_are_those_of_its_second_file(tmp_path: Path, nam
     np.testing.assert_array_equal(whole(open_volume(tmp_path / name)), expected)
 
 
-def test_no_more_is_unpacked_than_the_header_says(tmp_path: Path, whole: Any) -> None:
+def test_no_more_is_unpacked_than_the_header_says(
+    tmp_path: Path, whole: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
     expected = write(tmp_path / "x.nii")
     image = (tmp_path / "x.nii").read_bytes()
     with gzip.open(tmp_path / "x.nii.gz", "wb", compresslevel=1) as file:
         file.write(image + bytes(20 << 20))
-    volume = open_volume(tmp_path / "x.nii.gz", convert=ConvertedFiles(tmp_path / "kept"))
+    volume = open_volume(tmp_path / "x.nii.gz", may_write=True)
     np.testing.assert_array_equal(whole(volume), expected)
-    (copy,) = os.scandir(tmp_path / "kept")
+    (copy,) = (tmp_path / "kept").rglob("*.raw")
     assert copy.stat().st_size == len(image)
 
 
@@ -82,11 +84,11 @@ def test_without_a_place_for_a_copy_the_remedy_is_named(tmp_path: Path) -> None:
 
 
 def test_an_image_that_was_replaced_is_an_error_once_its_copy_is_gone(tmp_path: Path, whole: Any) -> None:
-    path, convert = tmp_path / "x.nii.gz", ConvertedFiles(tmp_path / "kept")
+    path = tmp_path / "x.nii.gz"
     write(path)
-    before = open_volume(path, convert=convert)
+    before = open_volume(path, may_write=True)
     write(path, "<f8")
-    open_volume(path, convert=convert)
+    open_volume(path, may_write=True)
     with pytest.raises(VolumeError, match=r"x\.nii\.gz has changed since it was opened"):
         whole(before)
 
@@ -99,6 +101,6 @@ def test_a_file_that_is_replaced_while_it_is_opened(
     write(tmp_path / name)
     write(tmp_path / "new" / name, "<f8")
     replaced_after("nibabel.load", tmp_path / name, tmp_path / "new" / name)
-    volume = open_volume(tmp_path / name, convert=ConvertedFiles(tmp_path / "converted"))
+    volume = open_volume(tmp_path / name, may_write=True)
     with pytest.raises(VolumeError, match="has changed since it was opened"):
         whole(volume)

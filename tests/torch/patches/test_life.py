@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from fastpipe import Cache, FastLoader, FastPatchDataset, Shuffle, stitch
 from fastpipe.errors import VolumeError
 from fastpipe.sampling import Foreground, Grid, Positions, Uniform
-from fastpipe.volumes import runtime
+from fastpipe.volumes import samples
 
 pytestmark = pytest.mark.usefixtures("same_generators", "small_units")
 
@@ -227,7 +227,7 @@ def test_errors_that_were_not_due_yet_leave_nothing(
 
 
 def test_more_volumes_than_may_be_open(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "_MOST_OPEN", 3)
+    monkeypatch.setattr(samples, "_MOST_OPEN", 3)
     paths = []
     for number in range(12):
         np.save(tmp_path / f"{number}.npy", np.full((6, 6), number))
