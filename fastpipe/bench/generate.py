@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -17,9 +18,9 @@ from rich.console import Console
 
 import fastpipe
 from fastpipe.bench.check import Outcome
-from fastpipe.bench.driver import Driver, add_run_arguments
+from fastpipe.bench.driver import Case, add_run_arguments
 from fastpipe.bench.results import RowInfo
-from fastpipe.bench.runner import Plan
+from fastpipe.bench.runner import Contender, Plan, Session
 from fastpipe.bench.samples import (
     BATCH_ROWS,
     SEED,
@@ -31,9 +32,7 @@ from fastpipe.bench.samples import (
     waves,
     waves_alone,
 )
-from fastpipe.console import Progress
 from fastpipe.core.extras import require
-from fastpipe.core.machine import available_cpus
 from fastpipe.errors import OptionError
 
 # ---- Rows: a loop, and fastpipe.generate -----------------------------------------------------------
@@ -71,47 +70,35 @@ SECTIONS = (
 
 
 @dataclass(frozen=True)
-class Spec:
+class Spec(RowInfo):
     """One way to make rows.
 
     Attributes:
-        section: whose rows.
-        kind: the end of the row's key.
         workers: how many rows are made at a time; 0: they are made in this thread.
         executor: as of `fastpipe.generate`.
-        function: makes the rows, where it is not the section's.
+        function: makes the rows.
+        of: the section whose rows they are.
     """
 
-    section: Section
-    kind: str
-    label: str
-    group: Literal["replaced", "fastpipe", "peer"]
+    unit: str = "rows"
     workers: int = 0
     executor: Literal["processes", "threads"] = "processes"
-    note: str = ""
-    function: Function | None = None
-
-    @property
-    def key(self) -> str:
-        """Its name in the JSON file."""
-        return f"{self.section.key}-{self.kind}"
-
-    @property
-    def info(self) -> RowInfo:
-        """What the report calls it."""
-        return RowInfo(
-            self.key,
-            self.label,
-            self.group,
-            None,
-            "float32",
-            self.note,
-            section=self.section.key,
-            unit="rows",
-        )
+    function: Function = slow
+    of: Section = SECTIONS[0]
 
 
-class MadeRow:
+def spec_of(
+    of: Section, kind: str, label: str, group: str, workers: int = 0, function: Function | None = None,
+    **more: Any,
+) -> Spec:  # fmt: skip
+    """A way to make a section's rows, by its function unless another is given."""
+    return Spec(
+        f"{of.key}-{kind}", label, group, section=of.key, workers=workers, of=of,
+        function=function or of.function, **more,
+    )  # fmt: skip
+
+
+class MadeRow(Contender):
     """A `Contender` that makes rows and stores them.
 
     A measurement lasts from the call to the file being closed.  The start of threads and processes is a part
@@ -119,20 +106,17 @@ class MadeRow:
     """
 
     def __init__(self, spec: Spec, folder: Path) -> None:
-        self.spec, self.key, self.chunk = spec, spec.key, spec.section.chunk
+        self.spec, self.key, self.chunk = spec, spec.key, spec.of.chunk
         self.workers = spec.workers if spec.executor == "processes" else 0
-        self._function, self._folder = spec.function or spec.section.function, folder
+        self._function, self._folder = spec.function, folder
 
+    @abstractmethod
     def make(self, count: int, out: Path, later: ExitStack) -> None:
-        """Make and store rows.
+        """Make and store rows; what is to be done when the clock has stopped is left to ``later``.
 
         Raises:
             ContenderError: it cannot.
         """
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Nothing: all ends with each measurement."""
 
     def read(self, out: Path) -> Columns:
         """What a file holds."""
@@ -140,7 +124,6 @@ class MadeRow:
             return {name: dataset[...] for name, dataset in file.items()}
 
     def measure(self, count: int) -> float:
-        """Make and store so many rows in a new file; return the seconds it took."""
         with ExitStack() as later:
             out = self._out(later)
             start = time.perf_counter()
@@ -155,8 +138,7 @@ class MadeRow:
             return self.read(out)
 
     def _out(self, later: ExitStack) -> Path:
-        folder = later.enter_context(tempfile.TemporaryDirectory(dir=self._folder))
-        return Path(folder, "rows.h5")
+        return Path(later.enter_context(tempfile.TemporaryDirectory(dir=self._folder)), "rows.h5")
 
 
 class LoopRow(MadeRow):
@@ -182,24 +164,23 @@ class FastRow(MadeRow):
         )  # fmt: skip
 
 
-def specs(section: Section, cores: int) -> list[tuple[Spec, type[MadeRow]]]:
+def row_of(spec: Spec, folder: Path) -> MadeRow:
+    """A row of the case's own."""
+    return (FastRow if spec.group == "fastpipe" else LoopRow)(spec, folder)
+
+
+def specs(section: Section, cores: int) -> list[Spec]:
     """A section's rows without peers; the loop that is replaced comes first."""
     is_batch = section.function is waves
     through = "through fn.batch" if is_batch else ""
-    all_cores = f"{_FAST}(workers={cores}"
-    found: list[tuple[Spec, type[MadeRow]]] = [
-        (Spec(section, "replaced", "for loop, np.stack, h5py", "replaced"), LoopRow)
+    by_row = spec_of(section, "single", f"{_FAST}(workers=0), row by row", "fastpipe", function=waves_alone,
+                     note="without fn.batch")  # fmt: skip
+    return [
+        spec_of(section, "replaced", "for loop, np.stack, h5py", "replaced"),
+        *([by_row] if is_batch else []),
+        spec_of(section, "alone", f"{_FAST}(workers=0)", "fastpipe", note=through),
+        spec_of(section, "workers", f"{_FAST}(workers={cores})", "fastpipe", cores, note=through),
     ]
-    if is_batch:
-        label, without = f"{_FAST}(workers=0), row by row", "without fn.batch"
-        found.append(
-            (Spec(section, "single", label, "fastpipe", note=without, function=waves_alone), FastRow)
-        )
-    found += [
-        (Spec(section, "alone", f"{_FAST}(workers=0)", "fastpipe", note=through), FastRow),
-        (Spec(section, "workers", f"{all_cores})", "fastpipe", cores, note=through), FastRow),
-    ]
-    return found
 
 
 # ---- Does each store what the function returns? ----------------------------------------------------
@@ -207,12 +188,7 @@ def specs(section: Section, cores: int) -> list[tuple[Spec, type[MadeRow]]]:
 
 @dataclass
 class StoredCheck(Outcome):
-    """What was compared.
-
-    Attributes:
-        files: that were made and read.
-        rows: in them.
-    """
+    """How many rows were compared, of how many files."""
 
     whose = "what the function returns"
     told: ClassVar[tuple[str, ...]] = ("files", "rows")
@@ -233,11 +209,11 @@ def check_stored(rows: Sequence[MadeRow], say: Callable[[str], None] = lambda te
     """Make some rows in each way, read them, and compare them with what the function returns here."""
     check = StoredCheck()
     for row in rows:
-        what = f"{row.spec.section.key}: {row.spec.label}"
+        what = f"{row.spec.section}: {row.spec.label}"
         say(f"comparing: {what}")
         problem = problem_of(row)
         if problem is None:
-            check.files, check.rows = check.files + 1, check.rows + row.spec.section.checked
+            check.files, check.rows = check.files + 1, check.rows + row.spec.of.checked
         else:
             check.problems += (f"{what}: {problem}",)
     return check
@@ -245,7 +221,7 @@ def check_stored(rows: Sequence[MadeRow], say: Callable[[str], None] = lambda te
 
 def problem_of(row: MadeRow) -> str | None:
     """Return how rows that are made and stored differ from what the function returns, or None."""
-    section = row.spec.section
+    section = row.spec.of
     return difference(rows_of(section.function, section.checked), row.stored(section.checked))
 
 
@@ -269,78 +245,63 @@ def difference(expected: Columns, found: Columns) -> str | None:
 MEASURED_S = 4.5
 
 
-def add_arguments(parser: argparse.ArgumentParser, sections: Sequence[Section] = SECTIONS) -> None:
-    """The options of the case."""
-    add = parser.add_argument
-    add("--folder", metavar="FOLDER", type=Path,
-        help="where files are written, and removed (default: the folder for temporary ones)")  # fmt: skip
-    add("--section", action="append", choices=[one.key for one in sections], metavar="NAME",
-        help="only this: " + ", ".join(one.key for one in sections)
-        + "; may be given again (default: all)")  # fmt: skip
-    add_run_arguments(parser)
-
-
-def run(
-    args: argparse.Namespace, console: Console, progress: Progress, kind: type[Bench] | None = None
-) -> int:
-    """Measure, report, and write what was asked for; return 1 when rows are not those of the function.
-
-    Raises:
-        MissingDependencyError: h5py, which the script that is replaced needs, is not installed.
-        OptionError: the folder is none.
-    """
-    require("h5py", extra="generation")
-    if args.folder is not None and not args.folder.is_dir():
-        raise OptionError(f"--folder: {str(args.folder)!r} is not a folder")
-    with tempfile.TemporaryDirectory(prefix="fastpipe-bench-", dir=args.folder) as scratch:
-        bench = (kind or Bench)(args, available_cpus(), progress, scratch=Path(scratch))
-        return bench.run(console)
-
-
-@dataclass
-class Bench(Driver):
+class Bench(Case):
     """One run of the case."""
 
-    case: ClassVar[str] = "generate"
+    case = "generate"
+    about = "rows that a function makes, stored: a script's loop against fastpipe.generate"
     every: ClassVar[Sequence[Section]] = SECTIONS
-    scratch: Path = field(kw_only=True)
+    scratch: Path
 
-    def __post_init__(self) -> None:
-        asked = self.args.section
-        self.sections = [one for one in self.every if not asked or one.key in asked]
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        keys = [one.key for one in cls.every]
+        add = parser.add_argument
+        add("--folder", metavar="FOLDER", type=Path,
+            help="where files are written, and removed (default: the folder for temporary ones)")  # fmt: skip
+        add("--section", action="append", choices=keys, metavar="NAME",
+            help=f"only this: {', '.join(keys)}; may be given again (default: all)")  # fmt: skip
+        add_run_arguments(parser)
 
     def plan(self) -> Plan:
         plan = super().plan()
         return plan if self.args.quick else replace(plan, seconds=MEASURED_S)
 
-    def result(self) -> dict[str, Any] | None:
-        self.begin()
-        with ExitStack() as stack:
-            made = [self._made(*pair) for section in self.sections for pair in self.specs(section)]
-            if not self.passed(check := check_stored(made, self.progress.now)):
-                return None
-            session = self.measure([*made, *self.all_others(stack)])
-            args = self.args
-            words = [f"--folder {args.folder.resolve().name}"] if args.folder else []
-            words += [f"--section {one}" for one in args.section or ()]
-            about = f"row i is fn(i, np.random.default_rng([{SEED}, i]))"
-            return self.content(
-                session, check, words,
-                data={"text": about, "name": "functions of the benchmark", "samples": 0, "sample_bytes": 0},
-                sections={one.key: {"label": one.label} for one in self.sections},
-                job={
-                    "text": "Generation: rows of a function made and stored, from the call to the"
-                    " closed file",
-                    "short": f"rows of a function made and stored, {self.cores} workers",
-                    "batch_size": 1, "replaces": "script",
-                },
-                main=f"{self.sections[0].key}-workers",
-            )  # fmt: skip
+    def run(self, console: Console) -> int:
+        require("h5py", extra="generation")
+        folder = self.args.folder
+        if folder is not None and not folder.is_dir():
+            raise OptionError(f"--folder: {str(folder)!r} is not a folder")
+        with tempfile.TemporaryDirectory(prefix="fastpipe-bench-", dir=folder) as scratch:
+            self.scratch = Path(scratch)
+            return super().run(console)
 
-    def specs(self, section: Section) -> list[tuple[Spec, type[MadeRow]]]:
+    def prepare(self) -> None:
+        asked = self.args.section
+        self.sections = [one for one in self.every if not asked or one.key in asked]
+        self.main = f"{self.sections[0].key}-workers"
+
+    def rows(self) -> list[MadeRow]:
+        specs = [spec for section in self.sections for spec in self.specs(section)]
+        return [self.added(spec, row_of(spec, self.scratch)) for spec in specs]
+
+    def specs(self, section: Section) -> list[Spec]:
         """Return a section's rows."""
         return specs(section, self.cores)
 
-    def _made(self, spec: Spec, make: type[MadeRow]) -> MadeRow:
-        self.infos[spec.key] = spec.info
-        return make(spec, self.scratch)
+    def compared(self, rows: Sequence[Any]) -> Outcome:
+        return check_stored(rows, self.progress.now)
+
+    def described(self, session: Session) -> dict[str, Any]:
+        about = f"row i is fn(i, np.random.default_rng([{SEED}, i]))"
+        return {
+            "data": {
+                "text": about, "name": "functions of the benchmark", "samples": 0, "sample_bytes": 0,
+            },
+            "sections": {one.key: {"label": one.label} for one in self.sections},
+            "job": {
+                "text": "Generation: rows of a function made and stored, from the call to the closed file",
+                "short": f"rows of a function made and stored, {self.cores} workers",
+                "batch_size": 1, "replaces": "script",
+            },
+        }  # fmt: skip

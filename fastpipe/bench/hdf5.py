@@ -4,33 +4,29 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import importlib.util
 import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
 
 import fastpipe
-from fastpipe.bench.check import RowCheck, digests_of_samples
+from fastpipe.bench.check import Outcome, RowCheck, digests_of_samples
 from fastpipe.bench.data import made_once
-from fastpipe.bench.driver import Driver, add_run_arguments
+from fastpipe.bench.driver import Case, add_run_arguments
 from fastpipe.bench.results import RowInfo
-from fastpipe.bench.runner import Draws, calibrate, consume
+from fastpipe.bench.runner import Contender, DrawnRow, Draws, Session, calibrate, consume
 from fastpipe.bench.synthetic import mel_rows, write_table
-from fastpipe.console import Progress, positive
+from fastpipe.console import positive
 from fastpipe.core.extras import require
-from fastpipe.core.machine import available_cpus
 from fastpipe.errors import OptionError
 
 # ---- Files -----------------------------------------------------------------------------------------
@@ -55,10 +51,7 @@ class Table:
 
     Attributes:
         key: the section of the result.
-        label: what the report calls it.
-        path: the file.
-        dataset: the dataset's path in it.
-        shape, dtype: the dataset's.
+        dataset: the dataset's path in the file.
         chunk: of its chunks; None where it is contiguous.
         is_packed: whether chunks have to be decoded.
         sample_dims: how many dimensions count samples.
@@ -104,6 +97,12 @@ class Table:
         with open(self.path, "rb") as file:
             while file.read(1 << 24):
                 pass
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """It in the JSON file."""
+        told = ("label", "shape", "dtype", "chunk", "samples", "sample_bytes", "bytes")
+        return {name: getattr(self, name) for name in told}
 
 
 def look(
@@ -166,19 +165,6 @@ def made_tables(
     return [look(folder / f"{key}.h5", "mels", key, label) for key, (label, *_) in layouts.items()]
 
 
-def described(table: Table) -> dict[str, Any]:
-    """A table for the JSON file."""
-    return {
-        "label": table.label,
-        "shape": list(table.shape),
-        "dtype": table.dtype,
-        "chunk": None if table.chunk is None else list(table.chunk),
-        "samples": table.samples,
-        "sample_bytes": table.sample_bytes,
-        "bytes": table.bytes,
-    }
-
-
 # ---- What scripts read them with -------------------------------------------------------------------
 
 
@@ -188,28 +174,23 @@ class RowByRow:
     def __init__(self, table: Table, **options: Any) -> None:
         self._table, self._options = table, options
         self._file: Any = None
-        self._values: Any = None
-        self._labels: Any = None
 
     def __len__(self) -> int:
         return self._table.samples
 
     def __getitem__(self, index: int) -> Any:
-        if self._values is None:
-            self._open()
-        place = np.unravel_index(index, self._table.shape[: self._table.sample_dims])
-        where = tuple(map(int, place))
+        table = self._table
+        if self._file is None:
+            self._file = table.opened(**self._options)
+            self._values = self._file[table.dataset]
+            self._labels = None if table.labels is None else self._file[table.labels]
+        where = tuple(map(int, np.unravel_index(index, table.shape[: table.sample_dims])))
         value = require("torch", extra="torch").from_numpy(self.values(where))
         return value if self._labels is None else (value, int(self._labels[where]))
 
     def values(self, where: tuple[int, ...]) -> Any:
         """Return a row's values."""
         return self._values[where]
-
-    def _open(self) -> None:
-        file = self._table.opened(**self._options)
-        self._labels = None if self._table.labels is None else file[self._table.labels]
-        self._file, self._values = file, file[self._table.dataset]
 
     def close(self) -> None:
         """Close the file, if it is open."""
@@ -230,7 +211,7 @@ _WORKERS = 4  # processes
 
 
 @dataclass(frozen=True)
-class TableSpec:
+class TableSpec(RowInfo):
     """One loader to measure.
 
     Attributes:
@@ -238,62 +219,43 @@ class TableSpec:
             chunk after chunk; the others are fastpipe's: ``"stock"`` in torch's loader and ``"window"`` mix
             the rows of some chunks at a time, ``"uniform"`` and ``"ram"`` mix all rows, the latter with all
             chunks kept in memory.
-        batch_size: samples in a batch.
         threads: of ``fastpipe.FastHDF5Dataset``.
     """
 
-    key: str
-    label: str
-    group: Literal["replaced", "stock", "fastpipe", "peer"]
-    kind: Kind
-    batch_size: int
     num_workers: int = 0
-    note: str = ""
+    kind: Kind = "rows"
+    batch_size: int = 1
     threads: int | Literal["auto"] = "auto"
 
-    def info(self, table: Table) -> RowInfo:
-        """What the report calls it."""
-        return RowInfo(
-            self.key, self.label, self.group, self.num_workers, table.dtype, self.note,
-            section=table.key, unit="samples",
-        )  # fmt: skip
+
+def spec_of(
+    table: Table, kind: Kind, label: str, group: str, batch_size: int, name: str = "", **more: Any
+) -> TableSpec:
+    """A loader of a table; ``name`` ends its key where the kind does not."""
+    usual: dict[str, Any] = {"section": table.key, "unit": "samples", "output": table.dtype}
+    key = f"{table.key}-{name or kind}"
+    return TableSpec(key, label, group, kind=kind, batch_size=batch_size, **usual, **more)
 
 
 def specs_of(table: Table, batch_size: int) -> list[TableSpec]:
     """The loaders that are measured on a table; those of scripts without fastpipe come first."""
-    key = table.key
-    cold = 'cache="off"'
-    specs = [
-        TableSpec(f"{key}-replaced", "row by row + DataLoader", "replaced", "rows", batch_size),
-    ]
+    made: Callable[..., TableSpec] = partial(spec_of, table, batch_size=batch_size)
     has_windows = table.is_packed and table.group > 1
+    note, cold, stock = f"{WINDOW} chunks mixed at a time", 'cache="off"', "FastHDF5Dataset + DataLoader"
+    specs = [made("rows", "row by row + DataLoader", "replaced", name="replaced")]
     if has_windows:
-        note = f"{WINDOW} chunks mixed at a time"
         specs += [
-            TableSpec(
-                f"{key}-stock", "FastHDF5Dataset + DataLoader", "stock", "stock", batch_size, note=note
-            ),
-            TableSpec(
-                f"{key}-workers",
-                f"FastHDF5Dataset + DataLoader(num_workers={_WORKERS})",
-                "stock",
-                "stock",
-                batch_size,
-                _WORKERS,
-                f"{note}; decoded by one process for all",
-            ),
-            TableSpec(
-                f"{key}-window", f"{_FAST}, windows", "fastpipe", "window", batch_size, note=f"{note}; {cold}"
-            ),
-        ]
+            made("stock", stock, "stock", note=note),
+            made("stock", f"{stock}(num_workers={_WORKERS})", "stock", name="workers", num_workers=_WORKERS,
+                 note=f"{note}; decoded by one process for all"),
+            made("window", f"{_FAST}, windows", "fastpipe", note=f"{note}; {cold}"),
+        ]  # fmt: skip
     note = f"each order as likely as any other; {cold}"
     note += "; a chunk is decoded for each of its rows" if has_windows else ""
-    specs.append(
-        TableSpec(f"{key}-uniform", f"{_FAST}, all rows", "fastpipe", "uniform", batch_size, note=note)
-    )
+    specs.append(made("uniform", f"{_FAST}, all rows", "fastpipe", note=note))
     if table.is_packed:
-        name, note = f'{_FAST}, cache="ram"', "all rows, from the second epoch on"
-        specs.append(TableSpec(f"{key}-ram", name, "fastpipe", "ram", batch_size, note=note))
+        note = "all rows, from the second epoch on"
+        specs.append(made("ram", f'{_FAST}, cache="ram"', "fastpipe", note=note))
     return specs
 
 
@@ -322,7 +284,7 @@ def loader_of(spec: TableSpec, table: Table, draws: Draws | None = None) -> Any:
     return fastpipe.FastLoader(dataset, spec.batch_size, shuffle, workers="processes", **workers)
 
 
-class TableRow:
+class TableRow(DrawnRow):
     """A `Contender` that goes through a table.
 
     What reads row by row draws as many rows as a measurement needs; all else goes through whole epochs.
@@ -331,43 +293,22 @@ class TableRow:
     def __init__(self, spec: TableSpec, table: Table, make: MakeLoader = loader_of) -> None:
         self.spec, self.key, self.workers = spec, spec.key, spec.num_workers
         burst = spec.batch_size * max(1, spec.num_workers)
-        self._draws = Draws(range(table.samples), burst) if spec.kind in ("rows", "named") else None
-        self.chunk = burst if self._draws is not None else table.samples
+        self.is_drawn = spec.kind in ("rows", "named")
+        self.draws = Draws(range(table.samples), burst)
+        self.chunk = burst if self.is_drawn else table.samples
         with quiet():
-            self.loader = make(spec, table, self._draws)
+            self.loader = make(spec, table, self.draws if self.is_drawn else None)
 
     def measure(self, count: int) -> float:
-        """Consume so many samples; return the seconds it took."""
-        epochs = 1 if self._draws is not None else count // self.chunk
+        epochs = 1 if self.is_drawn else count // self.chunk
         with quiet():
             batches = chain.from_iterable(repeat(self.batches(count), epochs))
-            seconds = consume(batches, count, self.spec.label, any_number=True)
-        self._let_go()
-        return seconds
-
-    def batches(self, count: int) -> Any:
-        """An epoch: of so many samples, where they are drawn; else of all there are."""
-        if self._draws is not None:
-            self._draws.length = count
-        return self.loader
-
-    def stage_seconds(self) -> dict[str, float]:
-        """Seconds by stage that the loader's clock has counted so far."""
-        return dict(self.loader.clock.totals())
-
-    def close(self) -> None:
-        """Let go of the loader, which ends its workers and threads."""
-        self.loader = None
-        gc.collect()
-
-    def _let_go(self) -> None:
-        """Close the file, where it is open in this process.
-
-        Within a process the HDF5 library has one cache of chunks for a file, of the size that who opened it
-        first asked for: rows that want caches of their own must not have it open at the same time.
-        """
+            seconds = consume(batches, count, any_number=True)
+        # Within a process the HDF5 library has one cache of chunks for a file, of the size that who opened it
+        # first asked for: rows that want caches of their own must not have it open at the same time.
         if isinstance(self.loader.dataset, RowByRow):
             self.loader.dataset.close()
+        return seconds
 
 
 @contextlib.contextmanager
@@ -452,88 +393,48 @@ WORKER_COUNTS = (0, 1, 2, 4)
 _CHOICE_S = 1.0
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the case."""
-    add = parser.add_argument
-    add("--data", metavar="FILE.h5", type=Path, help="your own file, instead of made-up log-mels; with --key")
-    add("--key", metavar="PATH", help="the dataset in it; samples are its rows")
-    add("--folder", metavar="FOLDER", type=Path,
-        help="where made data is kept, 2 GB (default: the user's cache folder)")  # fmt: skip
-    add("--samples", type=positive(int), metavar="N", help=f"rows to make (default: {ROWS:,})")
-    add("--batch-size", type=positive(int), default=64, metavar="N", help="samples in a batch (default: 64)")
-    add_run_arguments(parser)
-
-
-def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Measure, report, and write what was asked for; return 1 when batches are not what h5py reads.
-
-    Raises:
-        OptionError: there is nothing to measure.
-    """
-    tables = tables_of(args, progress)
-    return Bench(args, available_cpus(), progress, tables=tables).run(console)
-
-
-def tables_of(args: argparse.Namespace, progress: Progress) -> list[Table]:
-    """Return the dataset that the options name, or made-up ones.
-
-    Raises:
-        OptionError: there is no such dataset.
-    """
-    if (args.data is None) != (args.key is None):
-        raise OptionError("--data and --key go together: a file and the dataset in it")
-    if args.data is not None:
-        return [look(args.data, args.key, "file")]
-    return made_tables(rows_of(args), args.folder, progress.done)
-
-
-def rows_of(args: argparse.Namespace) -> int:
-    """Return how many rows are made."""
-    return args.samples or (QUICK_ROWS if args.quick else ROWS)
-
-
-@dataclass
-class Bench(Driver):
+class Bench(Case):
     """One run of the case."""
 
-    case: ClassVar[str] = "hdf5"
-    quick_s: ClassVar[float] = 0.05
-    tables: list[Table] = field(kw_only=True)
+    case = "hdf5"
+    about = "rows of HDF5 files: h5py + DataLoader against FastHDF5Dataset + FastLoader"
+    quick_s = 0.05
+    tables: list[Table]
 
-    def result(self) -> dict[str, Any] | None:
-        self.begin()
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        add("--data", metavar="FILE.h5", type=Path,
+            help="your own file, instead of made-up log-mels; with --key")  # fmt: skip
+        add("--key", metavar="PATH", help="the dataset in it; samples are its rows")
+        add("--folder", metavar="FOLDER", type=Path,
+            help="where made data is kept, 2 GB (default: the user's cache folder)")  # fmt: skip
+        add("--samples", type=positive(int), metavar="N", help=f"rows to make (default: {ROWS:,})")
+        add("--batch-size", type=positive(int), default=64, metavar="N",
+            help="samples in a batch (default: 64)")  # fmt: skip
+        add_run_arguments(parser)
+
+    @property
+    def samples(self) -> int:
+        """How many rows are made."""
+        return int(self.args.samples or (QUICK_ROWS if self.args.quick else ROWS))
+
+    def prepare(self) -> None:
+        args = self.args
+        if (args.data is None) != (args.key is None):
+            raise OptionError("--data and --key go together: a file and the dataset in it")
+        if args.data is not None:
+            self.tables = [look(args.data, args.key, "file")]
+        else:
+            self.tables = made_tables(self.samples, args.folder, self.progress.done)
+
+    def rows(self) -> Sequence[Contender]:
+        first = self.tables[0]
+        self.main = f"{first.key}-{'window' if first.is_packed else 'uniform'}"
         for table in self.tables:
             table.warm()
-        specs = [(table, self._chosen(table, spec)) for table, spec in self.specs()]
-        if not self.passed(check := self.compared(specs)):
-            return None
-        args, first = self.args, self.tables[0]
-        main_key = f"{first.key}-{'window' if first.is_packed else 'uniform'}"
-        with ExitStack() as stack:
-            rows = [
-                self.open(stack, spec.info(table), partial(TableRow, spec, table, self.make_loader))
-                for table, spec in specs
-            ]
-            contenders = [one for one in rows if one is not None] + self.all_others(stack)
-            main = next(one for one in contenders if one.key == main_key)
-            assert isinstance(main, TableRow)
-            before: dict[str, float] = {}
-            session = self.measure(contenders, lambda: before.update(main.stage_seconds()))
-            stages = self.stages(before, main.stage_seconds(), session.samples[main_key])
-        words = [f"--data {args.data.name} --key {args.key}"] if args.data else []
-        words += [f"--samples {args.samples}"] if args.samples else []
-        words += [f"--batch-size {args.batch_size}"] if args.batch_size != 64 else []
-        shape = "×".join(map(str, first.shape[1:])) or "1"
-        return self.content(
-            session, check, words,
-            data={"name": args.data.name if args.data else "made-up log-mels", **described(first)},
-            sections=self.sections(),
-            job={"text": f"HDF5: rows of {shape} {first.dtype}, shuffled, batches of {args.batch_size}",
-                 "short": f"HDF5 rows of {shape}, batch {args.batch_size}", "batch_size": args.batch_size},
-            main=main_key,
-            stages=stages,
-            plan=str(table_dataset(first, "off").plan),
-        )  # fmt: skip
+        chosen = [(table, self._chosen(table, spec)) for table, spec in self.specs()]
+        return self.opened((spec, partial(TableRow, spec, table, self.make_loader)) for table, spec in chosen)
 
     def make_loader(self, spec: TableSpec, table: Table, draws: Draws | None) -> Any:
         """Build the loader of a row."""
@@ -545,17 +446,25 @@ class Bench(Driver):
             for spec in specs_of(table, min(self.args.batch_size, table.samples)):
                 yield table, spec
 
-    def compared(self, specs: Sequence[tuple[Table, TableSpec]]) -> RowCheck:
-        ours = [(table, spec) for table, spec in specs if spec.group in ("stock", "fastpipe")]
-        return check_rows(ours, self.progress.now)
-
-    def sections(self) -> dict[str, Any]:
-        """Return the sections of the result."""
-        return {table.key: described(table) for table in self.tables}
-
     def _chosen(self, table: Table, spec: TableSpec) -> TableSpec:
         """A script's own loader with the number of workers that suits it best."""
         if spec.group not in ("replaced", "peer"):
             return spec
         counts, seconds = ((0, 1), 0.05) if self.args.quick else (WORKER_COUNTS, _CHOICE_S)
         return best_workers(spec, table, counts, seconds, self.progress.done, self.make_loader)
+
+    def compared(self, rows: Sequence[Any]) -> Outcome:
+        tables = {table.key: table for table in self.tables}
+        ours = (row.spec for row in rows if row.spec.group in ("stock", "fastpipe"))
+        return check_rows(((tables[spec.section], spec) for spec in ours), self.progress.now)
+
+    def described(self, session: Session) -> dict[str, Any]:
+        args, first = self.args, self.tables[0]
+        shape = "×".join(map(str, first.shape[1:])) or "1"
+        return {
+            "data": {"name": args.data.name if args.data else "made-up log-mels", **first.described},
+            "sections": {table.key: table.described for table in self.tables},
+            "job": {"text": f"HDF5: rows of {shape} {first.dtype}, shuffled, batches of {args.batch_size}",
+                    "short": f"HDF5 rows of {shape}, batch {args.batch_size}", "batch_size": args.batch_size},
+            "plan": str(table_dataset(first, "off").plan),
+        }  # fmt: skip

@@ -6,8 +6,16 @@ import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fastpipe.bench.report import data_line, machine_line, more_lines
-from fastpipe.bench.results import UNIT, rate_of, reference_of, replaced_thing, shown, times_digits
+from fastpipe.bench.report import data_line, figures_of, machine_line, more_lines
+from fastpipe.bench.results import (
+    UNIT,
+    name_of,
+    rate_of,
+    reference_of,
+    replaced_thing,
+    shown,
+    times_and_range,
+)
 from fastpipe.core.text import printable
 
 # ---- What all pages of reports share ---------------------------------------------------------------
@@ -104,7 +112,7 @@ def page(result: Mapping[str, Any], more: Sequence[str] = ()) -> str:
         *map(_quiet, about),
         *(f'<div class="alarm">{escape(text)}</div>' for text in method["warnings"]),
         *(part for key in result.get("sections") or [None] for part in _section(result, key)),
-        *_figures(result), *_lines(result, more), *_environment(result),
+        *_figures(result, more), *_environment(result),
     ]  # fmt: skip
     return document(f"fastpipe bench {result['case']}", parts, _RESULT_STYLE)
 
@@ -131,7 +139,8 @@ def _bar(result: Mapping[str, Any], entry: Mapping[str, Any], top: float) -> Ite
     """A row's median, the range of its rounds, and how many times that of the reference it is."""
     rate, scale = rate_of(entry), _SHARE / top
     is_reference = entry["group"] == "replaced" and entry["key"] == reference_of(result, entry)
-    figures = f"{rate['median']:,.0f} {entry.get('unit', UNIT)}/s · {'1×' if is_reference else _ratio(entry)}"
+    ratio = "1×" if is_reference else times_and_range(entry["ratio"])
+    figures = f"{rate['median']:,.0f} {entry.get('unit', UNIT)}/s · {ratio}"
     kind = ' class="own"' if entry["group"] == "fastpipe" else ""
     yield f'<div class="name"><span{kind}>{escape(entry["label"])}</span>'
     yield f"<span{kind}>{escape(figures)}</span></div>"
@@ -165,29 +174,19 @@ def _steps(told: Mapping[str, Any]) -> Iterator[str]:
         yield "</svg>"
 
 
-def _figures(result: Mapping[str, Any]) -> Iterator[str]:
-    """All rows, those that lose among them."""
-    rows = []
-    for entry in result["rows"]:
-        rate, ratio = rate_of(entry), entry["ratio"]
-        label = entry["label"] if entry.get("section") is None else f"{entry['section']}: {entry['label']}"
-        rows.append([
-            label, f"{rate['median']:,.0f} {entry.get('unit', UNIT)}",
-            f"{rate['low']:,.0f}–{rate['high']:,.0f}", f"{ratio['median']:.2f}×",
-            f"{ratio['low']:.2f}–{ratio['high']:.2f}", entry["note"],
-        ])  # fmt: skip
+def _figures(result: Mapping[str, Any], more: Sequence[str]) -> Iterator[str]:
+    """All rows, those that lose among them; what else was measured, and whether outputs are the same."""
+    rows = [
+        [name_of(entry), *figures_of(entry, f" {entry.get('unit', UNIT)}"), entry["note"]]
+        for entry in result["rows"]
+    ]
     rows += [[miss["label"], "not measured", "", "", "", miss["why"]] for miss in result["missing"]]
     yield "<h2>All figures</h2>"
     head = [replaced_thing(result), "per second", "range", "ratio", "range", "note"]
     yield f'<div class="figures">{table(head, rows)}</div>'
-
-
-def _lines(result: Mapping[str, Any], more: Sequence[str]) -> Iterator[str]:
-    """What else was measured, and whether outputs are the same."""
     if lines := [*more, *more_lines(result)]:
         yield f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
-    yield "<h2>Are the results the same?</h2>"
-    yield f"<p>{escape(result['check']['text'])}</p>"
+    yield f"<h2>Are the results the same?</h2>\n<p>{escape(result['check']['text'])}</p>"
 
 
 def _environment(result: Mapping[str, Any]) -> Iterator[str]:
@@ -209,9 +208,3 @@ def _environment(result: Mapping[str, Any]) -> Iterator[str]:
 
 def _quiet(line: str) -> str:
     return f'<div class="quiet">{escape(line)}</div>'
-
-
-def _ratio(entry: Mapping[str, Any]) -> str:
-    ratio = entry["ratio"]
-    digits = times_digits(ratio["median"])
-    return f"{ratio['median']:.{digits}f}× ({ratio['low']:.{digits}f}–{ratio['high']:.{digits}f})"

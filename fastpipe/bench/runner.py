@@ -6,9 +6,10 @@ import gc
 import math
 import statistics
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +24,7 @@ class ContenderError(Exception):
     """A contender cannot go on; it leaves the run and the others stay."""
 
 
-class Contender(Protocol):
+class Contender(ABC):
     """Something that handles samples (or whole files of them) and can be timed doing so.
 
     Attributes:
@@ -35,8 +36,9 @@ class Contender(Protocol):
 
     key: str
     chunk: int
-    workers: int
+    workers: int = 0
 
+    @abstractmethod
     def measure(self, count: int) -> float:
         """Handle so many samples from start to end; return the seconds it took.
 
@@ -44,7 +46,11 @@ class Contender(Protocol):
             ContenderError: it cannot go on.
         """
 
-    def close(self) -> None:
+    def stage_seconds(self) -> Mapping[str, float]:
+        """Seconds by stage that a loader's clock has counted so far."""
+        return {}
+
+    def close(self) -> None:  # noqa: B027 (many have nothing to end)
         """End every thread and process.  May be called twice."""
 
 
@@ -74,7 +80,7 @@ class Summary(NamedTuple):
 class Plan:
     """How long to measure.
 
-    Args:
+    Attributes:
         rounds: number of rounds, or ``None`` to go by ``budget_s``; with both, the most of them.
         budget_s: stop before the round that would exceed so many seconds, but not before
             ``least`` rounds.
@@ -139,11 +145,7 @@ def interleave(
 ) -> Session:
     """Measure all contenders, round after round; one that raises ``ContenderError`` leaves the run.
 
-    Args:
-        contenders, plan: whom to measure, and how many rounds.
-        counts: by key, how many samples a measurement handles (from `calibrate`).
-        on_sample: called after each measurement.
-        now, pause: the clock and the pause, for tests.
+    ``counts`` says by key how many samples a measurement handles (from `calibrate`).
     """
     session = Session(samples={contender.key: [] for contender in contenders})
     alive = list(contenders)
@@ -224,10 +226,9 @@ class Draws:
         length: draws of the next epoch; may be changed between epochs.
     """
 
-    def __init__(self, indices: Sequence[int], length: int, seed: int = 0) -> None:
+    def __init__(self, indices: Sequence[int], length: int) -> None:
         self.length = length
-        self._indices = np.asarray(indices)
-        self._rng = np.random.default_rng(seed)
+        self._indices, self._rng = np.asarray(indices), np.random.default_rng(0)
 
     def __len__(self) -> int:
         return self.length
@@ -241,11 +242,7 @@ class Draws:
 
 
 def touch(batch: Any, *, any_number: bool = False) -> int:
-    """Look at the first and the last number of a batch, as the cheapest consumer would.
-
-    Returns:
-        How many samples the batch has.
-    """
+    """Look at the first and the last number of a batch, as the cheapest consumer would; return its length."""
     values = batch[0] if isinstance(batch, (list, tuple)) else batch
     first, last = values[(0,) * values.ndim], values[(-1,) * values.ndim]  # in any layout, without a copy
     if (first != first or last != last) and not any_number:
@@ -253,20 +250,42 @@ def touch(batch: Any, *, any_number: bool = False) -> int:
     return len(values)
 
 
-def consume(batches: Iterable[Any], count: int, label: str, *, any_number: bool = False) -> float:
-    """Go through batches; return the seconds it took.
-
-    Raises:
-        RuntimeError: there are not so many samples in them.
-    """
+def consume(batches: Iterable[Any], count: int, *, any_number: bool = False) -> float:
+    """Go through batches, which have so many samples; return the seconds it took."""
     seen = 0
     start = time.perf_counter()
     for batch in batches:
         seen += touch(batch, any_number=any_number)
     seconds = time.perf_counter() - start
     if seen != count:
-        raise RuntimeError(f"{label} gave {seen} samples of {count}")
+        raise RuntimeError(f"an epoch has {seen} samples of {count}")
     return seconds
+
+
+class DrawnRow(Contender):
+    """A `Contender` that goes through an epoch of a loader, of which `Draws` make the length.
+
+    The clock runs from asking for an iterator to the end of the iteration: nothing is prefetched before it
+    starts and nothing is left when it stops.
+    """
+
+    loader: Any
+    draws: Draws
+
+    def measure(self, count: int) -> float:
+        return consume(self.batches(count), count)
+
+    def batches(self, count: int) -> Any:
+        """An epoch of so many samples."""
+        self.draws.length = count
+        return self.loader
+
+    def stage_seconds(self) -> Mapping[str, float]:
+        return dict(self.loader.clock.totals())
+
+    def close(self) -> None:
+        self.loader = None
+        gc.collect()  # which ends workers and threads
 
 
 # ---- What a training step waits for its batches ----------------------------------------------------

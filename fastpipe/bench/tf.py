@@ -15,8 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import zip_longest
 from multiprocessing import get_context
@@ -25,17 +24,15 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
 
 import fastpipe
-from fastpipe.bench.check import RowCheck
+from fastpipe.bench.check import Outcome, RowCheck
 from fastpipe.bench.data import folder_to_use
-from fastpipe.bench.driver import Driver, add_run_arguments
+from fastpipe.bench.driver import DATA_HELP, Case, add_run_arguments
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Contender, ContenderError, Session, Timeline, timeline_of
-from fastpipe.console import Progress, positive
+from fastpipe.console import positive
 from fastpipe.core.extras import require
-from fastpipe.core.machine import available_cpus
 from fastpipe.errors import CacheError, FastpipeError, OptionError
 
 # ---- TensorFlow ------------------------------------------------------------------------------------
@@ -53,6 +50,8 @@ def tensorflow() -> Any:
 
 # ---- Photos and tables -----------------------------------------------------------------------------
 
+Kept = Literal["off", "ram", "disk"]
+
 SIDE = 128
 # Names of the images of a sample, and of the numbers beside them.
 ALONE = ("image",)
@@ -67,14 +66,7 @@ _ENDINGS = (".jpg", ".jpeg")
 
 @dataclass(frozen=True)
 class Lengths:
-    """Samples of an epoch, in each section.
-
-    Attributes:
-        crops: one box of each.
-        folder: photos of a folder.
-        modalities: four boxes of each.
-        batches: batches in memory, of which it is the number.
-    """
+    """Samples of an epoch, in each section; of that of batches in memory, the number of batches."""
 
     crops: int
     folder: int
@@ -90,13 +82,11 @@ QUICK = Lengths(40, 24, 24, 4)
 
 @dataclass(frozen=True)
 class Photos:
-    """JPEGs of an image folder.
+    """Some of the JPEGs of an image folder.
 
     Attributes:
         name: what the report calls the folder.
-        files: their paths.
         labels: int32 (N,): numbers of their classes, all of which occur.
-        classes: names of these.
         sizes: (N, 2): width and height.
         total: how many JPEGs the folder has.
     """
@@ -175,8 +165,7 @@ class Table:
     """What a script's data frame holds.
 
     Attributes:
-        files: of each row.
-        labels: int32 (N,): of each row.
+        labels: int32 (N,).
         boxes: name of an image → int32 (N, 4): left, top, right, bottom.
         numbers: float32 (N, 2): further inputs, of tables with several images.
     """
@@ -202,14 +191,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Setting:
-    """What datasets are made of.
-
-    Attributes:
-        photos: the photos.
-        lengths: samples of epochs.
-        batch_size: samples in a batch.
-        scratch: a folder for what is written while measuring.
-    """
+    """What datasets are made of; ``scratch`` is a folder for what is written while measuring."""
 
     photos: Photos
     lengths: Lengths
@@ -226,7 +208,7 @@ class Setting:
         """A table of four images in each row."""
         return self.photos.table(self.lengths.modalities, MODALITIES)
 
-    def cache(self, where: Literal["off", "ram", "disk"]) -> fastpipe.Cache:
+    def cache(self, where: Kept) -> fastpipe.Cache:
         """Where samples are kept: of the same option in the same place, as long as a dataset has it."""
         return fastpipe.Cache(where, dir=self.scratch / "kept" if where == "disk" else None)
 
@@ -360,7 +342,7 @@ def crops(
     setting: Setting,
     *,
     is_shuffled: bool,
-    cache: Literal["off", "ram", "disk"] = "off",
+    cache: Kept = "off",
     engine: Literal["threads", "graph"] = "threads",
 ) -> Any:
     """One image of each row, with its box."""
@@ -371,7 +353,7 @@ def crops(
     )  # fmt: skip
 
 
-def modalities(setting: Setting, *, is_shuffled: bool, cache: Literal["off", "ram", "disk"] = "off") -> Any:
+def modalities(setting: Setting, *, is_shuffled: bool, cache: Kept = "off") -> Any:
     """Four images of each row, and numbers."""
     table = setting.several
     first, second = table.numbers.T
@@ -383,7 +365,7 @@ def modalities(setting: Setting, *, is_shuffled: bool, cache: Literal["off", "ra
     )  # fmt: skip
 
 
-def folder(setting: Setting, *, is_shuffled: bool, cache: Literal["off", "ram", "disk"] = "off") -> Any:
+def folder(setting: Setting, *, is_shuffled: bool, cache: Kept = "off") -> Any:
     """A folder, at the defaults of ``image_dataset_from_directory``."""
     return fastpipe.tf.image_dataset(
         str(setting.folder), batch_size=setting.batch_size, shuffle=is_shuffled, seed=0, verbose=False,
@@ -410,118 +392,87 @@ class Make(Protocol):
 
 
 @dataclass(frozen=True)
-class Spec:
+class Spec(RowInfo):
     """One dataset to measure.
 
     Attributes:
-        section: a key of ``SECTIONS``.
-        kind: the end of the row's key.
         make: makes it.
         most_apart: of fastpipe's, how far values may be from the replaced dataset's; None of others.
+        process: rows without fastpipe share a process with those of the same name.
     """
 
-    section: str
-    kind: str
-    label: str
-    group: Literal["replaced", "fastpipe", "peer"]
-    make: Make
-    note: str = ""
+    section: str = "crop"
+    make: Make = crops
     most_apart: int | None = None
-
-    @property
-    def key(self) -> str:
-        """Its name in the JSON file."""
-        return f"{self.section}-{self.kind}"
-
-    unit: ClassVar[str | None] = None
-    output: ClassVar[str] = "float32"
-    process: ClassVar[str] = "scripts"  # rows without fastpipe share a process with those of the same name
-
-    @property
-    def info(self) -> RowInfo:
-        """What the report calls it."""
-        unit = self.unit or ("samples" if self.section == "modalities" else "images")
-        return RowInfo(
-            self.key, self.label, self.group, None, self.output, self.note, section=self.section, unit=unit
-        )
+    process: str = "scripts"
 
     def samples(self, lengths: Any, batch_size: int) -> int:
         """Samples of an epoch."""
-        by_section = {
-            "crop": lengths.crops, "folder": lengths.folder, "modalities": lengths.modalities,
-            "augment": lengths.batches * batch_size,
-        }  # fmt: skip
-        return int(by_section[self.section])
+        names = {"crop": "crops", "hdf5": "rows", "augment": "batches"}
+        count = int(getattr(lengths, names.get(self.section, self.section)))
+        return count * batch_size if self.section == "augment" else count
+
+
+UNITS = {"modalities": "samples", "hdf5": "rows", "patches": "patches"}
+
+
+def spec_of(section: str, kind: str, label: str, group: str, make: Make, note: str = "", **more: Any) -> Spec:
+    """A dataset of a section; one of fastpipe's has the replaced one's values."""
+    more = {"most_apart": 0 if group == "fastpipe" and section != "augment" else None} | more
+    unit = UNITS.get(section, "images")
+    key = f"{section}-{kind}"
+    return Spec(key, label, group, note=note, section=section, unit=unit, make=make, **more)
+
+
+def script_of(make: Callable[..., Any], table: str, **more: Any) -> Make:
+    """A script that makes a dataset of a table of the setting."""
+
+    def script(setting: Setting, *, is_shuffled: bool) -> Any:
+        return make(getattr(setting, table), setting.batch_size, is_shuffled=is_shuffled, **more)
+
+    return script
+
+
+def in_memory(make: Callable[[Setting], Any]) -> Make:
+    """A dataset of a batch in memory, which has no order."""
+    return lambda setting, is_shuffled: make(setting)
 
 
 def specs() -> list[Spec]:
     """The datasets that are measured; that of scripts without fastpipe comes first in each section."""
-    return [*_crops(), *_others(), *_augmented()]
-
-
-def _crops() -> list[Spec]:
-    pillow, fast = "tf.py_function + Pillow", "image_dataset"
-
-    def script(setting: Setting, *, is_shuffled: bool) -> Any:
-        return by_pillow(setting.crops, setting.batch_size, is_shuffled=is_shuffled)
-
+    fast, several, ram = "image_dataset", "image_dataset(modalities=…)", 'cache="ram"'
     return [
-        Spec("crop", "replaced", pillow, "replaced", script),
-        Spec("crop", "threads", fast, "fastpipe", crops, most_apart=0),
-        Spec("crop", "graph", f'{fast}, engine="graph"', "fastpipe", partial(crops, engine="graph"),
-             "TensorFlow's operations, within 1 of 255", most_apart=1),
-        Spec("crop", "ram", f'{fast}, cache="ram"', "fastpipe", partial(crops, cache="ram"), _KEPT,
-             most_apart=0),
-        Spec("crop", "disk", f'{fast}, cache="disk"', "fastpipe", partial(crops, cache="disk"), _KEPT,
-             most_apart=0),
+        spec_of("crop", "replaced", "tf.py_function + Pillow", "replaced", script_of(by_pillow, "crops")),
+        spec_of("crop", "threads", fast, "fastpipe", crops),
+        spec_of("crop", "graph", f'{fast}, engine="graph"', "fastpipe", partial(crops, engine="graph"),
+                "TensorFlow's operations, within 1 of 255", most_apart=1),
+        spec_of("crop", "ram", f"{fast}, {ram}", "fastpipe", partial(crops, cache="ram"), _KEPT),
+        spec_of("crop", "disk", f'{fast}, cache="disk"', "fastpipe", partial(crops, cache="disk"), _KEPT),
+        spec_of("folder", "replaced", "keras image_dataset_from_directory", "replaced", from_directory),
+        spec_of("folder", "threads", fast, "fastpipe", folder),
+        spec_of("folder", "ram", f"{fast}, {ram}", "fastpipe", partial(folder, cache="ram"),
+                f"float32, {_KEPT}"),
+        spec_of("modalities", "replaced", "four tf.py_function + Pillow in one map", "replaced",
+                script_of(by_pillow, "several")),
+        spec_of("modalities", "threads", several, "fastpipe", modalities),
+        spec_of("modalities", "ram", f"{several}, {ram}", "fastpipe", partial(modalities, cache="ram"),
+                _KEPT),
+        spec_of("augment", "replaced", "keras.layers, Sequential", "replaced", in_memory(by_keras),
+                "brightness is added"),
+        spec_of("augment", "layer", "fastpipe.tf.Augment", "fastpipe", in_memory(by_augment),
+                "brightness is a factor"),
     ]  # fmt: skip
 
 
-def _others() -> list[Spec]:
-    fast, several = "image_dataset", "image_dataset(modalities=…)"
-
-    def merged(setting: Setting, *, is_shuffled: bool) -> Any:
-        return by_pillow(setting.several, setting.batch_size, is_shuffled=is_shuffled)
-
-    return [
-        Spec("folder", "replaced", "keras image_dataset_from_directory", "replaced", from_directory),
-        Spec("folder", "threads", fast, "fastpipe", folder, most_apart=0),
-        Spec("folder", "ram", f'{fast}, cache="ram"', "fastpipe", partial(folder, cache="ram"),
-             f"float32, {_KEPT}", most_apart=0),
-        Spec("modalities", "replaced", "four tf.py_function + Pillow in one map", "replaced", merged),
-        Spec("modalities", "threads", several, "fastpipe", modalities, most_apart=0),
-        Spec("modalities", "ram", f'{several}, cache="ram"', "fastpipe",
-             partial(modalities, cache="ram"),
-             _KEPT, most_apart=0),
-    ]  # fmt: skip
-
-
-def _augmented() -> list[Spec]:
-    def of(make: Callable[[Setting], Any]) -> Make:
-        return lambda setting, is_shuffled: make(setting)
-
-    return [
-        Spec("augment", "replaced", "keras.layers, Sequential", "replaced", of(by_keras),
-             "brightness is added"),
-        Spec("augment", "layer", "fastpipe.tf.Augment", "fastpipe", of(by_augment),
-             "brightness is a factor"),
-    ]  # fmt: skip
-
-
-class EpochRow:
+class EpochRow(Contender):
     """A `Contender` that goes through whole epochs of a dataset.
 
     An iterator is made when the clock runs and is at its end when it stops: nothing is prefetched before, and
     no thread goes on working afterwards.
 
-    Attributes:
-        dataset: the dataset.
-
     Raises:
         ContenderError: it cannot be made.
     """
-
-    workers = 0
 
     def __init__(self, spec: Spec, setting: Setting) -> None:
         self.spec, self.key = spec, spec.key
@@ -532,7 +483,6 @@ class EpochRow:
             raise ContenderError(str(error)) from error
 
     def measure(self, count: int) -> float:
-        """Consume so many samples; return the seconds it took."""
         errors, seconds = tensorflow().errors, 0.0
         for _ in range(count // self.chunk):
             seen = 0
@@ -551,13 +501,11 @@ class EpochRow:
         """Steps that take so long each."""
         return timeline_of(self.dataset, lambda _: busy_s, steps)
 
-    def stage_seconds(self) -> dict[str, float]:
-        """Seconds by stage that a dataset of fastpipe's has counted so far."""
+    def stage_seconds(self) -> Mapping[str, float]:
         return dict(self.dataset.stage_seconds)
 
     def close(self) -> None:
-        """Let go of the dataset: its threads end when garbage is collected, and its memory is freed."""
-        self.dataset = None
+        self.dataset = None  # its threads end, and its memory is freed, when garbage is collected
 
 
 def _samples(batch: Any) -> int:
@@ -574,13 +522,8 @@ _LABELS = "labels"
 
 @dataclass
 class SampleCheck(RowCheck):
-    """How samples compare with those of the datasets that are replaced.
-
-    Attributes:
-        values: how many numbers were compared one by one.
-        differing: how many of them differ.
-        over_one: how many differ by more than 1 of 255.
-        largest: the largest difference.
+    """How samples compare with those of the datasets that are replaced: how many of the numbers that were
+    compared one by one differ, how many by more than 1 of 255, and the largest difference.
     """
 
     told: ClassVar[tuple[str, ...]] = (*RowCheck.told, "values", "differing", "over_one", "largest")
@@ -592,7 +535,6 @@ class SampleCheck(RowCheck):
     largest: float = 0.0
 
     def agreement(self) -> str:
-        """Return in words what agrees."""
         apart = "" if not self.differing else (
             f" but for {self.differing / self.values:.2%} of the values, which differ by at most"
             f" {self.largest:g} of 255"
@@ -731,26 +673,20 @@ class Apart:
         self._pool.shutdown(cancel_futures=True)
 
 
-class ApartRow:
+class ApartRow(Contender):
     """A `Contender` that goes through whole epochs of a dataset in another process."""
-
-    workers = 0
 
     def __init__(self, spec: Spec, setting: Setting, apart: Apart) -> None:
         self.key, self.chunk = spec.key, spec.samples(setting.lengths, setting.batch_size)
-        self._apart = apart
+        self._apart = apart  # that of all rows, which they do not close
 
     def measure(self, count: int) -> float:
-        """Consume so many samples; return the seconds it took."""
         return float(self._apart.ask(self.key, count))
 
     def timeline(self, steps: int, busy_s: float) -> Timeline:
         """Steps that take so long each."""
         found: Timeline = self._apart.ask(self.key, steps, busy_s)
         return found
-
-    def close(self) -> None:
-        """Nothing: the process is that of all rows."""
 
 
 # In that process: what datasets are made of, which there are, and the rows so far.
@@ -776,125 +712,88 @@ def _answer(key: str, count: int, busy_s: float | None) -> float | Timeline:
 # ---- The case --------------------------------------------------------------------------------------
 
 BATCH, QUICK_BATCH = 32, 8
-_MAIN = "crop-threads"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the case."""
-    add = parser.add_argument
-    add("--data", metavar="FOLDER", help="image folder whose JPEGs are read (default: "
-        "$FASTPIPE_PHOTOS, else photograph-like JPEGs made once into the user's cache folder)")  # fmt: skip
-    add("--batch-size", type=positive(int), metavar="N",
-        help=f"samples in a batch (default: {BATCH}, with --quick {QUICK_BATCH})")  # fmt: skip
-    add_run_arguments(parser)
-
-
-def run(
-    args: argparse.Namespace, console: Console, progress: Progress, kind: type[Bench] | None = None
-) -> int:
-    """Measure, report, and write what was asked for; return 1 when samples are not those of what is replaced.
-
-    Raises:
-        MissingDependencyError: TensorFlow is not installed.
-        OptionError: the photos cannot be used.
-    """
-    tensorflow()
-    kind = kind or Bench
-    lengths = kind.quick if args.quick else kind.full
-    folder, name, _ = folder_to_use(args.data, progress.done)
-    photos = Photos.of(folder, name, lengths.crops)
-    return kind(args, available_cpus(), progress, photos=photos, lengths=lengths).run(console)
-
-
-@dataclass
-class Bench(Driver):
+class Bench(Case):
     """One run of the case.
 
     Attributes:
         labels: the names of sections in tables.
         full, quick: samples of epochs, usually and with ``--quick``.
+        specs: gives the datasets that are measured.
     """
 
-    case: ClassVar[str] = "tf"
-    quick_s: ClassVar[float] = 0.05
+    case = "tf"
+    about = "TensorFlow: tf.py_function + Pillow, and Keras's loader and layers against fastpipe.tf"
+    quick_s = 0.05
+    main = "crop-threads"
     labels: ClassVar[Mapping[str, str]] = SECTIONS
     full: ClassVar[Lengths] = FULL
     quick: ClassVar[Lengths] = QUICK
-    photos: Photos = field(kw_only=True)
-    lengths: Lengths = field(kw_only=True)
+    specs: Callable[[], list[Spec]] = staticmethod(specs)
+    setting: Setting
 
-    @staticmethod
-    def specs() -> list[Spec]:
-        """Return the datasets that are measured."""
-        return specs()
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        add("--data", metavar="FOLDER", type=Path,
+            help=f"image folder whose JPEGs are read{DATA_HELP}")  # fmt: skip
+        add("--batch-size", type=positive(int), metavar="N",
+            help=f"samples in a batch (default: {BATCH}, with --quick {QUICK_BATCH})")  # fmt: skip
+        add_run_arguments(parser)
 
-    def result(self) -> dict[str, Any] | None:
-        self.begin()
-        args, photos, lengths = self.args, self.photos, self.lengths
+    def prepare(self) -> None:
+        tensorflow()
+        args = self.args
+        lengths = self.quick if args.quick else self.full
+        folder, name, _ = folder_to_use(args.data, self.progress.done)
+        photos = Photos.of(folder, name, lengths.crops)
         size = args.batch_size or (QUICK_BATCH if args.quick else BATCH)
-        with ExitStack() as stack:
-            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fastpipe-bench-")))
-            setting = Setting(photos, lengths, size, scratch)
-            own = self._own(setting, stack)
-            check = check_rows(setting, list(own.values()), self.progress.now, self.specs)
-            if not self.passed(check):
-                return None
-            contenders, main = self._all(setting, own, stack), own[_MAIN]
-            before: dict[str, float] = {}
-            session = self.measure(contenders, lambda: before.update(main.stage_seconds()))
-            self._require_replaced(session)
-            images = sum(sample.count for sample in session.samples[_MAIN])
-            spent = ", ".join(
-                f"{stage} {1000 * (seconds - before.get(stage, 0.0)) / images:.2f}"
-                for stage, seconds in main.stage_seconds().items()
-            )
-            self.infos[_MAIN] = replace(self.infos[_MAIN], note=f"ms an image in its threads: {spent}")
-            plan = main.dataset.plan
-        words = [f"--data {Path(args.data).resolve().name}"] if args.data else []
-        words += [f"--batch-size {size}"] if args.batch_size else []
+        scratch = self.stack.enter_context(tempfile.TemporaryDirectory(prefix="fastpipe-bench-"))
+        self.setting = Setting(photos, lengths, size, Path(scratch))
+
+    def rows(self) -> list[EpochRow]:
+        self.stack.callback(gc.collect)  # once, when all are closed: it takes long beside TensorFlow
+        own = [spec for spec in self.specs() if spec.group == "fastpipe"]
+        self.own = self.opened((spec, partial(EpochRow, spec, self.setting)) for spec in own)
+        return self.own
+
+    def compared(self, rows: Sequence[Any]) -> Outcome:
+        return check_rows(self.setting, rows, self.progress.now, self.specs)
+
+    def others(self) -> list[Contender]:
+        """The rows without fastpipe, in processes of their own."""
+        _ = self.setting.folder  # made before another process looks for it
+        specs = self.specs()
+        apart = {name: Apart(self.setting, self.specs) for name in sorted({spec.process for spec in specs})}
+        for one in apart.values():
+            self.stack.callback(one.close)
+        strange = [spec for spec in specs if spec.group != "fastpipe"]
+        found = [self.added(spec, ApartRow(spec, self.setting, apart[spec.process])) for spec in strange]
+        self.infos = {spec.key: self.infos[spec.key] for spec in specs if spec.key in self.infos}
+        return list(found)
+
+    def described(self, session: Session) -> dict[str, Any]:
+        self._require_replaced(session)
+        photos, lengths, size = self.setting.photos, self.setting.lengths, self.setting.batch_size
+        images, main = self.stages["images"], self.infos[self.main]
+        spent = ", ".join(f"{name} {1000 * s / images:.2f}" for name, s in self.stages["seconds"].items())
+        self.infos[self.main] = replace(main, note=f"ms an image in its threads: {spent}")
         epochs = (
             f"epochs of {lengths.crops:,} boxes, {lengths.folder:,} photos of a folder and"
             f" {lengths.modalities:,} times four boxes, of these photos again and again"
         )
-        return self.content(
-            session, check, words,
-            data={"text": f"{photos.text}; {epochs}", "name": photos.name, "classes": len(photos.classes),
-                  "total": photos.total, "photos": len(photos.files), "bytes": photos.nbytes,
-                  "samples": lengths.crops},
-            sections={key: {"label": label} for key, label in self.labels.items()},
-            job={"text": f"tf.data: shuffled float32 batches of {size}, consumed in Python",
-                 "short": f"tf.data pipelines, batches of {size}", "batch_size": size, "replaces": "dataset"},
-            main=_MAIN,
-            plan=plan,
-        )  # fmt: skip
-
-    def _own(self, setting: Setting, stack: ExitStack) -> dict[str, EpochRow]:
-        """Build the rows of fastpipe's."""
-        found = {}
-        stack.callback(gc.collect)  # once, when all are closed: it takes long beside TensorFlow
-        for spec in self.specs():
-            if spec.group == "fastpipe":
-                row = self.open(stack, spec.info, partial(EpochRow, spec, setting))
-                if isinstance(row, EpochRow):
-                    found[row.key] = row
-        return found
-
-    def _all(self, setting: Setting, own: Mapping[str, EpochRow], stack: ExitStack) -> list[Contender]:
-        """All rows in the order of the tables, with those that have a process of their own."""
-        _ = setting.folder  # made before another process looks for it
-        found, specs = list[Contender](), self.specs()
-        apart = {name: Apart(setting, self.specs) for name in sorted({spec.process for spec in specs})}
-        for one in apart.values():
-            stack.callback(one.close)
-        infos = dict(self.infos)
-        for spec in specs:
-            if spec.group == "fastpipe" and spec.key in own:
-                found.append(own[spec.key])
-            elif spec.group != "fastpipe":
-                found.append(ApartRow(spec, setting, apart[spec.process]))
-                infos[spec.key] = spec.info
-        self.infos = {one.key: infos[one.key] for one in found}
-        return found
+        return {
+            "data": {"text": f"{photos.text}; {epochs}", "name": photos.name, "classes": len(photos.classes),
+                     "total": photos.total, "photos": len(photos.files), "bytes": photos.nbytes,
+                     "samples": lengths.crops},
+            "sections": {key: {"label": label} for key, label in self.labels.items()},
+            "job": {"text": f"tf.data: shuffled float32 batches of {size}, consumed in Python",
+                    "short": f"tf.data pipelines, batches of {size}", "batch_size": size,
+                    "replaces": "dataset"},
+            "stages": {"seconds": {}, "images": 0},
+            "plan": next(row.dataset.plan for row in self.own if row.key == self.main),
+        }  # fmt: skip
 
     def _require_replaced(self, session: Session) -> None:
         """Refuse a run in which there is nothing to compare with.

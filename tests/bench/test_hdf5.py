@@ -310,7 +310,7 @@ def test_a_peer_reads_where_it_is_installed(name: str, tables: list[Table]) -> N
     pytest.importorskip(name, reason=f"needs {name}: make peers")
     peer = next(peer for peer in peers_of(tables[0]) if peer.source == name)
     row = TablePeerRow(peer, sys.executable, tables[0], 8, 2)
-    assert row.versions[name]
+    assert row.info.versions and row.info.versions[name]
     assert row.measure(row.chunk) > 0
     row.close()
 
@@ -450,9 +450,9 @@ def test_bad_input_is_one_line(
 def test_peers_that_are_not_there_are_told(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tables: list[Table]
 ) -> None:
-    monkeypatch.setattr(full, "interpreter", lambda peer: None)
+    monkeypatch.setattr("benchmarks.lines.interpreter", lambda peer: None)
     monkeypatch.setattr(full, "QUICK", _SIZES)
-    monkeypatch.setattr(full, "tables_of", lambda *others: tables[3:4])
+    monkeypatch.setattr(case, "made_tables", lambda *others: tables[3:4])
     monkeypatch.setattr(full, "made_tables", lambda *others: [])
     monkeypatch.setattr(case, "best_workers", lambda spec, *others: spec)
     arguments = ["--quick", "--peers", "--rounds", "1", "--batch-size", "8", "--folder", str(folder)]
