@@ -456,7 +456,6 @@ class ChainCheck(Outcome):
         return is_same
 
     def agreement(self) -> str:
-        """Return in words what agrees."""
         exact, equal = self.batches - self.alike, 1 - self.far / max(1, self.values)
         return (
             f"{exact} batches agree with torchvision's functions, or NumPy's and SciPy's, given the same"

@@ -29,11 +29,9 @@ Arrays = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Differing:
-    """A sample that is not the same.
+    """A sample of a dataset that is not the same.
 
     Attributes:
-        index: its index in the dataset.
-        path: its file.
         largest: the largest difference of its values; infinite where one is not a number.
             ``None`` if they cannot be compared.
         note: then why not.
@@ -51,17 +49,11 @@ class Differing:
 
 
 class Outcome(ABC):
-    """What a comparison has found.
+    """What a comparison has found."""
 
-    Attributes:
-        problems: what is wrong; empty when all is well.
-        whose: what outputs should be, in words.
-        told: the fields that go into the JSON file.
-    """
-
-    problems: tuple[str, ...]
-    whose: str
-    told: ClassVar[tuple[str, ...]]
+    problems: tuple[str, ...]  # what is wrong
+    whose: str  # outputs should be, in words
+    told: ClassVar[tuple[str, ...]]  # the fields that go into the JSON file
 
     @property
     def ok(self) -> bool:
@@ -89,15 +81,11 @@ class Check(Outcome):
     """How two loaders' outputs over the same photos compare.
 
     Attributes:
-        photos: how many photos were compared.
-        values: how many numbers (pixels × channels).
-        differing: how many of them differ.
+        values: how many numbers (pixels × channels) were compared.
         over_one: how many differ by more than 1 (for uint8: of 255).
-        largest: the largest difference (for uint8: of 255).
-        photos_differing: how many photos have a value that differs.
-        worst: those that differ most, the worst first.
+        worst: the photos that differ most, the worst first.
         bytes_only: whether all numbers were uint8, so that differences are of 255.
-        problems: what is wrong beyond the tolerance; empty when all is well.
+        problems: what is wrong beyond the tolerance.
     """
 
     whose = "torchvision's"
@@ -145,7 +133,6 @@ class Check(Outcome):
             self.problems += (f"{share:.3%} of the pixel values differ by 2 of 255",)
 
     def agreement(self) -> str:
-        """Return in words what agrees."""
         equal = 1 - self.differing / self.values
         return (
             f"outputs agree with torchvision's on {self.photos:,} photos: largest difference {self.largest}"
@@ -173,11 +160,7 @@ def _gap(expected: npt.NDArray[Any], got: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def index_problems(expected: Any, got: Any) -> dict[str, str]:
-    """What of a ``FastImageFolder``'s index is not that of an ``ImageFolder``.
-
-    Returns:
-        Name of the attribute → a sentence with the first difference.
-    """
+    """What of a ``FastImageFolder``'s index is not that of an ``ImageFolder``: attribute → a sentence."""
     return {
         name: f"FastImageFolder.{name} is not that of ImageFolder: {_first_difference(*pair)}"
         for name in INDEX
@@ -225,13 +208,7 @@ def compare(
 
 @dataclass
 class RowCheck(Outcome):
-    """What was compared.
-
-    Attributes:
-        whose: by whom what is expected was read, in the genitive.
-        epochs: how many epochs of loaders.
-        samples: how many samples in them.
-    """
+    """Epochs of loaders that were compared with what others read."""
 
     told: ClassVar[tuple[str, ...]] = ("epochs", "samples")
 
@@ -241,7 +218,6 @@ class RowCheck(Outcome):
     problems: tuple[str, ...] = ()
 
     def agreement(self) -> str:
-        """Return in words what agrees."""
         return (
             f"{self.samples:,} samples in {self.epochs} epochs equal {self.whose} bit for bit, labels too,"
             " and each sample comes once in an epoch"

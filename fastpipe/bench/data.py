@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import stat
@@ -10,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +31,12 @@ MOST_BYTES = 512 * 2**20
 
 @dataclass(frozen=True)
 class Photos:
-    """The photos of a run.
+    """The photos of a run, spread evenly over an image folder.
 
     Attributes:
-        folder: an image folder: one sub-folder for each class.
-        name: what the report calls it.
-        classes: number of classes.
+        name: what the report calls the folder.
         total: number of photos in the folder.
-        indices: the samples that take part, spread evenly over the folder.
-        files: their paths, in the same order.
-        labels: their labels, in the same order.
+        indices: the samples that take part; files and labels are theirs.
         bytes: their total size.
         pixels: of one of them, the median of a few.
     """
@@ -60,26 +58,23 @@ class Photos:
 
 
 def folder_to_use(
-    given: str | None, say: Callable[[str], None] = lambda text: None, *, large: bool = False
+    given: Path | None, say: Callable[[str], None] = lambda text: None, *, large: bool = False
 ) -> tuple[Path, str, bool]:
-    """The folder named by the user, by ``$FASTPIPE_PHOTOS``, or one of made-up photos.
-
-    Returns:
-        The folder, its name for the report, and whether the photos are made up.
+    """The folder named by the user, by ``$FASTPIPE_PHOTOS``, or one of made-up photos; its name for the report,
+    and whether the photos are made up.
 
     Raises:
         OptionError: the folder named does not exist.
     """
-    source = "--data" if given else f"${VARIABLE}"
     named = given or (None if large else os.environ.get(VARIABLE))
     if not named:
         name = "generated photographs of 12 megapixels" if large else "generated photographs"
         return generated_folder(say=say, large=large), name, True
-    folder = existing_folder(named, f"{source}: ")
+    folder = existing_folder(named, "--data: " if given else f"${VARIABLE}: ")
     return folder, folder.resolve().name, False
 
 
-def existing_folder(named: str, source: str = "") -> Path:
+def existing_folder(named: str | Path, source: str = "") -> Path:
     """The folder of that name.
 
     Raises:
@@ -93,7 +88,6 @@ def existing_folder(named: str, source: str = "") -> Path:
 
 def generated_folder(
     cache: Path | None = None,
-    make: Callable[..., Path] = photo_tree,
     say: Callable[[str], None] = lambda text: None,
     *,
     large: bool = False,
@@ -102,18 +96,16 @@ def generated_folder(
     """Photograph-like JPEGs, made once into the user's cache folder."""
     classes, usual = (LARGE_CLASSES, LARGE_PER_CLASS) if large else (CLASSES, PER_CLASS)
     per_class = per_class or usual
-    sizes: Any = LARGE_SIZE if large else "imagenet"
+    sizes = LARGE_SIZE if large else None
     name = f"photos-1-{'12mp-' if large else ''}{classes}x{per_class}"
 
-    def fill(folder: Path) -> None:
-        make(folder, classes=classes, per_class=per_class, seed=0, sizes=sizes)
-
+    fill = partial(photo_tree, classes=classes, per_class=per_class, sizes=sizes)
     return made_once(name, fill, f"{classes * per_class} photograph-like JPEGs", cache, say)
 
 
 def made_once(
     name: str,
-    fill: Callable[[Path], None],
+    fill: Callable[[Path], object],
     what: str,
     cache: Path | None = None,
     say: Callable[[str], None] = lambda text: None,
@@ -135,8 +127,7 @@ def made_once(
         try:
             os.rename(unfinished / "made", final)
         except OSError:
-            # Another run was first: its folder holds the same data.
-            if not _is_own(final):
+            if not _is_own(final):  # else another run was first: its folder holds the same data
                 raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -189,30 +180,22 @@ def scan(folder: Path, name: str, most_photos: int = MOST_PHOTOS, most_bytes: in
     mean = max(1.0, sum(sizes) / len(sizes))
     count = max(1, min(len(samples), most_photos, int(most_bytes / mean)))
     indices = tuple(i * len(samples) // count for i in range(count))
+    files, labels = zip(*(samples[i] for i in indices), strict=True)
+    pixels = [of_it for path in files[:: max(1, count // 20)] if (of_it := math.prod(size_of(path)))]
     return Photos(
-        folder=folder,
-        name=name,
-        classes=len(dataset.classes),
-        total=len(samples),
-        indices=indices,
-        files=tuple(samples[i][0] for i in indices),
-        labels=tuple(samples[i][1] for i in indices),
-        bytes=sum(sizes[i] for i in indices),
-        pixels=_pixels([samples[i][0] for i in indices[:: max(1, count // 20)]]),
-    )
+        folder, name, len(dataset.classes), len(samples), indices, files, labels,
+        bytes=sum(sizes[i] for i in indices), pixels=int(statistics.median(pixels or [0])),
+    )  # fmt: skip
 
 
-def _pixels(files: list[str]) -> int:
-    """The median number of pixels, of those files that are images."""
+def size_of(path: str | Path, kind: str = "") -> tuple[int, int]:
+    """Width and height of an image, of a kind if one is named; 0 and 0 of a file that is none."""
     image = require("PIL.Image", extra="image")
-    counts = []
-    for file in files:
-        try:
-            with image.open(file) as opened:
-                counts.append(opened.width * opened.height)
-        except OSError:
-            continue
-    return int(statistics.median(counts)) if counts else 0
+    try:
+        with image.open(path) as opened:
+            return (opened.width, opened.height) if kind in ("", opened.format) else (0, 0)
+    except OSError:
+        return 0, 0
 
 
 def _user_cache() -> Path:

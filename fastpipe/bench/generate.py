@@ -198,7 +198,6 @@ class StoredCheck(Outcome):
     problems: tuple[str, ...] = ()
 
     def agreement(self) -> str:
-        """Return in words what agrees."""
         return (
             f"{self.rows:,} rows that were made in {self.files} ways, and read from their files, equal"
             " fn(i, np.random.default_rng([seed, i])) bit for bit, each in its place"

@@ -25,18 +25,11 @@ class ContenderError(Exception):
 
 
 class Contender(ABC):
-    """Something that handles samples (or whole files of them) and can be timed doing so.
+    """Something that handles samples (or whole files of them) and can be timed doing so."""
 
-    Attributes:
-        key: its name in the results.
-        chunk: samples are asked for in multiples of this, so that no worker idles at the
-            end of a measurement.
-        workers: how many worker processes it forks; those with more are warmed up first.
-    """
-
-    key: str
-    chunk: int
-    workers: int = 0
+    key: str  # its name in the results
+    chunk: int  # samples are asked for in multiples of this, so that no worker idles at the end
+    workers: int = 0  # processes that it forks; those with more are warmed up first
 
     @abstractmethod
     def measure(self, count: int) -> float:
@@ -56,7 +49,7 @@ class Contender(ABC):
 
 @dataclass(frozen=True)
 class Sample:
-    """One measurement: ``count`` samples handled in ``seconds``, in the round of that number."""
+    """One measurement, in the round of that number."""
 
     round: int
     count: int
@@ -78,22 +71,13 @@ class Summary(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """How long to measure.
-
-    Attributes:
-        rounds: number of rounds, or ``None`` to go by ``budget_s``; with both, the most of them.
-        budget_s: stop before the round that would exceed so many seconds, but not before
-            ``least`` rounds.
-        seconds: a measurement takes at least about this long.
-        settle_s: pause before each measurement, for prefetch of the one before to end.
-        least: rounds that are measured whatever the budget.
-    """
+    """How long to measure: so many rounds, or as many as a budget has time for; with both, the fewer."""
 
     rounds: int | None = 7
     budget_s: float | None = None
-    seconds: float = 2.5
-    settle_s: float = 0.2
-    least: int = 3
+    seconds: float = 2.5  # that a measurement takes at least
+    settle_s: float = 0.2  # before each measurement, for prefetch of the one before to end
+    least: int = 3  # rounds, whatever the budget
 
 
 @dataclass
@@ -106,10 +90,7 @@ class Session:
 
 
 def round_order(count: int, number: int) -> list[int]:
-    """The order of ``count`` contenders in round ``number``.
-
-    Each round starts with the next one, and every second round goes backwards, so that
-    nobody keeps the same place or the same predecessor.
+    """The order of ``count`` contenders in round ``number``: nobody keeps the same place or predecessor.
 
     >>> [round_order(3, number) for number in range(4)]
     [[0, 1, 2], [1, 0, 2], [2, 0, 1], [0, 2, 1]]
@@ -119,15 +100,13 @@ def round_order(count: int, number: int) -> list[int]:
 
 
 def calibrate(contender: Contender, seconds: float) -> int:
-    """Warm a contender up and find how many samples, a multiple of its chunk, keep it busy for ``seconds``.
-
-    The measurements made here are thrown away: they contain the start of workers and compilation.
-    """
+    """Warm a contender up and find how many samples, a multiple of its chunk, keep it busy for ``seconds``."""
     count = contender.chunk
-    contender.measure(count)  # start-up: says nothing about the rate
+    contender.measure(count)  # start-up, compilation: says nothing about the rate
     while True:
         took = max(contender.measure(count), 1e-9)
-        wanted = _round_up(count / took * seconds * 1.05, contender.chunk)
+        chunks = math.ceil(count / took * seconds * 1.05 / contender.chunk)
+        wanted = max(1, chunks) * contender.chunk
         if took >= seconds / 2:
             return wanted
         # Short measurements mislead: believe them only up to a factor.
@@ -208,22 +187,14 @@ def _enough(rounds: int, elapsed: float, plan: Plan) -> bool:
     return elapsed + elapsed / rounds > (plan.budget_s or 0.0)
 
 
-def _round_up(value: float, multiple: int) -> int:
-    """The smallest positive multiple that is not below ``value``."""
-    return max(1, math.ceil(value / multiple)) * multiple
-
-
 # ---- What draws samples, and what consumes them ----------------------------------------------------
 
 
 class Draws:
-    """A sampler of any length over a few samples.
+    """A sampler of any length, which may be changed between epochs, over a few samples.
 
     It goes through the samples in random order, and again in another, until ``length``
     are drawn: every photo comes up equally often and a small folder makes a long epoch.
-
-    Attributes:
-        length: draws of the next epoch; may be changed between epochs.
     """
 
     def __init__(self, indices: Sequence[int], length: int) -> None:
@@ -291,19 +262,12 @@ class DrawnRow(Contender):
 # ---- What a training step waits for its batches ----------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Timeline:
-    """The steps of an epoch, or of its beginning.
+class Timeline(NamedTuple):
+    """The steps of an epoch, or of its beginning, in seconds."""
 
-    Attributes:
-        wait_s: of each step, how long it waited for its batch.
-        busy_s: of each step, how long it took.
-        end_s: how long it was waited for the epoch's end, after the last.
-    """
-
-    wait_s: tuple[float, ...]
-    busy_s: tuple[float, ...]
-    end_s: float = 0.0
+    wait_s: tuple[float, ...]  # of each step, for its batch
+    busy_s: tuple[float, ...]  # of each step
+    end_s: float = 0.0  # that was waited for the epoch's end, after the last
 
     @property
     def total_s(self) -> float:
@@ -318,12 +282,8 @@ class Timeline:
     def as_json(self) -> dict[str, Any]:
         """For the JSON file."""
         waits, busy = ([round(one, 5) for one in times] for times in (self.wait_s, self.busy_s))
-        return {
-            "wait_s": waits,
-            "busy_s": busy,
-            "total_s": round(self.total_s, 5),
-            "share": round(self.share, 4),
-        }
+        share = round(self.share, 4)
+        return {"wait_s": waits, "busy_s": busy, "total_s": round(self.total_s, 5), "share": share}
 
 
 def timeline_of(batches: Iterable[Any], busy_s: Callable[[Any], float], steps: int | None = None) -> Timeline:

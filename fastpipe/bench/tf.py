@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 import fastpipe
 from fastpipe.bench.check import Outcome, RowCheck
-from fastpipe.bench.data import folder_to_use
+from fastpipe.bench.data import folder_to_use, size_of
 from fastpipe.bench.driver import DATA_HELP, Case, add_run_arguments
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Contender, ContenderError, Session, Timeline, timeline_of
@@ -116,7 +116,7 @@ class Photos:
         ]  # fmt: skip
         count = min(len(files), most)
         chosen = [files[i * len(files) // count] for i in range(count)]
-        sizes = {path: size for path in chosen if (size := _size(path)) is not None}
+        sizes = {path: size for path in chosen if (size := size_of(path, "JPEG"))[0]}
         if not sizes:
             raise OptionError(f"{str(folder)!r} has no JPEGs in its class folders, which this case needs")
         of_class = [path.relative_to(folder).parts[0] for path in sizes]
@@ -216,16 +216,6 @@ class Setting:
     def folder(self) -> Path:
         """An image folder."""
         return self.photos.copied(self.scratch / "photos", self.lengths.folder)
-
-
-def _size(path: Path) -> tuple[int, int] | None:
-    """Width and height of a JPEG; None of what is none."""
-    image = require("PIL.Image", extra="image")
-    try:
-        with image.open(path) as opened:
-            return (opened.width, opened.height) if opened.format == "JPEG" else None
-    except OSError:
-        return None
 
 
 def _boxes(sizes: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.int32]:

@@ -57,7 +57,6 @@ from fastpipe.bench.volume import (
     sliced_loader,
 )
 from fastpipe.cli import main
-from fastpipe.errors import OptionError
 
 pytest.importorskip("tensorstore", reason="needs tensorstore: pip install 'fastpipe[volume]'")
 
@@ -99,12 +98,6 @@ def test_a_scroll_is_a_function_of_its_seed_in_levels_of_a_detector() -> None:
     assert not (values % 32).any() and len(np.unique(values)) > 100
     assert set(np.unique(labels)) == {0, 1} and 0.1 < labels.mean() < 0.5
     assert values[labels == 1].mean() > values[labels == 0].mean() + 10_000  # labels are of the sheets
-
-
-@pytest.mark.parametrize("shape", [(4, 4), (0, 4, 4), (1, 2, 3, 4)])
-def test_a_scroll_has_three_dimensions(shape: tuple[int, ...]) -> None:
-    with pytest.raises(OptionError, match=r"must be \(depth, height, width\)"):
-        next(scroll_slabs(shape))
 
 
 def test_the_volume_on_disk_is_what_was_made_and_is_made_once(scroll: Scroll, folder: Path) -> None:
