@@ -77,12 +77,37 @@ class Outcome(ABC):
 
 
 @dataclass
-class Check(Outcome):
+class Compared(Outcome):
+    """Numbers that were compared one by one.
+
+    Attributes:
+        values: how many.
+        over_one: how many differ by more than 1 (for uint8: of 255).
+    """
+
+    values: int = 0
+    differing: int = 0
+    over_one: int = 0
+    largest: float = 0
+
+    def count(self, expected: npt.NDArray[Any], got: npt.NDArray[Any]) -> float:
+        """Take arrays of one form into account; return their largest difference."""
+        self.values += expected.size
+        if np.array_equal(expected, got):
+            return 0
+        gap = _gap(expected, got)
+        self.differing += int(np.count_nonzero(gap))
+        self.over_one += int(np.count_nonzero(gap > 1))
+        largest: float = gap.max().item()
+        self.largest = max(self.largest, largest)
+        return largest
+
+
+@dataclass
+class Check(Compared):
     """How two loaders' outputs over the same photos compare.
 
     Attributes:
-        values: how many numbers (pixels × channels) were compared.
-        over_one: how many differ by more than 1 (for uint8: of 255).
         worst: the photos that differ most, the worst first.
         bytes_only: whether all numbers were uint8, so that differences are of 255.
         problems: what is wrong beyond the tolerance.
@@ -92,10 +117,6 @@ class Check(Outcome):
     told: ClassVar[tuple[str, ...]] = ("photos", "values", "differing", "over_one", "largest")
 
     photos: int = 0
-    values: int = 0
-    differing: int = 0
-    over_one: int = 0
-    largest: float = 0
     photos_differing: int = 0
     worst: list[Differing] = field(default_factory=list)
     bytes_only: bool = True
@@ -103,19 +124,12 @@ class Check(Outcome):
 
     def add(self, pairs: Iterable[Arrays], index: int, path: str) -> None:
         """Take one sample into account."""
-        largest: float = 0
         self.photos += 1
+        largest: float = 0
         for expected, got in pairs:
-            self.values += expected.size
             self.bytes_only = self.bytes_only and expected.dtype == np.uint8
-            if np.array_equal(expected, got):
-                continue
-            gap = _gap(expected, got)
-            self.differing += int(np.count_nonzero(gap))
-            self.over_one += int(np.count_nonzero(gap > 1))
-            largest = max(largest, gap.max().item())
+            largest = max(largest, self.count(expected, got))
         if largest > 0:
-            self.largest = max(self.largest, largest)
             self._name(Differing(index, path, largest))
 
     def add_unlike(self, note: str, index: int, path: str) -> None:
@@ -238,11 +252,8 @@ class RowCheck(Outcome):
         self.epochs, self.samples = self.epochs + 1, self.samples + found.total()
         more, missing = (found - expected).total(), (expected - found).total()
         if more or missing:
-            self._say(f"{what}: {more} samples {strange} or come too often, {missing} do not come")
-
-    def _say(self, problem: str) -> None:
-        """Note a problem."""
-        self.problems += (problem,)
+            text = f"{what}: {more} samples {strange} or come too often, {missing} do not come"
+            self.problems += (text,)
 
 
 def digests_of_samples(values: Any, labels: Any) -> Iterator[bytes]:

@@ -60,8 +60,10 @@ class Photos:
 def folder_to_use(
     given: Path | None, say: Callable[[str], None] = lambda text: None, *, large: bool = False
 ) -> tuple[Path, str, bool]:
-    """The folder named by the user, by ``$FASTPIPE_PHOTOS``, or one of made-up photos; its name for the report,
-    and whether the photos are made up.
+    """The folder named by the user, by ``$FASTPIPE_PHOTOS``, or one of made-up photos.
+
+    Returns:
+        The folder, its name for the report, and whether the photos are made up.
 
     Raises:
         OptionError: the folder named does not exist.

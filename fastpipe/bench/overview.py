@@ -12,12 +12,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any, ClassVar
 
 from rich.console import Console
@@ -44,47 +43,39 @@ BUSY_PART, STEPPED_S = 0.5, 2.0
 _LEAST_STEPS = 4
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the case, and of a pipeline's process."""
-    add = parser.add_argument
-    add("--only", metavar="CASE,…", help=f"some of {', '.join(CASES)} (default: all of them)")
-    add("--quick", action="store_true", help="little data and two short rounds: does it run? "
-        "No figures to rely on")  # fmt: skip
-    add_file_arguments(parser, html="report.html", plot="report.png")
-    parser.set_defaults(peers=False, rounds=None, seconds=None)
-
-
-class Pipeline(Case):
-    """One pipeline, before and after: first the row that is replaced, then what replaces it, then others.
-
-    Attributes:
-        key: its name: that of its folder in ``examples/``, where it has one of its own.
-        alone: the case of ``fastpipe bench`` that measures more of it.
-        batch_size: of what is counted, in a batch.
-        seconds: that a measurement takes.
-        folder: for data that is made; whoever made the folder removes it.
-        data: what is read, in words; known when there are rows.
-        most_steps: of which a stall is seen; 0 where there is no loader.
-        check: what was compared.
-    """
+class _Overview(Driver):
+    """What a run of all and one of a pipeline have in common."""
 
     case = "all"
-    key: ClassVar[str]
+
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        add("--only", metavar="CASE,…", help=f"some of {', '.join(CASES)} (default: all of them)")
+        add("--quick", action="store_true", help="little data and two short rounds: does it run? "
+            "No figures to rely on")  # fmt: skip
+        add_file_arguments(parser, html="report.html", plot="report.png")
+        parser.set_defaults(peers=False, rounds=None, seconds=None)
+
+
+class Pipeline(_Overview, Case):
+    """One pipeline, before and after: first the row that is replaced, then what replaces it, then others.
+
+    Its data is made in a folder that whoever made it removes.
+    """
+
+    key: ClassVar[str]  # the name of its folder in examples/, where it has one of its own
     label: ClassVar[str]
-    alone: ClassVar[str]
-    batch_size: int = 1
-    seconds: ClassVar[float] = 1.2
-    data = ""
+    alone: ClassVar[str]  # the case that measures more of it
+    batch_size = 1
+    seconds = 1.2  # that a measurement takes
+    data = ""  # what is read, in words
     check: Outcome
 
     def __init__(self, args: argparse.Namespace, progress: Progress, folder: Path) -> None:
         super().__init__(args, progress)
         self.folder, self.say, self.is_quick = folder, progress.step, args.quick
-        self.most_steps = 6 if args.quick else 40
-
-    @classmethod
-    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
-        _add_arguments(parser)
+        self.most_steps = 6 if args.quick else 40  # of which a stall is seen; 0 where there is no loader
 
     def plan(self) -> Plan:
         plan = super().plan()
@@ -315,7 +306,6 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 _PATIENCE_S, _LOOK_S = 5.0, 0.02
 # The sockets of multiprocessing lie in temporary folders, and no name of one may have more than 107 bytes.
 _LONGEST_FOLDER = 107 - len("/pymp-abcdefgh/listener-abcdefgh")
-_ENOUGH_OF_AN_ERROR = 4000  # bytes
 
 
 def outcome_apart(
@@ -365,7 +355,10 @@ def outcome_apart(
     if out.exists():
         found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
         return found
-    return {"crash": f"its process {_ending(process.returncode)}: {_last_line(errors)}"}
+    code = process.returncode
+    ending = f"ended with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
+    said = errors.read_text(errors="replace").strip().splitlines() or ["no message"]
+    return {"crash": f"its process {ending}: {said[-1].strip()}"}
 
 
 def _end(group: int, signals: Sequence[int] = _SIGNALS) -> None:
@@ -389,25 +382,6 @@ def _is_alive(group: int) -> bool:
         if int(of) == group and state not in "ZX":
             return True
     return False
-
-
-def _ending(code: int) -> str:
-    """How a process ended, in words.
-
-    >>> _ending(-9), _ending(1)
-    ('was killed by SIGKILL', 'ended with code 1')
-    """
-    if code >= 0:
-        return f"ended with code {code}"
-    return f"was killed by {signal_name(-code)}"
-
-
-def _last_line(errors: Path) -> str:
-    """The end of what a process has said about its errors."""
-    with errors.open("rb") as file:
-        file.seek(max(0, errors.stat().st_size - _ENOUGH_OF_AN_ERROR))
-        lines = file.read().decode(errors="replace").strip().splitlines()
-    return lines[-1].strip() if lines else "no message"
 
 
 # ---- The case --------------------------------------------------------------------------------------
@@ -436,21 +410,20 @@ def chosen(only: str | None) -> list[str]:
     return [name for name in CASES if name in names]
 
 
-class Bench(Driver):
+class Bench(_Overview):
     """One run of all; 1 also where outputs differ, or a pipeline's process did not end well."""
 
-    case = "all"
     about = "five training pipelines before and after: tf.data, HDF5, generation, volumes, images"
     is_wrong = False
 
-    @classmethod
-    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
-        _add_arguments(parser)
-
     def run(self, console: Console) -> int:
         self.keys = chosen(self.args.only)
-        with _terminated_as_interrupted():
+        # As Ctrl-C, which leaves nothing behind.
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
             return max(super().run(console), int(self.is_wrong))
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
     def result(self) -> dict[str, Any]:
         begun = time.monotonic()
@@ -487,9 +460,8 @@ class Bench(Driver):
         results = {key: part["result"] for key, part in parts.items() if "result" in part}
         checks = {key: part["check"] for key, part in parts.items() if "check" in part}
         checks |= {key: result["check"] for key, result in results.items()}
-        for result in results.values():
-            told = [text for text in result["method"]["warnings"] if text not in self.warnings]
-            self.warnings.extend(told)
+        told = [text for result in results.values() for text in result["method"]["warnings"]]
+        self.warnings = list(dict.fromkeys([*self.warnings, *told]))
         merged = self.facts()
         for name in _LISTS:
             merged[name] = [entry for result in results.values() for entry in result[name]]
@@ -536,23 +508,6 @@ def sentence(result: Mapping[str, Any]) -> str:
     return f"{'. '.join(words)}."
 
 
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """Let SIGTERM be Ctrl-C, which leaves nothing behind."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 # ---- What runs in a pipeline's process -------------------------------------------------------------
 #
 # Its job is its argument.  It says on its standard output what it does, and ends, together with all processes
@@ -569,7 +524,7 @@ def outcome(case: str, folder: Path, quick: bool, progress: Progress) -> dict[st
         measured.
     """
     parser = argparse.ArgumentParser()
-    _add_arguments(parser)
+    CASES[case].add_arguments(parser)
     args = parser.parse_args(["--only", case, *(["--quick"] if quick else [])])
     pipeline = CASES[case](args, progress, folder)
     try:

@@ -100,7 +100,7 @@ def round_order(count: int, number: int) -> list[int]:
 
 
 def calibrate(contender: Contender, seconds: float) -> int:
-    """Warm a contender up and find how many samples, a multiple of its chunk, keep it busy for ``seconds``."""
+    """Warm a contender up; return how many samples, a multiple of its chunk, keep it busy for ``seconds``."""
     count = contender.chunk
     contender.measure(count)  # start-up, compilation: says nothing about the rate
     while True:

@@ -191,8 +191,8 @@ def write_table(
     """Write an HDF5 file with a dataset of float32, and perhaps one named ``labels``; return ``path``.
 
     ``parts`` follow each other along the first dimension.  Without a ``chunk`` the dataset is contiguous.
-    ``compression`` is ``"gzip"`` (level 4) or ``"lzf"``, after shuffling bytes, or ``"bitshuffle"``, with LZ4.
-    ``labels`` are of the leading dimensions of ``shape``.
+    ``compression`` is ``"gzip"`` (level 4) or ``"lzf"``, after shuffling bytes, or ``"bitshuffle"``, with
+    LZ4.  ``labels`` are of the leading dimensions of ``shape``.
     """
     h5py = require("h5py", extra="hdf5")
     options: dict[str, Any] = {} if chunk is None else {"chunks": tuple(chunk)}

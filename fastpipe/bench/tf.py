@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 import fastpipe
-from fastpipe.bench.check import Outcome, RowCheck
+from fastpipe.bench.check import Compared, Outcome, RowCheck
 from fastpipe.bench.data import folder_to_use, size_of
 from fastpipe.bench.driver import DATA_HELP, Case, add_run_arguments
 from fastpipe.bench.results import RowInfo
@@ -39,11 +39,7 @@ from fastpipe.errors import CacheError, FastpipeError, OptionError
 
 
 def tensorflow() -> Any:
-    """The package, which keeps its messages to itself unless the user has said otherwise.
-
-    Raises:
-        MissingDependencyError: it is not installed.
-    """
+    """The package, which keeps its messages to itself unless the user has said otherwise."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # read when it is imported
     return require("tensorflow", extra="tf")
 
@@ -126,7 +122,7 @@ class Photos:
             np.array(list(sizes.values()), np.int64), len(files),
         )  # fmt: skip
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of all files."""
         return sum(os.path.getsize(path) for path in self.files)
@@ -134,11 +130,10 @@ class Photos:
     @property
     def text(self) -> str:
         """The photos in one line."""
-        count, part = len(self.files), "" if len(self.files) == self.total else f" of {self.total:,}"
-        return (
-            f"{count:,}{part} photos in {len(self.classes)} classes, {self.nbytes / count / 1000:.0f} kB each"
-            f" ({self.name})"
-        )
+        count, classes = len(self.files), len(self.classes)
+        part = "" if count == self.total else f" of {self.total:,}"
+        each = f"{self.nbytes / count / 1000:.0f} kB each"
+        return f"{count:,}{part} photos in {classes} classes, {each} ({self.name})"
 
     def table(self, count: int, names: tuple[str, ...] = ALONE) -> Table:
         """Rows of so many samples: photos again and again, each time with other boxes."""
@@ -148,10 +143,7 @@ class Photos:
         return Table(tuple(self.files[i] for i in at), self.labels[at], boxes, numbers)
 
     def copied(self, folder: Path, count: int) -> Path:
-        """A folder with so many photos in class folders.
-
-        They are copies: a cache knows one file in two places to be one.
-        """
+        """A folder with copies of so many photos: a cache knows one file in two places to be one."""
         for number in range(count):
             at = number % len(self.files)
             target = folder / self.classes[self.labels[at]] / f"{number:06d}.jpg"
@@ -511,18 +503,12 @@ _LABELS = "labels"
 
 
 @dataclass
-class SampleCheck(RowCheck):
-    """How samples compare with those of the datasets that are replaced: how many of the numbers that were
-    compared one by one differ, how many by more than 1 of 255, and the largest difference.
-    """
+class SampleCheck(RowCheck, Compared):
+    """How samples compare with those of the datasets that are replaced."""
 
     told: ClassVar[tuple[str, ...]] = (*RowCheck.told, "values", "differing", "over_one", "largest")
 
     whose: str = "those of the replaced datasets"
-    values: int = 0
-    differing: int = 0
-    over_one: int = 0
-    largest: float = 0.0
 
     def agreement(self) -> str:
         apart = "" if not self.differing else (
@@ -535,40 +521,26 @@ class SampleCheck(RowCheck):
         )
 
     def add_batch(self, what: str, wanted: Parts, found: Parts, most_apart: int) -> None:
-        """Compare a batch."""
+        """Compare a batch; of problems of a part only the first is noted."""
         if list(wanted) != list(found):
-            self._say(f"{what}: a batch has {', '.join(found)}, expected {', '.join(wanted)}")
+            self._say(f"{what}: a batch", f" has {', '.join(found)}, expected {', '.join(wanted)}")
             return
         for name, right in wanted.items():
-            got = found[name]
+            got, part = found[name], f"{what}: {name}"
             if (got.dtype, got.shape) != (right.dtype, right.shape):
-                self._say(f"{what}: {name} are {got.dtype} {got.shape}, expected {right.dtype} {right.shape}")
+                self._say(part, f" are {got.dtype} {got.shape}, expected {right.dtype} {right.shape}")
             elif right.ndim == 4 and right.dtype == np.float32:
-                self._add_images(f"{what}: {name}", right, got, most_apart)
+                if not (gap := self.count(right, got)) <= most_apart:
+                    self._say(
+                        part,
+                        f": values differ by up to {gap:g} of 255, where {most_apart} is the most allowed",
+                    )
             elif not np.array_equal(right, got):
-                self._say(f"{what}: {name} differ")
+                self._say(part, " differ")
 
-    def _add_images(
-        self, what: str, wanted: npt.NDArray[Any], found: npt.NDArray[Any], most_apart: int
-    ) -> None:
-        self.values += wanted.size
-        if np.array_equal(wanted, found):
-            return
-        gap = np.abs(wanted - found)
-        far = ~(gap <= most_apart)  # what is no number is far from everything
-        self.differing += int(np.count_nonzero(wanted != found))
-        self.over_one += int(np.count_nonzero(~(gap <= 1)))
-        self.largest = max(self.largest, float(gap.max()))
-        if far.any():
-            self._say(
-                f"{what}: values differ by up to {gap.max():g} of 255, where {most_apart} is the most allowed"
-            )
-
-    def _say(self, problem: str) -> None:
-        """Note a problem; the same of later batches is nothing new."""
-        start = problem.rsplit(": ", 1)[0]
-        if not any(known.startswith(start) for known in self.problems):
-            self.problems += (problem,)
+    def _say(self, part: str, problem: str) -> None:
+        if not any(known.startswith(part) for known in self.problems):
+            self.problems += (part + problem,)
 
 
 def check_rows(
@@ -580,8 +552,7 @@ def check_rows(
     """Compare each row of fastpipe's with the replaced dataset of its section.
 
     An epoch in the order of the samples is compared number by number; one of what is measured, in whatever
-    order, has to have the same samples.  Where samples are kept, the first makes them and the second finds
-    them.
+    order, has to have the same samples.  Where samples are kept, the first makes them.
     """
     check, errors = SampleCheck(), tensorflow().errors
     compared = [row for row in rows if row.spec.most_apart is not None]
