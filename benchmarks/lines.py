@@ -11,7 +11,7 @@ from benchmarks.peers.rows import Peer, interpreter
 from fastpipe.bench import report
 from fastpipe.bench.driver import Driver, Row
 from fastpipe.bench.report import cell
-from fastpipe.bench.results import RowInfo
+from fastpipe.bench.results import RowInfo, name_of
 from fastpipe.bench.runner import ContenderError
 
 
@@ -28,8 +28,7 @@ class Studied(Driver):
         """Start a peer by the interpreter that has it; one that is not there is noted."""
         python = interpreter(peer)
         if python is None:
-            label = info.label if info.section is None else f"{info.section}: {info.label}"
-            self.miss(info.key, label, f"not installed: {peer.install}")
+            self.miss(info.key, name_of(vars(info)), f"not installed: {peer.install}")
             return []
         self.progress.now(f"starting {info.label}")
         return self.opened([(info, partial(make, python))])

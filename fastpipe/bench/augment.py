@@ -44,7 +44,6 @@ class Batches:
 
     @property
     def text(self) -> str:
-        """The data in one line."""
         count = len(self)
         return (
             f"a batch of {count} photos of {SIDE}×{SIDE} ({self.name}), again and again,"
@@ -52,11 +51,9 @@ class Batches:
         )
 
     def count(self, unit: str) -> int:
-        """Samples in a batch."""
         return len(self)
 
     def tensor(self, unit: str, dtype: str, device: str) -> Any:
-        """A batch."""
         torch = require("torch", extra="torch")
         if unit == "spectrograms":
             return torch.from_numpy(self.spectrograms).to(device)
@@ -139,7 +136,6 @@ class Recipe:
         return self.unit not in ("images", "spectrograms")
 
     def chain(self, dtype: str, **options: Any) -> Any:
-        """Make ``augment.Compose`` of it."""
         mixes = self.mixes(augment) if self.mixes else []
         return augment.Compose([*self.ops(augment, dtype), *mixes], **options)
 
@@ -166,24 +162,20 @@ class Recipe:
         return v2
 
     def given(self, batches: Any, dtype: str, device: str) -> tuple[Any, ...]:
-        """Return the batch, with labels where the recipe mixes."""
         images = batches.tensor(self.unit, dtype, device)
         return (images, batches.labels(device)) if self.mixes else (images,)
 
 
 def floats(kit: Kit) -> Any:
-    """Bytes to numbers of 0 to 1."""
     float32 = require("torch", extra="torch").float32
     return kit.ToDtype(float32) if kit is augment else kit.ToDtype(float32, scale=True)
 
 
 def _ended(kit: Kit, dtype: str) -> list[Any]:
-    """How images become a model's input."""
     return [*([floats(kit)] if dtype == "uint8" else []), kit.Normalize(MEAN, STD)]
 
 
 def interpolation(name: str) -> Any:
-    """Return torchvision's interpolation of a name."""
     return require("torchvision.transforms", extra="torch").InterpolationMode(name)
 
 
@@ -214,7 +206,6 @@ def _after_the_crop(name: str) -> Callable[[Kit, str], list[Any]]:
 
 
 def mixed_up(kit: Kit) -> list[Any]:
-    """Return MixUp of a kit."""
     return [kit.MixUp(num_classes=CLASSES)]
 
 
@@ -278,32 +269,26 @@ class Place:
 
     @property
     def is_single(self) -> bool:
-        """Whether it is a single operation."""
         return self.recipe.key.startswith("op-")
 
     @property
     def task(self) -> str:
-        """Its name, whatever the device."""
         return f"{self.recipe.key}-{self.dtype}"
 
     @property
     def key(self) -> str:
-        """Its name in the JSON file."""
         return self.task if self.device == "cpu" else f"{self.task}-{self.device}"
 
     @property
     def label(self) -> str:
-        """Its name in tables."""
         where = "" if self.device == "cpu" else ", on CUDA"
         return f"{self.recipe.label}, {self.dtype}{where}"
 
     def info(self, kind: str, label: str, group: str, note: str = "") -> RowInfo:
-        """What the report calls one of its rows."""
         key, unit = f"{self.key}-{kind}", self.recipe.unit
         return RowInfo(key, label, group, note=note, section=self.key, unit=unit)
 
     def given(self, batches: Batches) -> tuple[Any, ...]:
-        """What the recipe is given."""
         return self.recipe.given(batches, self.dtype, self.device)
 
 
@@ -495,8 +480,6 @@ BATCH, QUICK_BATCH = 64, 4
 
 
 class Bench(Case):
-    """One run of the case."""
-
     case = "augment"
     about = "augmentation of batches: torchvision sample by sample, and others, against fastpipe.augment"
     recipes: ClassVar[Sequence[Recipe]] = RECIPES
@@ -528,7 +511,6 @@ class Bench(Case):
         self.main = f"{self.places[0].key}-batch"
 
     def places_of(self, recipes: Iterable[Recipe]) -> list[Place]:
-        """Return recipes with all that they are applied to."""
         every = list(recipes)
         return [Place(one, dtype, device) for device in self.devices for one in every for dtype in one.dtypes]
 
@@ -538,7 +520,6 @@ class Bench(Case):
         return self.rows_of(self.places)
 
     def rows_of(self, places: Iterable[Place]) -> list[Contender]:
-        """Build the rows of recipes."""
         return [self.added(*pair) for place in places for pair in own_rows(place, self.batches)]
 
     def compared(self, rows: Sequence[Any]) -> Outcome:

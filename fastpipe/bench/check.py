@@ -44,7 +44,6 @@ class Differing:
 
     @property
     def badness(self) -> float:
-        """What to sort by: whatever cannot be compared is worst."""
         return math.inf if self.largest is None else self.largest
 
 
@@ -57,11 +56,9 @@ class Outcome(ABC):
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
         return not self.problems
 
     def sentence(self) -> str:
-        """Return the outcome in words."""
         return (
             self.agreement() if self.ok else f"outputs differ from {self.whose}: {'; '.join(self.problems)}"
         )
@@ -71,7 +68,6 @@ class Outcome(ABC):
         """Return in words what agrees."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the outcome for the JSON file."""
         figures = {name: getattr(self, name) for name in self.told}
         return {**figures, "problems": list(self.problems), "ok": self.ok, "text": self.sentence()}
 
@@ -123,7 +119,6 @@ class Check(Compared):
     problems: tuple[str, ...] = ()
 
     def add(self, pairs: Iterable[Arrays], index: int, path: str) -> None:
-        """Take one sample into account."""
         self.photos += 1
         largest: float = 0
         for expected, got in pairs:
@@ -238,7 +233,6 @@ class RowCheck(Outcome):
         )
 
     def add(self, what: str, expected: Counter[bytes], batches: Iterable[Any]) -> None:
-        """Compare an epoch."""
         found: Counter[bytes] = Counter()
         for batch in batches:
             values, labels = batch if isinstance(batch, (list, tuple)) else (batch, None)
@@ -248,7 +242,6 @@ class RowCheck(Outcome):
     def add_epoch(
         self, what: str, expected: Counter[bytes], found: Counter[bytes], strange: str = "are not in the file"
     ) -> None:
-        """Compare the samples of an epoch, whatever their order."""
         self.epochs, self.samples = self.epochs + 1, self.samples + found.total()
         more, missing = (found - expected).total(), (expected - found).total()
         if more or missing:

@@ -201,7 +201,6 @@ def size_of(path: str | Path, kind: str = "") -> tuple[int, int]:
 
 
 def _user_cache() -> Path:
-    """Where the system keeps a user's caches."""
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA", str(Path.home() / "AppData" / "Local")))
     if sys.platform == "darwin":

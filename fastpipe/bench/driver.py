@@ -27,6 +27,7 @@ from fastpipe.bench.results import (
     best_of,
     check_target,
     entries,
+    name_of,
     save,
     verdict,
     whole,
@@ -83,40 +84,23 @@ def add_file_arguments(parser: argparse.ArgumentParser, **usual: str) -> None:
 
 
 class Driver(ABC):
-    """One run of a case.
-
-    Attributes:
-        case: the case's name.
-        about: one line of help.
-        main: the key of the row that the verdict is about.
-        program: what its command begins with.
-        quick_s: seconds of a measurement with ``--quick``.
-        usual_rounds: that are measured where nothing else is asked for.
-        args: its options.
-        cores: processors that may be used.
-        stack: closes rows, and what they are made of, when all is measured.
-        infos: the rows, by key.
-        missing: rows that are not measured, and why.
-        warnings: what a reader must know.
-        busy: the load at the start.
-        stages: where the main row's time went.
-    """
+    """One run of a case."""
 
     case: ClassVar[str]
-    about: ClassVar[str]
-    program: ClassVar[str] = "python -m fastpipe.bench"
-    quick_s: ClassVar[float] = 0.2
+    about: ClassVar[str]  # one line of help
+    program: ClassVar[str] = "python -m fastpipe.bench"  # begins its command
+    quick_s: ClassVar[float] = 0.2  # of a measurement with --quick
     usual_rounds: ClassVar[int] = _ROUNDS
-    main: str = ""
+    main: str = ""  # the key of the row that the verdict is about
 
     def __init__(self, args: argparse.Namespace, progress: Progress) -> None:
         self.args, self.progress, self.cores = args, progress, available_cpus()
-        self.stack = ExitStack()
-        self.infos: dict[str, RowInfo] = {}
-        self.missing: list[dict[str, str]] = []
+        self.stack = ExitStack()  # closes rows, and what they are made of, when all is measured
+        self.infos: dict[str, RowInfo] = {}  # the rows, by key
+        self.missing: list[dict[str, str]] = []  # rows that are not measured, and why
         self.warnings: list[str] = []
-        self.busy: float | None = None
-        self.stages: dict[str, Any] = {"seconds": {}, "images": 0}
+        self.busy: float | None = None  # the load at the start
+        self.stages: dict[str, Any] = {"seconds": {}, "images": 0}  # where the main row's time went
 
     @classmethod
     @abstractmethod
@@ -132,21 +116,18 @@ class Driver(ABC):
         return {}
 
     def lines(self, result: Mapping[str, Any]) -> list[str]:
-        """Return lines that a subclass adds below tables, of what is measured beside rates."""
         return []
 
     # ---- A run -------------------------------------------------------------------------------------
 
     def run(self, console: Console) -> int:
-        """Measure, report, and write what was asked for.
+        """Measure, report, and write what was asked for; return the exit code.
 
-        Returns:
-            0, or 1 when outputs differ from the replaced loader's, or figures are worse than those to
-            compare with.
+        It is 1 when outputs differ from the replaced loader's, or figures are worse than those to compare
+        with.
 
         Raises:
-            OptionError: a file cannot be written or is not to be compared with, or there is nothing to
-                measure.
+            OptionError: a file cannot be written or compared with, or there is nothing to measure.
             MissingDependencyError: a package is not installed that the case, or a picture, needs.
         """
         args = self.args
@@ -161,7 +142,6 @@ class Driver(ABC):
         return int(old is not None and print_changes(old, result, args.compare.name, console))
 
     def begin(self) -> None:
-        """Note what makes figures doubtful."""
         self.busy = busy = machine.load()
         if busy is not None and busy > 0.5 * self.cores:
             self.warnings.append(f"the machine was busy at the start (load {busy:g} on {self.cores} cores)")
@@ -178,8 +158,7 @@ class Driver(ABC):
         try:
             row = make()
         except ContenderError as error:
-            label = info.label if info.section is None else f"{info.section}: {info.label}"
-            self.miss(info.key, label, str(error))
+            self.miss(info.key, name_of(vars(info)), str(error))
             return None
         return self.added(getattr(row, "info", info), row)
 
@@ -190,11 +169,9 @@ class Driver(ABC):
         return row
 
     def opened(self, rows: Rows[Row]) -> list[Row]:
-        """Build rows; those that cannot be built are noted."""
         return [row for info, make in rows if (row := self.open(info, make)) is not None]
 
     def miss(self, key: str, label: str, why: str) -> None:
-        """Note a row that is not measured."""
         self.missing.append({"key": key, "label": label, "why": why})
         self.progress.done(f"not measured: {label}: {why}")
 
@@ -233,24 +210,16 @@ class Driver(ABC):
         return session
 
     def warmed(self, contender: Contender) -> int:
-        """Warm a row up; how many samples of it are a measurement.
-
-        Raises:
-            ContenderError: it cannot be measured.
-        """
+        """Warm a row up; how many samples of it are a measurement."""
         return calibrate(contender, self.seconds_of(contender))
 
     def seconds_of(self, contender: Contender) -> float:
-        """About how long a measurement of a row takes."""
         return self.plan().seconds
 
     def label_of(self, key: str) -> str:
-        """What a row is called, also among those of other sections."""
-        info = self.infos[key]
-        return info.label if info.section is None else f"{info.section}: {info.label}"
+        return name_of(vars(self.infos[key]))
 
     def plan(self) -> Plan:
-        """How long to measure, from the options."""
         if self.args.quick:
             return Plan(rounds=self.args.rounds or 2, seconds=self.quick_s, settle_s=0.02)
         if self.args.seconds:
@@ -281,18 +250,10 @@ class Driver(ABC):
         return result
 
     def method(self, rounds: int) -> dict[str, Any]:
-        """How it was measured."""
-        plan = self.plan()
-        return {
-            "rounds": rounds,
-            "seconds": plan.seconds,
-            "settle_s": plan.settle_s,
-            "quick": self.args.quick,
-            "warnings": self.warnings,
-        }
+        told = {name: getattr(self.plan(), name) for name in ("seconds", "settle_s")}
+        return {"rounds": rounds, **told, "quick": self.args.quick, "warnings": self.warnings}
 
     def facts(self) -> dict[str, Any]:
-        """Return what was run, when, on what."""
         return {
             "schema": SCHEMA,
             "case": self.case,
@@ -337,7 +298,6 @@ class Driver(ABC):
                 args.plot = None
 
     def _write(self, result: dict[str, Any]) -> None:
-        """Write what was asked for."""
         args, say = self.args, self.progress.done
         if args.json:
             save(result, args.json)
@@ -363,7 +323,6 @@ class Case(Driver):
         """Build the rows."""
 
     def others(self) -> Sequence[Contender]:
-        """Build rows that a subclass adds to those of the case."""
         return []
 
     @abstractmethod

@@ -119,7 +119,6 @@ class MadeRow(Contender):
         """
 
     def read(self, out: Path) -> Columns:
-        """What a file holds."""
         with require("h5py", extra="generation").File(out, "r") as file:
             return {name: dataset[...] for name, dataset in file.items()}
 
@@ -131,7 +130,6 @@ class MadeRow(Contender):
             return time.perf_counter() - start
 
     def stored(self, count: int) -> Columns:
-        """So many rows, as they are read from a new file."""
         with ExitStack() as later:
             out = self._out(later)
             self.make(count, out, later)
@@ -155,8 +153,6 @@ class LoopRow(MadeRow):
 
 
 class FastRow(MadeRow):
-    """`fastpipe.generate`."""
-
     def make(self, count: int, out: Path, later: ExitStack) -> None:
         fastpipe.generate(
             self._function, count, out, seed=SEED, workers=self.spec.workers, executor=self.spec.executor,
@@ -165,12 +161,10 @@ class FastRow(MadeRow):
 
 
 def row_of(spec: Spec, folder: Path) -> MadeRow:
-    """A row of the case's own."""
     return (FastRow if spec.group == "fastpipe" else LoopRow)(spec, folder)
 
 
 def specs(section: Section, cores: int) -> list[Spec]:
-    """A section's rows without peers; the loop that is replaced comes first."""
     is_batch = section.function is waves
     through = "through fn.batch" if is_batch else ""
     by_row = spec_of(section, "single", f"{_FAST}(workers=0), row by row", "fastpipe", function=waves_alone,
@@ -219,13 +213,11 @@ def check_stored(rows: Sequence[MadeRow], say: Callable[[str], None] = lambda te
 
 
 def problem_of(row: MadeRow) -> str | None:
-    """Return how rows that are made and stored differ from what the function returns, or None."""
     section = row.spec.of
     return difference(rows_of(section.function, section.checked), row.stored(section.checked))
 
 
 def difference(expected: Columns, found: Columns) -> str | None:
-    """How columns differ, or None."""
     if sorted(expected) != sorted(found):
         return f"columns are {sorted(found)}, expected {sorted(expected)}"
     for name, values in expected.items():
@@ -245,8 +237,6 @@ MEASURED_S = 4.5
 
 
 class Bench(Case):
-    """One run of the case."""
-
     case = "generate"
     about = "rows that a function makes, stored: a script's loop against fastpipe.generate"
     every: ClassVar[Sequence[Section]] = SECTIONS
@@ -285,7 +275,6 @@ class Bench(Case):
         return [self.added(spec, row_of(spec, self.scratch)) for spec in specs]
 
     def specs(self, section: Section) -> list[Spec]:
-        """Return a section's rows."""
         return specs(section, self.cores)
 
     def compared(self, rows: Sequence[Any]) -> Outcome:

@@ -47,33 +47,20 @@ LAYOUTS: dict[str, tuple[str, str | None, bool]] = {
 
 @dataclass(frozen=True)
 class Table:
-    """A dataset of a file.
-
-    Attributes:
-        key: the section of the result.
-        dataset: the dataset's path in the file.
-        chunk: of its chunks; None where it is contiguous.
-        is_packed: whether chunks have to be decoded.
-        sample_dims: how many dimensions count samples.
-        labels: another dataset, of a number for each sample.
-        bytes: what the file's dataset takes.
-    """
-
-    key: str
+    key: str  # the section of the result
     label: str
     path: Path
-    dataset: str
+    dataset: str  # its path in the file
     shape: tuple[int, ...]
     dtype: str
-    chunk: tuple[int, ...] | None
-    is_packed: bool
-    sample_dims: int = 1
-    labels: str | None = None
-    bytes: int = 0
+    chunk: tuple[int, ...] | None  # None where it is contiguous
+    is_packed: bool  # whether chunks have to be decoded
+    sample_dims: int = 1  # dimensions that count samples
+    labels: str | None = None  # another dataset, of a number for each sample
+    bytes: int = 0  # that it takes in the file
 
     @property
     def samples(self) -> int:
-        """How many there are."""
         return math.prod(self.shape[: self.sample_dims])
 
     @property
@@ -83,7 +70,6 @@ class Table:
 
     @property
     def sample_bytes(self) -> int:
-        """Bytes of a sample."""
         return math.prod(self.shape[self.sample_dims :]) * np.dtype(self.dtype).itemsize
 
     def opened(self, **options: Any) -> Any:
@@ -100,7 +86,6 @@ class Table:
 
     @property
     def described(self) -> dict[str, Any]:
-        """It in the JSON file."""
         told = ("label", "shape", "dtype", "chunk", "samples", "sample_bytes", "bytes")
         return {name: getattr(self, name) for name in told}
 
@@ -143,8 +128,7 @@ def made_tables(
     say: Callable[[str], None] = lambda text: None,
     layouts: Mapping[str, tuple[str, str | None, bool]] = LAYOUTS,
 ) -> list[Table]:
-    """Make tables of so many log-mel rows, one in each layout, once: in a folder of the user's cache, or in
-    the folder given."""
+    """Make tables of so many log-mel rows, one in each layout, once."""
     shape = (rows, *SHAPE)
 
     def parts() -> Iterator[npt.NDArray[np.float32]]:
@@ -189,11 +173,9 @@ class RowByRow:
         return value if self._labels is None else (value, int(self._labels[where]))
 
     def values(self, where: tuple[int, ...]) -> Any:
-        """Return a row's values."""
         return self._values[where]
 
     def close(self) -> None:
-        """Close the file, if it is open."""
         if self._file is not None:
             self._file.close()
         self._file = self._values = self._labels = None
@@ -260,7 +242,6 @@ def specs_of(table: Table, batch_size: int) -> list[TableSpec]:
 
 
 def table_dataset(table: Table, cache: Any, threads: int | Literal["auto"] = "auto") -> Any:
-    """A table as a `FastHDF5Dataset`."""
     keys = table.dataset if table.labels is None else [table.dataset, table.labels]
     return fastpipe.FastHDF5Dataset(
         str(table.path), keys, sample_dims=table.sample_dims, cache=cache, seed=0, threads=threads
@@ -268,7 +249,6 @@ def table_dataset(table: Table, cache: Any, threads: int | Literal["auto"] = "au
 
 
 def loader_of(spec: TableSpec, table: Table, draws: Draws | None = None) -> Any:
-    """The loader of a row."""
     data = require("torch.utils.data", extra="torch")
     workers: dict[str, Any] = {"num_workers": spec.num_workers, "persistent_workers": spec.num_workers > 0}
     window = fastpipe.Shuffle(WINDOW, "group")
@@ -337,7 +317,7 @@ def best_workers(
             rates[count] = samples / row.measure(samples)
         finally:
             row.close()
-    best = max(rates, key=lambda count: rates[count])
+    best = max(rates, key=rates.__getitem__)
     found = ", ".join(f"{count}: {rate:,.0f}" for count, rate in rates.items())
     say(f"{table.label}: {spec.label}: samples/s by num_workers: {found}; taken: {best}")
     note = f"num_workers={best}, the best of {', '.join(map(str, counts))}"
@@ -372,17 +352,11 @@ def check_rows(
 def digests_of(table: Table) -> Counter[bytes]:
     """Digests of the samples as h5py reads them, and how often each comes."""
     found: Counter[bytes] = Counter()
-    dims = table.sample_dims
     with table.opened() as file:
-        dataset = file[table.dataset]
         for first in range(0, table.shape[0], _CHECKED_AT_ONCE):
-            part = dataset[first : first + _CHECKED_AT_ONCE]
-            values = part.reshape(-1, *table.shape[dims:])
-            labels = (
-                None
-                if table.labels is None
-                else file[table.labels][first : first + _CHECKED_AT_ONCE].reshape(-1)
-            )
+            part = slice(first, first + _CHECKED_AT_ONCE)
+            values = file[table.dataset][part].reshape(-1, *table.shape[table.sample_dims :])
+            labels = None if table.labels is None else file[table.labels][part].reshape(-1)
             found.update(digests_of_samples(values, labels))
     return found
 
@@ -394,8 +368,6 @@ _CHOICE_S = 1.0
 
 
 class Bench(Case):
-    """One run of the case."""
-
     case = "hdf5"
     about = "rows of HDF5 files: h5py + DataLoader against FastHDF5Dataset + FastLoader"
     quick_s = 0.05
@@ -416,7 +388,6 @@ class Bench(Case):
 
     @property
     def samples(self) -> int:
-        """How many rows are made."""
         return int(self.args.samples or (QUICK_ROWS if self.args.quick else ROWS))
 
     def prepare(self) -> None:
@@ -437,11 +408,9 @@ class Bench(Case):
         return self.opened((spec, partial(TableRow, spec, table, self.make_loader)) for table, spec in chosen)
 
     def make_loader(self, spec: TableSpec, table: Table, draws: Draws | None) -> Any:
-        """Build the loader of a row."""
         return loader_of(spec, table, draws)
 
     def specs(self) -> Iterator[tuple[Table, TableSpec]]:
-        """Give tables and the loaders measured on them."""
         for table in self.tables:
             for spec in specs_of(table, min(self.args.batch_size, table.samples)):
                 yield table, spec

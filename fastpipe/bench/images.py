@@ -31,24 +31,17 @@ _AS_USUAL = fastpipe.Decode()
 class LoaderSpec(RowInfo):
     """One loader to measure.
 
-    Attributes:
-        group: ``"replaced"`` is torchvision's dataset in torch's loader, ``"stock"``
-            fastpipe's dataset in torch's loader, ``"fastpipe"`` both from fastpipe.
-        is_accelerated: it is the replaced loader, handed to ``accelerate``.
-        cache: where fastpipe keeps decoded images; they are all there before the clock starts.
-        decode, threads: as of ``fastpipe.FastImageFolder``.
-        augment: as of ``fastpipe.FastLoader``.
-        device: where its batches are to be: fastpipe's loader hands them out there, torch's pins their memory
-            for a GPU.
+    In the group ``"replaced"`` it is torchvision's dataset in torch's loader, in ``"stock"`` fastpipe's
+    dataset in torch's loader, in ``"fastpipe"`` both from fastpipe.
     """
 
     num_workers: int = 0
-    is_accelerated: bool = False
-    cache: Literal["off", "ram", "disk"] = "off"
+    is_accelerated: bool = False  # the replaced loader is handed to ``accelerate``
+    cache: Literal["off", "ram", "disk"] = "off"  # decoded images are all there before the clock starts
     decode: fastpipe.Decode = _AS_USUAL
-    augment: Literal["auto", "split"] | None = None
-    device: str | None = None
-    threads: int | Literal["auto"] = "auto"
+    augment: Literal["auto", "split"] | None = None  # of ``fastpipe.FastLoader``
+    device: str | None = None  # where batches are to be; torch's loader pins their memory for a GPU
+    threads: int | Literal["auto"] = "auto"  # of ``fastpipe.FastImageFolder``
 
 
 # Of a back end: its name, its module, and fastpipe's extra that installs it.
@@ -98,22 +91,16 @@ def make_dataset(spec: LoaderSpec, folder: Path, transform: Any, kept: Path | No
 
 def build(spec: LoaderSpec, dataset: Any, batch_size: int, sampler: Any) -> Any:
     """The loader of a row; workers, where there are any, outlive the epoch."""
+    workers = spec.num_workers
+    options: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
+    if spec.group == "fastpipe" and not spec.is_accelerated:
+        options |= {"workers": "processes"} if workers else {}
+        options |= {"augment": spec.augment} if spec.augment else {}
+        options |= {"device": spec.device} if spec.device else {}
+        return fastpipe.FastLoader(dataset, batch_size, sampler=sampler, **options)
     stock = require("torch.utils.data", extra="torch").DataLoader
-    kind = fastpipe.FastLoader if spec.group == "fastpipe" and not spec.is_accelerated else stock
-    own: dict[str, Any] = {} if spec.augment is None else {"augment": spec.augment}
-    is_own = kind is fastpipe.FastLoader
-    if is_own and spec.num_workers:
-        own["workers"] = "processes"
-    if spec.device is not None:
-        own |= {"device": spec.device} if is_own else {"pin_memory": spec.device != "cpu"}
-    loader: Any = kind(
-        dataset,
-        batch_size=batch_size,
-        sampler=sampler,
-        num_workers=spec.num_workers,
-        persistent_workers=spec.num_workers > 0,
-        **own,
-    )
+    pins = spec.device not in (None, "cpu")
+    loader = stock(dataset, batch_size, sampler=sampler, pin_memory=pins, **options)
     return fastpipe.accelerate(loader, cache=spec.cache) if spec.is_accelerated else loader
 
 
@@ -184,7 +171,6 @@ def worker_counts(cores: int, quick: bool = False) -> tuple[int, ...]:
 
 
 def loader_specs(cores: int, quick: bool = False, is_large: bool = False) -> list[LoaderSpec]:
-    """The rows that are loaders: replaced, stock loader with the fast dataset, fastpipe."""
     counts, fast = worker_counts(cores, quick), "FastImageFolder + FastLoader"
 
     def own(key: str, words: str, note: str, output: str = "float32", **options: Any) -> LoaderSpec:
@@ -220,8 +206,6 @@ def loader_specs(cores: int, quick: bool = False, is_large: bool = False) -> lis
 
 
 class Bench(Case):
-    """One run of the case."""
-
     case = "images"
     about = "ImageFolder + DataLoader against FastImageFolder + FastLoader"
     main = MAIN_ROW
@@ -250,7 +234,6 @@ class Bench(Case):
         return found
 
     def specs(self) -> list[LoaderSpec]:
-        """Return the loaders that are measured."""
         return loader_specs(self.cores, self.args.quick, self.photos.pixels >= LARGE)
 
     def compared(self, rows: Sequence[Any]) -> Check:
@@ -274,7 +257,6 @@ def photos_to_use(driver: Driver, *, large: bool = False) -> Photos:
 
 
 def facts_of(photos: Photos, batch_size: int) -> dict[str, Any]:
-    """Return ``data`` and ``job`` of a result."""
     return {
         "data": {
             "name": photos.name, "classes": photos.classes, "total": photos.total,

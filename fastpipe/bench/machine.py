@@ -37,7 +37,6 @@ def memory_bytes(groups: ControlGroups | None = None) -> int | None:
 
 
 def describe() -> dict[str, Any]:
-    """Processor, cores, memory and system, as they go into the JSON file."""
     memory = memory_bytes()
     return {
         "cpu": _cpu_model(),
@@ -86,7 +85,6 @@ def _output(*command: str) -> str:
 
 
 def _cpu_model() -> str:
-    """Name of the processor."""
     with suppress(OSError, subprocess.SubprocessError):
         if sys.platform == "darwin":
             return _output("sysctl", "-n", "machdep.cpu.brand_string")
@@ -97,7 +95,6 @@ def _cpu_model() -> str:
 
 
 def _system() -> str:
-    """Distribution, kernel (major and minor version only) and architecture."""
     release = ".".join(platform.release().split(".")[:2])
     kernel = f"{platform.system()} {release} {platform.machine()}"
     try:

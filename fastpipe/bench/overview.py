@@ -137,7 +137,6 @@ class Pipeline(_Overview, Case):
         return {"busy_s": busy_s, "rows": found}
 
     def photos(self) -> Path:
-        """Photographs, made by the first pipeline that needs them."""
         return generated_folder(self.folder, say=self.say, per_class=3 if self.is_quick else 8)
 
 
@@ -438,7 +437,6 @@ class Bench(_Overview):
         return result
 
     def _part(self, key: str, name: str, folder: Path) -> dict[str, Any]:
-        """The outcome of a pipeline."""
         begun = time.monotonic()
         self.progress.step(f"{name}: starting")
         found = outcome_apart(
@@ -456,7 +454,6 @@ class Bench(_Overview):
         return found
 
     def _merged(self, parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """The file's content but for the verdict."""
         results = {key: part["result"] for key, part in parts.items() if "result" in part}
         checks = {key: part["check"] for key, part in parts.items() if "check" in part}
         checks |= {key: result["check"] for key, result in results.items()}
@@ -493,7 +490,6 @@ class Bench(_Overview):
 
 
 def sentence(result: Mapping[str, Any]) -> str:
-    """The outcome in one sentence."""
     told: dict[str, list[str]] = {"faster": [], "no clear difference": [], "slower": []}
     for section in result["best"]:
         ratio = main_of(result, section)["ratio"]

@@ -69,7 +69,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def rect(x: float, y: float, width: float, height: float, colour: str, unit: str = "") -> str:
-    """A rectangle of an SVG."""
     size = f'width="{max(0.0, width):.2f}{unit}" height="{height:g}"'
     return f'<rect x="{x:.2f}{unit}" y="{y:g}" {size} fill="{escape(colour)}"/>'
 
@@ -118,7 +117,6 @@ def page(result: Mapping[str, Any], more: Sequence[str] = ()) -> str:
 
 
 def _section(result: Mapping[str, Any], key: str | None) -> Iterator[str]:
-    """Bars, and steps, of the rows of a section."""
     about = {"label": result["job"]["short"]} if key is None else result["sections"][key]
     rows = [entry for entry in shown(result) if entry.get("section") == key]
     yield f"<section><h2>{escape(about['label'])}</h2>"
@@ -175,7 +173,6 @@ def _steps(told: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _figures(result: Mapping[str, Any], more: Sequence[str]) -> Iterator[str]:
-    """All rows, those that lose among them; what else was measured, and whether outputs are the same."""
     rows = [
         [name_of(entry), *figures_of(entry, f" {entry.get('unit', UNIT)}"), entry["note"]]
         for entry in result["rows"]
@@ -190,7 +187,6 @@ def _figures(result: Mapping[str, Any], more: Sequence[str]) -> Iterator[str]:
 
 
 def _environment(result: Mapping[str, Any]) -> Iterator[str]:
-    """What it was measured on, and by which command."""
     machine, revision = result["machine"], result["revision"] or {"commit": "", "modified": False}
     facts = [
         ["processor", f"{machine['cpu']}, {machine['cores']} cores"],

@@ -31,7 +31,6 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
 
 
 def _title(result: Mapping[str, Any]) -> str:
-    """The job, and the machine."""
     machine = result["machine"]
     gpu = f", {machine['gpu']['name']}" if machine.get("gpu") else ""
     return f"{printable(result['job']['short'])} · {_short_cpu(machine['cpu'])}, {cores_of(machine)}{gpu}"
@@ -145,7 +144,6 @@ def _draw_bars(figure: Any, result: Mapping[str, Any]) -> None:
 
 
 def _bars(axes: Any, rows: list[dict[str, Any]], asked: Mapping[str, float]) -> None:
-    """Bars, their ranges, and the figure at the end of each."""
     top = max(rate_of(entry)["high"] for entry in rows)
     for place, entry in enumerate(rows):
         rate, group = rate_of(entry), entry["group"]
@@ -204,7 +202,6 @@ def _floor(axes: Any, result: Mapping[str, Any], rows: list[dict[str, Any]]) -> 
 
 
 def _labels(axes: Any, rows: list[dict[str, Any]]) -> None:
-    """Names at the left."""
     axes.set_yticks(range(len(rows)), [_name(entry) for entry in rows], fontsize=9.5)
     for tick, entry in zip(axes.get_yticklabels(), rows, strict=True):
         tick.set_color(INK)

@@ -85,7 +85,6 @@ WIDTH_FOR_NOTES = 130
 
 
 def machine_line(result: Mapping[str, Any]) -> str:
-    """The machine in one line: processor, cores, memory, a GPU that takes part, system."""
     machine = result["machine"]
     gpu = f", {machine['gpu']['name']} (driver {machine['gpu']['driver']})" if machine.get("gpu") else ""
     memory = "" if machine["memory_gib"] is None else f", {machine['memory_gib']:g} GiB"
@@ -93,12 +92,10 @@ def machine_line(result: Mapping[str, Any]) -> str:
 
 
 def cores_of(machine: Mapping[str, Any]) -> str:
-    """Its cores in words."""
     return f"{machine['cores']} core{'s' if machine['cores'] != 1 else ''}"
 
 
 def data_line(result: Mapping[str, Any]) -> str:
-    """The photos, the rows, or the volume in one line."""
     data = result["data"]
     if "text" in data:
         return str(data["text"])
@@ -147,7 +144,6 @@ def print_result(result: Mapping[str, Any], console: Console, more: Sequence[str
 
 
 def figures_of(entry: Mapping[str, Any], unit: str = "") -> list[str]:
-    """The cells of a row's rate and ratio, with their ranges."""
     rate, ratio = rate_of(entry), entry["ratio"]
     return [
         f"{rate['median']:,.0f}{unit}", f"{rate['low']:,.0f}–{rate['high']:,.0f}",
@@ -156,7 +152,6 @@ def figures_of(entry: Mapping[str, Any], unit: str = "") -> list[str]:
 
 
 def _lines(result: Mapping[str, Any], more: Sequence[str]) -> list[str]:
-    """What is said below the table; empty lines are left out."""
     return [
         result["verdict"],
         *more,
@@ -250,13 +245,11 @@ def short_markdown(result: Mapping[str, Any]) -> str:
 
 
 def _head(name: str, unit: str, replaced: str, has_first: bool = False) -> list[str]:
-    """The head of a Markdown table."""
     head = f"| {cell(name)} | {unit}/s, median (range) | × best replaced {replaced}, median (range) |"
     return [head + " first batch, s |" * has_first, "|---|--:|--:|" + "--:|" * has_first]
 
 
 def cell(text: str) -> str:
-    """Return text within a Markdown table."""
     return printable(text).replace("|", "\\|")
 
 
@@ -277,7 +270,6 @@ def _peers_sentence(result: Mapping[str, Any]) -> str:
 
 
 def _has_first(result: Mapping[str, Any]) -> bool:
-    """Whether the time to the first batch was measured."""
     return any(entry["first_batch_s"] for entry in result["rows"])
 
 
@@ -315,7 +307,6 @@ class Change:
 
     @property
     def ratio(self) -> float:
-        """The new median over the old one."""
         return statistics.median(self.new) / statistics.median(self.old)
 
     @property

@@ -72,31 +72,19 @@ UNIT = "images"
 
 @dataclass(frozen=True)
 class RowInfo:
-    """What a row is called and what it is; cases add what they make it of.
+    """What a row is called and what it is; cases add what they make it of."""
 
-    Attributes:
-        key: its name in the file.
-        group: one of `GROUPS`.
-        num_workers: where it is a DataLoader's row.
-        output: what its batches hold.
-        versions: package → version, of a peer.
-        prepared_s: seconds that a peer's conversion of the photos took; not part of its rate.
-        prepared_size: size of what that made, over the size of the photos.
-        section: the part of the case that it belongs to, within which rows are compared.
-        unit: what is counted, if not images.
-    """
-
-    key: str
+    key: str  # its name in the file
     label: str
-    group: str
-    num_workers: int | None = None
-    output: str = "float32"
+    group: str  # one of `GROUPS`
+    num_workers: int | None = None  # where it is a DataLoader's row
+    output: str = "float32"  # what its batches hold
     note: str = ""
-    versions: Mapping[str, str] | None = None
-    prepared_s: float | None = None
-    prepared_size: float | None = None
-    section: str | None = None
-    unit: str | None = None
+    versions: Mapping[str, str] | None = None  # package → version, of a peer
+    prepared_s: float | None = None  # that a peer's conversion of the photos took; not part of its rate
+    prepared_size: float | None = None  # of what that made, over the size of the photos
+    section: str | None = None  # the part of the case, within which rows are compared
+    unit: str | None = None  # what is counted, if not images
 
 
 def entries(infos: Sequence[RowInfo], session: Session) -> list[dict[str, Any]]:
@@ -118,7 +106,6 @@ def entries(infos: Sequence[RowInfo], session: Session) -> list[dict[str, Any]]:
 
 
 def best_of(rows: Sequence[Mapping[str, Any]], group: str) -> str:
-    """Key of the row of a group with the highest median."""
     candidates = [row for row in rows if row["group"] == group]
     return str(max(candidates, key=lambda row: rate_of(row)["median"])["key"])
 
@@ -131,13 +118,11 @@ def best_by_section(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def rate_of(entry: Mapping[str, Any]) -> dict[str, float]:
-    """What a row handles in a second: ``median``, ``low``, ``high``."""
     rate: dict[str, float] = entry[f"{entry.get('unit', UNIT)}_per_s"]
     return rate
 
 
 def name_of(entry: Mapping[str, Any]) -> str:
-    """A row's name among those of all sections."""
     return str(entry["label"]) if entry.get("section") is None else f"{entry['section']}: {entry['label']}"
 
 
@@ -177,12 +162,10 @@ def reference_of(result: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
 
 
 def replaced_thing(result: Mapping[str, Any]) -> str:
-    """What is replaced, in words."""
     return str(result["job"].get("replaces", "loader"))
 
 
 def row(result: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """The row of that key, which is there."""
     return next(entry for entry in result["rows"] if entry["key"] == key)
 
 
@@ -193,7 +176,6 @@ def shown(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def verdict(result: Mapping[str, Any]) -> str:
-    """The outcome in one sentence."""
     main = row(result, result.get("main", MAIN_ROW))
     reference = row(result, reference_of(result, main))
     label, ratio = main["label"], main["ratio"]
@@ -256,7 +238,6 @@ def _check_fields(found: Any, kinds: Kinds, where: str, some_have: Kinds | None 
 
 
 def save(result: Mapping[str, Any], path: Path) -> None:
-    """Write a result file."""
     write_json(validate(result), path)
 
 
@@ -282,5 +263,4 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def rounded(summary: Summary, digits: int = 4) -> dict[str, float]:
-    """A summary for the file."""
     return {name: round(value, digits) for name, value in summary._asdict().items()}

@@ -57,13 +57,10 @@ class Sample:
 
     @property
     def rate(self) -> float:
-        """Samples per second."""
         return self.count / self.seconds
 
 
 class Summary(NamedTuple):
-    """Median and range of some figures."""
-
     median: float
     low: float
     high: float
@@ -160,7 +157,6 @@ def summarise(figures: Iterable[float]) -> Summary:
 
 
 def rates_by_round(samples: Iterable[Sample]) -> dict[int, float]:
-    """Samples per second, by the number of the round."""
     return {sample.round: sample.rate for sample in samples}
 
 
@@ -179,7 +175,6 @@ def ratios(samples: Mapping[str, Sequence[Sample]], key: str, reference: Iterabl
 
 
 def _enough(rounds: int, elapsed: float, plan: Plan) -> bool:
-    """Whether no further round is wanted."""
     if plan.rounds is not None and (rounds >= plan.rounds or plan.budget_s is None):
         return rounds >= plan.rounds
     if rounds < plan.least:
@@ -247,7 +242,6 @@ class DrawnRow(Contender):
         return consume(self.batches(count), count)
 
     def batches(self, count: int) -> Any:
-        """An epoch of so many samples."""
         self.draws.length = count
         return self.loader
 
@@ -280,7 +274,6 @@ class Timeline(NamedTuple):
         return (sum(self.wait_s) + self.end_s) / self.total_s
 
     def as_json(self) -> dict[str, Any]:
-        """For the JSON file."""
         waits, busy = ([round(one, 5) for one in times] for times in (self.wait_s, self.busy_s))
         share = round(self.share, 4)
         return {"wait_s": waits, "busy_s": busy, "total_s": round(self.total_s, 5), "share": share}

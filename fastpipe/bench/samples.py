@@ -94,12 +94,10 @@ def counted(index: int, rng: np.random.Generator) -> Row:
 
 
 def made(function: Function, index: int) -> Row:
-    """A row."""
     return function(index, generator(index))
 
 
 def generator(index: int) -> np.random.Generator:
-    """A row's own generator."""
     return np.random.default_rng([SEED, index])
 
 

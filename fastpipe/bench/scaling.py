@@ -56,7 +56,6 @@ class Bench(Case):
 
     @property
     def size(self) -> int:
-        """Samples in a batch."""
         return int(self.args.batch_size or self.usual_size)
 
     def prepare(self) -> None:
@@ -92,7 +91,6 @@ class Bench(Case):
         }
 
     def facts_of_data(self) -> dict[str, Any]:
-        """Return ``data`` and ``job`` of the result."""
         return facts_of(self.photos, self.size)
 
     def label_of(self, key: str) -> str:
@@ -100,7 +98,6 @@ class Bench(Case):
 
 
 def threads_label(count: int) -> str:
-    """A number of threads in words."""
     return "1 thread" if count == 1 else f"{count} threads"
 
 

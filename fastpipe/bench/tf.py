@@ -124,12 +124,10 @@ class Photos:
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of all files."""
         return sum(os.path.getsize(path) for path in self.files)
 
     @property
     def text(self) -> str:
-        """The photos in one line."""
         count, classes = len(self.files), len(self.classes)
         part = "" if count == self.total else f" of {self.total:,}"
         each = f"{self.nbytes / count / 1000:.0f} kB each"
@@ -172,12 +170,10 @@ class Table:
 
     @property
     def is_single(self) -> bool:
-        """Whether the input of a model is one image."""
         return tuple(self.boxes) == ALONE
 
     @property
     def columns(self) -> dict[str, Any]:
-        """All of it, for ``from_tensor_slices``."""
         return {"file": list(self.files), "label": self.labels, NUMBERS: self.numbers, **self.boxes}
 
 
@@ -192,12 +188,10 @@ class Setting:
 
     @cached_property
     def crops(self) -> Table:
-        """A table of one image in each row."""
         return self.photos.table(self.lengths.crops)
 
     @cached_property
     def several(self) -> Table:
-        """A table of four images in each row."""
         return self.photos.table(self.lengths.modalities, MODALITIES)
 
     def cache(self, where: Kept) -> fastpipe.Cache:
@@ -206,7 +200,6 @@ class Setting:
 
     @cached_property
     def folder(self) -> Path:
-        """An image folder."""
         return self.photos.copied(self.scratch / "photos", self.lengths.folder)
 
 
@@ -285,13 +278,11 @@ DEGREES, PART = 10, 0.2
 
 
 def by_augment(setting: Setting) -> Any:
-    """``fastpipe.tf.Augment``."""
     layer = fastpipe.tf.Augment(horizontal_flip=0.5, rotation=DEGREES, brightness=PART, contrast=PART, seed=0)
     return _batchwise(setting, layer)
 
 
 def by_keras(setting: Setting) -> Any:
-    """Keras's layers, one after the other."""
     tensorflow()
     keras = require("keras", extra="tf")
     layers = keras.layers
@@ -327,7 +318,6 @@ def crops(
     cache: Kept = "off",
     engine: Literal["threads", "graph"] = "threads",
 ) -> Any:
-    """One image of each row, with its box."""
     table = setting.crops
     return fastpipe.tf.image_dataset(
         {"file": list(table.files), "label": table.labels}, boxes=table.boxes["image"], image_size=SIDE,
@@ -336,7 +326,6 @@ def crops(
 
 
 def modalities(setting: Setting, *, is_shuffled: bool, cache: Kept = "off") -> Any:
-    """Four images of each row, and numbers."""
     table = setting.several
     first, second = table.numbers.T
     return fastpipe.tf.image_dataset(
@@ -348,7 +337,6 @@ def modalities(setting: Setting, *, is_shuffled: bool, cache: Kept = "off") -> A
 
 
 def folder(setting: Setting, *, is_shuffled: bool, cache: Kept = "off") -> Any:
-    """A folder, at the defaults of ``image_dataset_from_directory``."""
     return fastpipe.tf.image_dataset(
         str(setting.folder), batch_size=setting.batch_size, shuffle=is_shuffled, seed=0, verbose=False,
         cache=setting.cache(cache),
@@ -389,7 +377,6 @@ class Spec(RowInfo):
     process: str = "scripts"
 
     def samples(self, lengths: Any, batch_size: int) -> int:
-        """Samples of an epoch."""
         names = {"crop": "crops", "hdf5": "rows", "augment": "batches"}
         count = int(getattr(lengths, names.get(self.section, self.section)))
         return count * batch_size if self.section == "augment" else count
@@ -480,7 +467,6 @@ class EpochRow(Contender):
         return seconds
 
     def timeline(self, steps: int, busy_s: float) -> Timeline:
-        """Steps that take so long each."""
         return timeline_of(self.dataset, lambda _: busy_s, steps)
 
     def stage_seconds(self) -> Mapping[str, float]:
@@ -491,7 +477,6 @@ class EpochRow(Contender):
 
 
 def _samples(batch: Any) -> int:
-    """How many samples a batch has."""
     inputs = batch[0] if isinstance(batch, tuple) else batch
     return int((next(iter(inputs.values())) if isinstance(inputs, dict) else inputs).shape[0])
 
@@ -567,7 +552,6 @@ def check_rows(
 
 
 def _check_section(check: SampleCheck, setting: Setting, replaced: Spec, rows: Sequence[EpochRow]) -> None:
-    """Compare the rows of a section with what they replace."""
     ordered = [row.spec.make(setting, is_shuffled=False) for row in rows]
     found: list[Counter[bytes]] = [Counter() for _ in rows]
     for wanted, *batches in zip_longest(replaced.make(setting, is_shuffled=False), *ordered):
@@ -645,7 +629,6 @@ class ApartRow(Contender):
         return float(self._apart.ask(self.key, count))
 
     def timeline(self, steps: int, busy_s: float) -> Timeline:
-        """Steps that take so long each."""
         found: Timeline = self._apart.ask(self.key, steps, busy_s)
         return found
 

@@ -46,8 +46,6 @@ QUICK = Sizes((64, 128, 128), (16, 32, 32), (18, 34, 34))
 
 @dataclass(frozen=True)
 class Scroll:
-    """A volume and its labels in a folder."""
-
     folder: Path
     sizes: Sizes
 
@@ -58,12 +56,10 @@ class Scroll:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both, decoded."""
         return 3 * math.prod(self.sizes.shape)
 
     @property
     def patch_nbytes(self) -> int:
-        """Bytes of a patch and its labels."""
         return 3 * math.prod(self.sizes.patch)
 
     @property
@@ -73,7 +69,6 @@ class Scroll:
 
     @property
     def room(self) -> int:
-        """Bytes of a part of the volume that may be remembered."""
         return self.nbytes // QUARTER
 
     @cached_property
@@ -87,7 +82,6 @@ class Scroll:
 
     @property
     def described(self) -> dict[str, Any]:
-        """It in the JSON file."""
         sizes = self.sizes
         stored = sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
         shape, chunk, patch = ("×".join(map(str, one)) for one in (sizes.shape, sizes.chunk, sizes.patch))
@@ -117,7 +111,6 @@ def made_scroll(
     *,
     compressed: bool = True,
 ) -> Scroll:
-    """A made-up scroll, made once."""
 
     def fill(folder: Path) -> None:
         folder.mkdir()
@@ -146,12 +139,9 @@ _FAST = "FastPatchDataset + FastLoader"
 class PatchSpec(RowInfo):
     """One loader to measure.
 
-    Attributes:
-        section: ``"cold"``, where nothing that was decoded is remembered at first and then a quarter, or
-            ``"warm"``, where everything is.
-        kind: ``"zarr"`` and ``"slices"`` slice arrays; the others are fastpipe's:
-            ``"tour"`` visits patches so that little is decoded twice, ``"uniform"`` in any order.
-        threads: of ``fastpipe.FastPatchDataset``.
+    In the section ``"cold"`` nothing that was decoded is remembered at first and then a quarter, in
+    ``"warm"`` everything is.  The kinds ``"zarr"`` and ``"slices"`` slice arrays; the others are fastpipe's:
+    ``"tour"`` visits patches so that little is decoded twice, ``"uniform"`` in any order.
     """
 
     num_workers: int = 0
@@ -183,7 +173,6 @@ def specs() -> list[PatchSpec]:
 def patch_dataset(
     scroll: Scroll, budget: int, seed: int = 0, threads: int | Literal["auto"] = "auto"
 ) -> fastpipe.FastPatchDataset:
-    """An epoch of patches of a volume and its labels."""
     values, labels = scroll.paths
     return fastpipe.FastPatchDataset(
         values, scroll.sizes.patch, labels=labels, sampling=fastpipe.sampling.Uniform(scroll.epoch),
@@ -202,14 +191,11 @@ class WholeEpochs(Contender):
 
     In the section ``"cold"`` each is the first of a new dataset, which is made before the clock starts; its
     loader, which plans a tour, is made after that.
-
-    Attributes:
-        made_s: seconds that making each dataset took.
     """
 
     def __init__(self, spec: PatchSpec, scroll: Scroll, batch_size: int) -> None:
         self.spec, self.key, self.chunk = spec, spec.key, scroll.epoch
-        self.made_s: list[float] = []
+        self.made_s: list[float] = []  # seconds that making each dataset took
         self._scroll, self._batch_size = scroll, batch_size
         self._loader: Any = None
         self._stages: Counter[str] = Counter()
@@ -219,45 +205,43 @@ class WholeEpochs(Contender):
         """Bytes that may be remembered: a part, or with room to spare all."""
         return self._scroll.room if self.spec.section == COLD else 2 * self._scroll.nbytes
 
+    def dataset(self, seed: int = 0) -> fastpipe.FastPatchDataset:
+        return patch_dataset(self._scroll, self.budget, seed, self.spec.threads)
+
+    def loader(self, dataset: fastpipe.FastPatchDataset) -> Any:
+        return patch_loader(dataset, self._batch_size, self.spec.kind)
+
     def measure(self, count: int) -> float:
         return sum(self._epoch() for _ in range(count // self.chunk))
 
-    def made(self, seed: int) -> tuple[fastpipe.FastPatchDataset, Any]:
-        """A dataset that has remembered nothing, and its loader."""
-        dataset = patch_dataset(self._scroll, self.budget, seed, self.spec.threads)
-        return dataset, patch_loader(dataset, self._batch_size, self.spec.kind)
-
     def batches(self, count: int) -> Iterator[Any]:
         """The first epoch of a new dataset, which is opened and planned when a batch is asked for."""
-        yield from self.made(seed=len(self.made_s))[1]
+        yield from self.loader(self.dataset(seed=len(self.made_s)))
 
     def stage_seconds(self) -> Mapping[str, float]:
         return dict(self._stages)
 
     def plan(self) -> str:
-        """What is read how."""
-        plan = str(patch_dataset(self._scroll, self.budget).plan)
-        return plan.replace(str(self._scroll.folder), self._scroll.folder.name)
+        return str(self.dataset().plan).replace(str(self._scroll.folder), self._scroll.folder.name)
 
     def close(self) -> None:
         self._loader = None
         gc.collect()  # which frees memory
 
     def _epoch(self) -> float:
-        is_new = self._loader is None or self.spec.section == COLD
-        if is_new:
+        dataset = None
+        if self._loader is None or self.spec.section == COLD:
             self.close()
             start = time.perf_counter()
-            dataset = patch_dataset(self._scroll, self.budget, len(self.made_s), self.spec.threads)
+            dataset = self.dataset(seed=len(self.made_s))
             self.made_s.append(time.perf_counter() - start)
         start = time.perf_counter()
-        if is_new:  # an order that has to be planned is a part of the epoch
-            self._loader = patch_loader(dataset, self._batch_size, self.spec.kind)
+        if dataset is not None:  # an order that has to be planned is a part of the epoch
+            self._loader = self.loader(dataset)
         planned = time.perf_counter() - start
-        before = dict(self._loader.clock.totals())
+        before = Counter(self._loader.clock.totals())
         seconds = planned + consume(self._loader, self.chunk)
-        for stage, total in self._loader.clock.totals().items():
-            self._stages[stage] += total - before.get(stage, 0.0)
+        self._stages.update({name: s - before[name] for name, s in self._loader.clock.totals().items()})
         return seconds
 
 
@@ -313,7 +297,8 @@ def check_patches(
         if isinstance(row, SlicedRow):
             check.add(what, by_number, row.batches(scroll.epoch))
             continue
-        dataset, loader = row.made(seed=0)
+        dataset = row.dataset()
+        loader = row.loader(dataset)
         for epoch in range(_EPOCHS):
             _, starts = dataset.places(epoch)
             check.add(f"{what}, epoch {epoch}", expected_patches(scroll, starts), loader)
@@ -336,8 +321,6 @@ BATCH = 2
 
 
 class Bench(Case):
-    """One run of the case."""
-
     case = "volume"
     about = "patches of a Zarr volume: zarr-python + DataLoader against FastPatchDataset + FastLoader"
     quick_s = 0.05
