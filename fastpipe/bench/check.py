@@ -249,12 +249,18 @@ class RowCheck(Outcome):
             self.problems += (text,)
 
 
-def digests_of_samples(values: Any, labels: Any) -> Iterator[bytes]:
-    """Digests of a batch's samples, one after the other."""
-    for number, value in enumerate(np.ascontiguousarray(values)):
-        digest = hashlib.blake2b(value, digest_size=16)
-        if labels is not None and labels.ndim > 1:
-            digest.update(np.ascontiguousarray(labels[number]).data)
-        elif labels is not None:
-            digest.update(int(labels[number]).to_bytes(8, "little", signed=True))
+def digests_of_samples(*parts: Any) -> Iterator[bytes]:
+    """Digests of a batch's samples, each of all its parts; a part that is None is none.
+
+    Of labels, an integer for each sample, the value counts, and no type.
+    """
+    arrays = [
+        np.ascontiguousarray(part, np.int64 if part.ndim == 1 and part.dtype.kind in "iu" else None)
+        for part in parts
+        if part is not None
+    ]
+    for sample in zip(*arrays, strict=True):
+        digest = hashlib.blake2b(digest_size=16)
+        for part in sample:
+            digest.update(np.ascontiguousarray(part).data)
         yield digest.digest()

@@ -154,16 +154,24 @@ def _is_own(folder: Path) -> bool:
     return stat.S_ISDIR(status.st_mode)
 
 
+def class_folders(folder: Path) -> list[Path]:
+    """The sub-folders of an image folder.
+
+    Raises:
+        OptionError: there are none.
+    """
+    if found := sorted(entry for entry in folder.iterdir() if entry.is_dir()):
+        return found
+    raise OptionError(f"{str(folder)!r} has no class folders; an image folder has one sub-folder per class")
+
+
 def listed(folder: Path, transform: Any = None) -> Any:
     """torchvision's ``ImageFolder`` of a folder.
 
     Raises:
         OptionError: there are no class folders, or classes without an image.
     """
-    if not any(entry.is_dir() for entry in folder.iterdir()):
-        raise OptionError(
-            f"{str(folder)!r} has no class folders; an image folder has one sub-folder per class"
-        )
+    class_folders(folder)
     try:
         return require("torchvision", extra="torch").datasets.ImageFolder(str(folder), transform)
     except FileNotFoundError as error:

@@ -21,17 +21,7 @@ from fastpipe.bench.check import Outcome
 from fastpipe.bench.driver import Case, add_run_arguments
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Contender, Plan, Session
-from fastpipe.bench.samples import (
-    BATCH_ROWS,
-    SEED,
-    Function,
-    made,
-    quick,
-    rows_of,
-    slow,
-    waves,
-    waves_alone,
-)
+from fastpipe.bench.samples import BATCH_ROWS, SEED, Function, made, quick, rows_of, slow, waves, waves_alone
 from fastpipe.core.extras import require
 from fastpipe.errors import OptionError
 

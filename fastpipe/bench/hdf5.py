@@ -415,12 +415,15 @@ class Bench(Case):
             for spec in specs_of(table, min(self.args.batch_size, table.samples)):
                 yield table, spec
 
+    def worker_counts(self) -> tuple[Sequence[int], float]:
+        """Numbers of workers that are tried for a script's own loader, and for how many seconds each."""
+        return ((0, 1), 0.05) if self.args.quick else (WORKER_COUNTS, _CHOICE_S)
+
     def _chosen(self, table: Table, spec: TableSpec) -> TableSpec:
         """A script's own loader with the number of workers that suits it best."""
         if spec.group not in ("replaced", "peer"):
             return spec
-        counts, seconds = ((0, 1), 0.05) if self.args.quick else (WORKER_COUNTS, _CHOICE_S)
-        return best_workers(spec, table, counts, seconds, self.progress.done, self.make_loader)
+        return best_workers(spec, table, *self.worker_counts(), self.progress.done, self.make_loader)
 
     def compared(self, rows: Sequence[Any]) -> Outcome:
         tables = {table.key: table for table in self.tables}

@@ -12,10 +12,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,10 +24,9 @@ from fastpipe.bench import generate, hdf5, images, tf, volume
 from fastpipe.bench.check import Outcome
 from fastpipe.bench.data import generated_folder, scan
 from fastpipe.bench.driver import Case, Driver, Row, add_file_arguments
-from fastpipe.bench.images import LoaderRow, LoaderSpec
+from fastpipe.bench.images import LoaderSpec
 from fastpipe.bench.results import MAIN_ROW, RowInfo, main_of, times, write_json
 from fastpipe.bench.runner import Contender, ContenderError, Plan, Session, Timeline, timeline_of
-from fastpipe.bench.tf import Apart, ApartRow, tensorflow
 from fastpipe.console import Progress
 from fastpipe.core.extras import require
 from fastpipe.core.processes import signal_name
@@ -59,14 +57,15 @@ class _Overview(Driver):
 
 
 class Pipeline(_Overview, Case):
-    """One pipeline, before and after: first the row that is replaced, then what replaces it, then others.
+    """One pipeline, before and after: a case with a part of its rows, over small data.
 
-    Its data is made in a folder that whoever made it removes.
+    The data is made in a folder that whoever made it removes.
     """
 
     key: ClassVar[str]  # the name of its folder in examples/, where it has one of its own
     label: ClassVar[str]
     alone: ClassVar[str]  # the case that measures more of it
+    quick_s = 0.2
     batch_size = 1
     seconds = 1.2  # that a measurement takes
     data = ""  # what is read, in words
@@ -76,6 +75,7 @@ class Pipeline(_Overview, Case):
         super().__init__(args, progress)
         self.folder, self.say, self.is_quick = folder, progress.step, args.quick
         self.most_steps = 6 if args.quick else 40  # of which a stall is seen; 0 where there is no loader
+        args.batch_size = self.batch_size
 
     def plan(self) -> Plan:
         plan = super().plan()
@@ -97,7 +97,7 @@ class Pipeline(_Overview, Case):
 
     def measure(self, contenders: Sequence[Contender]) -> Session:
         session = super().measure(contenders)
-        self.timelines = self._timelines(contenders, session)
+        self.timelines = self._timelines({row.key: row for row in contenders}, session)
         return session
 
     def described(self, session: Session) -> dict[str, Any]:
@@ -115,71 +115,63 @@ class Pipeline(_Overview, Case):
             "timelines": {self.key: self.timelines} if self.timelines else {},
         }  # fmt: skip
 
-    def _timelines(self, rows: Sequence[Contender], session: Session) -> dict[str, Any] | None:
+    def _timelines(self, rows: Mapping[str, Contender], session: Session) -> dict[str, Any] | None:
         """Steps with the batches of what is replaced and of its replacement; None where none waits."""
-        pair = [rows[0], next(row for row in rows if self.infos[row.key].group == "fastpipe")]
-        if not self.most_steps or any(row.key not in session.samples for row in pair):
+        keys = {info.group: key for key, info in reversed(self.infos.items())}
+        pair = [keys["replaced"], keys["fastpipe"]]
+        if not self.most_steps or any(key not in session.samples for key in pair):
             return None
         # By the fastest round, lest a neighbour of that time leave the loader less to wait for.
-        batch_s = self.batch_size / max(one.rate for one in session.samples[pair[0].key])
+        batch_s = self.batch_size / max(one.rate for one in session.samples[pair[0]])
         steps = max(_LEAST_STEPS, min(self.most_steps, round(STEPPED_S / batch_s)))
         busy_s = float(f"{BUSY_PART * batch_s:.2g}")
         found: list[dict[str, Any]] = []
-        for row in pair:
-            label = self.label_of(row.key)
+        for key in pair:
+            label = self.label_of(key)
             self.say(f"steps of {1000 * busy_s:g} ms: {label}")
             try:
-                timeline = self.timeline(row, steps, busy_s)
+                timeline = self.timeline(rows[key], steps, busy_s)
             except ContenderError as error:
                 self.warnings.append(f"{self.key}: no steps: {label}: {error}")
                 return None
-            found.append({"key": row.key, "label": label, **timeline.as_json()})
+            found.append({"key": key, "label": label, **timeline.as_json()})
         return {"busy_s": busy_s, "rows": found}
 
-    def photos(self) -> Path:
+    def made_photos(self) -> Path:
+        """Photographs, made by the first pipeline that needs them."""
         return generated_folder(self.folder, say=self.say, per_class=3 if self.is_quick else 8)
 
 
-class KerasMultimodal(Pipeline):
+def _modalities() -> list[tf.Spec]:
+    """What the first epoch of four images a sample is measured with."""
+    return [spec for spec in tf.specs() if spec.key in ("modalities-replaced", "modalities-threads")]
+
+
+class KerasMultimodal(Pipeline, tf.Bench):
     """``tf.py_function`` and Pillow, for four images of each sample."""
 
     key, alone = "keras_multimodal", "tf"
     label = "keras_multimodal, four images a sample, tf.data"
     batch_size = 16
+    specs = staticmethod(_modalities)
 
     def prepare(self) -> None:
-        tensorflow()
+        tf.tensorflow()
         if self.is_quick:
             self.batch_size = 8
         count = 12 * self.batch_size
-        photos = tf.Photos.of(self.photos(), "made-up photographs", count)
+        photos = tf.Photos.of(self.made_photos(), "made-up photographs", count)
         scratch = self.folder / self.key
         scratch.mkdir()
         self.setting = tf.Setting(photos, replace(tf.QUICK, modalities=count), self.batch_size, scratch)
         self.data, self.most_steps = f"{count} samples of {photos.text}", count // self.batch_size
-
-    def rows(self) -> list[Contender]:
-        """One row in another process, as the case ``tf`` has it."""
-        apart = Apart(self.setting)
-        self.stack.callback(apart.close)
-        return [
-            self.added(spec, tf.EpochRow(spec, self.setting))
-            if spec.group == "fastpipe"
-            else self.added(spec, ApartRow(spec, self.setting, apart))
-            for spec in tf.specs()
-            if spec.key in ("modalities-replaced", "modalities-threads")
-        ]
-
-    def compared(self, rows: Sequence[Any]) -> Outcome:
-        own = [row for row in rows if isinstance(row, tf.EpochRow)]
-        return tf.check_rows(self.setting, own, self.say)
 
     def timeline(self, row: Any, steps: int, busy_s: float) -> Timeline:
         found: Timeline = row.timeline(steps, busy_s)
         return found
 
 
-class HDF5Mel(Pipeline):
+class HDF5Mel(Pipeline, hdf5.Bench):
     """A file that each worker opens, read row by row in random order."""
 
     key, alone = "hdf5_mel", "hdf5"
@@ -188,28 +180,22 @@ class HDF5Mel(Pipeline):
 
     def prepare(self) -> None:
         count, layouts = 512 if self.is_quick else 2048, {"gzip": hdf5.LAYOUTS["gzip"]}
-        (self.table,) = hdf5.made_tables(count, self.folder, self.say, layouts)
-        self.table.warm()
-        self.data = f"{count:,} log-mels of {self.table.sample_bytes / 1000:.0f} kB, {self.table.label}"
+        self.tables = hdf5.made_tables(count, self.folder, self.say, layouts)
+        (table,) = self.tables
+        self.data = f"{count:,} log-mels of {table.sample_bytes / 1000:.0f} kB, {table.label}"
 
-    def rows(self) -> list[hdf5.TableRow]:
-        """Of the rows of the case ``hdf5`` those on its first table."""
-        counts, seconds = (0, min(2, self.cores)), 0.05 if self.is_quick else 0.3
-        replaced, *others = hdf5.specs_of(self.table, self.batch_size)
-        own = [spec for spec in others if spec.kind in ("window", "uniform")]
-        best = hdf5.best_workers(replaced, self.table, counts, seconds, self.say)
-        return [self.added(spec, hdf5.TableRow(spec, self.table)) for spec in (best, *own)]
+    def specs(self) -> Iterator[tuple[hdf5.Table, hdf5.TableSpec]]:
+        return (pair for pair in super().specs() if pair[1].kind in ("rows", "window", "uniform"))
 
-    def compared(self, rows: Sequence[Any]) -> Outcome:
-        own = [row.spec for row in rows if row.spec.group == "fastpipe"]
-        return hdf5.check_rows([(self.table, spec) for spec in own], self.say)
+    def worker_counts(self) -> tuple[Sequence[int], float]:
+        return (0, min(2, self.cores)), 0.05 if self.is_quick else 0.3
 
     def timeline(self, row: Any, steps: int, busy_s: float) -> Timeline:
         with hdf5.quiet():
             return super().timeline(row, steps, busy_s)
 
 
-class MotionGeneration(Pipeline):
+class MotionGeneration(Pipeline, generate.Bench):
     """A loop that makes one sample after the other."""
 
     key, alone = "motion_generation", "generate"
@@ -218,22 +204,17 @@ class MotionGeneration(Pipeline):
 
     def prepare(self) -> None:
         require("h5py", extra="generation")
-        self.most_steps = 0
+        self.sections, self.scratch, self.most_steps = [generate.SECTIONS[0]], self.folder / self.key, 0
+        self.scratch.mkdir()
+        label = self.sections[0].label
+        self.data = f"{label}; they are stored before training begins, so no step of it waits"
 
-    def rows(self) -> list[generate.MadeRow]:
-        """The first section of the case ``generate``."""
-        section, scratch = generate.SECTIONS[0], self.folder / self.key
-        scratch.mkdir()
-        self.data = f"{section.label}; they are stored before training begins, so no step of it waits"
-        specs = [spec for spec in generate.specs(section, self.cores) if spec.key != f"{section.key}-alone"]
-        return [self.added(spec, generate.row_of(spec, scratch)) for spec in specs]
-
-    def compared(self, rows: Sequence[Any]) -> Outcome:
-        return generate.check_stored(rows, self.say)
+    def specs(self, section: generate.Section) -> list[generate.Spec]:
+        return [spec for spec in super().specs(section) if spec.workers or spec.group == "replaced"]
 
 
-class VolumePatches(Pipeline):
-    """Slices of Zarr arrays in one worker process."""
+class VolumePatches(Pipeline, volume.Bench):
+    """Slices of Zarr arrays in one worker process, in first epochs."""
 
     key, alone = "volume_patches", "volume"
     label = "volume_patches, anywhere in a Zarr volume"
@@ -248,17 +229,11 @@ class VolumePatches(Pipeline):
         self.data = f"{scroll.described['text']}; {room}"
         self.most_steps = min(self.most_steps, scroll.epoch // self.batch_size)
 
-    def rows(self) -> Sequence[Contender]:
-        """Of the case ``volume`` the first epochs."""
-        cold = [spec for spec in volume.specs() if spec.section == volume.COLD]
-        found = volume.rows_of(cold, self.scroll, self.batch_size)
-        return [self.added(spec, row) for spec, row in zip(cold, found, strict=True)]
-
-    def compared(self, rows: Sequence[Any]) -> Outcome:
-        return volume.check_patches(self.scroll, rows, self.say)
+    def specs(self) -> list[volume.PatchSpec]:
+        return [spec for spec in super().specs() if spec.section == volume.COLD]
 
 
-class ImageFolder(Pipeline):
+class ImageFolder(Pipeline, images.Bench):
     """torchvision's ``ImageFolder`` with two workers, over a local folder."""
 
     key, alone = "imagefolder", "images"
@@ -266,7 +241,7 @@ class ImageFolder(Pipeline):
     batch_size = 32
 
     def prepare(self) -> None:
-        self.read = photos = scan(self.photos(), "made-up photographs")
+        self.photos = photos = scan(self.made_photos(), "made-up photographs")
         photos.warm()
         each = photos.bytes / len(photos.files) / 1000
         self.data = (
@@ -274,22 +249,15 @@ class ImageFolder(Pipeline):
             " S3, whose server takes long to start: python benchmarks/run.py s3, in a clone of the repository"
         )
 
-    def rows(self) -> list[LoaderRow]:
-        """Of the case ``images`` the two that matter, and the stock loader over fastpipe's dataset."""
+    def specs(self) -> list[LoaderSpec]:
+        """The two that matter, and the stock loader over fastpipe's dataset."""
         workers = min(2, self.cores)
         stock = f"DataLoader(num_workers={workers})"
-        specs = [
+        return [
             LoaderSpec("replaced", f"ImageFolder + {stock}", "replaced", workers, unit="images"),
             LoaderSpec(MAIN_ROW, "FastImageFolder + FastLoader", "fastpipe", unit="images"),
             LoaderSpec("stock", f"FastImageFolder + {stock}", "stock", workers, unit="images"),
         ]
-        make = partial(
-            LoaderRow, folder=self.read.folder, indices=self.read.indices, batch_size=self.batch_size
-        )
-        return [self.added(spec, make(spec)) for spec in specs]
-
-    def compared(self, rows: Sequence[Any]) -> Outcome:
-        return images.run_check(self.read, 0 if self.is_quick else min(2, self.cores))
 
 
 CASES: dict[str, type[Pipeline]] = {

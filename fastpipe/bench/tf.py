@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import hashlib
 import os
 import shutil
 import signal
@@ -12,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -26,8 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 import fastpipe
-from fastpipe.bench.check import Compared, Outcome, RowCheck
-from fastpipe.bench.data import folder_to_use, size_of
+from fastpipe.bench.check import Compared, Outcome, RowCheck, digests_of_samples
+from fastpipe.bench.data import class_folders, folder_to_use, size_of
 from fastpipe.bench.driver import DATA_HELP, Case, add_run_arguments
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Contender, ContenderError, Session, Timeline, timeline_of
@@ -101,15 +100,8 @@ class Photos:
         Raises:
             OptionError: there are no class folders, or no JPEGs in them.
         """
-        classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
-        if not classes:
-            raise OptionError(
-                f"{str(folder)!r} has no class folders; an image folder has one sub-folder per class"
-            )
-        files = [
-            path for one in classes for path in sorted((folder / one).rglob("*"))
-            if path.suffix.lower() in _ENDINGS and path.is_file()
-        ]  # fmt: skip
+        every = (path for one in class_folders(folder) for path in sorted(one.rglob("*")))
+        files = [path for path in every if path.suffix.lower() in _ENDINGS and path.is_file()]
         count = min(len(files), most)
         chosen = [files[i * len(files) // count] for i in range(count)]
         sizes = {path: size for path in chosen if (size := size_of(path, "JPEG"))[0]}
@@ -216,12 +208,15 @@ def _boxes(sizes: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.int32]:
 
 # ---- As scripts write them -------------------------------------------------------------------------
 
-Sample = Callable[[Any], Any]
-
 
 def by_pillow(table: Table, batch_size: int, *, is_shuffled: bool, kept: str | None = None) -> Any:
     """Pillow in ``tf.py_function``: one call for each image of a sample."""
-    tf, load = tensorflow(), _pillow()
+    tf, image_of = tensorflow(), require("PIL.Image", extra="image")
+
+    def load(path: Any, box: Any) -> npt.NDArray[np.float32]:
+        with image_of.open(path.numpy().decode()) as opened:
+            part = opened.convert("RGB").crop(tuple(box.numpy().tolist()))
+        return np.array(part.resize((SIDE, SIDE), image_of.Resampling.BILINEAR), np.float32)
 
     def sample(row: Any) -> Any:
         images = {}
@@ -245,20 +240,8 @@ def from_directory(setting: Setting, *, is_shuffled: bool) -> Any:
     )
 
 
-def _pillow() -> Callable[[Any, Any], npt.NDArray[np.float32]]:
-    """The function of the script's that loads an image."""
-    image = require("PIL.Image", extra="image")
-
-    def load(path: Any, box: Any) -> npt.NDArray[np.float32]:
-        with image.open(path.numpy().decode()) as opened:
-            part = opened.convert("RGB").crop(tuple(box.numpy().tolist()))
-        return np.array(part.resize((SIDE, SIDE), image.Resampling.BILINEAR), np.float32)
-
-    return load
-
-
 def batches_of(
-    table: Table, sample: Sample, batch_size: int, is_shuffled: bool, kept: str | None = None
+    table: Table, sample: Callable[[Any], Any], batch_size: int, is_shuffled: bool, kept: str | None = None
 ) -> Any:
     """A dataset of batches, in which each row is made by a function."""
     tf = tensorflow()
@@ -363,18 +346,12 @@ class Make(Protocol):
 
 @dataclass(frozen=True)
 class Spec(RowInfo):
-    """One dataset to measure.
-
-    Attributes:
-        make: makes it.
-        most_apart: of fastpipe's, how far values may be from the replaced dataset's; None of others.
-        process: rows without fastpipe share a process with those of the same name.
-    """
+    """One dataset to measure."""
 
     section: str = "crop"
     make: Make = crops
-    most_apart: int | None = None
-    process: str = "scripts"
+    most_apart: int | None = None  # of fastpipe's, how far values may be from the replaced dataset's
+    process: str = "scripts"  # rows without fastpipe share one with those of the same name
 
     def samples(self, lengths: Any, batch_size: int) -> int:
         names = {"crop": "crops", "hdf5": "rows", "augment": "batches"}
@@ -559,12 +536,12 @@ def _check_section(check: SampleCheck, setting: Setting, replaced: Spec, rows: S
         for row, samples, batch in zip(rows, found, batches, strict=True):
             made = _parts(batch)
             check.add_batch(f"{row.spec.section}: {row.spec.label}", right, made, row.spec.most_apart or 0)
-            samples.update(_digests(made))
+            samples.update(digests_of_samples(*made.values()))
     for row, samples in zip(rows, found, strict=True):
         check.epochs, check.samples = check.epochs + 1, check.samples + samples.total()
         again: Counter[bytes] = Counter()
         for batch in row.dataset:
-            again.update(_digests(_parts(batch)))
+            again.update(digests_of_samples(*_parts(batch).values()))
         what = f"{row.spec.section}: {row.spec.label}"
         check.add_epoch(what, samples, again, "of a shuffled epoch are none of the others")
 
@@ -576,16 +553,6 @@ def _parts(batch: Any) -> Parts:
     inputs, labels = batch
     named = dict(inputs) if isinstance(inputs, dict) else {"images": inputs}
     return {name: np.asarray(value) for name, value in sorted({**named, _LABELS: labels}.items())}
-
-
-def _digests(parts: Parts) -> Iterator[bytes]:
-    """Digests of the samples of a batch, with all that they consist of."""
-    arrays = [np.ascontiguousarray(values) for values in parts.values()]
-    for sample in zip(*arrays, strict=True):
-        digest = hashlib.blake2b(digest_size=16)
-        for values in sample:
-            digest.update(np.ascontiguousarray(values).data)
-        yield digest.digest()
 
 
 # ---- Datasets without fastpipe, in a process of their own ------------------------------------------
@@ -659,19 +626,11 @@ BATCH, QUICK_BATCH = 32, 8
 
 
 class Bench(Case):
-    """One run of the case.
-
-    Attributes:
-        labels: the names of sections in tables.
-        full, quick: samples of epochs, usually and with ``--quick``.
-        specs: gives the datasets that are measured.
-    """
-
     case = "tf"
     about = "TensorFlow: tf.py_function + Pillow, and Keras's loader and layers against fastpipe.tf"
     quick_s = 0.05
     main = "crop-threads"
-    labels: ClassVar[Mapping[str, str]] = SECTIONS
+    labels: ClassVar[Mapping[str, str]] = SECTIONS  # in tables
     full: ClassVar[Lengths] = FULL
     quick: ClassVar[Lengths] = QUICK
     specs: Callable[[], list[Spec]] = staticmethod(specs)
@@ -720,7 +679,7 @@ class Bench(Case):
     def described(self, session: Session) -> dict[str, Any]:
         self._require_replaced(session)
         photos, lengths, size = self.setting.photos, self.setting.lengths, self.setting.batch_size
-        images, main = self.stages["images"], self.infos[self.main]
+        images, main = max(1, self.stages["images"]), self.infos[self.main]
         spent = ", ".join(f"{name} {1000 * s / images:.2f}" for name, s in self.stages["seconds"].items())
         self.infos[self.main] = replace(main, note=f"ms an image in its threads: {spent}")
         epochs = (

@@ -267,24 +267,13 @@ def sliced_loader(spec: PatchSpec, scroll: Scroll, batch_size: int, source: Any 
     )  # fmt: skip
 
 
-def rows_of(every: Sequence[PatchSpec], scroll: Scroll, batch_size: int) -> list[WholeEpochs | SlicedRow]:
-    """The rows of both sections, in which what slices Zarr arrays has the same worker process."""
-    stock = sliced_loader(specs()[0], scroll, batch_size)
-    return [
-        WholeEpochs(spec, scroll, batch_size) if spec.group == "fastpipe" else SlicedRow(spec, stock)
-        for spec in every
-    ]
-
-
 # ---- Are the patches those of the volume? ----------------------------------------------------------
 
 _EPOCHS = 2
 
 
 def check_patches(
-    scroll: Scroll,
-    rows: Iterable[WholeEpochs | SlicedRow],
-    say: Callable[[str], None] = lambda text: None,
+    scroll: Scroll, rows: Iterable[WholeEpochs | SlicedRow], say: Callable[[str], None] = lambda text: None
 ) -> RowCheck:
     """Compare each row with slices of the volume in memory: two epochs of fastpipe's rows, one of others."""
     check = RowCheck("the source's slices")
@@ -342,9 +331,16 @@ class Bench(Case):
         self.scroll = made_scroll(sizes, self.args.folder, self.progress.done)
         self.scroll.warm()
 
+    def specs(self) -> list[PatchSpec]:
+        return specs()
+
     def rows(self) -> Sequence[Contender]:
-        every = specs()
-        rows = rows_of(every, self.scroll, self.args.batch_size)
+        size, every = self.args.batch_size, self.specs()
+        stock = sliced_loader(every[0], self.scroll, size)  # both sections have the same worker process
+        rows = [
+            WholeEpochs(spec, self.scroll, size) if spec.group == "fastpipe" else SlicedRow(spec, stock)
+            for spec in every
+        ]
         self.fast = [row for row in rows if isinstance(row, WholeEpochs)]
         return [self.added(spec, row) for spec, row in zip(every, rows, strict=True)]
 
