@@ -41,7 +41,7 @@ from fastpipe.bench.augment import (
 from fastpipe.bench.data import Photos
 from fastpipe.bench.images import MEAN, SIDE, STD, LoaderRow, LoaderSpec, train_transform
 from fastpipe.bench.results import RowInfo
-from fastpipe.bench.runner import Contender, ContenderError, Sample, Session, ratios, summarise
+from fastpipe.bench.runner import Contender, ContenderError, Sample, Session, calibrate, ratios, summarise
 from fastpipe.core.extras import require
 
 # Seconds for which a single operation is measured: there are many of them.
@@ -596,10 +596,10 @@ class Bench(Studied, augment.Bench):
         fields["sections"] |= {loaded.key: {"label": loaded.label} for loaded in self.loaded}
         return fields
 
-    def seconds_of(self, contender: Contender) -> float:
-        """Return for how long a row is measured: single operations for less."""
-        seconds = super().seconds_of(contender)
-        return min(seconds, SINGLE_S) if contender.key.startswith("op-") else seconds
+    def warmed(self, contender: Contender) -> int:
+        """Warm a row up: single operations are measured for less."""
+        seconds = self.plan().seconds
+        return calibrate(contender, min(seconds, SINGLE_S) if contender.key.startswith("op-") else seconds)
 
     def others(self) -> list[Contender]:
         """Build the rows of single operations, of peers, and from files."""

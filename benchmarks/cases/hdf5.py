@@ -29,7 +29,6 @@ from fastpipe.bench.hdf5 import (
     RowByRow,
     Table,
     TableSpec,
-    loader_of,
     look,
     made_tables,
     spec_of,
@@ -151,9 +150,7 @@ class WindowBatches:
 
 
 def make_loader(spec: TableSpec, table: Table, draws: Draws | None = None) -> Any:
-    """Build the loader of a row: row by row by name, chunk by chunk, or one of the case's own."""
-    if spec.kind not in ("named", "ordered"):
-        return loader_of(spec, table, draws)
+    """Build the loader of a row: row by row by name, or chunk by chunk."""
     data = require("torch.utils.data", extra="torch")
     workers: dict[str, Any] = {"num_workers": spec.num_workers, "persistent_workers": spec.num_workers > 0}
     if spec.kind == "named":
@@ -169,12 +166,12 @@ def more_specs(table: Table, batch_size: int) -> list[TableSpec]:
     if not table.is_packed:  # where the rest of a row's time is small
         note = "`file[name][row]`: the dataset is looked up for each row"
         label = "row by row by name + DataLoader"
-        specs.append(spec_of(table, "named", label, "peer", batch_size, note=note))
+        specs.append(spec_of(table, "named", label, "peer", batch_size, note=note, make=make_loader))
     if table.chunk is not None and table.group > 1:
         note = f"HDF5's cache holds two windows of {WINDOW} chunks"
         note += ", here everything" if 2 * WINDOW * table.group >= table.samples else ""
         label = "chunk by chunk + DataLoader"
-        specs.append(spec_of(table, "ordered", label, "peer", batch_size, note=note))
+        specs.append(spec_of(table, "ordered", label, "peer", batch_size, note=note, make=make_loader))
     return specs
 
 
@@ -355,10 +352,6 @@ class Bench(Studied, hdf5.Bench):
             cells = made_cells(files, CELLS, "cells", folder, say)
             self.judged = [made_cells(few, FEW, "few", folder, say), cells]
             self.tables += [made_chunks(chunks, folder, say), cells]
-
-    def make_loader(self, spec: TableSpec, table: Table, draws: Draws | None) -> Any:
-        """Build the loader of a row."""
-        return make_loader(spec, table, draws)
 
     def specs(self) -> Iterator[tuple[Table, TableSpec]]:
         """Give tables and the loaders measured on them."""

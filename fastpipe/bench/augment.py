@@ -6,7 +6,6 @@ import argparse
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +15,7 @@ import numpy.typing as npt
 
 from fastpipe import augment
 from fastpipe.bench.check import Outcome
-from fastpipe.bench.data import Photos, folder_to_use, listed, scan
+from fastpipe.bench.data import Photos, Say, folder_to_use, listed, scan, unheard
 from fastpipe.bench.driver import DATA_HELP, Case, add_run_arguments
 from fastpipe.bench.images import MEAN, SIDE, STD, check_transform
 from fastpipe.bench.results import RowInfo
@@ -66,11 +65,7 @@ class Batches:
 
 
 def made_batches(folder: Path, name: str, count: int) -> Batches:
-    """Photos of a folder, spread evenly over it, scaled and cut to one size; spectrograms are made up.
-
-    Raises:
-        OptionError: the folder cannot be used.
-    """
+    """Photos of a folder, spread evenly over it, scaled and cut to one size; spectrograms are made up."""
     chosen = scan(folder, name, count).indices
     dataset = listed(folder, check_transform())
     images = [dataset[index][0].numpy() for index in chosen]
@@ -110,25 +105,16 @@ class SpecAugment:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Something done to a batch.
-
-    Attributes:
-        ops: the operations on each sample, of a kit, for a dtype.
-        mixes: those that mix the batch with its labels, if any.
-        dtypes: what it is measured with.
-        unit: ``"images"`` or ``"spectrograms"``.
-        has_policy: whether changes are drawn from a list, some of which make bytes of floats and count them.
-        whose: what scripts do it with.
-    """
+    """Something done to a batch."""
 
     key: str
     label: str
-    ops: Callable[[Kit, str], list[Any]]
-    mixes: Callable[[Kit], list[Any]] | None = None
+    ops: Callable[[Kit, str], list[Any]]  # on each sample, of a kit, for a dtype
+    mixes: Callable[[Kit], list[Any]] | None = None  # those that mix the batch with its labels
     dtypes: Sequence[str] = BOTH
     unit: str = "images"
-    has_policy: bool = False
-    whose: str = "torchvision v2"
+    has_policy: bool = False  # changes are drawn from a list; some make bytes of floats and count them
+    whose: str = "torchvision v2"  # what scripts do it with
 
     @property
     def is_on_host(self) -> bool:
@@ -235,18 +221,12 @@ RECIPES = (
 
 @dataclass(frozen=True)
 class Way:
-    """A row of fastpipe's in each section of a recipe.
+    """A row of fastpipe's in each section of a recipe."""
 
-    Attributes:
-        kind: the end of its key.
-        options: of ``augment.Compose``.
-        apart: of one that does not compute what torchvision does, how far values may be apart on average.
-    """
-
-    kind: str
+    kind: str  # ends its key
     label: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    apart: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)  # of ``augment.Compose``
+    apart: float | None = None  # values may be on average, where it does not compute what torchvision does
     note: str = ""
 
 
@@ -307,23 +287,25 @@ class AugmentRow(Contender):
         self._work, self._device, self._threads = work, device, threads
 
     def measure(self, count: int) -> float:
-        with _threads(self._threads):
-            self._wait()
+        torch = require("torch", extra="torch")
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._threads or before)
+        wait = torch.cuda.synchronize if self._device != "cpu" else lambda: None
+        try:
+            wait()
             start = time.perf_counter()
             for _ in range(count // self.chunk):
                 found = self._work()
                 # To look at a number is to wait for the device.
                 if self._device == "cpu":
                     touch(found)
-            self._wait()
+            wait()
             return time.perf_counter() - start
+        finally:
+            torch.set_num_threads(before)
 
     def close(self) -> None:
         self._work = lambda: None  # which lets go of the batch
-
-    def _wait(self) -> None:
-        if self._device != "cpu":
-            require("torch", extra="torch").cuda.synchronize()
 
 
 def own_rows(place: Place, batches: Batches) -> Iterator[tuple[RowInfo, AugmentRow]]:
@@ -354,21 +336,6 @@ def ways_of(place: Place) -> tuple[Way, ...]:
     return WAYS[:1] if place.is_single or place.recipe.unit != "images" else WAYS
 
 
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    """Let torch use so many threads within an operation."""
-    if count is None:
-        yield
-        return
-    torch = require("torch", extra="torch")
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 # ---- Are the images those of torchvision's functions? ----------------------------------------------
 
 # What rounding in another order may come to, of numbers of 0 to 1 and of what is normalised.
@@ -388,22 +355,16 @@ SINGLE_SAMPLES = 16
 
 @dataclass
 class ChainCheck(Outcome):
-    """How batches compare with torchvision's functions, given the same parameters.
-
-    Attributes:
-        alike: of the batches, those of which only the average was compared.
-        far: how many of the values differ by more than rounding, or than a level where bytes are counted.
-        largest: the largest difference of the others.
-    """
+    """How batches compare with torchvision's functions, given the same parameters."""
 
     whose = "torchvision's functions"
     told: ClassVar[tuple[str, ...]] = ("batches", "alike", "values", "far", "largest")
 
     batches: int = 0
-    alike: int = 0
+    alike: int = 0  # of these only the average was compared
     values: int = 0
-    far: int = 0
-    largest: float = 0.0
+    far: int = 0  # differ by more than rounding, or than a level where bytes are counted
+    largest: float = 0.0  # difference of the others
     problems: tuple[str, ...] = ()
 
     def add(self, what: str, found: Any, wanted: Any, near: float, most_far: float) -> None:
@@ -450,9 +411,7 @@ class ChainCheck(Outcome):
         )
 
 
-def check_chains(
-    places: Iterable[Place], batches: Batches, say: Callable[[str], None] = lambda text: None
-) -> ChainCheck:
+def check_chains(places: Iterable[Place], batches: Batches, say: Say = unheard) -> ChainCheck:
     """Compare each chain with its ``reference``, in each way that it is applied."""
     torch = require("torch", extra="torch")
     check = ChainCheck()

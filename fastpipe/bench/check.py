@@ -13,8 +13,6 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-# ---- Images ----------------------------------------------------------------------------------------
-
 # The attributes of an ImageFolder that say which samples there are, in which order.
 INDEX = ("classes", "class_to_idx", "samples", "targets")
 
@@ -29,18 +27,12 @@ Arrays = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Differing:
-    """A sample of a dataset that is not the same.
-
-    Attributes:
-        largest: the largest difference of its values; infinite where one is not a number.
-            ``None`` if they cannot be compared.
-        note: then why not.
-    """
+    """A sample of a dataset that is not the same."""
 
     index: int
     path: str
-    largest: float | None
-    note: str = ""
+    largest: float | None  # infinite where a value is not a number; None if they cannot be compared
+    note: str = ""  # then why not
 
     @property
     def badness(self) -> float:
@@ -74,16 +66,11 @@ class Outcome(ABC):
 
 @dataclass
 class Compared(Outcome):
-    """Numbers that were compared one by one.
-
-    Attributes:
-        values: how many.
-        over_one: how many differ by more than 1 (for uint8: of 255).
-    """
+    """Numbers that were compared one by one."""
 
     values: int = 0
     differing: int = 0
-    over_one: int = 0
+    over_one: int = 0  # differ by more than 1 (for uint8: of 255)
     largest: float = 0
 
     def count(self, expected: npt.NDArray[Any], got: npt.NDArray[Any]) -> float:
@@ -101,21 +88,15 @@ class Compared(Outcome):
 
 @dataclass
 class Check(Compared):
-    """How two loaders' outputs over the same photos compare.
-
-    Attributes:
-        worst: the photos that differ most, the worst first.
-        bytes_only: whether all numbers were uint8, so that differences are of 255.
-        problems: what is wrong beyond the tolerance.
-    """
+    """How two loaders' outputs over the same photos compare."""
 
     whose = "torchvision's"
     told: ClassVar[tuple[str, ...]] = ("photos", "values", "differing", "over_one", "largest")
 
     photos: int = 0
     photos_differing: int = 0
-    worst: list[Differing] = field(default_factory=list)
-    bytes_only: bool = True
+    worst: list[Differing] = field(default_factory=list)  # the worst first
+    bytes_only: bool = True  # so that differences are of 255
     problems: tuple[str, ...] = ()
 
     def add(self, pairs: Iterable[Arrays], index: int, path: str) -> None:
@@ -206,13 +187,10 @@ def compare(
         for pair in zip(images.numpy(), other_images.numpy(), strict=True):
             index, path = photos[check.photos] if photos else (check.photos, "")
             check.add([pair], index, path)
-        on_batch(len(labels))
+        on_batch(check.photos)
     check.problems = tuple(wrong)
     check.judge()
     return check
-
-
-# ---- Samples of any kind ---------------------------------------------------------------------------
 
 
 @dataclass

@@ -21,6 +21,7 @@ from fastpipe.core.private_folder import made_folder
 from fastpipe.errors import OptionError
 
 VARIABLE = "FASTPIPE_PHOTOS"
+Say = Callable[[str], None]
 CLASSES, PER_CLASS = 8, 50
 LARGE_CLASSES, LARGE_PER_CLASS, LARGE_SIZE = 2, 16, (3024, 4032)
 
@@ -29,27 +30,23 @@ MOST_PHOTOS = 2000
 MOST_BYTES = 512 * 2**20
 
 
+def unheard(text: str) -> None:
+    """Tell nobody."""
+
+
 @dataclass(frozen=True)
 class Photos:
-    """The photos of a run, spread evenly over an image folder.
-
-    Attributes:
-        name: what the report calls the folder.
-        total: number of photos in the folder.
-        indices: the samples that take part; files and labels are theirs.
-        bytes: their total size.
-        pixels: of one of them, the median of a few.
-    """
+    """The photos of a run, spread evenly over an image folder."""
 
     folder: Path
-    name: str
+    name: str  # what the report calls the folder
     classes: int
-    total: int
-    indices: tuple[int, ...]
+    total: int  # photos in the folder
+    indices: tuple[int, ...]  # of the samples that take part
     files: tuple[str, ...]
     labels: tuple[int, ...]
     bytes: int
-    pixels: int = 0
+    pixels: int = 0  # of one of them, the median of a few
 
     def warm(self) -> None:
         """Read every file once, so that the page cache has them all."""
@@ -57,9 +54,7 @@ class Photos:
             Path(file).read_bytes()
 
 
-def folder_to_use(
-    given: Path | None, say: Callable[[str], None] = lambda text: None, *, large: bool = False
-) -> tuple[Path, str, bool]:
+def folder_to_use(given: Path | None, say: Say = unheard, *, large: bool = False) -> tuple[Path, str, bool]:
     """The folder named by the user, by ``$FASTPIPE_PHOTOS``, or one of made-up photos.
 
     Returns:
@@ -77,11 +72,7 @@ def folder_to_use(
 
 
 def existing_folder(named: str | Path, source: str = "") -> Path:
-    """The folder of that name.
-
-    Raises:
-        OptionError: there is none.
-    """
+    """The folder of that name; an OptionError where there is none."""
     folder = Path(named).expanduser()
     if not folder.is_dir():
         raise OptionError(f"{source}{str(folder)!r} is not a folder; give one with a sub-folder per class")
@@ -89,11 +80,7 @@ def existing_folder(named: str | Path, source: str = "") -> Path:
 
 
 def generated_folder(
-    cache: Path | None = None,
-    say: Callable[[str], None] = lambda text: None,
-    *,
-    large: bool = False,
-    per_class: int | None = None,
+    cache: Path | None = None, say: Say = unheard, *, large: bool = False, per_class: int | None = None
 ) -> Path:
     """Photograph-like JPEGs, made once into the user's cache folder."""
     classes, usual = (LARGE_CLASSES, LARGE_PER_CLASS) if large else (CLASSES, PER_CLASS)
@@ -106,11 +93,7 @@ def generated_folder(
 
 
 def made_once(
-    name: str,
-    fill: Callable[[Path], object],
-    what: str,
-    cache: Path | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    name: str, fill: Callable[[Path], object], what: str, cache: Path | None = None, say: Say = unheard
 ) -> Path:
     """A folder of made-up data, made once into the user's cache folder.
 
@@ -137,11 +120,7 @@ def made_once(
 
 
 def _is_own(folder: Path) -> bool:
-    """Whether a folder is there, and was made by this user.
-
-    Raises:
-        OptionError: another user has made it.
-    """
+    """Whether a folder is there, and was made by this user; an OptionError where it was made by another."""
     try:
         status = os.lstat(folder)
     except FileNotFoundError:
@@ -155,11 +134,7 @@ def _is_own(folder: Path) -> bool:
 
 
 def class_folders(folder: Path) -> list[Path]:
-    """The sub-folders of an image folder.
-
-    Raises:
-        OptionError: there are none.
-    """
+    """The sub-folders of an image folder; an OptionError where there are none."""
     if found := sorted(entry for entry in folder.iterdir() if entry.is_dir()):
         return found
     raise OptionError(f"{str(folder)!r} has no class folders; an image folder has one sub-folder per class")

@@ -40,7 +40,6 @@ from fastpipe.errors import MissingDependencyError
 
 _ROUNDS = 7
 _GROUPS = ("replaced", "stock")  # whose best rows a result without sections names
-QUICK_WARNING = "--quick checks that the benchmark runs; its figures are not measurements"
 DATA_HELP = " (default: $FASTPIPE_PHOTOS, else photograph-like JPEGs made once into the user's cache folder)"
 
 Row = TypeVar("Row", bound=Contender)
@@ -118,8 +117,6 @@ class Driver(ABC):
     def lines(self, result: Mapping[str, Any]) -> list[str]:
         return []
 
-    # ---- A run -------------------------------------------------------------------------------------
-
     def run(self, console: Console) -> int:
         """Measure, report, and write what was asked for; return the exit code.
 
@@ -146,7 +143,7 @@ class Driver(ABC):
         if busy is not None and busy > 0.5 * self.cores:
             self.warnings.append(f"the machine was busy at the start (load {busy:g} on {self.cores} cores)")
         if self.args.quick:
-            self.warnings.append(QUICK_WARNING)
+            self.warnings.append("--quick checks that the benchmark runs; its figures are not measurements")
 
     def passed(self, check: Outcome) -> bool:
         """Report a comparison; return whether figures may be measured."""
@@ -211,10 +208,7 @@ class Driver(ABC):
 
     def warmed(self, contender: Contender) -> int:
         """Warm a row up; how many samples of it are a measurement."""
-        return calibrate(contender, self.seconds_of(contender))
-
-    def seconds_of(self, contender: Contender) -> float:
-        return self.plan().seconds
+        return calibrate(contender, self.plan().seconds)
 
     def label_of(self, key: str) -> str:
         return name_of(vars(self.infos[key]))
@@ -225,8 +219,6 @@ class Driver(ABC):
         if self.args.seconds:
             return Plan(rounds=None, budget_s=self.args.seconds)
         return Plan(rounds=self.args.rounds or self.usual_rounds)
-
-    # ---- What is written ---------------------------------------------------------------------------
 
     def content(self, session: Session, check: Outcome, **fields: Any) -> dict[str, Any]:
         """Put the file's content together; ``fields`` are the case's own, and others than are usual."""

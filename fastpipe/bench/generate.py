@@ -6,7 +6,7 @@ import argparse
 import tempfile
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,14 +18,13 @@ from rich.console import Console
 
 import fastpipe
 from fastpipe.bench.check import Outcome
+from fastpipe.bench.data import Say, unheard
 from fastpipe.bench.driver import Case, add_run_arguments
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Contender, Plan, Session
 from fastpipe.bench.samples import BATCH_ROWS, SEED, Function, made, quick, rows_of, slow, waves, waves_alone
 from fastpipe.core.extras import require
 from fastpipe.errors import OptionError
-
-# ---- Rows: a loop, and fastpipe.generate -----------------------------------------------------------
 
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -35,21 +34,14 @@ _FAST = "fastpipe.generate"
 
 @dataclass(frozen=True)
 class Section:
-    """A function whose rows are made.
-
-    Attributes:
-        function: makes a row.
-        row_s: about how long a row takes.
-        chunk: rows are made in multiples of this.
-        checked: so many are compared before anything is timed.
-    """
+    """A function whose rows are made."""
 
     key: str
     label: str
     function: Function
-    row_s: float
-    chunk: int
-    checked: int
+    row_s: float  # that a row takes, about
+    chunk: int  # rows are made in multiples of this
+    checked: int  # rows are compared before anything is timed
 
 
 SECTIONS = (
@@ -61,17 +53,10 @@ SECTIONS = (
 
 @dataclass(frozen=True)
 class Spec(RowInfo):
-    """One way to make rows.
-
-    Attributes:
-        workers: how many rows are made at a time; 0: they are made in this thread.
-        executor: as of `fastpipe.generate`.
-        function: makes the rows.
-        of: the section whose rows they are.
-    """
+    """One way to make rows."""
 
     unit: str = "rows"
-    workers: int = 0
+    workers: int = 0  # rows are made at a time; with 0 in this thread
     executor: Literal["processes", "threads"] = "processes"
     function: Function = slow
     of: Section = SECTIONS[0]
@@ -102,11 +87,7 @@ class MadeRow(Contender):
 
     @abstractmethod
     def make(self, count: int, out: Path, later: ExitStack) -> None:
-        """Make and store rows; what is to be done when the clock has stopped is left to ``later``.
-
-        Raises:
-            ContenderError: it cannot.
-        """
+        """Make and store rows; what is to be done when the clock has stopped is left to ``later``."""
 
     def read(self, out: Path) -> Columns:
         with require("h5py", extra="generation").File(out, "r") as file:
@@ -167,9 +148,6 @@ def specs(section: Section, cores: int) -> list[Spec]:
     ]
 
 
-# ---- Does each store what the function returns? ----------------------------------------------------
-
-
 @dataclass
 class StoredCheck(Outcome):
     """How many rows were compared, of how many files."""
@@ -188,7 +166,7 @@ class StoredCheck(Outcome):
         )
 
 
-def check_stored(rows: Sequence[MadeRow], say: Callable[[str], None] = lambda text: None) -> StoredCheck:
+def check_stored(rows: Sequence[MadeRow], say: Say = unheard) -> StoredCheck:
     """Make some rows in each way, read them, and compare them with what the function returns here."""
     check = StoredCheck()
     for row in rows:
@@ -219,8 +197,6 @@ def difference(expected: Columns, found: Columns) -> str | None:
             return f"{name} differs in {len(wrong)} of {len(values)} rows, row {wrong[0]} is the first"
     return None
 
-
-# ---- The case --------------------------------------------------------------------------------------
 
 # Long, so that the start of processes is a small part: with two cores 9 s of work.
 MEASURED_S = 4.5

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 import fastpipe
 from fastpipe.bench.check import Outcome, RowCheck, digests_of_samples
-from fastpipe.bench.data import made_once
+from fastpipe.bench.data import Say, made_once, unheard
 from fastpipe.bench.driver import Case, add_run_arguments
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Contender, DrawnRow, Draws, Session, calibrate, consume
@@ -93,11 +93,7 @@ class Table:
 def look(
     path: Path, dataset: str, key: str, label: str = "", *, sample_dims: int = 1, labels: str | None = None
 ) -> Table:
-    """A dataset of an existing file.
-
-    Raises:
-        OptionError: it is not there, or has nothing to read.
-    """
+    """A dataset of an existing file; an OptionError where it is not there, or has nothing to read."""
     h5py = require("h5py", extra="hdf5")
     try:
         with h5py.File(path, "r") as file:
@@ -125,7 +121,7 @@ def look(
 def made_tables(
     rows: int = ROWS,
     cache: Path | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = unheard,
     layouts: Mapping[str, tuple[str, str | None, bool]] = LAYOUTS,
 ) -> list[Table]:
     """Make tables of so many log-mel rows, one in each layout, once."""
@@ -196,18 +192,16 @@ _WORKERS = 4  # processes
 class TableSpec(RowInfo):
     """One loader to measure.
 
-    Attributes:
-        kind: ``"rows"`` reads row by row, ``"named"`` too and looks up the dataset for each, ``"ordered"``
-            chunk after chunk; the others are fastpipe's: ``"stock"`` in torch's loader and ``"window"`` mix
-            the rows of some chunks at a time, ``"uniform"`` and ``"ram"`` mix all rows, the latter with all
-            chunks kept in memory.
-        threads: of ``fastpipe.FastHDF5Dataset``.
+    ``"rows"`` reads row by row, ``"named"`` too and looks up the dataset for each, ``"ordered"`` chunk after
+    chunk; the others are fastpipe's: ``"stock"`` in torch's loader and ``"window"`` mix the rows of some
+    chunks at a time, ``"uniform"`` and ``"ram"`` mix all rows, the latter with all chunks kept in memory.
     """
 
     num_workers: int = 0
     kind: Kind = "rows"
     batch_size: int = 1
     threads: int | Literal["auto"] = "auto"
+    make: MakeLoader | None = None  # its loader, where that is not `loader_of`
 
 
 def spec_of(
@@ -270,13 +264,14 @@ class TableRow(DrawnRow):
     What reads row by row draws as many rows as a measurement needs; all else goes through whole epochs.
     """
 
-    def __init__(self, spec: TableSpec, table: Table, make: MakeLoader = loader_of) -> None:
+    def __init__(self, spec: TableSpec, table: Table) -> None:
         self.spec, self.key, self.workers = spec, spec.key, spec.num_workers
         burst = spec.batch_size * max(1, spec.num_workers)
         self.is_drawn = spec.kind in ("rows", "named")
         self.draws = Draws(range(table.samples), burst)
         self.chunk = burst if self.is_drawn else table.samples
         with quiet():
+            make = spec.make or loader_of
             self.loader = make(spec, table, self.draws if self.is_drawn else None)
 
     def measure(self, count: int) -> float:
@@ -301,17 +296,12 @@ def quiet() -> Iterator[None]:
 
 
 def best_workers(
-    spec: TableSpec,
-    table: Table,
-    counts: Sequence[int],
-    seconds: float,
-    say: Callable[[str], None] = lambda text: None,
-    make: MakeLoader = loader_of,
+    spec: TableSpec, table: Table, counts: Sequence[int], seconds: float, say: Say = unheard
 ) -> TableSpec:
     """The row with the number of workers that a short measurement found fastest."""
     rates = {}
     for count in counts:
-        row = TableRow(replace(spec, num_workers=count), table, make)
+        row = TableRow(replace(spec, num_workers=count), table)
         try:
             samples = calibrate(row, seconds)
             rates[count] = samples / row.measure(samples)
@@ -332,9 +322,7 @@ def best_workers(
 _CHECKED_AT_ONCE = 256
 
 
-def check_rows(
-    pairs: Iterable[tuple[Table, TableSpec]], say: Callable[[str], None] = lambda text: None
-) -> RowCheck:
+def check_rows(pairs: Iterable[tuple[Table, TableSpec]], say: Say = unheard) -> RowCheck:
     """Compare an epoch of each row, two where chunks are kept, with what h5py reads."""
     check = RowCheck()
     expected: tuple[str, Counter[bytes]] = "", Counter()
@@ -405,10 +393,7 @@ class Bench(Case):
         for table in self.tables:
             table.warm()
         chosen = [(table, self._chosen(table, spec)) for table, spec in self.specs()]
-        return self.opened((spec, partial(TableRow, spec, table, self.make_loader)) for table, spec in chosen)
-
-    def make_loader(self, spec: TableSpec, table: Table, draws: Draws | None) -> Any:
-        return loader_of(spec, table, draws)
+        return self.opened((spec, partial(TableRow, spec, table)) for table, spec in chosen)
 
     def specs(self) -> Iterator[tuple[Table, TableSpec]]:
         for table in self.tables:
@@ -423,7 +408,7 @@ class Bench(Case):
         """A script's own loader with the number of workers that suits it best."""
         if spec.group not in ("replaced", "peer"):
             return spec
-        return best_workers(spec, table, *self.worker_counts(), self.progress.done, self.make_loader)
+        return best_workers(spec, table, *self.worker_counts(), self.progress.done)
 
     def compared(self, rows: Sequence[Any]) -> Outcome:
         tables = {table.key: table for table in self.tables}

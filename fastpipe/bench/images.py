@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import fastpipe
-from fastpipe.bench.check import Check, compare, index_problems
-from fastpipe.bench.data import Photos, folder_to_use, scan
+from fastpipe.bench.check import Check, Outcome, compare, index_problems
+from fastpipe.bench.data import Photos, Say, folder_to_use, scan, unheard
 from fastpipe.bench.driver import DATA_HELP, Case, Driver, add_run_arguments
 from fastpipe.bench.results import MAIN_ROW, RowInfo
 from fastpipe.bench.runner import Contender, DrawnRow, Draws, Session
 from fastpipe.console import positive
 from fastpipe.core.extras import require
-
-# ---- The rows of image folders: loaders in this process ---------------------------------------------
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIDE = 224
@@ -132,7 +130,7 @@ class LoaderRow(DrawnRow):
             self._kept.cleanup()
 
 
-def run_check(photos: Photos, workers: int, say: Callable[[str], None] = lambda text: None) -> Check:
+def run_check(photos: Photos, workers: int, say: Say = unheard) -> Check:
     """Compare ``FastImageFolder`` + ``FastLoader`` with torchvision's and torch's."""
     specs = [LoaderSpec("check", "check", "replaced", workers), LoaderSpec("check", "check", "fastpipe")]
     datasets = [make_dataset(spec, photos.folder, check_transform()) for spec in specs]
@@ -141,15 +139,13 @@ def run_check(photos: Photos, workers: int, say: Callable[[str], None] = lambda 
     expected, got = (
         build(spec, dataset, 32, list(photos.indices)) for spec, dataset in zip(specs, datasets, strict=True)
     )
-    seen = 0
+    photo_of = list(zip(photos.indices, photos.files, strict=True))
 
-    def on_batch(images: int) -> None:
-        nonlocal seen
-        seen += images
-        say(f"comparing outputs: {seen:,} of {len(photos.files):,} photos")
+    def on_batch(seen: int) -> None:
+        say(f"comparing outputs: {seen:,} of {len(photo_of):,} photos")
 
     with require("torch", extra="torch").no_grad():
-        return compare(expected, got, on_batch, list(zip(photos.indices, photos.files, strict=True)))
+        return compare(expected, got, on_batch, photo_of)
 
 
 SHORT_SIDE = 256
@@ -236,7 +232,7 @@ class Bench(Case):
     def specs(self) -> list[LoaderSpec]:
         return loader_specs(self.cores, self.args.quick, self.photos.pixels >= LARGE)
 
-    def compared(self, rows: Sequence[Any]) -> Check:
+    def compared(self, rows: Sequence[Any]) -> Outcome:
         return run_check(self.photos, 0 if self.args.quick else min(self.cores, 8), self.progress.now)
 
     def described(self, session: Session) -> dict[str, Any]:

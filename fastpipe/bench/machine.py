@@ -49,10 +49,9 @@ def describe() -> dict[str, Any]:
 
 def load() -> float | None:
     """Mean number of runnable processes of the last minute, where the system knows it."""
-    try:
+    with suppress(AttributeError, OSError):
         return round(os.getloadavg()[0], 2)
-    except (AttributeError, OSError):
-        return None
+    return None
 
 
 def versions() -> dict[str, str]:

@@ -18,8 +18,6 @@ from fastpipe.bench.results import (
 )
 from fastpipe.core.text import printable
 
-# ---- What all pages of reports share ---------------------------------------------------------------
-
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c1f23; --quiet: #5c6470; --line: #b9bec6; --page: #ffffff }
 @media (prefers-color-scheme: dark) {
@@ -72,8 +70,6 @@ def rect(x: float, y: float, width: float, height: float, colour: str, unit: str
     size = f'width="{max(0.0, width):.2f}{unit}" height="{height:g}"'
     return f'<rect x="{x:.2f}{unit}" y="{y:g}" {size} fill="{escape(colour)}"/>'
 
-
-# ---- The page of a result --------------------------------------------------------------------------
 
 _RESULT_STYLE = """
 :root { --replaced: #8b929b; --stock: #63b3a0; --fastpipe: #0b8a6f; --peer: #b9a8cc; --floor: #b9a8cc }

@@ -48,8 +48,6 @@ def _finish(axes: Any, axis: Any, hidden: tuple[str, ...]) -> None:
     axes.spines[list(hidden)].set_visible(False)
 
 
-# ---- By number of threads --------------------------------------------------------------------------
-
 _LINES = {
     "replaced": (", as many worker processes", "#9a9fa6", "-"),
     "floor": ("", "#6a717b", "--"),
@@ -100,8 +98,6 @@ def _draw_curves(figure: Any, result: Mapping[str, Any]) -> None:
     axes.grid(axis="y", color="#e6e8eb", linewidth=0.8)
     axes.legend(frameon=False, fontsize=9, loc="upper left")
 
-
-# ---- A bar for each loader -------------------------------------------------------------------------
 
 COLOURS = {"replaced": "#9a9fa6", "stock": "#7cc5b4", "fastpipe": "#0b8a6f", "peer": "#cfd3da"}
 

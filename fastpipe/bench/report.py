@@ -178,12 +178,8 @@ def _stage_line(result: Mapping[str, Any]) -> str:
 
 
 def markdown(result: Mapping[str, Any], table: Sequence[str] = (), more: Sequence[str] = ()) -> str:
-    """Return the result as a Markdown table with its conditions below.
-
-    Args:
-        result: the content of a result file.
-        table: lines of a second table.
-        more: lines of what else was measured.
+    """A result as a Markdown table with its conditions below; lines of a second table, and ``more`` lines, of
+    what else was measured, come between.
     """
     sections, has_first = result.get("sections", {}), _has_first(result)
     lines = [] if sections else _head("loader", UNIT, "loader", has_first)
@@ -335,11 +331,7 @@ class Change:
 
 
 def old_result(path: Path, case: str) -> dict[str, Any]:
-    """Read what is compared with.
-
-    Raises:
-        OptionError: it cannot be read, or is another case's.
-    """
+    """Read what is compared with; an OptionError where it cannot be read, or is another case's."""
     old = load(path)
     if old["case"] != case:
         raise OptionError(f"--compare: {str(path)!r} is of the case {old['case']!r}, and this is {case!r}")

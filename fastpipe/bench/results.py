@@ -14,8 +14,6 @@ from typing import Any
 from fastpipe.bench.runner import Session, Summary, ratios, summarise
 from fastpipe.errors import OptionError
 
-# ---- Files -----------------------------------------------------------------------------------------
-
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
@@ -40,8 +38,6 @@ def check_target(path: Path, option: str) -> None:
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise OptionError(f"{option}: {str(path)!r} cannot be written: {str(folder)!r} is no folder of yours")
 
-
-# ---- The content -----------------------------------------------------------------------------------
 
 SCHEMA = 1
 GROUPS = ("replaced", "stock", "fastpipe", "peer", "floor")
@@ -106,15 +102,16 @@ def entries(infos: Sequence[RowInfo], session: Session) -> list[dict[str, Any]]:
 
 
 def best_of(rows: Sequence[Mapping[str, Any]], group: str) -> str:
-    candidates = [row for row in rows if row["group"] == group]
-    return str(max(candidates, key=lambda row: rate_of(row)["median"])["key"])
+    """Key of the row of a group with the highest median."""
+    return str(
+        max((row for row in rows if row["group"] == group), key=lambda row: rate_of(row)["median"])["key"]
+    )
 
 
 def best_by_section(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the key of the fastest replaced row of each section."""
-    replaced = [row for row in rows if row["group"] == "replaced"]
-    ordered = sorted(replaced, key=lambda row: rate_of(row)["median"])
-    return {row["section"]: row["key"] for row in ordered}
+    ordered = sorted(rows, key=lambda row: rate_of(row)["median"])
+    return {row["section"]: row["key"] for row in ordered if row["group"] == "replaced"}
 
 
 def rate_of(entry: Mapping[str, Any]) -> dict[str, float]:

@@ -182,9 +182,6 @@ def _enough(rounds: int, elapsed: float, plan: Plan) -> bool:
     return elapsed + elapsed / rounds > (plan.budget_s or 0.0)
 
 
-# ---- What draws samples, and what consumes them ----------------------------------------------------
-
-
 class Draws:
     """A sampler of any length, which may be changed between epochs, over a few samples.
 
@@ -251,9 +248,6 @@ class DrawnRow(Contender):
     def close(self) -> None:
         self.loader = None
         gc.collect()  # which ends workers and threads
-
-
-# ---- What a training step waits for its batches ----------------------------------------------------
 
 
 class Timeline(NamedTuple):

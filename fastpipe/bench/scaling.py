@@ -8,10 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastpipe.bench.check import Outcome
-from fastpipe.bench.data import Photos
-from fastpipe.bench.driver import DATA_HELP, Case, Rows, add_run_arguments
-from fastpipe.bench.images import LoaderRow, LoaderSpec, facts_of, photos_to_use, run_check
+from fastpipe.bench import images
+from fastpipe.bench.driver import DATA_HELP, Rows, add_run_arguments
+from fastpipe.bench.images import LoaderRow, LoaderSpec
 from fastpipe.bench.results import rounded
 from fastpipe.bench.runner import Contender, Sample, Session, rates_by_round, ratios, summarise
 from fastpipe.console import positive
@@ -28,7 +27,7 @@ def thread_counts(cores: int) -> tuple[int, ...]:
     return tuple(sorted({cores, *(2**power for power in range(cores.bit_length()) if 2**power <= cores)}))
 
 
-class Bench(Case):
+class Bench(images.Bench):
     """One run of the case: random crops of the photos of a folder.
 
     The rows of n threads have the keys ``replaced-n``, ``threads-n`` and, with a floor, ``floor-n``.
@@ -38,7 +37,6 @@ class Bench(Case):
     about = "images by number of threads, 1 to all cores, against as many workers"
     usual_rounds = 3  # there are up to three rows for each number of threads
     usual_size = BATCH
-    photos: Photos
     counts: Sequence[int]
 
     @classmethod
@@ -59,7 +57,7 @@ class Bench(Case):
         return int(self.args.batch_size or self.usual_size)
 
     def prepare(self) -> None:
-        self.photos = photos_to_use(self)
+        self.photos = images.photos_to_use(self)
 
     def rows(self) -> Sequence[Contender]:
         self.counts = self.args.threads or thread_counts(self.cores)
@@ -77,9 +75,6 @@ class Bench(Case):
         )
         return [(spec, partial(LoaderRow, spec, photos.folder, photos.indices, self.size)) for spec in specs]
 
-    def compared(self, rows: Sequence[Any]) -> Outcome:
-        return run_check(self.photos, 0 if self.args.quick else min(self.cores, 8), self.progress.now)
-
     def described(self, session: Session) -> dict[str, Any]:
         measured = {key for key, samples in session.samples.items() if samples}
         counts = [count for count in self.counts if {f"threads-{count}", f"replaced-{count}"} <= measured]
@@ -91,7 +86,7 @@ class Bench(Case):
         }
 
     def facts_of_data(self) -> dict[str, Any]:
-        return facts_of(self.photos, self.size)
+        return images.facts_of(self.photos, self.size)
 
     def label_of(self, key: str) -> str:
         return self.infos[key].label  # which has its number of threads
@@ -102,13 +97,10 @@ def threads_label(count: int) -> str:
 
 
 def scaling_of(counts: Sequence[int], samples: Mapping[str, Sequence[Sample]]) -> dict[str, Any]:
-    """How rates grow with the number of threads.
+    """How rates grow with the number of threads, by ratios within rounds.
 
-    Returns:
-        ``rows``, one for each number that was measured.  Each has ``threads`` and, as ``median``, ``low`` and
-        ``high`` of ratios within rounds: ``times_best``, FastLoader over the best replaced loader
-        of any number of workers; ``linear``, its rate for each thread over that with the fewest threads;
-        ``floor_share``, its rate over the floor's; ``floor_linear``, as ``linear`` of the floor.
+    ``times_best`` is FastLoader over the best replaced loader of any number of workers; ``linear``, its rate
+    for each thread over that with the fewest threads; ``floor_share``, its rate over the floor's.
     """
     replaced = [f"replaced-{count}" for count in counts if samples.get(f"replaced-{count}")]
     rows = []

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 import fastpipe
 from fastpipe.bench.check import Compared, Outcome, RowCheck, digests_of_samples
-from fastpipe.bench.data import class_folders, folder_to_use, size_of
+from fastpipe.bench.data import Say, class_folders, folder_to_use, size_of, unheard
 from fastpipe.bench.driver import DATA_HELP, Case, add_run_arguments
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Contender, ContenderError, Session, Timeline, timeline_of
@@ -77,29 +77,18 @@ QUICK = Lengths(40, 24, 24, 4)
 
 @dataclass(frozen=True)
 class Photos:
-    """Some of the JPEGs of an image folder.
+    """Some of the JPEGs of an image folder."""
 
-    Attributes:
-        name: what the report calls the folder.
-        labels: int32 (N,): numbers of their classes, all of which occur.
-        sizes: (N, 2): width and height.
-        total: how many JPEGs the folder has.
-    """
-
-    name: str
+    name: str  # what the report calls the folder
     files: tuple[str, ...]
-    labels: npt.NDArray[np.int32]
+    labels: npt.NDArray[np.int32]  # (N,): numbers of their classes, all of which occur
     classes: tuple[str, ...]
-    sizes: npt.NDArray[np.int64]
-    total: int
+    sizes: npt.NDArray[np.int64]  # (N, 2): width and height
+    total: int  # JPEGs that the folder has
 
     @classmethod
     def of(cls, folder: Path, name: str, most: int) -> Photos:
-        """At most so many photos of a folder, spread evenly over it.
-
-        Raises:
-            OptionError: there are no class folders, or no JPEGs in them.
-        """
+        """At most so many photos of a folder, spread evenly over it; an OptionError where there are none."""
         every = (path for one in class_folders(folder) for path in sorted(one.rglob("*")))
         files = [path for path in every if path.suffix.lower() in _ENDINGS and path.is_file()]
         count = min(len(files), most)
@@ -144,18 +133,12 @@ class Photos:
 
 @dataclass(frozen=True)
 class Table:
-    """What a script's data frame holds.
-
-    Attributes:
-        labels: int32 (N,).
-        boxes: name of an image → int32 (N, 4): left, top, right, bottom.
-        numbers: float32 (N, 2): further inputs, of tables with several images.
-    """
+    """What a script's data frame holds."""
 
     files: tuple[str, ...]
-    labels: npt.NDArray[np.int32]
-    boxes: Mapping[str, npt.NDArray[np.int32]]
-    numbers: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.int32]  # (N,)
+    boxes: Mapping[str, npt.NDArray[np.int32]]  # name of an image → (N, 4): left, top, right, bottom
+    numbers: npt.NDArray[np.float32]  # (N, 2): further inputs, of tables with several images
 
     def __len__(self) -> int:
         return len(self.files)
@@ -415,9 +398,6 @@ class EpochRow(Contender):
 
     An iterator is made when the clock runs and is at its end when it stops: nothing is prefetched before, and
     no thread goes on working afterwards.
-
-    Raises:
-        ContenderError: it cannot be made.
     """
 
     def __init__(self, spec: Spec, setting: Setting) -> None:
@@ -506,10 +486,7 @@ class SampleCheck(RowCheck, Compared):
 
 
 def check_rows(
-    setting: Setting,
-    rows: Sequence[EpochRow],
-    say: Callable[[str], None] = lambda text: None,
-    every: Callable[[], list[Spec]] = specs,
+    setting: Setting, rows: Sequence[EpochRow], say: Say = unheard, every: Callable[[], list[Spec]] = specs
 ) -> SampleCheck:
     """Compare each row of fastpipe's with the replaced dataset of its section.
 
@@ -570,11 +547,7 @@ class Apart:
         self._pool = ProcessPoolExecutor(1, get_context("spawn"), _prepare, (setting, specs))
 
     def ask(self, key: str, count: int, busy_s: float | None = None) -> Any:
-        """Return the seconds that so many samples of a row took, or the timeline of so many steps.
-
-        Raises:
-            ContenderError: it cannot go on.
-        """
+        """Return the seconds that so many samples of a row took, or the timeline of so many steps."""
         try:
             return self._pool.submit(_answer, key, count, busy_s).result()
         except BrokenProcessPool:
@@ -699,11 +672,7 @@ class Bench(Case):
         }  # fmt: skip
 
     def _require_replaced(self, session: Session) -> None:
-        """Refuse a run in which there is nothing to compare with.
-
-        Raises:
-            FastpipeError: a section has no row that is replaced.
-        """
+        """Refuse a run in which a section has no row that is replaced."""
         for section, label in self.labels.items():
             of_it = [spec for spec in self.specs() if spec.section == section]
             replaced = [spec.key for spec in of_it if spec.group == "replaced"]

@@ -8,7 +8,7 @@ import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 import fastpipe
 from fastpipe.bench.check import Outcome, RowCheck, digests_of_samples
-from fastpipe.bench.data import made_once
+from fastpipe.bench.data import Say, made_once, unheard
 from fastpipe.bench.driver import Case, add_run_arguments
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Contender, DrawnRow, Draws, Session, consume
@@ -105,11 +105,7 @@ class Scroll:
 
 
 def made_scroll(
-    sizes: Sizes,
-    cache: Path | None = None,
-    say: Callable[[str], None] = lambda text: None,
-    *,
-    compressed: bool = True,
+    sizes: Sizes, cache: Path | None = None, say: Say = unheard, *, compressed: bool = True
 ) -> Scroll:
 
     def fill(folder: Path) -> None:
@@ -272,9 +268,7 @@ def sliced_loader(spec: PatchSpec, scroll: Scroll, batch_size: int, source: Any 
 _EPOCHS = 2
 
 
-def check_patches(
-    scroll: Scroll, rows: Iterable[WholeEpochs | SlicedRow], say: Callable[[str], None] = lambda text: None
-) -> RowCheck:
+def check_patches(scroll: Scroll, rows: Iterable[WholeEpochs | SlicedRow], say: Say = unheard) -> RowCheck:
     """Compare each row with slices of the volume in memory: two epochs of fastpipe's rows, one of others."""
     check = RowCheck("the source's slices")
     sizes = scroll.sizes

@@ -30,7 +30,6 @@ from benchmarks.cases.hdf5 import (
     first_batch_targets,
     made_cells,
     made_chunks,
-    make_loader,
     memory_target,
     more_specs,
     peers_of,
@@ -142,7 +141,7 @@ def test_every_row_has_its_own_key_and_goes_through_all_rows(tables: list[Table]
     for table in tables:
         for spec in specs_on(table, 8):
             keys.append(spec.key)
-            row = TableRow(spec, table, make_loader)
+            row = TableRow(spec, table)
             assert row.measure(row.chunk) > 0
             assert row.measure(2 * row.chunk) > 0
             row.close()
@@ -158,7 +157,7 @@ def test_nobody_else_has_the_file_open_while_a_row_is_measured(tables: list[Tabl
     assert {spec.kind for spec in specs} == {"rows", "named", "ordered"}
     for spec in specs:
         table = next(table for table in tables if spec.key.startswith(f"{table.key}-"))
-        row = TableRow(spec, table, make_loader)
+        row = TableRow(spec, table)
         row.measure(row.chunk)
         assert row.loader.dataset._values is None
         row.close()
