@@ -27,7 +27,6 @@ from fastpipe.bench.hdf5 import (
 )
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Contender, Session
-from fastpipe.bench.scaling import threads_label
 from fastpipe.bench.volume import (
     FULL,
     QUICK,
@@ -39,6 +38,7 @@ from fastpipe.bench.volume import (
     sliced_loader,
 )
 from fastpipe.core.extras import require
+from fastpipe.core.text import counted
 from fastpipe.errors import OptionError
 
 
@@ -60,7 +60,7 @@ class Bench(Studied, scaling.Bench):
 
     def rows_of(self, n: int) -> Rows[Contender]:
         """Return the rows of n threads, or n worker processes, and what builds each."""
-        key, label = f"floor-{n}", f"read and decode only, {threads_label(n)}"
+        key, label = f"floor-{n}", f"read and decode only, {counted(n, 'thread')}"
         info = RowInfo(key, label, "floor", output="crops", section=str(n), unit="images")
         make = partial(DecodeRow, self.photos.files, n, self.size, key, from_memory=False)
         return [*super().rows_of(n), (info, make)]

@@ -23,6 +23,7 @@ from fastpipe.bench.runner import Contender, Session, touch
 from fastpipe.bench.synthetic import mel_rows
 from fastpipe.console import positive
 from fastpipe.core.extras import require
+from fastpipe.core.text import counted
 
 # ---- Batches ---------------------------------------------------------------------------------------
 
@@ -320,8 +321,7 @@ def own_rows(place: Place, batches: Batches) -> Iterator[tuple[RowInfo, AugmentR
 
     stock, each = recipe.sampled(dtype), f"{recipe.whose}, sample by sample"
     if place.device == "cpu":
-        count = require("torch", extra="torch").get_num_threads()
-        note = f"torch's default, {count} thread{'s' if count != 1 else ''}"
+        note = f"torch's default, {counted(require('torch', extra='torch').get_num_threads(), 'thread')}"
         yield row("replaced", each, "replaced", stock, note)
         if not place.is_single:
             yield row("worker", f"{each}, one thread", "replaced", stock, "as in a worker process", 1)

@@ -7,7 +7,6 @@ import os
 import shutil
 import stat
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 
 from fastpipe.bench.synthetic import photo_tree
 from fastpipe.core.extras import require
-from fastpipe.core.private_folder import made_folder
+from fastpipe.core.private_folder import made_folder, user_cache_folder
 from fastpipe.errors import OptionError
 
 VARIABLE = "FASTPIPE_PHOTOS"
@@ -100,7 +99,7 @@ def made_once(
     It is made in a folder beside the final one and moved there when complete, so an
     interrupted run leaves nothing half made and two runs at once do not disturb each other.
     """
-    parent = cache or _user_cache() / "fastpipe" / "bench"
+    parent = cache or user_cache_folder() / "bench"
     final = parent / name
     if _is_own(final):
         return final
@@ -181,11 +180,3 @@ def size_of(path: str | Path, kind: str = "") -> tuple[int, int]:
             return (opened.width, opened.height) if kind in ("", opened.format) else (0, 0)
     except OSError:
         return 0, 0
-
-
-def _user_cache() -> Path:
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", str(Path.home() / "AppData" / "Local")))
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

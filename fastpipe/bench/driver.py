@@ -30,7 +30,7 @@ from fastpipe.bench.results import (
     name_of,
     save,
     verdict,
-    whole,
+    write_file,
 )
 from fastpipe.bench.runner import Contender, ContenderError, Plan, Sample, Session, calibrate, interleave
 from fastpipe.console import Progress, positive
@@ -295,8 +295,8 @@ class Driver(ABC):
             save(result, args.json)
             say(f"wrote {args.json.absolute()}")
         if args.html:
-            with whole(args.html) as unfinished:
-                unfinished.write_text(page(result, self.lines(result)), encoding="utf-8")
+            content = page(result, self.lines(result)).encode()
+            write_file(args.html, lambda file: file.write(content))
             say(f"wrote {args.html.absolute()}")
         if args.plot and result["rows"]:
             draw(result, args.plot)

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fastpipe.bench.report import cores_of
-from fastpipe.bench.results import UNIT, rate_of, reference_of, replaced_thing, shown, times, whole
+from fastpipe.bench.results import UNIT, rate_of, reference_of, replaced_thing, shown, times, write_file
 from fastpipe.core.extras import require
-from fastpipe.core.text import printable
+from fastpipe.core.text import counted, printable
 
 INK, MUTED = "#1f2328", "#6a717b"
 
@@ -26,14 +25,14 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     # A "$" in a label is a "$", and begins no formula.
     with require("matplotlib", extra="bench").rc_context({"text.parse_math": False}):
         (_draw_curves if "scaling" in result else _draw_bars)(figure, result)
-        with whole(path) as unfinished:
-            figure.savefig(unfinished, format="png", facecolor="white")
+        write_file(path, lambda file: figure.savefig(file, format="png", facecolor="white"))
 
 
 def _title(result: Mapping[str, Any]) -> str:
     machine = result["machine"]
     gpu = f", {machine['gpu']['name']}" if machine.get("gpu") else ""
-    return f"{printable(result['job']['short'])} · {_short_cpu(machine['cpu'])}, {cores_of(machine)}{gpu}"
+    cpu = f"{_short_cpu(machine['cpu'])}, {counted(machine['cores'], 'core')}"
+    return f"{printable(result['job']['short'])} · {cpu}{gpu}"
 
 
 def _range_of(rate: Mapping[str, float]) -> tuple[float, float]:

@@ -21,7 +21,7 @@ from fastpipe.bench.results import (
     times_and_range,
 )
 from fastpipe.console import PlainTable, plain, print_line
-from fastpipe.core.text import printable, printable_lines
+from fastpipe.core.text import counted, printable, printable_lines
 from fastpipe.errors import OptionError
 
 # ---- Figures that only some cases have -------------------------------------------------------------
@@ -46,7 +46,7 @@ def scaling_lines(result: Mapping[str, Any]) -> list[str]:
     for one in result.get("scaling", {}).get("rows", ()):
         times = one["times_best"]
         line = (
-            f"{one['threads']} thread{'s' if one['threads'] > 1 else ''}: {times['median']:.2f}×"
+            f"{counted(one['threads'], 'thread')}: {times['median']:.2f}×"
             f" ({times['low']:.2f} to {times['high']:.2f}) the best replaced loader of any number of workers"
         )
         for name, words in (
@@ -88,11 +88,8 @@ def machine_line(result: Mapping[str, Any]) -> str:
     machine = result["machine"]
     gpu = f", {machine['gpu']['name']} (driver {machine['gpu']['driver']})" if machine.get("gpu") else ""
     memory = "" if machine["memory_gib"] is None else f", {machine['memory_gib']:g} GiB"
-    return f"{machine['cpu']}, {cores_of(machine)}{memory}{gpu}, {machine['os']}, {machine['python']}"
-
-
-def cores_of(machine: Mapping[str, Any]) -> str:
-    return f"{machine['cores']} core{'s' if machine['cores'] != 1 else ''}"
+    cpu = f"{machine['cpu']}, {counted(machine['cores'], 'core')}"
+    return f"{cpu}{memory}{gpu}, {machine['os']}, {machine['python']}"
 
 
 def data_line(result: Mapping[str, Any]) -> str:

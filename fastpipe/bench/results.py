@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from fastpipe.bench.runner import Session, Summary, ratios, summarise
+from fastpipe.core.files import write_whole
 from fastpipe.errors import OptionError
 
 
-@contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A file beside that of the name, which takes its place when all is written."""
+def write_file(path: Path, fill: Callable[[BinaryIO], object]) -> None:
+    """Write a file, and its folder; an interrupted write leaves the old file as it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # In a folder of its own, in which nobody else can put a link.
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-        unfinished = Path(folder, path.name)
-        yield unfinished
-        os.replace(unfinished, path)
+    write_whole(path, fill)
 
 
 def check_target(path: Path, option: str) -> None:
@@ -239,10 +233,9 @@ def save(result: Mapping[str, Any], path: Path) -> None:
 
 
 def write_json(content: Mapping[str, Any], path: Path) -> None:
-    """Write a JSON file, and its folder; an interrupted write leaves the old file as it was."""
+    """Write a JSON file; lone surrogates are written as JSON has them."""
     text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-    with whole(path) as unfinished:  # lone surrogates are written as JSON has them
-        unfinished.write_text(text, encoding="utf-8", errors="backslashreplace")
+    write_file(path, lambda file: file.write(text.encode(errors="backslashreplace")))
 
 
 def load(path: Path) -> dict[str, Any]:

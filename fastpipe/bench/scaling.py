@@ -14,6 +14,7 @@ from fastpipe.bench.images import LoaderRow, LoaderSpec
 from fastpipe.bench.results import rounded
 from fastpipe.bench.runner import Contender, Sample, Session, rates_by_round, ratios, summarise
 from fastpipe.console import positive
+from fastpipe.core.text import counted
 
 BATCH = 64
 
@@ -80,7 +81,7 @@ class Bench(images.Bench):
         counts = [count for count in self.counts if {f"threads-{count}", f"replaced-{count}"} <= measured]
         self.main = f"threads-{counts[-1]}"
         return {
-            "sections": {str(count): {"label": threads_label(count)} for count in counts},
+            "sections": {str(count): {"label": counted(count, "thread")} for count in counts},
             "scaling": scaling_of(counts, session.samples),
             **self.facts_of_data(),
         }
@@ -90,10 +91,6 @@ class Bench(images.Bench):
 
     def label_of(self, key: str) -> str:
         return self.infos[key].label  # which has its number of threads
-
-
-def threads_label(count: int) -> str:
-    return "1 thread" if count == 1 else f"{count} threads"
 
 
 def scaling_of(counts: Sequence[int], samples: Mapping[str, Sequence[Sample]]) -> dict[str, Any]:

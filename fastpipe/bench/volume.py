@@ -107,7 +107,6 @@ class Scroll:
 def made_scroll(
     sizes: Sizes, cache: Path | None = None, say: Say = unheard, *, compressed: bool = True
 ) -> Scroll:
-
     def fill(folder: Path) -> None:
         folder.mkdir()
         for place, name in enumerate(("values", "labels")):
@@ -123,8 +122,7 @@ def made_scroll(
 
 # ---- Rows ------------------------------------------------------------------------------------------
 
-# Parts of the volume that may be remembered.
-QUARTER, TENTH = 4, 10
+QUARTER = 4  # of the volume may be remembered
 COLD, WARM = "cold", "warm"
 
 Kind = Literal["zarr", "slices", "tour", "uniform"]
@@ -150,20 +148,16 @@ class PatchSpec(RowInfo):
 
 def specs() -> list[PatchSpec]:
     """The loaders that are measured; that of scripts without fastpipe comes first in each section."""
-    found = []
-    for section, notes in (
-        (COLD, {"tour": "places drawn uniformly", "uniform": "all orders equally likely"}),
-        (WARM, {"uniform": "from the second epoch on"}),
-    ):
-        stock = "zarr-python + DataLoader(num_workers=1)"
-        note = "spawned; decodes each chunk anew for each patch"
-        found.append(PatchSpec(f"{section}-replaced", stock, "replaced", 1, note=note, section=section))
-        shuffles: dict[Kind, str] = {"tour": 'Shuffle(unit="group")', "uniform": "shuffle=True"}
-        for kind, shuffle in shuffles.items():
-            if kind in notes:
-                more: dict[str, Any] = {"note": notes[kind], "section": section, "kind": kind}
-                found.append(PatchSpec(f"{section}-{kind}", f"{_FAST}, {shuffle}", "fastpipe", **more))
-    return found
+    stock, note = "zarr-python + DataLoader(num_workers=1)", "spawned; decodes each chunk anew for each patch"
+    tour, uniform = f'{_FAST}, Shuffle(unit="group")', f"{_FAST}, shuffle=True"
+    anywhere, later = "all orders equally likely", "from the second epoch on"
+    return [
+        PatchSpec("cold-replaced", stock, "replaced", 1, note=note),
+        PatchSpec("cold-tour", tour, "fastpipe", note="places drawn uniformly", kind="tour"),
+        PatchSpec("cold-uniform", uniform, "fastpipe", note=anywhere, kind="uniform"),
+        PatchSpec("warm-replaced", stock, "replaced", 1, note=note, section=WARM),
+        PatchSpec("warm-uniform", uniform, "fastpipe", note=later, section=WARM, kind="uniform"),
+    ]
 
 
 def patch_dataset(
@@ -234,8 +228,7 @@ class WholeEpochs(Contender):
         start = time.perf_counter()
         if dataset is not None:  # an order that has to be planned is a part of the epoch
             self._loader = self.loader(dataset)
-        planned = time.perf_counter() - start
-        before = Counter(self._loader.clock.totals())
+        planned, before = time.perf_counter() - start, Counter(self._loader.clock.totals())
         seconds = planned + consume(self._loader, self.chunk)
         self._stages.update({name: s - before[name] for name, s in self._loader.clock.totals().items()})
         return seconds
@@ -265,8 +258,6 @@ def sliced_loader(spec: PatchSpec, scroll: Scroll, batch_size: int, source: Any 
 
 # ---- Are the patches those of the volume? ----------------------------------------------------------
 
-_EPOCHS = 2
-
 
 def check_patches(scroll: Scroll, rows: Iterable[WholeEpochs | SlicedRow], say: Say = unheard) -> RowCheck:
     """Compare each row with slices of the volume in memory: two epochs of fastpipe's rows, one of others."""
@@ -282,7 +273,7 @@ def check_patches(scroll: Scroll, rows: Iterable[WholeEpochs | SlicedRow], say: 
             continue
         dataset = row.dataset()
         loader = row.loader(dataset)
-        for epoch in range(_EPOCHS):
+        for epoch in range(2):
             _, starts = dataset.places(epoch)
             check.add(f"{what}, epoch {epoch}", expected_patches(scroll, starts), loader)
     return check

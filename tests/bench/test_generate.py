@@ -37,7 +37,7 @@ from benchmarks.lines import markdown
 from benchmarks.run import main as measure
 from benchmarks.studies import generate_memory as memory
 from benchmarks.studies import generate_predicted as predicted
-from benchmarks.studies.made_rows import Generators, made_of, motion, wide
+from benchmarks.studies.made_rows import Generators, counted, made_of, motion, wide
 from fastpipe.bench import generate as case
 from fastpipe.bench import samples as functions
 from fastpipe.bench.generate import (
@@ -54,7 +54,7 @@ from fastpipe.bench.generate import row_of as own_row
 from fastpipe.bench.report import print_result, short_markdown
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import ContenderError, Sample
-from fastpipe.bench.samples import SEED, counted, made, quick, rows_of, slow, waves, waves_alone
+from fastpipe.bench.samples import SEED, made, quick, rows_of, slow, waves, waves_alone
 from fastpipe.cli import main
 
 RUN = Path(__file__).resolve().parents[2] / "benchmarks" / "run.py"
