@@ -228,7 +228,7 @@ class Driver(ABC):
         result = self.facts() | {
             "method": self.method(session.rounds),
             "check": check.as_json(),
-            "main": self.main,
+            **({"main": self.main} if sections else {}),
             "rows": rows,
             "best": best_by_section(rows) if sections else {name: best_of(rows, name) for name in _GROUPS},
             "missing": self.missing,

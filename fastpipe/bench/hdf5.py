@@ -319,8 +319,6 @@ def best_workers(
 
 # ---- Are the batches the rows of the file? ---------------------------------------------------------
 
-_CHECKED_AT_ONCE = 256
-
 
 def check_rows(pairs: Iterable[tuple[Table, TableSpec]], say: Say = unheard) -> RowCheck:
     """Compare an epoch of each row, two where chunks are kept, with what h5py reads."""
@@ -341,8 +339,8 @@ def digests_of(table: Table) -> Counter[bytes]:
     """Digests of the samples as h5py reads them, and how often each comes."""
     found: Counter[bytes] = Counter()
     with table.opened() as file:
-        for first in range(0, table.shape[0], _CHECKED_AT_ONCE):
-            part = slice(first, first + _CHECKED_AT_ONCE)
+        for first in range(0, table.shape[0], _AT_ONCE):
+            part = slice(first, first + _AT_ONCE)
             values = file[table.dataset][part].reshape(-1, *table.shape[table.sample_dims :])
             labels = None if table.labels is None else file[table.labels][part].reshape(-1)
             found.update(digests_of_samples(values, labels))
