@@ -388,7 +388,7 @@ def test_a_quick_run_gives_table_and_json(result: dict[str, Any]) -> None:
     assert printed.count("asked: ") == len(result["targets"]) == 4
     assert result["best"] == {"slow": "slow-replaced"}
     installed = [peer for peer in PEERS if peer.missing is None]
-    keys = [spec.key for spec, _ in specs(_SECTION["slow"], result["machine"]["cores"])]
+    keys = [spec.key for spec in specs(_SECTION["slow"], result["machine"]["cores"])]
     keys += [f"slow-{peer.kind}" for peer in installed]
     assert [row["key"] for row in result["rows"]] == keys
     assert all(row["rows_per_s"]["median"] > 0 and len(row["samples"]) == 1 for row in result["rows"])

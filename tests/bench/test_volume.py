@@ -436,7 +436,7 @@ def result(folder: Path) -> dict[str, Any]:
 def test_a_quick_run_gives_table_and_json(result: dict[str, Any], folder: Path) -> None:
     printed = " ".join(result["printed"].split())
     assert result["verdict"] in printed and result["main"] == "cold-tour"
-    assert printed.count("asked: ") == len(result["targets"]) == 6
+    assert printed.count("asked: ") == len(result["targets"]) == 7
     assert result["best"] == {"cold": "cold-replaced", "warm": "warm-replaced"}
     assert [row["key"] for row in result["rows"]] == [spec.key for spec in specs()]
     assert all(row["patches_per_s"]["median"] > 0 and len(row["samples"]) == 1 for row in result["rows"])
