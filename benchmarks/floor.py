@@ -13,18 +13,16 @@ import numpy as np
 
 from fastpipe.bench.images import SIDE, train_transform
 from fastpipe.bench.results import MAIN_ROW, rounded
-from fastpipe.bench.runner import ContenderError, Sample, ratios, summarise
+from fastpipe.bench.runner import Contender, ContenderError, Sample, ratios, summarise
 from fastpipe.core.native import native
 from fastpipe.core.pool import NativeJob
 from fastpipe.core.sample_tables import PackedPaths, paths_of
 from fastpipe.images.plan import compile_plan
 
-__all__ = ["DecodeRow", "floor_share"]
-
 _MADE = 1  # an outcome of fastpipe/native/status.h
 
 
-class DecodeRow:
+class DecodeRow(Contender):
     """A `Contender` that decodes crops of JPEGs in the native core's threads and does nothing else.
 
     A measurement is one batch of the core, whose images are not resampled: headers are read, crops drawn
@@ -33,8 +31,6 @@ class DecodeRow:
     Raises:
         ContenderError: no photo is a JPEG that the core decodes.
     """
-
-    workers = 0
 
     def __init__(
         self,
@@ -109,4 +105,4 @@ def floor_share(
     """Return FastLoader's rate over that of decoding alone, round by round; ``None`` if not measured."""
     if not samples.get(main) or not samples.get(floor):
         return None
-    return rounded(summarise(ratios(samples, main, [floor])), 4)
+    return rounded(summarise(ratios(samples, main, [floor])))

@@ -3,23 +3,43 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
+from benchmarks.peers.rows import Peer, interpreter
 from fastpipe.bench import report
+from fastpipe.bench.driver import Driver, Row
 from fastpipe.bench.report import cell
+from fastpipe.bench.results import RowInfo, name_of
+from fastpipe.bench.runner import ContenderError
 
-__all__ = ["Studied", "markdown", "study_lines", "target_lines"]
 
-
-class Studied:
-    """A case's run that tells of its studies, and of the figures that were asked for."""
+class Studied(Driver):
+    """A case's run with other libraries and studies, and with the figures that were asked for."""
 
     program: ClassVar[str] = "python benchmarks/run.py"
 
     def lines(self, result: Mapping[str, Any]) -> list[str]:
         """Return what is told beside the table."""
         return [*target_lines(result), *study_lines(result)]
+
+    def peer(self, peer: Peer, info: RowInfo, make: Callable[[str], Row]) -> list[Row]:
+        """Start a peer by the interpreter that has it; one that is not there is noted."""
+        python = interpreter(peer)
+        if python is None:
+            self.miss(info.key, name_of(vars(info)), f"not installed: {peer.install}")
+            return []
+        self.progress.now(f"starting {info.label}")
+        return self.opened([(info, partial(make, python))])
+
+    def tried(self, what: str, study: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
+        """Do a study; if it fails, the rates, which took far longer to measure, stay valid."""
+        try:
+            return study()
+        except ContenderError as error:
+            self.warnings.append(f"no {what}: {error}")
+            return None
 
 
 def markdown(result: Mapping[str, Any]) -> str:

@@ -15,7 +15,6 @@ import argparse
 import runpy
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 if not __package__:
@@ -26,36 +25,20 @@ from rich.console import Console
 from benchmarks.cases import augment, generate, hdf5, images, s3, scaling, tf, volume
 from benchmarks.gpu import case as gpu
 from fastpipe.bench import cli
-from fastpipe.bench.cli import Case
+from fastpipe.bench.driver import Driver
 from fastpipe.console import Progress, in_any_encoding, print_line
 from fastpipe.errors import FastpipeError
-
-__all__ = ["CASES", "main", "scripts"]
 
 PLAIN_WIDTH = 160
 _NO_SCRIPTS = ("__init__", "floor", "paths", "run", "targets")
 
-CASES = {
+CASES: dict[str, type[Driver]] = {
     "all": cli.CASES["all"],
     **{
-        name: replace(cli.CASES[name], run=module.run)
-        for name, module in {
-            "images": images,
-            "hdf5": hdf5, "volume": volume, "tf": tf
-        }.items()
+        module.Bench.case: module.Bench
+        for module in (images, hdf5, volume, tf, scaling, generate, augment, s3, gpu)
     },
-    "scaling": replace(cli.CASES["scaling"], add_arguments=scaling.add_arguments, run=scaling.run),
-    "generate": replace(cli.CASES["generate"], add_arguments=generate.add_arguments, run=generate.run),
-    "augment": replace(cli.CASES["augment"], add_arguments=augment.add_arguments, run=augment.run),
-    "s3": Case(
-        "images of a bucket: ImageFolder over a mount + DataLoader against FastImageFolder + FastLoader",
-        s3.add_arguments, s3.run,
-    ),
-    "gpu": Case(
-        "on a CUDA device: decoders, ResNet-50 steps by loader, augmentation and steps on 3D patches",
-        gpu.add_arguments, gpu.run,
-    ),
-}  # fmt: skip
+}
 
 
 def scripts() -> dict[str, Path]:
@@ -76,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         output = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
         with in_any_encoding(), Progress(errors) as progress:
-            return cli.run_case(CASES[args.what], args, output, progress)
+            kind = scaling.JOBS[args.job] if args.what == "scaling" else CASES[args.what]
+            return kind(args, progress).run(output)
     except (FastpipeError, OSError) as error:
         print_line(errors, f"benchmarks/run.py {args.what}: {error}", style="red")
         return 2

@@ -25,6 +25,7 @@ import torch
 import torchvision
 from rounds import add_photo_options, figures, photos_of, save_facts
 
+from fastpipe import Decode
 from fastpipe.bench.data import Photos
 from fastpipe.bench.images import MEAN, STD, LoaderRow, LoaderSpec, why_not_installed
 from fastpipe.bench.runner import touch
@@ -72,16 +73,17 @@ class Trainer:
 def loader_specs(device: str, cores: int, workers: int) -> list[LoaderSpec]:
     """Return the loaders."""
     fast = "FastImageFolder + FastLoader"
-    on_gpu = {"backend": "nvimgcodec", "device": device}
+    on_gpu, shared = Decode("nvimgcodec"), Decode("nvimgcodec", gpu_share="auto")
     return [
         LoaderSpec("stock", f"ImageFolder + DataLoader(num_workers={workers})", "replaced", workers,
                    "float32", device=device),
         LoaderSpec("cpu", f"{fast}, decoded by {cores} cores", "fastpipe", 0, "uint8", device=device),
         LoaderSpec("process", f"{fast}(num_workers=1), decoded by {cores} cores", "fastpipe", 1, "uint8",
                    device=device),
-        LoaderSpec("gpu", f'{fast}, Decode("nvimgcodec")', "fastpipe", 0, "uint8", **on_gpu),  # type: ignore[arg-type]
+        LoaderSpec("gpu", f'{fast}, Decode("nvimgcodec")', "fastpipe", 0, "uint8",
+                   decode=on_gpu, device=device),
         LoaderSpec("auto", f'{fast}, Decode("nvimgcodec", gpu_share="auto")', "fastpipe", 0, "uint8",
-                   gpu_share="auto", **on_gpu),  # type: ignore[arg-type]
+                   decode=shared, device=device),
     ]  # fmt: skip
 
 
@@ -133,7 +135,7 @@ def measured(
             if why := why_not_installed(spec):
                 miss(spec, why)
                 continue
-            if spec.backend == "nvimgcodec" and device != "cuda":
+            if spec.decode.backend == "nvimgcodec" and device != "cuda":
                 miss(spec, "needs a GPU")
                 continue
             try:

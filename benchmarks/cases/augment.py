@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
-
-from rich.console import Console
 
 from benchmarks.cases.augment_recipes import (
     PAIRS,
@@ -43,8 +41,7 @@ from fastpipe.bench.augment import (
 from fastpipe.bench.data import Photos
 from fastpipe.bench.images import MEAN, SIDE, STD, LoaderRow, LoaderSpec, train_transform
 from fastpipe.bench.results import RowInfo
-from fastpipe.bench.runner import Contender, ContenderError, Sample, Session, ratios, summarise
-from fastpipe.console import Progress
+from fastpipe.bench.runner import Contender, ContenderError, Sample, Session, calibrate, ratios, summarise
 from fastpipe.core.extras import require
 
 # Seconds for which a single operation is measured: there are many of them.
@@ -199,14 +196,10 @@ def loader_rows(
         LoaderSpec(f"{loaded.key}-auto", f'{fast}, augment="auto"', "fastpipe", augment="auto"),
     )
 
-    def row(spec: LoaderSpec) -> tuple[RowInfo, Callable[[], LoaderRow]]:
-        info = RowInfo(
-            spec.key, spec.label, spec.group, spec.num_workers, "float32", spec.note, section=loaded.key,
-            unit="images",
-        )  # fmt: skip
-        return info, lambda: LoaderRow(spec, photos.folder, photos.indices, batch_size, loaded.transform())
-
-    return [row(spec) for spec in specs]
+    return [
+        (spec, partial(LoaderRow, spec, photos.folder, photos.indices, batch_size, loaded.transform()))
+        for spec in (replace(one, section=loaded.key, unit="images") for one in specs)
+    ]
 
 
 # ---- Calls on CUDA that wait ------------------------------------------------------------------------
@@ -416,7 +409,7 @@ class AugmentChild(ChildRow):
         return replace(info, versions=self.first_batch["versions"])
 
 
-class TaskRow:
+class TaskRow(Contender):
     """A `Contender`: one of the recipes that a process of a peer does.
 
     Args:
@@ -426,8 +419,6 @@ class TaskRow:
         batch_size: samples in a batch of it.
     """
 
-    workers = 0
-
     def __init__(self, key: str, child: AugmentChild, task: str, batch_size: int) -> None:
         self.key, self.chunk = key, batch_size
         self._child, self._task = child, task
@@ -435,9 +426,6 @@ class TaskRow:
     def measure(self, count: int) -> float:
         """Augment so many samples; return the seconds it took."""
         return self._child.measure_task(self._task, count // self.chunk)
-
-    def close(self) -> None:
-        """Nothing: other rows have the same process."""
 
 
 # ---- Figures of single operations: too many for bars, so they are printed as lines ------------------
@@ -569,35 +557,29 @@ def targets(
 # ---- The case ---------------------------------------------------------------------------------------
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    """Add the options of the case."""
-    augment.add_arguments(parser, RECIPES)
-    parser.add_argument("--no-single", action="store_true",
-                        help="leave single operations out, which are most of the rows")  # fmt: skip
-
-
-def run(args: Namespace, console: Console, progress: Progress) -> int:
-    """Measure, report, and write what was asked for; return 1 when images are not torchvision's."""
-    return augment.run(args, console, progress, Bench)
-
-
 class Bench(Studied, augment.Bench):
     """One run of the case, with everything."""
 
     recipes: ClassVar[Sequence[Recipe]] = RECIPES
     batches: ArrayBatches
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @classmethod
+    def add_arguments(cls, parser: ArgumentParser) -> None:
+        """Add the options of the case."""
+        super().add_arguments(parser)
+        parser.add_argument("--no-single", action="store_true",
+                            help="leave single operations out, which are most of the rows")  # fmt: skip
+
+    def prepare(self) -> None:
+        """Make volumes and motion too, and choose what is measured."""
+        super().prepare()
         self.batches = with_arrays(self.batches)
-        asked, units = self.args.recipe, {place.recipe.unit for place in self.places}
-        self.single = (
-            [] if self.args.no_single else self.places_of(one for one in SINGLE if one.unit in units)
-        )
-        self.loaded = () if asked else LOADED
+        units = {place.recipe.unit for place in self.places}
+        single = [] if self.args.no_single else [one for one in SINGLE if one.unit in units]
+        self.single, self.loaded = self.places_of(single), () if self.args.recipe else LOADED
         self.waiting: list[str] | None = None
 
-    def compared(self) -> ChainCheck:
+    def compared(self, rows: Sequence[Any]) -> ChainCheck:
         """Compare all chains with torchvision's functions, and look for calls that wait."""
         every = [*self.places, *self.single]
         check = check_chains(every, self.batches, self.progress.now)
@@ -608,32 +590,28 @@ class Bench(Studied, augment.Bench):
             self.progress.done(f"check: {len(self.waiting)} chains on CUDA keep the host waiting")
         return WaitingCheck(**vars(check), waiting=self.waiting)
 
-    def sections(self) -> dict[str, Any]:
-        """Return the sections of the result."""
-        return super().sections() | {loaded.key: {"label": loaded.label} for loaded in self.loaded}
+    def described(self, session: Session) -> dict[str, Any]:
+        """Return what was augmented, with the sections that are loaded from files."""
+        fields = super().described(session)
+        fields["sections"] |= {loaded.key: {"label": loaded.label} for loaded in self.loaded}
+        return fields
 
-    def options(self) -> list[str]:
-        """Return the case's own options."""
-        return super().options() + (["--no-single"] if self.args.no_single else [])
+    def warmed(self, contender: Contender) -> int:
+        """Warm a row up: single operations are measured for less."""
+        seconds = self.plan().seconds
+        return calibrate(contender, min(seconds, SINGLE_S) if contender.key.startswith("op-") else seconds)
 
-    def seconds_of(self, contender: Contender) -> float:
-        """Return for how long a row is measured: single operations for less."""
-        seconds = super().seconds_of(contender)
-        return min(seconds, SINGLE_S) if contender.key.startswith("op-") else seconds
-
-    def others(self, stack: ExitStack) -> list[Contender]:
+    def others(self) -> list[Contender]:
         """Build the rows of single operations, of peers, and from files."""
-        found = [row for place in self.single for row in self.rows_of(place, stack)]
+        found = self.rows_of(self.single)
         every = [*self.places, *self.single]
-        for peer, child in self._children(stack, every):
+        for peer, child in self._children(every):
             for place in wanted_of(peer, every):
                 info = child.told(peer.info(place))
-                self.infos[info.key] = info
-                found.append(TaskRow(info.key, child, place.task, self.batches.count(place.recipe.unit)))
+                count = self.batches.count(place.recipe.unit)
+                found.append(self.added(info, TaskRow(info.key, child, place.task, count)))
         for loaded in self.loaded:
-            for info, make in loader_rows(loaded, self.photos, len(self.batches), self.cores):
-                if (row := self.open(stack, info, make)) is not None:
-                    found.append(row)
+            found += self.opened(loader_rows(loaded, self.photos, len(self.batches), self.cores))
         return found
 
     def studies(self, session: Session) -> dict[str, Any]:
@@ -644,15 +622,15 @@ class Bench(Studied, augment.Bench):
             "targets": targets(session.samples, self.waiting, self.args.recipe or ()),
         }
 
-    def _children(self, stack: ExitStack, places: list[Place]) -> list[tuple[AugmentPeer, AugmentChild]]:
+    def _children(self, places: list[Place]) -> list[tuple[AugmentPeer, AugmentChild]]:
         """Start the peers; one that is not there is noted, and what one lacks."""
         if not self.args.peers:
             return []
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fastpipe-bench-")))
+        folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory(prefix="fastpipe-bench-")))
         files, found = self.batches.save(folder), []
         for peer in AUGMENT_PEERS:
             if (child := self._child(peer, files, wanted_of(peer, places))) is not None:
-                stack.callback(child.close)
+                self.stack.callback(child.close)
                 found.append((peer, child))
                 for recipe, why in (peer.lacks or {}).items():
                     self.miss(f"{recipe}-{peer.peer.key}", f"{recipe}: {peer.peer.label}", why)

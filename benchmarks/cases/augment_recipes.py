@@ -15,21 +15,6 @@ from fastpipe.bench import augment
 from fastpipe.bench.augment import Batches, Kit, Recipe
 from fastpipe.core.extras import require
 
-__all__ = [
-    "MOTION",
-    "PAIRS",
-    "RECIPES",
-    "SEQUENCES",
-    "SIZE",
-    "VOLUMES",
-    "ArrayBatches",
-    "ArrayRecipe",
-    "ScriptedRecipe",
-    "made_motion",
-    "made_volumes",
-    "with_arrays",
-]
-
 VOLUMES, SIZE = 2, (72, 136, 136)  # of a batch, as large as patches are
 SEQUENCES, MOTION = 64, (250, 25, 3)  # frames, joints and coordinates: ten seconds
 # Joints that change places in a mirror: of 25 those of left and right.

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import time
 from abc import abstractmethod
-from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -19,7 +18,6 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
 
 from benchmarks.lines import Studied
 from benchmarks.studies.generate_memory import peaks
@@ -27,25 +25,11 @@ from benchmarks.studies.generate_predicted import Prediction, predictions
 from benchmarks.studies.made_rows import Generators, made_of, motion, wide
 from benchmarks.targets import Asked, judged, judged_rates
 from fastpipe.bench import generate
-from fastpipe.bench.generate import Columns, FastRow, MadeRow, Section, Spec, problem_of
+from fastpipe.bench.generate import Columns, MadeRow, Section, Spec, problem_of, spec_of
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Contender, ContenderError, Sample, Session, rates_by_round, summarise
 from fastpipe.bench.samples import BATCH_ROWS, made
-from fastpipe.console import Progress
 from fastpipe.core.extras import require
-
-__all__ = [
-    "PEERS",
-    "Bench",
-    "DatasetsRow",
-    "JoblibRow",
-    "Peer",
-    "PeerRow",
-    "PoolRow",
-    "asked",
-    "run",
-    "targets",
-]
 
 # What is tried of peers that may be told how many rows make a task, and what is predicted.
 TUNED_S, PREDICTED_S, PREDICTED_TIMES = 1.5, 10.0, 5
@@ -57,12 +41,12 @@ SECTIONS = (
 )
 
 
-def specs(section: Section, cores: int) -> list[tuple[Spec, type[MadeRow]]]:
+def specs(section: Section, cores: int) -> list[Spec]:
     """Return a section's rows without peers."""
     found = generate.specs(section, cores)
     if section.key == "motion":  # a function that lets go of the interpreter's lock
         label = f'fastpipe.generate(workers={cores}, executor="threads")'
-        found.append((Spec(section, "threads", label, "fastpipe", cores, "threads"), FastRow))
+        found.append(spec_of(section, "threads", label, "fastpipe", cores, executor="threads"))
     return found
 
 
@@ -96,8 +80,10 @@ class BareRow(MadeRow):
     """``fn.batch`` alone: generators are made before the clock starts, and nothing is stored."""
 
     def measure(self, count: int) -> float:
-        """Make so many rows; return the seconds it took."""
         return sum(seconds for seconds, _ in self._batches(count))
+
+    def make(self, count: int, out: Path, later: ExitStack) -> None:
+        """Store nothing."""
 
     def stored(self, count: int) -> Columns:
         """So many rows."""
@@ -142,7 +128,7 @@ class Peer:
 
     def spec(self, section: Section, cores: int) -> Spec:
         """Its row in a section."""
-        return Spec(section, self.kind, self.label.format(cores=cores), "peer", cores, note=self.note)
+        return spec_of(section, self.kind, self.label.format(cores=cores), "peer", cores, note=self.note)
 
     @property
     def missing(self) -> str | None:
@@ -190,7 +176,7 @@ class _TaskedRow(PeerRow):
 
     def __init__(self, spec: Spec, folder: Path) -> None:
         super().__init__(spec, folder)
-        row_s = spec.section.row_s
+        row_s = spec.of.row_s
         self.sizes: list[Size] = [max(1, round(seconds / row_s)) for seconds in _TASKS_S]
         self.size: Size = self.sizes[1]
 
@@ -357,36 +343,26 @@ def _overheads(samples: Mapping[str, Sequence[Sample]]) -> list[float]:
 # ---- The case ---------------------------------------------------------------------------------------
 
 
-def run(args: Namespace, console: Console, progress: Progress) -> int:
-    """Measure, report, and write what was asked for; return 1 when rows are not those of the function."""
-    return generate.run(args, console, progress, Bench)
-
-
-def add_arguments(parser: ArgumentParser) -> None:
-    """Add the options of the case."""
-    generate.add_arguments(parser, SECTIONS)
-
-
 class Bench(Studied, generate.Bench):
     """One run of the case, with everything."""
 
     every: ClassVar[Sequence[Section]] = SECTIONS
 
-    def specs(self, section: Section) -> list[tuple[Spec, type[MadeRow]]]:
+    def specs(self, section: Section) -> list[Spec]:
         """Return a section's rows, and one that makes rows in threads."""
         return specs(section, self.cores)
 
-    def others(self, stack: ExitStack) -> list[Contender]:
+    def others(self) -> list[Contender]:
         """Build ``fn.batch`` alone and the peers; one that is not there, or makes other rows, is noted."""
-        found: list[MadeRow | None] = []
+        found: list[MadeRow] = []
         for section in self.sections:
             if section.key == "batch":
                 note = f"{BATCH_ROWS} rows a call; generators are made before, and nothing is stored"
-                spec = Spec(section, "bare", "fn.batch alone", "peer", note=note)
-                found.append(self._built(spec.info, partial(BareRow, spec, self.scratch), stack))
+                spec = spec_of(section, "bare", "fn.batch alone", "peer", note=note)
+                found += self._built(spec, partial(BareRow, spec, self.scratch))
             for peer in PEERS if self.args.peers and section.key not in _WITHOUT_PEERS else ():
-                found.append(self._peer(peer, section, stack))
-        return [row for row in found if row is not None]
+                found += self._peer(peer, section)
+        return list(found)
 
     def studies(self, session: Session) -> dict[str, Any]:
         """Measure predictions and memory, and judge the figures that were asked for."""
@@ -399,25 +375,23 @@ class Bench(Studied, generate.Bench):
             "targets": targets(session.samples, self.cores, predicted, memory, keys),
         }
 
-    def _peer(self, peer: Peer, section: Section, stack: ExitStack) -> MadeRow | None:
+    def _peer(self, peer: Peer, section: Section) -> list[MadeRow]:
         spec = peer.spec(section, self.cores)
         if (why := peer.missing) is not None:
             self.miss(spec.key, f"{section.key}: {spec.label}", why)
-            return None
-        info = replace(spec.info, versions=peer.versions)
-        return self._built(info, partial(peer.row, spec, self.scratch), stack)
+            return []
+        return self._built(replace(spec, versions=peer.versions), partial(peer.row, spec, self.scratch))
 
-    def _built(self, info: RowInfo, make: Callable[[], MadeRow], stack: ExitStack) -> MadeRow | None:
-        row = self.open(stack, info, make)
+    def _built(self, info: RowInfo, make: Callable[[], MadeRow]) -> list[MadeRow]:
+        row = self.open(info, make)
         if row is None:
-            return None
-        assert isinstance(row, MadeRow)
+            return []
         label, chosen = self.label_of(row.key), ""
         self.progress.now(f"comparing and trying: {label}")
         try:
             problem = problem_of(row)
             if problem is None and isinstance(row, PeerRow) and not self.args.quick:
-                chosen = row.tune(round(TUNED_S * self.cores / row.spec.section.row_s))
+                chosen = row.tune(round(TUNED_S * self.cores / row.spec.of.row_s))
         except ContenderError as error:
             problem = str(error)
         else:
@@ -425,10 +399,10 @@ class Bench(Studied, generate.Bench):
         if problem is not None:
             del self.infos[row.key]
             self.miss(row.key, label, problem)
-            return None
+            return []
         notes = "; ".join(note for note in (chosen, info.note) if note)
         self.infos[row.key] = replace(info, note=notes)
-        return row
+        return [row]
 
     def _predictions(self, session: Session) -> list[Prediction]:
         """Measure how well it is said how long rows will take."""
@@ -441,9 +415,4 @@ class Bench(Studied, generate.Bench):
         return predictions(sections, self.scratch, self.cores, times, self.progress.step)
 
     def _memory(self) -> dict[str, Any] | None:
-        try:
-            return peaks(self.scratch, self.cores, say=self.progress.step)
-        except ContenderError as error:
-            # The rates, which took far longer to measure, stay valid.
-            self.warnings.append(f"no memory: {error}")
-            return None
+        return self.tried("memory", partial(peaks, self.scratch, self.cores, say=self.progress.step))

@@ -5,46 +5,39 @@ from __future__ import annotations
 import importlib.util
 import math
 import time
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
 
 from benchmarks.lines import Studied
 from benchmarks.peers.children.windows import windows
-from benchmarks.peers.rows import ChildRow, Peer, interpreter
+from benchmarks.peers.rows import ChildRow, Peer
 from benchmarks.studies.hdf5_evaluate import FileByFile, Grouped, evaluation_infos, section_of
 from benchmarks.studies.hdf5_first import first_batches
 from benchmarks.studies.hdf5_memory import memory_of_trees
 from benchmarks.targets import Asked, judged, judged_rates
 from fastpipe.bench import hdf5
-from fastpipe.bench.check import RowCheck
+from fastpipe.bench.check import Outcome
 from fastpipe.bench.data import made_once
 from fastpipe.bench.hdf5 import (
     WINDOW,
     RowByRow,
     Table,
     TableSpec,
-    loader_of,
     look,
     made_tables,
-    rows_of,
+    spec_of,
     specs_of,
-    tables_of,
 )
 from fastpipe.bench.results import RowInfo
-from fastpipe.bench.runner import Contender, ContenderError, Draws, Sample, Session
+from fastpipe.bench.runner import Contender, Draws, Sample, Session
 from fastpipe.bench.synthetic import mel_rows, write_table
-from fastpipe.console import Progress
 from fastpipe.core.extras import require
-from fastpipe.core.machine import available_cpus
 
 # ---- Files beside those that users measure ----------------------------------------------------------
 
@@ -157,9 +150,7 @@ class WindowBatches:
 
 
 def make_loader(spec: TableSpec, table: Table, draws: Draws | None = None) -> Any:
-    """Build the loader of a row: row by row by name, chunk by chunk, or one of the case's own."""
-    if spec.kind not in ("named", "ordered"):
-        return loader_of(spec, table, draws)
+    """Build the loader of a row: row by row by name, or chunk by chunk."""
     data = require("torch.utils.data", extra="torch")
     workers: dict[str, Any] = {"num_workers": spec.num_workers, "persistent_workers": spec.num_workers > 0}
     if spec.kind == "named":
@@ -175,24 +166,22 @@ def more_specs(table: Table, batch_size: int) -> list[TableSpec]:
     if not table.is_packed:  # where the rest of a row's time is small
         note = "`file[name][row]`: the dataset is looked up for each row"
         label = "row by row by name + DataLoader"
-        specs.append(TableSpec(f"{table.key}-named", label, "peer", "named", batch_size, note=note))
+        specs.append(spec_of(table, "named", label, "peer", batch_size, note=note, make=make_loader))
     if table.chunk is not None and table.group > 1:
         note = f"HDF5's cache holds two windows of {WINDOW} chunks"
         note += ", here everything" if 2 * WINDOW * table.group >= table.samples else ""
         label = "chunk by chunk + DataLoader"
-        specs.append(TableSpec(f"{table.key}-ordered", label, "peer", "ordered", batch_size, note=note))
+        specs.append(spec_of(table, "ordered", label, "peer", batch_size, note=note, make=make_loader))
     return specs
 
 
-class InOrder:
+class InOrder(Contender):
     """A `Contender` that reads whole chunks in order with h5py, in one thread, and does nothing else.
 
     Args:
         table: what to read.
         key: its name in the results.
     """
-
-    workers = 0
 
     def __init__(self, table: Table, key: str) -> None:
         self.key, self.chunk = key, table.group
@@ -211,9 +200,6 @@ class InOrder:
                 dataset.read_direct(out, np.s_[place : place + size], np.s_[:size])
                 count, place = count - size, (place + size) % rows
         return time.perf_counter() - start
-
-    def close(self) -> None:
-        """Nothing is open between measurements."""
 
 
 # ---- Other readers, each in a process of its own ----------------------------------------------------
@@ -240,7 +226,7 @@ def peers_of(table: Table) -> list[Peer]:
 def row_info(peer: Peer, table: Table) -> RowInfo:
     """What the report calls it."""
     return RowInfo(
-        peer.key, peer.label, "peer", None, table.dtype, peer.note, section=table.key, unit="samples"
+        peer.key, peer.label, "peer", output=table.dtype, note=peer.note, section=table.key, unit="samples"
     )
 
 
@@ -273,12 +259,7 @@ class TablePeerRow(ChildRow):
         # Rows come in bursts, a window at a time.
         window = -(-WINDOW * table.group // batch_size) * batch_size
         self.chunk = max(batch_size, min(window, table.samples // batch_size * batch_size))
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """Package → version, where it runs."""
-        told: dict[str, str] = self.first_batch["versions"]
-        return told
+        self.info = replace(row_info(peer, table), versions=self.first_batch["versions"])
 
 
 # ---- What was asked of fastpipe for HDF5 files, as figures, and whether it is met -------------------
@@ -351,21 +332,6 @@ def memory_target(measured: Mapping[str, Any] | None) -> list[dict[str, Any]]:
 # ---- The case ---------------------------------------------------------------------------------------
 
 
-def run(args: Namespace, console: Console, progress: Progress) -> int:
-    """Measure, report, and write what was asked for; return 1 when batches are not what h5py reads."""
-    tables, judged_tables = tables_of(args, progress), []
-    if args.data is None:
-        folder, say, (files, few, chunks) = args.folder, progress.done, QUICK if args.quick else SIZES
-        if importlib.util.find_spec("hdf5plugin"):
-            tables += made_tables(rows_of(args), folder, say, BITSHUFFLE)
-        cells = made_cells(files, CELLS, "cells", folder, say)
-        judged_tables = [made_cells(few, FEW, "few", folder, say), cells]
-        tables += [made_chunks(chunks, folder, say), cells]
-    cores = available_cpus()
-    return Bench(args, cores, progress, tables=tables, judged=judged_tables).run(console)
-
-
-@dataclass
 class Bench(Studied, hdf5.Bench):
     """One run of the case, with everything.
 
@@ -373,11 +339,19 @@ class Bench(Studied, hdf5.Bench):
         judged: tables of files that a model judges.
     """
 
-    judged: list[Table] = field(kw_only=True)
+    judged: Sequence[Table] = ()
 
-    def make_loader(self, spec: TableSpec, table: Table, draws: Draws | None) -> Any:
-        """Build the loader of a row."""
-        return make_loader(spec, table, draws)
+    def prepare(self) -> None:
+        """Make further files, unless one is named."""
+        super().prepare()
+        args, say = self.args, self.progress.done
+        if args.data is None:
+            folder, (files, few, chunks) = args.folder, QUICK if args.quick else SIZES
+            if importlib.util.find_spec("hdf5plugin"):
+                self.tables += made_tables(self.samples, folder, say, BITSHUFFLE)
+            cells = made_cells(files, CELLS, "cells", folder, say)
+            self.judged = [made_cells(few, FEW, "few", folder, say), cells]
+            self.tables += [made_chunks(chunks, folder, say), cells]
 
     def specs(self) -> Iterator[tuple[Table, TableSpec]]:
         """Give tables and the loaders measured on them."""
@@ -391,9 +365,9 @@ class Bench(Studied, hdf5.Bench):
             first, *own = specs_of(table, size)
             yield from ((table, spec) for spec in (first, *more_specs(table, size), *own))
 
-    def compared(self, specs: Sequence[tuple[Table, TableSpec]]) -> RowCheck:
+    def compared(self, rows: Sequence[Any]) -> Outcome:
         """Compare all rows of fastpipe's with h5py, and the two evaluations."""
-        check = super().compared(specs)
+        check = super().compared(rows)
         for table in self.judged:
             table.warm()
             one, grouped = FileByFile(table), Grouped(table)
@@ -404,30 +378,34 @@ class Bench(Studied, hdf5.Bench):
             grouped.close()
         return check
 
-    def others(self, stack: ExitStack) -> list[Contender]:
+    def others(self) -> list[Contender]:
         """Build the rows of h5py alone, of peers, and of evaluation; a peer that is not there is noted."""
-        found: list[Contender | None] = []
+        found: list[Contender] = []
         for table in self.tables:
             if table.key != "cells":
                 info = RowInfo(
                     f"{table.key}-order", "h5py, whole chunks in order", "peer", None, table.dtype,
                     "one thread; nothing shuffled, no batches", section=table.key, unit="samples",
                 )  # fmt: skip
-                found.append(self.open(stack, info, partial(InOrder, table, info.key)))
-                if self.args.peers:
-                    found += [self._peer(table, peer, stack) for peer in peers_of(table)]
+                found.append(self.added(info, InOrder(table, info.key)))
+                for peer in peers_of(table) if self.args.peers else ():
+                    found += self.peer(peer, row_info(peer, table), partial(self._started, peer, table))
         for table in self.judged:
             one, grouped = evaluation_infos(table)
-            found.append(self.open(stack, one, partial(FileByFile, table)))
-            found.append(self.open(stack, grouped, partial(Grouped, table)))
-        return [contender for contender in found if contender is not None]
+            found += [self.added(one, FileByFile(table)), self.added(grouped, Grouped(table))]
+        return found
 
-    def sections(self) -> dict[str, Any]:
-        """Return the sections of the result."""
-        return super().sections() | {
+    def _started(self, peer: Peer, table: Table, python: str) -> TablePeerRow:
+        return TablePeerRow(peer, python, table, min(self.args.batch_size, table.samples), self.cores)
+
+    def described(self, session: Session) -> dict[str, Any]:
+        """Return what was read, with the sections of files that are judged."""
+        fields = super().described(session)
+        fields["sections"] |= {
             section_of(table): {"label": f"evaluation by file, {math.prod(table.shape[1:3])} segments each"}
             for table in self.judged
         }
+        return fields
 
     def studies(self, session: Session) -> dict[str, Any]:
         """Measure the first batch and memory, and judge the figures that were asked for."""
@@ -437,32 +415,13 @@ class Bench(Studied, hdf5.Bench):
         asked = [*rate_targets(session.samples), *first_batch_targets(first), *memory_target(memory)]
         return {"targets": asked if is_made else [], "first_batch": first or {}, "memory": memory or {}}
 
-    def _peer(self, table: Table, peer: Peer, stack: ExitStack) -> Contender | None:
-        info, python = row_info(peer, table), interpreter(peer)
-        if python is None:
-            self.miss(peer.key, f"{table.key}: {peer.label}", f"not installed: {peer.install}")
-            return None
-        self.progress.now(f"starting {peer.label}")
-        size = min(self.args.batch_size, table.samples)
-        row = self.open(stack, info, partial(TablePeerRow, peer, python, table, size, self.cores))
-        if isinstance(row, TablePeerRow):
-            self.infos[info.key] = replace(info, versions=row.versions)
-        return row
-
     def _first_batch(self) -> dict[str, Any] | None:
         table = next(table for table in self.tables if table.key == "rows")
-        try:
-            return first_batches(table, self.args.batch_size, say=self.progress.step)
-        except ContenderError as error:
-            # The rates, which took far longer to measure, stay valid.
-            self.warnings.append(f"no time to the first batch: {error}")
-            return None
+        study = partial(first_batches, table, self.args.batch_size, say=self.progress.step)
+        return self.tried("time to the first batch", study)
 
     def _memory(self) -> dict[str, Any] | None:
-        try:
-            return memory_of_trees(
-                self.tables[0], self.args.batch_size, MEMORY_BUDGET, say=self.progress.step
-            )
-        except ContenderError as error:
-            self.warnings.append(f"no memory: {error}")
-            return None
+        study = partial(
+            memory_of_trees, self.tables[0], self.args.batch_size, MEMORY_BUDGET, say=self.progress.step
+        )
+        return self.tried("memory", study)

@@ -6,11 +6,10 @@ import argparse
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from mounts import Mount, rclone_mount, s3fs_mount
 from rich.console import Console
@@ -32,21 +31,18 @@ from benchmarks.cases.s3_rows import (
     check_bucket,
 )
 from benchmarks.lines import Studied
-from benchmarks.peers.rows import ChildRow, Peer, interpreter
+from benchmarks.peers.rows import ChildRow, Peer
 from benchmarks.studies.s3_cpu import CpuMeter, Metered, cpu_of
 from benchmarks.studies.s3_refetched import refetched
 from benchmarks.studies.s3_stall import Stalled, fast_stall, mount_stall, stalls
 from benchmarks.targets import Asked, judged, judged_rates
+from fastpipe.bench.check import Outcome
 from fastpipe.bench.data import folder_to_use, scan
-from fastpipe.bench.driver import Driver, add_run_arguments
+from fastpipe.bench.driver import DATA_HELP, Case, add_run_arguments
 from fastpipe.bench.images import MEAN, SIDE, STD
-from fastpipe.bench.results import RowInfo, entries, verdict
-from fastpipe.bench.runner import Contender, ContenderError, Sample, Session
-from fastpipe.console import Progress, positive
-from fastpipe.core.machine import available_cpus
-
-__all__ = ["ASKED", "BUCKET_PEERS", "BucketPeerRow", "add_arguments", "row_info", "run", "targets"]
-
+from fastpipe.bench.results import RowInfo
+from fastpipe.bench.runner import Contender, Sample, Session
+from fastpipe.console import positive
 
 # ---- The rows of the case that are other readers of buckets, each in a process of its own -----------
 
@@ -172,108 +168,102 @@ _DELAY_MS, _JITTER_MS = 30.0, 10.0
 _MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the case."""
-    add = parser.add_argument
-    add("--data", metavar="FOLDER", help="image folder whose photos are put into the bucket (default: "
-        "$FASTPIPE_PHOTOS, else photograph-like JPEGs made once into the user's cache folder)")  # fmt: skip
-    add("--objects", type=positive(int), metavar="N",
-        help=f"objects to make of the photos, whole batches (default: {_BATCHES} batches)")  # fmt: skip
-    add("--batch-size", type=positive(int), default=64, metavar="N", help="images in a batch (default: 64)")
-    add("--delay", type=positive(float), default=_DELAY_MS, metavar="MS",
-        help=f"milliseconds until an answer begins, ± a third (default: {_DELAY_MS:g})")  # fmt: skip
-    add_run_arguments(parser)
-
-
-def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Measure, report, and write what was asked for.
-
-    Returns:
-        0, or 1 when images are not those of the local folder.
-
-    Raises:
-        OptionError: the photos cannot be used, or there is no S3 server.
-    """
-    folder, name, _ = folder_to_use(args.data, progress.done)
-    photos = scan(folder, name)
-    batches = 2 if args.quick else _BATCHES
-    count = max(CLASSES, args.objects or batches * args.batch_size) // args.batch_size * args.batch_size
-    count = max(count, args.batch_size)
-    jitter = args.delay * _JITTER_MS / _DELAY_MS
-    with Bucket(photos, count, args.delay, jitter, progress.done) as bucket:
-        return Bench(args, available_cpus(), progress, bucket=bucket, name=name).run(console)
-
-
-@dataclass
-class Bench(Studied, Driver):
+class Bench(Studied, Case):
     """One run of the case."""
 
-    case: ClassVar[str] = "s3"
-    quick_s: ClassVar[float] = 0.01
-    bucket: Bucket = field(kw_only=True)
-    name: str = field(kw_only=True)
+    case = "s3"
+    about = "images of a bucket: ImageFolder over a mount + DataLoader against FastImageFolder + FastLoader"
+    quick_s = 0.01
+    main = _MAIN
+    bucket: Bucket
+    name: str
 
-    def result(self) -> dict[str, Any] | None:
-        """Check, measure, and put the file's content together; ``None`` if the check fails."""
-        self.begin()
-        size, bucket = self.args.batch_size, self.bucket
-        check = check_bucket(bucket, size, self.progress.now)
-        if not self.passed(check):
-            return None
-        with ExitStack() as stack:
-            mounts = self._mounts(stack)
-            meter = CpuMeter(bucket, mounts.values())
-            first = [Metered(row, meter) for row in self._first(stack, mounts)]
-            contenders: list[Contender] = [*first, *self._fetch(stack), *self._later(stack)]
-            main = next(one.row for one in first if one.key == _MAIN)
-            assert isinstance(main, FirstEpochs)
-            before: dict[str, float] = {}
-            session = self.measure(contenders, lambda: before.update(main.stage_seconds()))
-            after = main.stage_seconds()
-            stall = self._stall([one.row for one in first], session)
-        refetch = None if self.args.quick else refetched(bucket, size, _RUNS, self.progress.step)
-        rows = entries(list(self.infos.values()), session)
-        result = self._facts() | {
-            "method": self.method(session.rounds),
-            "check": check.as_json(),
-            "main": _MAIN,
-            "rows": rows,
-            "best": {entry["section"]: entry["key"] for entry in rows if entry["group"] == "replaced"},
-            "missing": self.missing,
-            "stages": {
-                "seconds": {stage: round(after[stage] - before.get(stage, 0.0), 6) for stage in after},
-                "images": sum(sample.count for sample in session.samples[_MAIN]),
-            },
-            "floor_share": None,
-            "plan": "",
-            "targets": targets(session.samples, stall, refetch),
-            "stall": stall or {},
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        """Add the options of the case."""
+        add = parser.add_argument
+        add("--data", metavar="FOLDER", type=Path,
+            help=f"image folder whose photos are put into the bucket{DATA_HELP}")  # fmt: skip
+        add("--objects", type=positive(int), metavar="N",
+            help=f"objects to make of the photos, whole batches (default: {_BATCHES} batches)")  # fmt: skip
+        add("--batch-size", type=positive(int), default=64, metavar="N",
+            help="images in a batch (default: 64)")  # fmt: skip
+        add("--delay", type=positive(float), default=_DELAY_MS, metavar="MS",
+            help=f"milliseconds until an answer begins, ± a third (default: {_DELAY_MS:g})")  # fmt: skip
+        add_run_arguments(parser)
+
+    def run(self, console: Console) -> int:
+        """Measure while there is a bucket.
+
+        Raises:
+            OptionError: the photos cannot be used, or there is no S3 server.
+        """
+        args, say = self.args, self.progress.done
+        folder, self.name, _ = folder_to_use(args.data, say)
+        photos = scan(folder, self.name)
+        batches = 2 if args.quick else _BATCHES
+        count = max(CLASSES, args.objects or batches * args.batch_size) // args.batch_size * args.batch_size
+        count = max(count, args.batch_size)
+        jitter = args.delay * _JITTER_MS / _DELAY_MS
+        with Bucket(photos, count, args.delay, jitter, say) as self.bucket:
+            return super().run(console)
+
+    def prepare(self) -> None:
+        """Nothing: there is a bucket."""
+
+    def compared(self, rows: Sequence[Any]) -> Outcome:
+        """Compare the bucket with the local folder."""
+        return check_bucket(self.bucket, self.args.batch_size, self.progress.now)
+
+    def rows(self) -> list[Contender]:
+        """Build no rows before images are compared."""
+        return []
+
+    def others(self) -> list[Contender]:
+        """Build all rows."""
+        mounts = self._mounts()
+        meter = CpuMeter(self.bucket, mounts.values())
+        self.first = [Metered(row, meter) for row in self._first(mounts)]
+        return [*self.first, *self._fetch(), *self._later()]
+
+    def described(self, session: Session) -> dict[str, Any]:
+        """Return what was read, and measure what steps wait."""
+        self.stall = self._stall([one.row for one in self.first], session)
+        return self._facts()
+
+    def studies(self, session: Session) -> dict[str, Any]:
+        """Measure what is downloaded again, and judge the figures that were asked for."""
+        size, say = self.args.batch_size, self.progress.step
+        refetch = None if self.args.quick else refetched(self.bucket, size, _RUNS, say)
+        return {
+            "targets": targets(session.samples, self.stall, refetch),
+            "stall": self.stall or {},
             "refetch": refetch or {},
-            "cpu": cpu_of(first, session.samples, session.rounds),
+            "cpu": cpu_of(self.first, session.samples, session.rounds),
         }
-        result["verdict"] = verdict(result)
-        return result
 
     # ---- rows ---------------------------------------------------------------------------------
 
-    def _mounts(self, stack: ExitStack) -> dict[str, Mount]:
+    def _mounts(self) -> dict[str, Mount]:
         """The bucket as folders, by whoever can: name → mount."""
         options, found = self.bucket.options, {}
-        temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="fastpipe-bench-", dir=_MEMORY))
+        temporary = self.stack.enter_context(
+            tempfile.TemporaryDirectory(prefix="fastpipe-bench-", dir=_MEMORY)
+        )
         s3fs = partial(s3fs_mount, options=[f"tmpdir={temporary}"])
         for name, mount in (("rclone", rclone_mount), ("s3fs", s3fs)):
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fastpipe-bench-")))
+            folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory(prefix="fastpipe-bench-")))
             given = options["endpoint_url"], self.bucket.name, options["key"], options["secret"], folder
             try:
-                found[name] = stack.enter_context(mount(*given))
+                found[name] = self.stack.enter_context(mount(*given))
             except RuntimeError as error:
                 self.miss(f"first-{name}", f"ImageFolder over a mount by {name}", str(error))
         return found
 
-    def _first(self, stack: ExitStack, mounts: dict[str, Mount]) -> list[Contender]:
+    def _first(self, mounts: dict[str, Mount]) -> list[Contender]:
         """Rows of the first epoch."""
         size, stock = self.args.batch_size, f"DataLoader(num_workers={WORKERS})"
-        found: list[Contender | None] = []
+        found: list[Contender] = []
         for name, words in (("rclone", "tuned rclone mount"), ("s3fs", "s3fs-fuse mount")):
             # Without rclone the other mount is what is replaced.
             is_replaced = name == "rclone" or "rclone" not in mounts
@@ -282,25 +272,29 @@ class Bench(Studied, Driver):
             if name in mounts:
                 folder = mounts[name].path / FOLDER
                 info = self._info(key, f"ImageFolder over a {words} + {stock}", group, FIRST, WORKERS)
-                found.append(self._add(stack, info, partial(MountRow, key, folder, size)))
+                found += self._add(info, partial(MountRow, key, folder, size))
         if not found:
             info = self._info("first-replaced", f"ImageFolder over a local folder + {stock}", "replaced",
                               FIRST, WORKERS, "no mount: neither rclone nor s3fs, or no FUSE")  # fmt: skip
-            found.append(self._add(stack, info, partial(MountRow, info.key, self.bucket.folder, size)))
+            found += self._add(info, partial(MountRow, info.key, self.bucket.folder, size))
         for key, words, stages in ((_MAIN, ", stage=", True), ("first-ahead", "", False)):
             note = "empty stage" if stages else "fetched ahead, kept nowhere"
             info = self._info(key, f"{_FAST}{words}", "fastpipe", FIRST, 0, note)
-            place = stack.enter_context(EmptyStages()) if stages else None
-            found.append(self._add(stack, info, partial(FirstEpochs, key, self.bucket, size, place)))
-        found += [self._peer(peer, stack) for peer in BUCKET_PEERS if self.args.peers]
-        return [row for row in found if row is not None]
+            place = self.stack.enter_context(EmptyStages()) if stages else None
+            found += self._add(info, partial(FirstEpochs, key, self.bucket, size, place))
+        for peer in BUCKET_PEERS if self.args.peers else ():
+            found += self.peer(peer, row_info(peer, FIRST), partial(self._started, peer))
+        return found
 
-    def _fetch(self, stack: ExitStack) -> list[Contender]:
+    def _started(self, peer: Peer, python: str) -> BucketPeerRow:
+        return BucketPeerRow(peer, python, self.bucket, self.args.batch_size, FIRST)
+
+    def _fetch(self) -> list[Contender]:
         """Rows that fetch alone."""
         bucket, size = self.bucket, self.args.batch_size
         threads = best_connections(bucket, CONNECTIONS[:1] if self.args.quick else CONNECTIONS,
                                    self.progress.done)  # fmt: skip
-        stages = stack.enter_context(EmptyStages())
+        stages = self.stack.enter_context(EmptyStages())
         tried = ", ".join(map(str, CONNECTIONS))
         rows: list[tuple[RowInfo, Callable[[], Contender]]] = [
             (self._info("fetch-replaced", f"obstore.get in {threads} threads", "replaced", FETCH, None,
@@ -310,12 +304,11 @@ class Bench(Studied, Driver):
             (self._info("fetch-stage", "FastImageFolder.stage_all", "fastpipe", FETCH, None,
                         "written to an empty stage"), partial(StageAll, "fetch-stage", bucket, stages)),
         ]  # fmt: skip
-        found = [self._add(stack, info, make) for info, make in rows]
-        return [row for row in found if row is not None]
+        return [row for info, make in rows for row in self._add(info, make)]
 
-    def _later(self, stack: ExitStack) -> list[Contender]:
+    def _later(self) -> list[Contender]:
         """Rows of later epochs."""
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fastpipe-bench-")))
+        folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory(prefix="fastpipe-bench-")))
         bucket, size = self.bucket, self.args.batch_size
         rows = [
             (self._info("later-replaced", f"{_FAST}, the same files in a local folder", "replaced", LATER, 0),
@@ -323,12 +316,11 @@ class Bench(Studied, Driver):
             (self._info("later-stage", f"{_FAST}, stage=", "fastpipe", LATER, 0, "from the second epoch on"),
              partial(LaterEpochs, "later-stage", bucket, size, folder / "stage")),
         ]  # fmt: skip
-        found = [self._add(stack, info, make) for info, make in rows]
-        return [row for row in found if row is not None]
+        return [row for info, make in rows for row in self._add(info, make)]
 
-    def _add(self, stack: ExitStack, info: RowInfo, make: Callable[[], Contender]) -> Contender | None:
+    def _add(self, info: RowInfo, make: Callable[[], Contender]) -> list[Contender]:
         self.progress.now(f"starting {info.label}")
-        return self.open(stack, info, make)
+        return self.opened([(info, make)])
 
     def _info(
         self, key: str, label: str, group: str, section: str, workers: int | None, note: str = ""
@@ -336,17 +328,6 @@ class Bench(Studied, Driver):
         unit = "objects" if section == FETCH else "images"
         output = "bytes" if section == FETCH else "float32"
         return RowInfo(key, label, group, workers, output, note, section=section, unit=unit)
-
-    def _peer(self, peer: Peer, stack: ExitStack) -> Contender | None:
-        info, python = row_info(peer, FIRST), interpreter(peer)
-        if python is None:
-            self.miss(peer.key, peer.label, f"not installed: {peer.install}")
-            return None
-        size = self.args.batch_size
-        row = self._add(stack, info, partial(BucketPeerRow, peer, python, self.bucket, size, FIRST))
-        if isinstance(row, BucketPeerRow):
-            self.infos[info.key] = row.info
-        return row
 
     # ---- what is no rate ----------------------------------------------------------------------
 
@@ -362,25 +343,17 @@ class Bench(Studied, Driver):
                 found.append(fast_stall(row.key, label, bucket, size, row.stages))
             elif isinstance(row, MountRow) and session.samples.get(row.key):
                 found.append(mount_stall(row, label, row.chunk))
-        try:
-            return stalls(found, _RUNS, say=self.progress.step)
-        except ContenderError as error:
-            self.warnings.append(f"no stall: {error}")
-            return None
+        return self.tried("stall", partial(stalls, found, _RUNS, say=self.progress.step))
 
     def _facts(self) -> dict[str, Any]:
-        """What was run, when, on what."""
+        """What was read."""
         args, bucket = self.args, self.bucket
-        words = [f"--data {Path(args.data).resolve().name}"] if args.data else []
-        words += [f"--objects {args.objects}"] if args.objects else []
-        words += [f"--batch-size {args.batch_size}"] if args.batch_size != 64 else []
-        words += [f"--delay {args.delay:g}"] if args.delay != _DELAY_MS else []
         count, jitter = len(bucket.keys), args.delay * _JITTER_MS / _DELAY_MS
         where = (
             "on this machine, as are proxy and loaders" if bucket.s3.server else "at $FASTPIPE_S3_ENDPOINT"
         )
         server = f"an S3 server (Ceph's gateway) {where}"
-        return self.facts(words) | {
+        return {
             "data": {
                 "text": f"{count:,} objects of {bucket.nbytes / count / 1000:.0f} kB ({self.name}) in "
                 f"{server}; {args.delay:g} ± {jitter:g} ms until an answer begins",

@@ -22,30 +22,9 @@ import fastpipe
 from fastpipe.bench.check import RowCheck, digests_of_samples
 from fastpipe.bench.data import Photos
 from fastpipe.bench.images import check_transform, train_transform
-from fastpipe.bench.runner import Draws, touch
+from fastpipe.bench.runner import Contender, DrawnRow, Draws, consume
 from fastpipe.core.extras import require
 from fastpipe.errors import OptionError
-
-__all__ = [
-    "CLASSES",
-    "CONNECTIONS",
-    "FOLDER",
-    "WORKERS",
-    "Bucket",
-    "EmptyStages",
-    "FirstEpochs",
-    "InOrder",
-    "LaterEpochs",
-    "MountRow",
-    "ObstoreThreads",
-    "StageAll",
-    "best_connections",
-    "check_bucket",
-    "first_loader",
-    "remote_dataset",
-    "timed_epoch",
-]
-
 
 # ----------------------------------------------------------------------------------------------------
 # What the case reads: photos as objects behind a proxy, and the same ones in a local folder.
@@ -203,7 +182,7 @@ def first_loader(bucket: Bucket, batch_size: int, seed: int, stage: Path | None)
         dataset.close()
 
 
-class FirstEpochs:
+class FirstEpochs(Contender):
     """A `Contender` of fastpipe's that goes through first epochs; nothing is there when one begins.
 
     Making the dataset, which lists the bucket, is not in the time.
@@ -214,8 +193,6 @@ class FirstEpochs:
         batch_size: images in a batch.
         stages: where their stages are; None for none.
     """
-
-    workers = 0
 
     def __init__(self, key: str, bucket: Bucket, batch_size: int, stages: EmptyStages | None) -> None:
         self.key, self.chunk = key, len(bucket.keys)
@@ -231,21 +208,18 @@ class FirstEpochs:
         """Seconds by stage that the loaders' clocks have counted so far."""
         return dict(self._seconds)
 
-    def close(self) -> None:
-        """Nothing is left open between epochs."""
-
     def _epoch(self) -> float:
         self._epochs += 1
         stage = None if self.stages is None else self.stages.next()
         with first_loader(self._bucket, self._batch_size, self._epochs, stage) as loader:
-            seconds = timed_epoch(loader, self.chunk)
+            seconds = consume(loader, self.chunk)
             self._seconds.update(loader.clock.totals())
             del loader
         gc.collect()
         return seconds
 
 
-class LaterEpochs:
+class LaterEpochs(Contender):
     """A `Contender` of fastpipe's that goes through later epochs, of a folder or a stage that has everything.
 
     Args:
@@ -254,8 +228,6 @@ class LaterEpochs:
         batch_size: images in a batch.
         stage: the stage's folder; None reads the local folder.
     """
-
-    workers = 0
 
     def __init__(self, key: str, bucket: Bucket, batch_size: int, stage: Path | None) -> None:
         self.key, self.chunk = key, len(bucket.keys)
@@ -270,7 +242,7 @@ class LaterEpochs:
 
     def measure(self, count: int) -> float:
         """Consume so many images; return the seconds it took."""
-        return sum(timed_epoch(self._loader, self.chunk) for _ in range(count // self.chunk))
+        return sum(consume(self._loader, self.chunk) for _ in range(count // self.chunk))
 
     def close(self) -> None:
         """Let go of the loader and the stage."""
@@ -279,7 +251,7 @@ class LaterEpochs:
         gc.collect()
 
 
-class MountRow:
+class MountRow(DrawnRow):
     """A `Contender` that is the replaced script's: torchvision's folder over a mount, in torch's loader.
 
     Args:
@@ -293,36 +265,10 @@ class MountRow:
         self.key, self.workers, self.chunk = key, workers, batch_size * workers
         folder_type = require("torchvision", extra="torch").datasets.ImageFolder
         dataset = folder_type(str(folder), train_transform("float32"))
-        self._draws = Draws(range(len(dataset)), self.chunk)
+        self.draws = Draws(range(len(dataset)), self.chunk)
         self.loader: Any = require("torch.utils.data", extra="torch").DataLoader(
-            dataset, batch_size, sampler=self._draws, num_workers=workers, persistent_workers=True
+            dataset, batch_size, sampler=self.draws, num_workers=workers, persistent_workers=True
         )
-
-    def measure(self, count: int) -> float:
-        """Consume so many images; return the seconds it took."""
-        return timed_epoch(self.batches(count), count)
-
-    def batches(self, count: int) -> Any:
-        """An epoch of so many images."""
-        self._draws.length = count
-        return self.loader
-
-    def close(self) -> None:
-        """Let go of the loader, which ends its workers."""
-        self.loader = None
-        gc.collect()
-
-
-def timed_epoch(loader: Any, count: int) -> float:
-    """Go through an epoch, from asking for its iterator to its end; return the seconds it took."""
-    seen = 0
-    start = time.perf_counter()
-    for batch in loader:
-        seen += touch(batch)
-    seconds = time.perf_counter() - start
-    if seen != count:
-        raise RuntimeError(f"an epoch has {seen} images in the place of {count}")
-    return seconds
 
 
 # ---- The rows of the case that fetch objects and do nothing with them -------------------------------
@@ -330,7 +276,7 @@ def timed_epoch(loader: Any, count: int) -> float:
 CONNECTIONS = (16, 32, 64, 96, 128)
 
 
-class ObstoreThreads:
+class ObstoreThreads(Contender):
     """A `Contender`: obstore's synchronous calls in a pool of threads, over all objects in random order.
 
     Args:
@@ -338,8 +284,6 @@ class ObstoreThreads:
         bucket: what it reads.
         threads: how many requests at a time.
     """
-
-    workers = 0
 
     def __init__(self, key: str, bucket: Bucket, threads: int) -> None:
         self.key, self.chunk = key, len(bucket.keys)
@@ -373,7 +317,7 @@ class ObstoreThreads:
         return seconds
 
 
-class InOrder:
+class InOrder(Contender):
     """A `Contender` of fastpipe's: all objects, fetched ahead of a random order, taken in it.
 
     Args:
@@ -381,8 +325,6 @@ class InOrder:
         bucket: what it reads.
         batch_size: objects that are asked for at a time.
     """
-
-    workers = 0
 
     def __init__(self, key: str, bucket: Bucket, batch_size: int) -> None:
         self.key, self.chunk = key, len(bucket.keys)
@@ -417,7 +359,7 @@ class InOrder:
         return seconds
 
 
-class StageAll:
+class StageAll(Contender):
     """A `Contender` of fastpipe's: all objects, copied to an empty stage by ``stage_all``.
 
     Args:
@@ -426,8 +368,6 @@ class StageAll:
         stages: where its stages are.
     """
 
-    workers = 0
-
     def __init__(self, key: str, bucket: Bucket, stages: EmptyStages) -> None:
         self.key, self.chunk = key, len(bucket.keys)
         self._bucket, self._stages = bucket, stages
@@ -435,9 +375,6 @@ class StageAll:
     def measure(self, count: int) -> float:
         """Stage so many objects; return the seconds it took."""
         return sum(self._once() for _ in range(count // self.chunk))
-
-    def close(self) -> None:
-        """Nothing is left open between epochs."""
 
     def _once(self) -> float:
         dataset = remote_dataset(self._bucket, self._stages.next(), 0)

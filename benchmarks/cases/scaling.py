@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from abc import abstractmethod
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
-
-from rich.console import Console
+from typing import Any
 
 from benchmarks.floor import DecodeRow, floor_share
 from benchmarks.lines import Studied
-from fastpipe.bench import hdf5, scaling, volume
+from fastpipe.bench import scaling
 from fastpipe.bench.check import RowCheck
+from fastpipe.bench.driver import Rows
 from fastpipe.bench.hdf5 import (
     LAYOUTS,
     QUICK_ROWS,
     ROWS,
     WINDOW,
-    Table,
     TableRow,
     TableSpec,
     check_rows,
@@ -28,65 +27,43 @@ from fastpipe.bench.hdf5 import (
 )
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Contender, Session
-from fastpipe.bench.scaling import Row, threads_label
 from fastpipe.bench.volume import (
-    COLD,
     FULL,
     QUICK,
     PatchSpec,
-    Scroll,
     SlicedRow,
     WholeEpochs,
     check_patches,
     made_scroll,
     sliced_loader,
 )
-from fastpipe.console import Progress
 from fastpipe.core.extras import require
-from fastpipe.core.machine import available_cpus
+from fastpipe.core.text import counted
 from fastpipe.errors import OptionError
-
-__all__ = ["Bench", "PatchBench", "RowBench", "add_arguments", "run"]
-
-
-def add_arguments(parser: ArgumentParser) -> None:
-    """Add the options of the case."""
-    parser.add_argument("--folder", metavar="FOLDER", type=Path,
-        help="where the made-up file or volume is kept (default: the user's cache folder)")  # fmt: skip
-    scaling.add_arguments(parser)
-
-
-def run(args: Namespace, console: Console, progress: Progress) -> int:
-    """Measure, report, and write what was asked for; return 1 when outputs are not the replaced loader's.
-
-    Raises:
-        OptionError: options do not go together.
-    """
-    if args.job == "images":
-        if args.folder is not None:
-            raise OptionError("--folder is for 'hdf5' and 'volume': an image folder is named by --data")
-        return scaling.run(args, console, progress, Bench)
-    if args.data is not None:
-        raise OptionError(f"--data is a folder of images: leave it out with {args.job!r}")
-    cores = available_cpus()
-    if args.job == "hdf5":
-        layouts, rows = {"gzip": LAYOUTS["gzip"]}, QUICK_ROWS if args.quick else ROWS
-        (table,) = made_tables(rows, args.folder, progress.done, layouts)
-        return RowBench(args, cores, progress, table=table).run(console)
-    require("zarr", extra="bench")
-    scroll = made_scroll(QUICK if args.quick else FULL, args.folder, progress.done)
-    return PatchBench(args, cores, progress, scroll=scroll).run(console)
 
 
 class Bench(Studied, scaling.Bench):
     """One run over images, and decoding alone."""
 
-    def rows(self, n: int) -> list[Row]:
+    @classmethod
+    def add_arguments(cls, parser: ArgumentParser) -> None:
+        """Add the options of the case."""
+        super().add_arguments(parser)
+        parser.add_argument("--folder", metavar="FOLDER", type=Path,
+            help="where the made-up file or volume is kept (default: the user's cache folder)")  # fmt: skip
+
+    def prepare(self) -> None:
+        """Find the photos."""
+        if self.args.folder is not None:
+            raise OptionError("--folder is for 'hdf5' and 'volume': an image folder is named by --data")
+        super().prepare()
+
+    def rows_of(self, n: int) -> Rows[Contender]:
         """Return the rows of n threads, or n worker processes, and what builds each."""
-        key, label = f"floor-{n}", f"read and decode only, {threads_label(n)}"
-        info = RowInfo(key, label, "floor", None, "crops", "", section=str(n), unit="images")
+        key, label = f"floor-{n}", f"read and decode only, {counted(n, 'thread')}"
+        info = RowInfo(key, label, "floor", output="crops", section=str(n), unit="images")
         make = partial(DecodeRow, self.photos.files, n, self.size, key, from_memory=False)
-        return [*super().rows(n), (info, make)]
+        return [*super().rows_of(n), (info, make)]
 
     def studies(self, session: Session) -> dict[str, Any]:
         """Return how near the most threads are to decoding alone."""
@@ -94,60 +71,64 @@ class Bench(Studied, scaling.Bench):
         return {"floor_share": floor_share(session.samples, f"threads-{max(counts)}", f"floor-{max(counts)}")}
 
 
-class _Made(Studied, scaling.ScalingBench):
+class _Made(Bench):
     """One run over data that is made up."""
 
-    usual_size: ClassVar[int]
+    def prepare(self) -> None:
+        """Make the data.
 
-    @property
-    def size(self) -> int:
-        """Samples in a batch."""
-        return int(self.args.batch_size or self.usual_size)
+        Raises:
+            OptionError: other data is named.
+        """
+        if self.args.data is not None:
+            raise OptionError(f"--data is a folder of images: leave it out with {self.args.job!r}")
+        self.make()
 
-    def words(self) -> list[str]:
-        """Return the case's own options."""
-        return [self.args.job, *super().words()]
+    @abstractmethod
+    def make(self) -> None:
+        """Make the data, and read it once."""
+
+    def studies(self, session: Session) -> dict[str, Any]:
+        """Return nothing: there is no floor."""
+        return {}
 
 
-@dataclass
 class RowBench(_Made):
     """Rows of an HDF5 file, gzip and shuffle, in windows of chunks."""
 
-    usual_size: ClassVar[int] = 64
-    table: Table = field(kw_only=True)
-
-    def warm(self) -> None:
-        """Read the file once."""
+    def make(self) -> None:
+        """Make the file."""
+        layouts, rows = {"gzip": LAYOUTS["gzip"]}, QUICK_ROWS if self.args.quick else ROWS
+        (self.table,) = made_tables(rows, self.args.folder, self.progress.done, layouts)
         self.table.warm()
 
-    def rows(self, n: int) -> list[Row]:
+    def rows_of(self, n: int) -> Rows[Contender]:
         """Return the row of h5py in each worker, and ``FastHDF5Dataset``'s."""
-        replaced = f"row by row + DataLoader(num_workers={n})"
-        ours = f"FastHDF5Dataset(threads={n}) + FastLoader, windows"
-        size = min(self.size, self.table.samples)
+        table, size = self.table, min(self.size, self.table.samples)
+        more: dict[str, Any] = {
+            "output": table.dtype,
+            "section": str(n),
+            "unit": "samples",
+            "batch_size": size,
+        }
         specs = (
-            TableSpec(f"replaced-{n}", replaced, "replaced", "rows", size, n),
-            TableSpec(f"threads-{n}", ours, "fastpipe", "window", size, threads=n),
-        )
+            TableSpec(f"replaced-{n}", f"row by row + DataLoader(num_workers={n})", "replaced", n, **more),
+            TableSpec(f"threads-{n}", f"FastHDF5Dataset(threads={n}) + FastLoader, windows", "fastpipe",
+                      kind="window", threads=n, **more),
+        )  # fmt: skip
+        return [(spec, partial(TableRow, spec, table)) for spec in specs]
 
-        def made(spec: TableSpec) -> Callable[[], Contender]:
-            return lambda: TableRow(spec, self.table)
-
-        return [(replace(spec.info(self.table), section=str(n)), made(spec)) for spec in specs]
-
-    def compared(self, rows: Sequence[Contender]) -> RowCheck:
+    def compared(self, rows: Sequence[Any]) -> RowCheck:
         """Compare an epoch of each of fastpipe's loaders with what h5py reads."""
-        specs = [row.spec for row in rows if isinstance(row, TableRow)]
-        return check_rows(
-            [(self.table, spec) for spec in specs if spec.group == "fastpipe"], self.progress.now
-        )
+        own = [row.spec for row in rows if row.spec.group == "fastpipe"]
+        return check_rows([(self.table, spec) for spec in own], self.progress.now)
 
-    def described(self) -> dict[str, Any]:
+    def facts_of_data(self) -> dict[str, Any]:
         """Return the file and what is read of it."""
         table, size = self.table, min(self.size, self.table.samples)
         shape = "×".join(map(str, table.shape[1:]))
         return {
-            "data": {"name": "made-up log-mels", **hdf5.described(table)},
+            "data": {"name": "made-up log-mels", **table.described},
             "job": {
                 "text": f"HDF5: rows of {shape} {table.dtype}, {table.label}, in windows of {WINDOW} chunks,"
                 f" batches of {size}",
@@ -157,45 +138,42 @@ class RowBench(_Made):
         }
 
 
-@dataclass
 class PatchBench(_Made):
     """Patches of a volume and its labels, in first epochs."""
 
-    usual_size: ClassVar[int] = 2
-    scroll: Scroll = field(kw_only=True)
+    usual_size = 2
 
-    def warm(self) -> None:
-        """Read every chunk once."""
+    def make(self) -> None:
+        """Make the volume."""
+        require("zarr", extra="bench")
+        self.scroll = made_scroll(QUICK if self.args.quick else FULL, self.args.folder, self.progress.done)
         self.scroll.warm()
 
-    def rows(self, n: int) -> list[Row]:
+    def rows_of(self, n: int) -> Rows[Contender]:
         """Return the row of zarr-python in each worker, and ``FastPatchDataset``'s."""
         replaced = f"zarr-python + DataLoader(num_workers={n})"
         ours = f'FastPatchDataset(threads={n}) + FastLoader, Shuffle(unit="group")'
-        before = PatchSpec(COLD, "zarr", replaced, "replaced", n, "spawned", name=f"replaced-{n}")
-        after = PatchSpec(COLD, "tour", ours, "fastpipe", threads=n, name=f"threads-{n}")
+        before = PatchSpec(f"replaced-{n}", replaced, "replaced", n, note="spawned")
+        after = PatchSpec(f"threads-{n}", ours, "fastpipe", kind="tour", threads=n)
+
+        def sliced() -> SlicedRow:
+            return SlicedRow(before, sliced_loader(before, self.scroll, self.size))
+
+        section = str(n)
         return [
-            (
-                replace(before.info, section=str(n)),
-                lambda: SlicedRow(before, sliced_loader(before, self.scroll, self.size)),
-            ),
-            (
-                replace(after.info, section=str(n)),
-                lambda: WholeEpochs(after, self.scroll, self.size),
-            ),
+            (replace(before, section=section), sliced),
+            (replace(after, section=section), partial(WholeEpochs, after, self.scroll, self.size)),
         ]
 
-    def compared(self, rows: Sequence[Contender]) -> RowCheck:
+    def compared(self, rows: Sequence[Any]) -> RowCheck:
         """Compare the patches of each loader with slices of the volume in memory."""
-        return check_patches(
-            self.scroll, [row for row in rows if isinstance(row, (WholeEpochs, SlicedRow))], self.progress.now
-        )
+        return check_patches(self.scroll, rows, self.progress.now)
 
-    def described(self) -> dict[str, Any]:
+    def facts_of_data(self) -> dict[str, Any]:
         """Return the volume and what is read of it."""
         patch, size = "×".join(map(str, self.scroll.sizes.patch)), self.size
         return {
-            "data": volume.described(self.scroll),
+            "data": self.scroll.described,
             "job": {
                 "text": f"Volume: patches of {patch} uint16 with labels, anywhere, first epochs,"
                 f" batches of {size}",
@@ -203,3 +181,6 @@ class PatchBench(_Made):
                 "batch_size": size,
             },
         }
+
+
+JOBS: dict[str, type[Bench]] = {"images": Bench, "hdf5": RowBench, "volume": PatchBench}

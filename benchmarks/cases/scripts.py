@@ -9,30 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fastpipe.bench.augment import SpecAugment
+from fastpipe.bench.augment import SpecAugment as SpecAugment
 from fastpipe.core.extras import require
-
-__all__ = [
-    "Brightness3D",
-    "Contrast3D",
-    "Gamma3D",
-    "GaussianBlur3D",
-    "GaussianNoise3D",
-    "LowResolution3D",
-    "MotionMirror",
-    "MotionScale",
-    "MotionSpeed",
-    "MotionTranslation",
-    "RandomAffine3D",
-    "RandomApply",
-    "RandomElastic3D",
-    "RandomFlip3D",
-    "RandomGain",
-    "RandomRotate90",
-    "SpecAugment",
-    "TimeShift",
-]
-
 
 # ---- Spectrograms, (F, T) --------------------------------------------------------------------------
 

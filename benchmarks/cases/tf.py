@@ -5,20 +5,18 @@ from __future__ import annotations
 import math
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
 
 import fastpipe
 from benchmarks.lines import Studied
 from benchmarks.targets import Asked, judged_rates
 from fastpipe.bench import tf
-from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import ContenderError, Sample, Session
 from fastpipe.bench.synthetic import mel_rows, write_table
 from fastpipe.bench.tf import (
@@ -35,13 +33,14 @@ from fastpipe.bench.tf import (
     batches_of,
     by_pillow,
     images_of,
+    in_memory,
+    script_of,
+    spec_of,
     tensorflow,
 )
 from fastpipe.console import Progress
 from fastpipe.core.extras import require
 from fastpipe.errors import MissingDependencyError
-
-__all__ = ["ASKED", "Bench", "run", "specs", "targets"]
 
 SECTIONS = {
     **tf.SECTIONS,
@@ -111,23 +110,6 @@ class ArrayLengths(Lengths):
 
     rows: int = 1024
     patches: int = 128
-
-
-@dataclass(frozen=True)
-class ArraySpec(Spec):
-    """A dataset of rows or patches: a script's own is one of a Python generator."""
-
-    process: ClassVar[str] = "generators"
-
-    @property
-    def info(self) -> RowInfo:
-        """What the report calls it."""
-        unit, output = ("rows", "float32") if self.section == "hdf5" else ("patches", "uint16")
-        return replace(super().info, unit=unit, output=output)
-
-    def samples(self, lengths: ArrayLengths, batch_size: int) -> int:
-        """Return how many samples an epoch has."""
-        return lengths.rows if self.section == "hdf5" else lengths.patches
 
 
 def _lengths(setting: Setting) -> ArrayLengths:
@@ -310,86 +292,63 @@ def _rotated(tf: Any, image: Any, part: Any) -> Any:
 
 def _arrays() -> list[Spec]:
     fast, cut = "hdf5_dataset", "patch_dataset"
+    # A script's own are datasets of a Python generator, in a process of their own.
+    rows_of = partial(spec_of, "hdf5", process="generators")
+    cut_of = partial(spec_of, "patches", process="generators", output="uint16")
     return [
-        ArraySpec("hdf5", "replaced", "generator over h5py, row by row", "replaced", rows_by_h5py),
-        ArraySpec("hdf5", "window", f'{fast}, shuffle=Shuffle(16, "group")', "fastpipe",
-             partial(rows, unit="group"), "chunks, then rows of 16 chunks at a time", most_apart=0),
-        ArraySpec("hdf5", "ram", f'{fast}, cache="ram"', "fastpipe", partial(rows, cache="ram"),
-             "from the second epoch on", most_apart=0),
-        ArraySpec("patches", "replaced", "generator that slices a zarr array", "replaced", patches_by_zarr),
-        ArraySpec("patches", "uniform", cut, "fastpipe", patches, "a third of the volume fits",
-             most_apart=0),
-        ArraySpec("patches", "tour", f'{cut}, shuffle=Shuffle(unit="group")', "fastpipe",
-             partial(patches, unit="group"), "the same room; neighbours come together", most_apart=0),
+        rows_of("replaced", "generator over h5py, row by row", "replaced", rows_by_h5py),
+        rows_of("window", f'{fast}, shuffle=Shuffle(16, "group")', "fastpipe", partial(rows, unit="group"),
+                "chunks, then rows of 16 chunks at a time"),
+        rows_of("ram", f'{fast}, cache="ram"', "fastpipe", partial(rows, cache="ram"),
+                "from the second epoch on"),
+        cut_of("replaced", "generator that slices a zarr array", "replaced", patches_by_zarr),
+        cut_of("uniform", cut, "fastpipe", patches, "a third of the volume fits"),
+        cut_of("tour", f'{cut}, shuffle=Shuffle(unit="group")', "fastpipe", partial(patches, unit="group"),
+               "the same room; neighbours come together"),
     ]  # fmt: skip
 
 
 def specs() -> list[Spec]:
     """The datasets that are measured with ``--peers``; a section's come together."""
     pillow, kept = "tf.py_function + Pillow", "float32, from the second epoch on"
-
-    def antialiased(setting: Setting, *, is_shuffled: bool) -> Any:
-        return by_hand_antialiased(setting.crops, setting.batch_size, is_shuffled=is_shuffled)
-
     more = [
-        Spec("crop", "antialiased", "tf.io.decode_jpeg + crop + resize(antialias=True)", "peer",
-             antialiased, "nearer to Pillow's pixels"),
-        Spec("crop", "tf-ram", f"{pillow}, Dataset.cache()", "peer", kept_by_tensorflow(False), kept),
-        Spec("crop", "tf-disk", f"{pillow}, Dataset.cache(file)", "peer", kept_by_tensorflow(True), kept),
+        spec_of("crop", "antialiased", "tf.io.decode_jpeg + crop + resize(antialias=True)", "peer",
+                script_of(by_hand_antialiased, "crops"), "nearer to Pillow's pixels"),
+        spec_of("crop", "tf-ram", f"{pillow}, Dataset.cache()", "peer", kept_by_tensorflow(False), kept),
+        spec_of("crop", "tf-disk", f"{pillow}, Dataset.cache(file)", "peer", kept_by_tensorflow(True), kept),
     ]  # fmt: skip
     return sorted([*own_specs(), *more], key=lambda spec: list(SECTIONS).index(spec.section))
 
 
 def own_specs() -> list[Spec]:
     """Return the datasets that are measured without ``--peers``."""
-
-    def of(make: Callable[[Setting], Any]) -> Make:
-        return lambda setting, is_shuffled: make(setting)
-
     each = "image by image; rotated as by TensorFlow Addons"
     *others, keras, layer = tf.specs()
-
-    def by_operation(setting: Setting, *, is_shuffled: bool) -> Any:
-        return by_hand(setting.crops, setting.batch_size, is_shuffled=is_shuffled)
-
     return [
         *others[:5],
-        Spec("crop", "hand", "tf.io.decode_and_crop_jpeg + tf.image.resize", "peer", by_operation,
-             "other pixels: another decoding, no antialiasing"),
+        spec_of("crop", "hand", "tf.io.decode_and_crop_jpeg + tf.image.resize", "peer",
+                script_of(by_hand, "crops"), "other pixels: another decoding, no antialiasing"),
         *others[5:], keras,
-        Spec("augment", "images", "tf.image.random_…", "replaced", of(by_operations), each),
-        Spec("augment", "stateless", "tf.image.stateless_random_…", "replaced", of(by_stateless_operations),
-             each),
+        spec_of("augment", "images", "tf.image.random_…", "replaced", in_memory(by_operations), each),
+        spec_of("augment", "stateless", "tf.image.stateless_random_…", "replaced",
+                in_memory(by_stateless_operations), each),
         layer, *_arrays(),
     ]  # fmt: skip
 
 
-def run(args: Namespace, console: Console, progress: Progress) -> int:
-    """Measure, report, and write what was asked for; return 1 when samples differ from what is replaced."""
-    return tf.run(args, console, progress, WithPeers if args.peers else Bench)
-
-
 class Bench(Studied, tf.Bench):
-    """One run of the case, with the figures that were asked for."""
+    """One run of the case, with the figures that were asked for, and with everything."""
 
     labels: ClassVar[Mapping[str, str]] = SECTIONS
     full: ClassVar[Lengths] = ArrayLengths(**vars(FULL))
     quick: ClassVar[Lengths] = ArrayLengths(**vars(QUICK), rows=40, patches=6)
+    specs = staticmethod(own_specs)
 
-    @staticmethod
-    def specs() -> list[Spec]:
-        """Return the datasets that are measured."""
-        return own_specs()
+    def __init__(self, args: Namespace, progress: Progress) -> None:
+        super().__init__(args, progress)
+        if args.peers:
+            self.specs = specs
 
     def studies(self, session: Session) -> dict[str, Any]:
         """Judge the figures that were asked for."""
         return {"targets": targets(session.samples)}
-
-
-class WithPeers(Bench):
-    """One run of the case, with everything."""
-
-    @staticmethod
-    def specs() -> list[Spec]:
-        """Return the datasets that are measured."""
-        return specs()

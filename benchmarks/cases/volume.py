@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
 
 from benchmarks.lines import Studied
-from benchmarks.peers.rows import ChildRow, Peer, interpreter
+from benchmarks.peers.rows import ChildRow, Peer
 from benchmarks.studies.volume_amplification import amplifications
 from benchmarks.studies.volume_first import first_batches
 from benchmarks.studies.volume_memory import memory_of_topologies
@@ -27,33 +24,22 @@ from fastpipe.bench.samples import box_at, start_of
 from fastpipe.bench.volume import (
     COLD,
     FULL,
-    QUARTER,
     WARM,
     PatchSpec,
     Scroll,
     Sizes,
     SlicedRow,
-    WholeEpochs,
     made_scroll,
     sliced_loader,
 )
-from fastpipe.console import Progress
-
-__all__ = [
-    "ASKED",
-    "COLD_PEERS",
-    "VOLUME_PEERS",
-    "WARM_PEERS",
-    "Bench",
-    "VolumePeerRow",
-    "run",
-    "specs",
-    "targets",
-]
 
 # Of the volumes on which the time to the first batch is measured; it does not depend on their size.
 FIRST = Sizes((128, 256, 256), FULL.chunk, FULL.patch)
 
+
+_SLICES = PatchSpec(
+    "warm-slices", "slices of NumPy arrays + DataLoader(num_workers=0)", "peer", section=WARM, kind="slices"
+)
 
 # ---- The rows of the case that are other readers of volumes, each in a process of its own -----------
 
@@ -142,7 +128,7 @@ class VolumePeerRow(ChildRow):
             "batch_size": batch_size,
             "threads": threads,
             "epoch": scroll.epoch,
-            "memory_bytes": 2 * scroll.nbytes if keeps_all else scroll.nbytes // QUARTER,
+            "memory_bytes": 2 * scroll.nbytes if keeps_all else scroll.room,
             "keeps_all": keeps_all,
             "options": dict(peer.options),
         }
@@ -172,9 +158,6 @@ class MemoryPatches:
         start = start_of(self._sizes.shape, self._sizes.patch, index)
         box = box_at(start, self._sizes.patch)
         return tuple(array[box] for array in self._arrays)
-
-
-_SLICES = PatchSpec(WARM, "slices", "slices of NumPy arrays + DataLoader(num_workers=0)", "peer")
 
 
 def specs() -> list[PatchSpec]:
@@ -228,28 +211,23 @@ def targets(
 # ---- The case ---------------------------------------------------------------------------------------
 
 
-def run(args: Namespace, console: Console, progress: Progress) -> int:
-    """Measure, report, and write what was asked for; return 1 when patches are not those of the volume."""
-    return volume.run(args, console, progress, Bench)
-
-
-@dataclass
 class Bench(Studied, volume.Bench):
     """One run of the case, with everything."""
 
-    def own_rows(self, stack: ExitStack) -> list[WholeEpochs | SlicedRow]:
+    def rows(self) -> Sequence[Contender]:
         """Build the rows that run in this process, and slices of arrays in memory."""
         loader = sliced_loader(_SLICES, self.scroll, self.args.batch_size, MemoryPatches(self.scroll))
-        row = SlicedRow(_SLICES, loader)
-        stack.callback(row.close)
-        found = super().own_rows(stack)
-        self.infos[row.key] = _SLICES.info
-        return [*found, row]
+        return [*super().rows(), self.added(_SLICES, SlicedRow(_SLICES, loader))]
 
-    def others(self, stack: ExitStack) -> list[Contender]:
+    def others(self) -> list[Contender]:
         """Start the peers; one that is not there is noted."""
-        found = [self._peer(peer, stack) for peer in VOLUME_PEERS if self.args.peers]
-        return [contender for contender in found if contender is not None]
+        found: list[Contender] = []
+        for peer in VOLUME_PEERS if self.args.peers else ():
+            found += self.peer(peer, row_info(peer), partial(self._started, peer))
+        return found
+
+    def _started(self, peer: Peer, python: str) -> VolumePeerRow:
+        return VolumePeerRow(peer, python, self.scroll, self.args.batch_size, self.cores)
 
     def studies(self, session: Session) -> dict[str, Any]:
         """Measure what is decoded, the first batch and memory, and judge the figures that were asked for."""
@@ -263,31 +241,13 @@ class Bench(Studied, volume.Bench):
             "memory": memory or {},
         }
 
-    def _peer(self, peer: Peer, stack: ExitStack) -> Contender | None:
-        python, info = interpreter(peer), row_info(peer)
-        if python is None:
-            self.miss(peer.key, f"{info.section}: {peer.label}", f"not installed: {peer.install}")
-            return None
-        self.progress.now(f"starting {peer.label}")
-        size = self.args.batch_size
-        row = self.open(stack, info, partial(VolumePeerRow, peer, python, self.scroll, size, self.cores))
-        if isinstance(row, VolumePeerRow):
-            self.infos[info.key] = row.info
-        return row
-
     def _first_batch(self) -> dict[str, Any] | None:
-        folder, say = self.args.folder, self.progress.done
-        packed = made_scroll(FIRST, folder, say)
-        plain = made_scroll(FIRST, folder, say, compressed=False)
-        return self._tried("time to the first batch", first_batches, packed, plain)
+        folder, say = self.args.folder, self.progress
+        packed = made_scroll(FIRST, folder, say.done)
+        plain = made_scroll(FIRST, folder, say.done, compressed=False)
+        study = partial(first_batches, packed, plain, self.args.batch_size, say=say.step)
+        return self.tried("time to the first batch", study)
 
     def _memory(self) -> dict[str, Any] | None:
-        return self._tried("memory", memory_of_topologies, self.scroll)
-
-    def _tried(self, what: str, study: Callable[..., dict[str, Any]], *data: Scroll) -> dict[str, Any] | None:
-        try:
-            return study(*data, self.args.batch_size, say=self.progress.step)
-        except ContenderError as error:
-            # The rates, which took far longer to measure, stay valid.
-            self.warnings.append(f"no {what}: {error}")
-            return None
+        study = partial(memory_of_topologies, self.scroll, self.args.batch_size, say=self.progress.step)
+        return self.tried("memory", study)

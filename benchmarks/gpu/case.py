@@ -7,9 +7,9 @@ import gc
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from rich.console import Console
 
@@ -26,18 +26,13 @@ from benchmarks.gpu.sections import (
 )
 from benchmarks.gpu.training import Sizes, TrainRow, figures_of, sizes_for
 from benchmarks.lines import Studied
-from fastpipe.bench.data import folder_to_use, scan
-from fastpipe.bench.driver import Driver, add_file_arguments
-from fastpipe.bench.images import make_dataset, train_transform
+from fastpipe.bench.driver import DATA_HELP, add_file_arguments
+from fastpipe.bench.images import make_dataset, photos_to_use, train_transform
 from fastpipe.bench.results import RowInfo, entries, verdict
 from fastpipe.bench.runner import Contender, ContenderError, Plan, Session
 from fastpipe.console import Progress, positive
 from fastpipe.core.extras import require
-from fastpipe.core.machine import available_cpus
 from fastpipe.errors import OptionError
-
-__all__ = ["SECONDS", "Budget", "Share", "add_arguments", "merged", "run", "with_references"]
-
 
 # ----------------------------------------------------------------------------------------------------
 # Windows and rounds that end in time: a run that has less of it measures fewer rounds, for shorter.
@@ -121,58 +116,49 @@ _MAIN = ("train-cpu", "decode-cpu")
 _SMALL = "--device cpu shows on little data that the command runs; no figures of a GPU"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the case."""
-    add = parser.add_argument
-    add("--device", choices=("cuda", "cpu"), default="cuda",
-        help="cpu: little data and no GPU, to see that the command runs (default: cuda)")  # fmt: skip
-    add("--data", metavar="FOLDER", help="image folder, one sub-folder per class (default: $FASTPIPE_PHOTOS, "
-        "else photograph-like JPEGs made once into the user's cache folder)")  # fmt: skip
-    add("--batch-size", type=positive(int), metavar="N",
-        help="images in a batch, halved until a step has room (default: 256; on the cpu 8)")  # fmt: skip
-    add("--seconds", type=positive(float), default=SECONDS, metavar="S",
-        help=f"for what is timed; with less, fewer and shorter rounds (default: {SECONDS:g})")  # fmt: skip
-    add_file_arguments(parser, picture="gpu.png", figures="gpu.json")
-    parser.set_defaults(peers=False, rounds=None, quick=False)
-
-
-def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Measure, report, and write what was asked for.
-
-    Returns:
-        0, or 1 when a decoder's pixels are not near enough to Pillow's.
-
-    Raises:
-        OptionError: there is no such device, or nothing to measure.
-    """
-    devices.check_device(args.device)
-    sizes = sizes_for(args.device)
-    budget = Budget(args.seconds, sizes)
-    folder, name, is_made_up = folder_to_use(args.data, progress.done)
-    photos = scan(folder, name)
-    photos.warm()
-    cores, batch = available_cpus(), args.batch_size or sizes.batch
-    what = Run(args.device, sizes, photos, cores, batch, say=progress.done)
-    bench = Bench(args, cores, progress, what=what, budget=budget)
-    if is_made_up:
-        bench.warnings.append("the photos are made up; give your own with --data or $FASTPIPE_PHOTOS")
-    return bench.run(console)
-
-
-@dataclass
-class Bench(Studied, Driver):
+class Bench(Studied):
     """One run of the case."""
 
-    case: ClassVar[str] = "gpu"
-    what: Run = field(kw_only=True)
-    budget: Budget = field(kw_only=True)
-    share: Share = field(init=False)
-    timing: dict[str, dict[str, Any]] = field(init=False, default_factory=dict)
-    is_wrong: bool = field(init=False, default=False)
-    gpu: dict[str, Any] | None = field(init=False)
+    case = "gpu"
+    about = "on a CUDA device: decoders, ResNet-50 steps by loader, augmentation and steps on 3D patches"
+    what: Run
+    budget: Budget
+    share: Share
 
-    def __post_init__(self) -> None:
-        self.share, self.gpu = self.budget.share(1), devices.described(self.what.device)
+    def __init__(self, args: argparse.Namespace, progress: Progress) -> None:
+        super().__init__(args, progress)
+        self.timing: dict[str, dict[str, Any]] = {}
+        self.is_wrong = False
+
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        """Add the options of the case."""
+        add = parser.add_argument
+        add("--device", choices=("cuda", "cpu"), default="cuda",
+            help="cpu: little data and no GPU, to see that the command runs (default: cuda)")  # fmt: skip
+        add("--data", metavar="FOLDER", type=Path, help=f"image folder, one sub-folder per class{DATA_HELP}")
+        add("--batch-size", type=positive(int), metavar="N",
+            help="images in a batch, halved until a step has room (default: 256; on the cpu 8)")  # fmt: skip
+        add(
+            "--seconds", type=positive(float), default=SECONDS, metavar="S",
+            help=f"for what is timed; with less, fewer and shorter rounds (default: {SECONDS:g})",
+        )  # fmt: skip
+        add_file_arguments(parser, plot="gpu.png", json="gpu.json")
+        parser.set_defaults(peers=False, rounds=None, quick=False)
+
+    def prepare(self) -> None:
+        """Look at the device, and find the photos.
+
+        Raises:
+            OptionError: there is no such device, or nothing to measure.
+        """
+        args = self.args
+        devices.check_device(args.device)
+        sizes = sizes_for(args.device)
+        self.budget = Budget(args.seconds, sizes)
+        photos, batch = photos_to_use(self), args.batch_size or sizes.batch
+        self.what = Run(args.device, sizes, photos, self.cores, batch, say=self.progress.done)
+        self.share, self.gpu = self.budget.share(1), devices.described(args.device)
 
     def run(self, console: Console) -> int:
         """Measure, report, and write what was asked for; 1 also where a decoder was left out."""
@@ -181,6 +167,7 @@ class Bench(Studied, Driver):
     def result(self) -> dict[str, Any] | None:
         """Check, measure, and put the file's content together; ``None`` if the CPU's pixels are wrong."""
         self.begin()
+        self.prepare()
         if self.what.device == "cpu":
             self.warnings.append(_SMALL)
         check = self._check()
@@ -223,7 +210,7 @@ class Bench(Studied, Driver):
         check = check_pixels(specs, what.photos, what.sizes.checked, what.batch, self.progress.now)
         self.progress.done(f"check: {check.sentence()}")
         self.is_wrong = not check.ok
-        by_key = {spec.key: spec.backend for spec in specs}
+        by_key = {spec.key: spec.decode.backend for spec in specs}
         what.problems = {by_key[key]: f"not checked: {why}" for key, why in check.problems.items()}
         return check
 
@@ -244,8 +231,8 @@ class Bench(Studied, Driver):
             why = f"no time was left for it: give more than --seconds {self.budget.seconds:g}"
             self.miss(section.key, section.label(self.what), why)
             return nothing, []
-        with ExitStack() as stack:
-            stack.callback(_empty_cache)
+        with ExitStack() as self.stack:
+            self.stack.callback(_empty_cache)
             # The time of a section begins before its rows are built, which takes some of it.
             self.share = self.budget.share(part)
             try:
@@ -254,25 +241,24 @@ class Bench(Studied, Driver):
                 self.miss(section.key, section.label(self.what), str(error))
                 return nothing, []
             self.share.divide(sum(one.make is not None for one in candidates))
-            rows = [row for one in candidates if (row := self._opened(one, stack)) is not None]
-            stack.callback(_close_workers, rows)
+            rows = [row for one in candidates if (row := self._opened(one)) is not None]
+            self.stack.callback(_close_workers, rows)
             # Workers are forked from here, and cannot free what is a device's and waits to be freed.
             gc.collect()
             # A stall is told by the ceiling: not to be what there is no time for.
             session = self.measure(sorted(rows, key=lambda row: row.key != section.ceiling))
             return session, [row.row for row in rows if isinstance(row.row, TrainRow)]
 
-    def _opened(self, candidate: Candidate, stack: ExitStack) -> Guarded | None:
+    def _opened(self, candidate: Candidate) -> Guarded | None:
         """A row; one that is not there is noted."""
         info, make = candidate.info, candidate.make
         if make is None:
             self.miss(info.key, f"{info.section}: {info.label}", candidate.why)
             return None
         self.progress.now(f"starting {info.label}")
-        row = self.open(stack, info, guarded(lambda: Guarded(make())))
-        assert row is None or isinstance(row, Guarded)
+        row = self.open(info, guarded(lambda: Guarded(make())))
         if row is not None and isinstance(row.row, DecodingPeerRow):
-            self.infos[info.key] = row.row.info()
+            self.infos[info.key] = row.row.info
         return row
 
     def _result(
@@ -325,11 +311,8 @@ class Bench(Studied, Driver):
 
     def _facts(self) -> dict[str, Any]:
         """What was run, when, on what."""
-        args, what = self.args, self.what
-        words = [f"--device {args.device}"] if args.device != "cuda" else []
-        words += [f"--data {Path(args.data).resolve().name}"] if args.data else []
-        words += [f"--batch-size {args.batch_size}"] if args.batch_size else []
-        facts = self.facts(words)
+        what = self.what
+        facts = self.facts()
         facts["machine"]["gpu"] = self.gpu
         photos = what.photos
         return facts | {

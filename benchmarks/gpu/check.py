@@ -16,9 +16,6 @@ from fastpipe.bench.images import LoaderSpec, build, check_transform, make_datas
 from fastpipe.bench.runner import Contender, ContenderError
 from fastpipe.core.extras import require
 
-__all__ = ["MOST_APART", "Guarded", "PixelCheck", "apart", "check_pixels", "guarded"]
-
-
 # ---- Rows that leave when they fail -----------------------------------------------------------------
 
 _T = TypeVar("_T")
@@ -64,7 +61,7 @@ def apart(function: Callable[..., _T], *arguments: Any) -> _T:
             raise ContenderError("the process in which it was tried has crashed") from None
 
 
-class Guarded:
+class Guarded(Contender):
     """A `Contender` that leaves the run when it fails, whatever with.
 
     Args:
@@ -125,7 +122,7 @@ class PixelCheck:
         mean = sum(float(one.sum()) for one in differences) / count
         largest = max(float(one.max()) for one in differences)
         self.apart[spec.key] = {"label": spec.label, "mean": round(mean, 4), "largest": largest}
-        most = 0.0 if spec.backend == "auto" else MOST_APART
+        most = 0.0 if spec.decode.backend == "auto" else MOST_APART
         if not mean <= most:
             self.problems[spec.key] = f"pixels are {mean:.3g} of 255 apart on average, at most {most:g} asked"
 
@@ -190,7 +187,7 @@ def check_pixels(
 
 def _tried(spec: LoaderSpec, photos: Photos, chosen: Sequence[int], size: int) -> list[tuple[Any, Any]]:
     """The batches of a row; a GPU's decoder is tried where a crash of its does no harm."""
-    if spec.backend != "auto" and spec.device == "cuda":
+    if spec.decode.backend != "auto" and spec.device == "cuda":
         return apart(_decoded, spec, photos, chosen, size)
     return _decoded(spec, photos, chosen, size)
 
@@ -203,7 +200,7 @@ def _decoded(spec: LoaderSpec, photos: Photos, chosen: Sequence[int], size: int)
         found = [tuple(part.cpu().numpy() for part in batch) for batch in loader]
     there = f"images are decoded on {spec.device}"
     here = [text for text in said if text.startswith("images are decoded on the CPU")]
-    if spec.backend != "auto" and (here or not any(text.startswith(there) for text in said)):
+    if spec.decode.backend != "auto" and (here or not any(text.startswith(there) for text in said)):
         raise ContenderError(next(iter(here), "images are not decoded on the GPU"))
     return [(images, labels) for images, labels in found]
 

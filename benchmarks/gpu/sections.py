@@ -25,7 +25,7 @@ from benchmarks.gpu.training import (
     image_model,
 )
 from benchmarks.peers.rows import Peer, PeerRow, interpreter
-from fastpipe import augment
+from fastpipe import Decode, augment
 from fastpipe.bench.augment import AugmentRow, Place, made_batches
 from fastpipe.bench.data import Photos
 from fastpipe.bench.images import LoaderRow, LoaderSpec, train_transform, why_not_installed
@@ -33,29 +33,6 @@ from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Contender, Draws
 from fastpipe.bench.volume import Scroll, made_scroll, patch_dataset
 from fastpipe.core.extras import require
-
-__all__ = [
-    "AUGMENTED",
-    "BACKENDS",
-    "PATCHED",
-    "SECTIONS",
-    "Candidate",
-    "DecodingPeerRow",
-    "DeviceLoaderRow",
-    "PatchFeed",
-    "Patched",
-    "Run",
-    "Section",
-    "augment_rows",
-    "batches_of",
-    "decoding_peers",
-    "info_of",
-    "loader_specs",
-    "patch_model",
-    "row_info",
-    "why_missing",
-]
-
 
 # ----------------------------------------------------------------------------------------------------
 # The rows that decode photos to batches on the device, and the loaders that the training rows have.
@@ -85,7 +62,7 @@ def loader_specs(section: str, device: str, cores: int, output: Output) -> list[
         *(
             LoaderSpec(
                 f"{section}-{backend}", f'{_FAST}, Decode("{backend}")', "fastpipe", 0, output, there,
-                backend=backend, device=device,
+                decode=Decode(backend), device=device,
             )
             for backend in BACKENDS
         ),
@@ -98,21 +75,13 @@ def _shared(section: str, device: str, output: Output) -> LoaderSpec:
     note = "the GPU decodes the share of each batch with which the first steps were fastest"
     return LoaderSpec(
         f"{section}-share", f'{_FAST}, Decode("nvimgcodec", gpu_share="auto")', "fastpipe", 0, output, note,
-        backend="nvimgcodec", gpu_share="auto", device=device,
-    )  # fmt: skip
-
-
-def info_of(spec: LoaderSpec, section: str) -> RowInfo:
-    """What the report calls a loader's row."""
-    return RowInfo(
-        spec.key, spec.label, spec.group, spec.num_workers, spec.output, spec.note, section=section,
-        unit="images",
+        decode=Decode("nvimgcodec", gpu_share="auto"), device=device,
     )  # fmt: skip
 
 
 def why_missing(spec: LoaderSpec) -> str:
     """Why a back end of a GPU is not measured; empty where it is. Nothing is imported."""
-    if spec.backend != "auto" and spec.device == "cpu":
+    if spec.decode.backend != "auto" and spec.device == "cpu":
         return "decodes on a GPU, and this is the processor"
     return why_not_installed(spec)
 
@@ -185,9 +154,10 @@ class DecodingPeerRow(PeerRow):
         super().__init__(peer, python, photos, batch_size, threads, side)
         self.chunk, self._section = batch_size, section  # what a GPU makes does not come in bursts
 
+    @property
     def info(self) -> RowInfo:
         """The row, with what the child told."""
-        return replace(super().info(), section=self._section, unit="images")
+        return replace(super().info, section=self._section, unit="images")
 
 
 # ---- The rows that augment one batch again and again, on the processor and on the device ------------
@@ -415,8 +385,8 @@ def _loaders(run: Run, section: str, output: Any, make: Callable[[LoaderSpec], C
     """The loaders of a section; back ends that are not there, or decode other pixels, with the reason."""
     found = []
     for spec in loader_specs(section, run.device, run.cores, output):
-        why = why_missing(spec) or run.problems.get(spec.backend, "")
-        info = info_of(spec, section)
+        why = why_missing(spec) or run.problems.get(spec.decode.backend, "")
+        info = replace(spec, section=section, unit="images")
         found.append(Candidate(info, None if why else lambda spec=spec: make(spec), why))  # type: ignore[misc]
     return found
 

@@ -11,29 +11,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks.cases.augment_recipes import SIZE
-from fastpipe.bench.runner import Sample, ratios, summarise
+from fastpipe.bench.runner import Contender, Sample, ratios, summarise
 from fastpipe.bench.volume import Sizes as ScrollSizes
 from fastpipe.core.extras import require
 from fastpipe.errors import OptionError
-
-__all__ = [
-    "FULL",
-    "TINY",
-    "DeviceUse",
-    "Feed",
-    "SameBatch",
-    "Sizes",
-    "TrainRow",
-    "Trainer",
-    "check_device",
-    "described",
-    "figures_of",
-    "fitting_batch",
-    "image_model",
-    "sizes_for",
-    "wait_for",
-]
-
 
 # ---- The device: is it there, what it is, and the part of a window in which it computes -------------
 #
@@ -275,7 +256,7 @@ def image_model(sizes: Sizes, device: str) -> Trainer:
     return Trainer(model.to(memory_format=last), device, lambda images: images.contiguous(memory_format=last))
 
 
-class TrainRow:
+class TrainRow(Contender):
     """A `Contender` that trains on the batches of a feed.
 
     The clock starts after a few steps, as many as there are workers, so that it sees a pipeline at work; it

@@ -23,10 +23,7 @@ from typing import Any, Literal
 from fastpipe.bench.data import Photos
 from fastpipe.bench.images import MEAN, SIDE, STD
 from fastpipe.bench.results import RowInfo
-from fastpipe.bench.runner import ContenderError
-
-__all__ = ["PEERS", "ChildRow", "Peer", "PeerRow", "interpreter"]
-
+from fastpipe.bench.runner import Contender, ContenderError
 
 CHILD = Path(__file__).with_name("child.py")
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -157,7 +154,7 @@ def _here(folders: Sequence[Path] | None) -> Sequence[Path]:
     return (Path.cwd(), CHECKOUT) if folders is None else folders
 
 
-class ChildRow:
+class ChildRow(Contender):
     """A `Contender` in a child process.
 
     Args:
@@ -173,8 +170,6 @@ class ChildRow:
     Raises:
         ContenderError: the child does not start, or its first batch is not what it should be.
     """
-
-    workers = 0
 
     def __init__(
         self, peer: Peer, python: str, job: Mapping[str, Any], batch_size: int, threads: int
@@ -290,6 +285,7 @@ class PeerRow(ChildRow):
         job = _job(peer, photos, batch_size, threads, side)
         super().__init__(peer, python, job, batch_size, threads)
 
+    @property
     def info(self) -> RowInfo:
         """The row, with what the child told."""
         peer, told = self.peer, self.first_batch
@@ -299,16 +295,10 @@ class PeerRow(ChildRow):
         if seconds is not None and size is not None:
             notes.append(f"converted in {seconds:.0f} s to {size:.1f}× the bytes")
         return RowInfo(
-            peer.key,
-            peer.label,
-            "peer",
-            None,
-            peer.output,
-            "; ".join(note for note in notes if note),
-            versions=told.get("versions"),
-            prepared_s=None if seconds is None else round(seconds, 2),
+            peer.key, peer.label, "peer", None, peer.output, "; ".join(note for note in notes if note),
+            versions=told.get("versions"), prepared_s=None if seconds is None else round(seconds, 2),
             prepared_size=None if size is None else round(size, 3),
-        )
+        )  # fmt: skip
 
 
 def _job(peer: Peer, photos: Photos, batch_size: int, threads: int, side: int) -> dict[str, Any]:

@@ -18,11 +18,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import fastpipe
 from fastpipe.bench.images import LoaderSpec, build, make_dataset, train_transform
 from fastpipe.bench.runner import ContenderError, Draws, touch
 from fastpipe.core.extras import require
-
-__all__ = ["RUNS", "first_batch_seconds", "first_batches", "in_child"]
 
 RUNS = 5
 WARM_RUNS = 3
@@ -112,7 +111,7 @@ def first_batches(
 def _child() -> None:
     """Read a job from standard input, print the seconds."""
     job = json.load(sys.stdin)
-    spec = LoaderSpec(**job["spec"])
+    spec = LoaderSpec(**job["spec"] | {"decode": fastpipe.Decode(**job["spec"]["decode"])})
     require("torchvision", extra="torch")
     transform = train_transform(spec.output)
     start = time.perf_counter()

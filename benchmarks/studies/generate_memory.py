@@ -17,10 +17,8 @@ from typing import Any
 
 import fastpipe
 from benchmarks.studies.first import in_child
-from fastpipe.bench.samples import SEED, counted
-
-__all__ = ["COUNTS", "peak_bytes", "peaks"]
-
+from benchmarks.studies.made_rows import counted
+from fastpipe.bench.samples import SEED
 
 COUNTS = (10**4, 10**6)
 TIMES = 3

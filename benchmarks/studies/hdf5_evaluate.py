@@ -12,10 +12,8 @@ import numpy.typing as npt
 import fastpipe
 from fastpipe.bench.hdf5 import Table, table_dataset
 from fastpipe.bench.results import RowInfo
+from fastpipe.bench.runner import Contender
 from fastpipe.core.extras import require
-
-__all__ = ["FILES_AT_ONCE", "FileByFile", "Grouped", "evaluation_infos", "section_of", "small_net"]
-
 
 FILES_AT_ONCE = 16
 _CLASSES = 4
@@ -52,7 +50,7 @@ def small_net(seed: int = 0) -> Any:
     return net.eval()
 
 
-class _Votes:
+class _Votes(Contender):
     """Files that a small net judges.
 
     Args:
@@ -62,7 +60,6 @@ class _Votes:
         votes: what the last measurement found for each file.
     """
 
-    workers = 0
     kind: str
 
     def __init__(self, table: Table) -> None:
@@ -90,9 +87,6 @@ class FileByFile(_Votes):
                 chosen = self._net(segments).argmax(1)
                 self.votes[number % shape[0]] = torch.bincount(chosen, minlength=_CLASSES).argmax().item()
         return time.perf_counter() - start
-
-    def close(self) -> None:
-        """Nothing is open between measurements."""
 
 
 class Grouped(_Votes):

@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from fastpipe.bench.samples import Function, Row, busy, generator, made
 
-__all__ = ["Generators", "made_of", "motion", "wide"]
-
 _TIMES = np.arange(250) / 25  # seconds, of a sequence of 10 s
 _JOINTS, _HARMONICS = 25, 2
 
@@ -19,6 +17,18 @@ _JOINTS, _HARMONICS = 25, 2
 def wide(index: int, rng: np.random.Generator) -> Row:
     """A row that takes 100 µs, 16 kB."""
     return busy(rng, 1e-4, 1 << 12)
+
+
+def counted(index: int, rng: np.random.Generator) -> Row:
+    """Eight bytes; ``counted.batch`` makes many at once."""
+    return {"number": rng.random()}
+
+
+def _many_counted(indices: npt.NDArray[np.int64], rng: Any) -> Row:
+    return {"number": rng.random()}
+
+
+counted.batch = _many_counted  # type: ignore[attr-defined]
 
 
 def motion(index: int, rng: np.random.Generator) -> Row:

@@ -11,9 +11,6 @@ from benchmarks.cases.s3_rows import Bucket
 from fastpipe.bench.runner import Contender
 from fastpipe.core.extras import require
 
-__all__ = ["CpuMeter", "Metered", "Mounted", "cpu_of"]
-
-
 PARTS = ("loader", "mount", "proxy", "server")
 
 
@@ -57,7 +54,7 @@ class CpuMeter:
         return "loader"
 
 
-class Metered:
+class Metered(Contender):
     """A `Contender` whose processor time is read before and after each measurement.
 
     Args:
@@ -82,6 +79,10 @@ class Metered:
         """Median seconds by part for 1,000 images, of the last rounds."""
         last = self._used[-rounds:]
         return {part: round(statistics.median(one[part] for one in last), 3) for part in PARTS}
+
+    def stage_seconds(self) -> Mapping[str, float]:
+        """As the row."""
+        return self.row.stage_seconds()
 
     def close(self) -> None:
         """As the row."""

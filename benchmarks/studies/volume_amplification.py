@@ -7,10 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fastpipe.bench.runner import touch
-from fastpipe.bench.volume import TENTH, Scroll, patch_dataset, patch_loader
-
-__all__ = ["amplifications"]
-
+from fastpipe.bench.volume import Scroll, patch_dataset, patch_loader
 
 SEEDS = 3
 
@@ -29,7 +26,7 @@ def amplifications(
     Returns:
         ``budget_mb``, and for ``"tour"`` and ``"uniform"``: ``median`` and ``raw``.
     """
-    budget = scroll.nbytes // TENTH
+    budget = scroll.nbytes // 10
     told: dict[str, Any] = {"budget_mb": round(budget / 1e6, 1)}
     for kind in ("tour", "uniform"):
         say(f"bytes decoded for each that is used: {kind}")

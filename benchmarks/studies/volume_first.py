@@ -16,7 +16,7 @@ import fastpipe
 from benchmarks.studies import first
 from fastpipe.bench.runner import touch
 from fastpipe.bench.samples import ZarrPatches
-from fastpipe.bench.volume import QUARTER, Scroll, Sizes, patch_dataset, patch_loader
+from fastpipe.bench.volume import Scroll, Sizes, patch_dataset, patch_loader
 from fastpipe.core.extras import require
 
 __all__ = ["first_batches"]
@@ -71,7 +71,7 @@ def _child() -> None:
         fastpipe.FastLoader, fastpipe.FastPatchDataset  # noqa: B018 (which import what they need)
     imported = time.perf_counter()
     if job["is_fast"]:
-        loader = patch_loader(patch_dataset(scroll, scroll.nbytes // QUARTER), job["batch"], "tour")
+        loader = patch_loader(patch_dataset(scroll, scroll.room), job["batch"], "tour")
     else:
         patches = ZarrPatches(scroll.paths, scroll.sizes.shape, scroll.sizes.patch, scroll.epoch)
         loader = data.DataLoader(patches, job["batch"], shuffle=True)

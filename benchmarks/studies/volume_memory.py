@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import fastpipe
 from benchmarks.studies.first import in_child
 from benchmarks.studies.memory import Nothing, memory_entry, most_bytes
-from fastpipe.bench.volume import QUARTER, Scroll, Sizes, patch_dataset
+from fastpipe.bench.volume import Scroll, Sizes, patch_dataset
 from fastpipe.core.extras import require
 
 __all__ = ["TOPOLOGIES", "Topology", "memory_of_topologies"]
@@ -60,7 +60,7 @@ def memory_of_topologies(
     """
     rows = []
     without: dict[int, tuple[float, float]] = {}
-    budget = scroll.nbytes // QUARTER
+    budget = scroll.room
     for one in topologies:
         say(f"memory with {one.threads} threads and {one.workers} workers")
         job = {

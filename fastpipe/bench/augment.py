@@ -6,26 +6,24 @@ import argparse
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
 
 from fastpipe import augment
 from fastpipe.bench.check import Outcome
-from fastpipe.bench.data import Photos, folder_to_use, listed, scan
-from fastpipe.bench.driver import Driver, add_run_arguments
+from fastpipe.bench.data import Photos, Say, folder_to_use, listed, scan, unheard
+from fastpipe.bench.driver import DATA_HELP, Case, add_run_arguments
 from fastpipe.bench.images import MEAN, SIDE, STD, check_transform
 from fastpipe.bench.results import RowInfo
-from fastpipe.bench.runner import Contender, touch
+from fastpipe.bench.runner import Contender, Session, touch
 from fastpipe.bench.synthetic import mel_rows
-from fastpipe.console import Progress, positive
+from fastpipe.console import positive
 from fastpipe.core.extras import require
-from fastpipe.core.machine import available_cpus
+from fastpipe.core.text import counted
 
 # ---- Batches ---------------------------------------------------------------------------------------
 
@@ -35,13 +33,7 @@ CLASSES = 1000
 
 @dataclass(frozen=True)
 class Batches:
-    """A batch of photos and one of spectrograms.
-
-    Attributes:
-        name: what the report calls the photos.
-        photos: uint8 (N, 3, 224, 224).
-        spectrograms: float32 (N, 80, 400).
-    """
+    """A batch of named photos, uint8 (N, 3, 224, 224), and of spectrograms, float32 (N, 80, 400)."""
 
     name: str
     photos: npt.NDArray[np.uint8]
@@ -52,7 +44,6 @@ class Batches:
 
     @property
     def text(self) -> str:
-        """The data in one line."""
         count = len(self)
         return (
             f"a batch of {count} photos of {SIDE}×{SIDE} ({self.name}), again and again,"
@@ -60,11 +51,9 @@ class Batches:
         )
 
     def count(self, unit: str) -> int:
-        """Samples in a batch."""
         return len(self)
 
     def tensor(self, unit: str, dtype: str, device: str) -> Any:
-        """A batch."""
         torch = require("torch", extra="torch")
         if unit == "spectrograms":
             return torch.from_numpy(self.spectrograms).to(device)
@@ -77,11 +66,7 @@ class Batches:
 
 
 def made_batches(folder: Path, name: str, count: int) -> Batches:
-    """Photos of a folder, spread evenly over it, scaled and cut to one size; spectrograms are made up.
-
-    Raises:
-        OptionError: the folder cannot be used.
-    """
+    """Photos of a folder, spread evenly over it, scaled and cut to one size; spectrograms are made up."""
     chosen = scan(folder, name, count).indices
     dataset = listed(folder, check_transform())
     images = [dataset[index][0].numpy() for index in chosen]
@@ -107,57 +92,30 @@ class SpecAugment:
     def __init__(
         self, n_time_masks: int, time_mask_param: int, n_freq_masks: int, freq_mask_param: int
     ) -> None:
-        self._time = [time_mask_param] * n_time_masks
-        self._freq = [freq_mask_param] * n_freq_masks
+        self._masks = ((1, n_time_masks, time_mask_param), (0, n_freq_masks, freq_mask_param))
 
     def __call__(self, spectrogram: Any) -> Any:
         found, value = spectrogram.clone(), spectrogram.mean()
-        bands, frames = spectrogram.shape
-        for most in self._time:
-            begin, end = _span(most, frames)
-            found[:, begin:end] = value
-        for most in self._freq:
-            begin, end = _span(most, bands)
-            found[begin:end] = value
+        for dim, count, most in self._masks:
+            for _ in range(count):
+                width = int(random.random() * most)
+                begin = int(random.random() * (found.shape[dim] - width))
+                found.narrow(dim, begin, width).fill_(value)
         return found
-
-
-def _span(most: int, size: int) -> tuple[int, int]:
-    width = int(random.random() * most)
-    begin = int(random.random() * (size - width))
-    return begin, begin + width
-
-
-def _none(kit: Kit) -> list[Any]:
-    return []
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Something done to a batch.
-
-    Attributes:
-        ops: the operations on each sample, of a kit, for a dtype.
-        mixes: those that mix the batch.
-        dtypes: what it is measured with.
-        unit: ``"images"`` or ``"spectrograms"``.
-        has_policy: whether changes are drawn from a list, some of which make bytes of floats and count them.
-        whose: what scripts do it with.
-    """
+    """Something done to a batch."""
 
     key: str
     label: str
-    ops: Callable[[Kit, str], list[Any]]
-    mixes: Callable[[Kit], list[Any]] = _none
+    ops: Callable[[Kit, str], list[Any]]  # on each sample, of a kit, for a dtype
+    mixes: Callable[[Kit], list[Any]] | None = None  # those that mix the batch with its labels
     dtypes: Sequence[str] = BOTH
     unit: str = "images"
-    has_policy: bool = False
-    whose: str = "torchvision v2"
-
-    @property
-    def takes_labels(self) -> bool:
-        """Whether it mixes the batch, with its labels."""
-        return self.mixes is not _none
+    has_policy: bool = False  # changes are drawn from a list; some make bytes of floats and count them
+    whose: str = "torchvision v2"  # what scripts do it with
 
     @property
     def is_on_host(self) -> bool:
@@ -165,13 +123,13 @@ class Recipe:
         return self.unit not in ("images", "spectrograms")
 
     def chain(self, dtype: str, **options: Any) -> Any:
-        """Make ``augment.Compose`` of it."""
-        return augment.Compose([*self.ops(augment, dtype), *self.mixes(augment)], **options)
+        mixes = self.mixes(augment) if self.mixes else []
+        return augment.Compose([*self.ops(augment, dtype), *mixes], **options)
 
     def sampled(self, dtype: str) -> Callable[..., Any]:
         """Return a function that does it to a batch sample by sample, as scripts do."""
         torch, v2 = require("torch", extra="torch"), require("torchvision.transforms.v2", extra="torch")
-        ops, mixes = self.ops(self.scripts(v2), dtype), self.mixes(v2)
+        ops, mixes = self.ops(self.scripts(v2), dtype), self.mixes(v2) if self.mixes else []
 
         def each(image: Any) -> Any:
             for op in ops:
@@ -191,24 +149,20 @@ class Recipe:
         return v2
 
     def given(self, batches: Any, dtype: str, device: str) -> tuple[Any, ...]:
-        """Return the batch, with labels where the recipe mixes."""
         images = batches.tensor(self.unit, dtype, device)
-        return (images, batches.labels(device)) if self.takes_labels else (images,)
+        return (images, batches.labels(device)) if self.mixes else (images,)
 
 
 def floats(kit: Kit) -> Any:
-    """Bytes to numbers of 0 to 1."""
     float32 = require("torch", extra="torch").float32
     return kit.ToDtype(float32) if kit is augment else kit.ToDtype(float32, scale=True)
 
 
 def _ended(kit: Kit, dtype: str) -> list[Any]:
-    """How images become a model's input."""
     return [*([floats(kit)] if dtype == "uint8" else []), kit.Normalize(MEAN, STD)]
 
 
 def interpolation(name: str) -> Any:
-    """Return torchvision's interpolation of a name."""
     return require("torchvision.transforms", extra="torch").InterpolationMode(name)
 
 
@@ -239,7 +193,6 @@ def _after_the_crop(name: str) -> Callable[[Kit, str], list[Any]]:
 
 
 def mixed_up(kit: Kit) -> list[Any]:
-    """Return MixUp of a kit."""
     return [kit.MixUp(num_classes=CLASSES)]
 
 
@@ -247,7 +200,6 @@ class SpectrogramRecipe(Recipe):
     """One of spectrograms, which scripts slice with torch."""
 
     def scripts(self, v2: Any) -> Kit:
-        """Return this module, which has `SpecAugment`."""
         return argparse.Namespace(SpecAugment=SpecAugment)
 
 
@@ -270,18 +222,12 @@ RECIPES = (
 
 @dataclass(frozen=True)
 class Way:
-    """A row of fastpipe's in each section of a recipe.
+    """A row of fastpipe's in each section of a recipe."""
 
-    Attributes:
-        kind: the end of its key.
-        options: of ``augment.Compose``.
-        apart: of one that does not compute what torchvision does, how far values may be apart on average.
-    """
-
-    kind: str
+    kind: str  # ends its key
     label: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    apart: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)  # of ``augment.Compose``
+    apart: float | None = None  # values may be on average, where it does not compute what torchvision does
     note: str = ""
 
 
@@ -294,12 +240,8 @@ WAYS = (
 
 @dataclass(frozen=True)
 class Place:
-    """A recipe with what it is applied to: a section of the result, or a single operation.
-
-    Attributes:
-        recipe: what is done.
-        dtype: of the batch.
-        device: where it is, ``"cpu"`` or ``"cuda"``.
+    """A recipe with what it is applied to, a batch of a dtype on ``"cpu"`` or ``"cuda"``: a section of the
+    result, or a single operation.
     """
 
     recipe: Recipe
@@ -308,41 +250,31 @@ class Place:
 
     @property
     def is_single(self) -> bool:
-        """Whether it is a single operation."""
         return self.recipe.key.startswith("op-")
 
     @property
     def task(self) -> str:
-        """Its name, whatever the device."""
         return f"{self.recipe.key}-{self.dtype}"
 
     @property
     def key(self) -> str:
-        """Its name in the JSON file."""
         return self.task if self.device == "cpu" else f"{self.task}-{self.device}"
 
     @property
     def label(self) -> str:
-        """Its name in tables."""
         where = "" if self.device == "cpu" else ", on CUDA"
         return f"{self.recipe.label}, {self.dtype}{where}"
 
     def info(self, kind: str, label: str, group: str, note: str = "") -> RowInfo:
-        """What the report calls one of its rows."""
-        return RowInfo(
-            f"{self.key}-{kind}", label, group, None, "float32", note,
-            section=self.key, unit=self.recipe.unit,
-        )  # fmt: skip
+        key, unit = f"{self.key}-{kind}", self.recipe.unit
+        return RowInfo(key, label, group, note=note, section=self.key, unit=unit)
 
     def given(self, batches: Batches) -> tuple[Any, ...]:
-        """What the recipe is given."""
         return self.recipe.given(batches, self.dtype, self.device)
 
 
-class AugmentRow:
-    """A `Contender` that augments one batch again and again."""
-
-    workers = 0
+class AugmentRow(Contender):
+    """A `Contender` that augments one batch again and again, with so many threads of torch's."""
 
     def __init__(
         self,
@@ -356,25 +288,25 @@ class AugmentRow:
         self._work, self._device, self._threads = work, device, threads
 
     def measure(self, count: int) -> float:
-        """Augment so many samples; return the seconds it took."""
-        with _threads(self._threads):
-            self._wait()
+        torch = require("torch", extra="torch")
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._threads or before)
+        wait = torch.cuda.synchronize if self._device != "cpu" else lambda: None
+        try:
+            wait()
             start = time.perf_counter()
             for _ in range(count // self.chunk):
                 found = self._work()
                 # To look at a number is to wait for the device.
                 if self._device == "cpu":
                     touch(found)
-            self._wait()
+            wait()
             return time.perf_counter() - start
+        finally:
+            torch.set_num_threads(before)
 
     def close(self) -> None:
-        """Let go of the batch."""
-        self._work = lambda: None
-
-    def _wait(self) -> None:
-        if self._device != "cpu":
-            require("torch", extra="torch").cuda.synchronize()
+        self._work = lambda: None  # which lets go of the batch
 
 
 def own_rows(place: Place, batches: Batches) -> Iterator[tuple[RowInfo, AugmentRow]]:
@@ -389,8 +321,7 @@ def own_rows(place: Place, batches: Batches) -> Iterator[tuple[RowInfo, AugmentR
 
     stock, each = recipe.sampled(dtype), f"{recipe.whose}, sample by sample"
     if place.device == "cpu":
-        count = require("torch", extra="torch").get_num_threads()
-        note = f"torch's default, {count} thread{'s' if count != 1 else ''}"
+        note = f"torch's default, {counted(require('torch', extra='torch').get_num_threads(), 'thread')}"
         yield row("replaced", each, "replaced", stock, note)
         if not place.is_single:
             yield row("worker", f"{each}, one thread", "replaced", stock, "as in a worker process", 1)
@@ -403,21 +334,6 @@ def own_rows(place: Place, batches: Batches) -> Iterator[tuple[RowInfo, AugmentR
 def ways_of(place: Place) -> tuple[Way, ...]:
     """The ways that are measured: of a single operation, and of what are no images, nothing can be fused."""
     return WAYS[:1] if place.is_single or place.recipe.unit != "images" else WAYS
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    """Let torch use so many threads within an operation."""
-    if count is None:
-        yield
-        return
-    torch = require("torch", extra="torch")
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 # ---- Are the images those of torchvision's functions? ----------------------------------------------
@@ -439,24 +355,16 @@ SINGLE_SAMPLES = 16
 
 @dataclass
 class ChainCheck(Outcome):
-    """How batches compare with torchvision's functions, given the same parameters.
-
-    Attributes:
-        batches: how many were compared.
-        alike: of these, those of which only the average was.
-        values: how many numbers.
-        far: how many of them differ by more than rounding, or than a level where bytes are counted.
-        largest: the largest difference of the others.
-    """
+    """How batches compare with torchvision's functions, given the same parameters."""
 
     whose = "torchvision's functions"
     told: ClassVar[tuple[str, ...]] = ("batches", "alike", "values", "far", "largest")
 
     batches: int = 0
-    alike: int = 0
+    alike: int = 0  # of these only the average was compared
     values: int = 0
-    far: int = 0
-    largest: float = 0.0
+    far: int = 0  # differ by more than rounding, or than a level where bytes are counted
+    largest: float = 0.0  # difference of the others
     problems: tuple[str, ...] = ()
 
     def add(self, what: str, found: Any, wanted: Any, near: float, most_far: float) -> None:
@@ -494,7 +402,6 @@ class ChainCheck(Outcome):
         return is_same
 
     def agreement(self) -> str:
-        """Return in words what agrees."""
         exact, equal = self.batches - self.alike, 1 - self.far / max(1, self.values)
         return (
             f"{exact} batches agree with torchvision's functions, or NumPy's and SciPy's, given the same"
@@ -504,9 +411,7 @@ class ChainCheck(Outcome):
         )
 
 
-def check_chains(
-    places: Iterable[Place], batches: Batches, say: Callable[[str], None] = lambda text: None
-) -> ChainCheck:
+def check_chains(places: Iterable[Place], batches: Batches, say: Say = unheard) -> ChainCheck:
     """Compare each chain with its ``reference``, in each way that it is applied."""
     torch = require("torch", extra="torch")
     check = ChainCheck()
@@ -521,9 +426,8 @@ def check_chains(
             if way.apart is not None:
                 check.add_like(f"{place.label}: {way.label}", found, wanted, way.apart)
                 continue
-            counts_bytes = place.recipe.has_policy and place.dtype == "float32"
             near, most_far = NEAR, MOST_FAR[place.device]
-            if counts_bytes:
+            if place.recipe.has_policy and place.dtype == "float32":  # where bytes are counted
                 near, most_far = LEVEL, max(MOST_WRAPPED, most_far)
             check.add(f"{place.label}: {way.label}", found, wanted, near, most_far)
     return check
@@ -534,101 +438,59 @@ def check_chains(
 BATCH, QUICK_BATCH = 64, 4
 
 
-def add_arguments(parser: argparse.ArgumentParser, recipes: Sequence[Recipe] = RECIPES) -> None:
-    """Add the options of the case."""
-    add = parser.add_argument
-    add("--data", metavar="FOLDER", help="image folder whose photos are augmented (default: "
-        "$FASTPIPE_PHOTOS, else photograph-like JPEGs made once into the user's cache folder)")  # fmt: skip
-    add("--batch-size", type=positive(int), metavar="N",
-        help=f"samples in a batch (default: {BATCH}, with --quick {QUICK_BATCH})")  # fmt: skip
-    add("--recipe", action="append", choices=[one.key for one in recipes], metavar="NAME",
-        help="only this: " + ", ".join(one.key for one in recipes)
-        + "; may be given again (default: all)")  # fmt: skip
-    add_run_arguments(parser)
-
-
-def run(
-    args: argparse.Namespace, console: Console, progress: Progress, kind: type[Bench] | None = None
-) -> int:
-    """Measure, report, and write what was asked for; return 1 when images are not those of torchvision's
-    functions.
-
-    Raises:
-        OptionError: the photos cannot be used.
-    """
-    folder, name, _ = folder_to_use(args.data, progress.done)
-    photos = scan(folder, name)
-    size = args.batch_size or (QUICK_BATCH if args.quick else BATCH)
-    batches = made_batches(folder, name, size)
-    devices = ["cpu"]
-    if require("torch", extra="torch").cuda.is_available():
-        devices.append("cuda")
-    cores = available_cpus()
-    bench = (kind or Bench)(args, cores, progress, batches=batches, photos=photos, devices=devices)
-    return bench.run(console)
-
-
-@dataclass
-class Bench(Driver):
-    """One run of the case."""
-
-    case: ClassVar[str] = "augment"
+class Bench(Case):
+    case = "augment"
+    about = "augmentation of batches: torchvision sample by sample, and others, against fastpipe.augment"
     recipes: ClassVar[Sequence[Recipe]] = RECIPES
-    batches: Batches = field(kw_only=True)
-    photos: Photos = field(kw_only=True)
-    devices: Sequence[str] = field(kw_only=True)
+    batches: Batches
+    photos: Photos
+    devices: Sequence[str]
+    places: list[Place]
 
-    def __post_init__(self) -> None:
-        asked = self.args.recipe
-        self.places = self.places_of([one for one in self.recipes if not asked or one.key in asked])
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        add, keys = parser.add_argument, [one.key for one in cls.recipes]
+        add("--data", metavar="FOLDER", type=Path,
+            help=f"image folder whose photos are augmented{DATA_HELP}")  # fmt: skip
+        add("--batch-size", type=positive(int), metavar="N",
+            help=f"samples in a batch (default: {BATCH}, with --quick {QUICK_BATCH})")  # fmt: skip
+        add("--recipe", action="append", choices=keys, metavar="NAME",
+            help=f"only this: {', '.join(keys)}; may be given again (default: all)")  # fmt: skip
+        add_run_arguments(parser)
+
+    def prepare(self) -> None:
+        args = self.args
+        folder, name, _ = folder_to_use(args.data, self.progress.done)
+        self.photos = scan(folder, name)
+        size = args.batch_size or (QUICK_BATCH if args.quick else BATCH)
+        self.batches = made_batches(folder, name, size)
+        has_cuda = require("torch", extra="torch").cuda.is_available()
+        self.devices = ["cpu", *(["cuda"] if has_cuda else [])]
+        self.places = self.places_of(one for one in self.recipes if not args.recipe or one.key in args.recipe)
+        self.main = f"{self.places[0].key}-batch"
 
     def places_of(self, recipes: Iterable[Recipe]) -> list[Place]:
-        """Return recipes with all that they are applied to."""
-        return [
-            Place(one, dtype, device) for device in self.devices for one in recipes for dtype in one.dtypes
-        ]
+        every = list(recipes)
+        return [Place(one, dtype, device) for device in self.devices for one in every for dtype in one.dtypes]
 
-    def result(self) -> dict[str, Any] | None:
-        self.begin()
-        if not self.passed(check := self.compared()):
-            return None
+    def rows(self) -> list[Contender]:
         if "cuda" not in self.devices:
             self.miss("cuda", "on CUDA", "torch finds no CUDA device")
-        with ExitStack() as stack:
-            contenders = [row for place in self.places for row in self.rows_of(place, stack)]
-            session = self.measure([*contenders, *self.all_others(stack)])
-        counts = sorted({self.batches.count(place.recipe.unit) for place in self.places})
-        short = f"augmentation of batches of {' or '.join(map(str, counts))}"
-        text = f"{short}: recipes, from decoded samples to a model's input"
-        size = len(self.batches)
-        return self.content(
-            session, check, self.options(),
-            data={"text": self.batches.text, "name": self.batches.name, "samples": size},
-            sections=self.sections(),
-            job={"text": text, "short": short, "batch_size": size, "replaces": "transform"},
-            main=f"{self.places[0].key}-batch",
-            plan=str(self.places[0].recipe.chain("float32")),
-        )  # fmt: skip
+        return self.rows_of(self.places)
 
-    def compared(self) -> ChainCheck:
+    def rows_of(self, places: Iterable[Place]) -> list[Contender]:
+        return [self.added(*pair) for place in places for pair in own_rows(place, self.batches)]
+
+    def compared(self, rows: Sequence[Any]) -> Outcome:
         return check_chains(self.places, self.batches, self.progress.now)
 
-    def sections(self) -> dict[str, Any]:
-        """Return the sections of the result."""
-        return {place.key: {"label": place.label} for place in self.places}
-
-    def rows_of(self, place: Place, stack: ExitStack) -> list[Contender]:
-        """Build the rows of a recipe."""
-        found: list[Contender] = []
-        for info, row in own_rows(place, self.batches):
-            stack.callback(row.close)
-            self.infos[info.key] = info
-            found.append(row)
-        return found
-
-    def options(self) -> list[str]:
-        """Return the case's own options, with names in place of paths."""
-        args = self.args
-        words = [f"--data {Path(args.data).resolve().name}"] if args.data else []
-        words += [f"--batch-size {len(self.batches)}"] if args.batch_size else []
-        return words + [f"--recipe {one}" for one in args.recipe or ()]
+    def described(self, session: Session) -> dict[str, Any]:
+        counts = sorted({self.batches.count(place.recipe.unit) for place in self.places})
+        short, size = f"augmentation of batches of {' or '.join(map(str, counts))}", len(self.batches)
+        text = f"{short}: recipes, from decoded samples to a model's input"
+        return {
+            "data": {"text": self.batches.text, "name": self.batches.name, "samples": size},
+            "sections": {place.key: {"label": place.label} for place in self.places},
+            "job": {"text": text, "short": short, "batch_size": size, "replaces": "transform"},
+            "plan": str(self.places[0].recipe.chain("float32")),
+        }

@@ -13,8 +13,6 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-# ---- Images ----------------------------------------------------------------------------------------
-
 # The attributes of an ImageFolder that say which samples there are, in which order.
 INDEX = ("classes", "class_to_idx", "samples", "targets")
 
@@ -29,47 +27,30 @@ Arrays = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Differing:
-    """A sample that is not the same.
-
-    Attributes:
-        index: its index in the dataset.
-        path: its file.
-        largest: the largest difference of its values; infinite where one is not a number.
-            ``None`` if they cannot be compared.
-        note: then why not.
-    """
+    """A sample of a dataset that is not the same."""
 
     index: int
     path: str
-    largest: float | None
-    note: str = ""
+    largest: float | None  # infinite where a value is not a number; None if they cannot be compared
+    note: str = ""  # then why not
 
     @property
     def badness(self) -> float:
-        """What to sort by: whatever cannot be compared is worst."""
         return math.inf if self.largest is None else self.largest
 
 
 class Outcome(ABC):
-    """What a comparison has found.
+    """What a comparison has found."""
 
-    Attributes:
-        problems: what is wrong; empty when all is well.
-        whose: what outputs should be, in words.
-        told: the fields that go into the JSON file.
-    """
-
-    problems: tuple[str, ...]
-    whose: str
-    told: ClassVar[tuple[str, ...]]
+    problems: tuple[str, ...]  # what is wrong
+    whose: str  # outputs should be, in words
+    told: ClassVar[tuple[str, ...]]  # the fields that go into the JSON file
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
         return not self.problems
 
     def sentence(self) -> str:
-        """Return the outcome in words."""
         return (
             self.agreement() if self.ok else f"outputs differ from {self.whose}: {'; '.join(self.problems)}"
         )
@@ -79,55 +60,52 @@ class Outcome(ABC):
         """Return in words what agrees."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the outcome for the JSON file."""
         figures = {name: getattr(self, name) for name in self.told}
         return {**figures, "problems": list(self.problems), "ok": self.ok, "text": self.sentence()}
 
 
 @dataclass
-class Check(Outcome):
-    """How two loaders' outputs over the same photos compare.
+class Compared(Outcome):
+    """Numbers that were compared one by one."""
 
-    Attributes:
-        photos: how many photos were compared.
-        values: how many numbers (pixels × channels).
-        differing: how many of them differ.
-        over_one: how many differ by more than 1 (for uint8: of 255).
-        largest: the largest difference (for uint8: of 255).
-        photos_differing: how many photos have a value that differs.
-        worst: those that differ most, the worst first.
-        bytes_only: whether all numbers were uint8, so that differences are of 255.
-        problems: what is wrong beyond the tolerance; empty when all is well.
-    """
+    values: int = 0
+    differing: int = 0
+    over_one: int = 0  # differ by more than 1 (for uint8: of 255)
+    largest: float = 0
+
+    def count(self, expected: npt.NDArray[Any], got: npt.NDArray[Any]) -> float:
+        """Take arrays of one form into account; return their largest difference."""
+        self.values += expected.size
+        if np.array_equal(expected, got):
+            return 0
+        gap = _gap(expected, got)
+        self.differing += int(np.count_nonzero(gap))
+        self.over_one += int(np.count_nonzero(gap > 1))
+        largest: float = gap.max().item()
+        self.largest = max(self.largest, largest)
+        return largest
+
+
+@dataclass
+class Check(Compared):
+    """How two loaders' outputs over the same photos compare."""
 
     whose = "torchvision's"
     told: ClassVar[tuple[str, ...]] = ("photos", "values", "differing", "over_one", "largest")
 
     photos: int = 0
-    values: int = 0
-    differing: int = 0
-    over_one: int = 0
-    largest: float = 0
     photos_differing: int = 0
-    worst: list[Differing] = field(default_factory=list)
-    bytes_only: bool = True
+    worst: list[Differing] = field(default_factory=list)  # the worst first
+    bytes_only: bool = True  # so that differences are of 255
     problems: tuple[str, ...] = ()
 
     def add(self, pairs: Iterable[Arrays], index: int, path: str) -> None:
-        """Take one sample into account."""
-        largest: float = 0
         self.photos += 1
+        largest: float = 0
         for expected, got in pairs:
-            self.values += expected.size
             self.bytes_only = self.bytes_only and expected.dtype == np.uint8
-            if np.array_equal(expected, got):
-                continue
-            gap = _gap(expected, got)
-            self.differing += int(np.count_nonzero(gap))
-            self.over_one += int(np.count_nonzero(gap > 1))
-            largest = max(largest, gap.max().item())
+            largest = max(largest, self.count(expected, got))
         if largest > 0:
-            self.largest = max(self.largest, largest)
             self._name(Differing(index, path, largest))
 
     def add_unlike(self, note: str, index: int, path: str) -> None:
@@ -145,7 +123,6 @@ class Check(Outcome):
             self.problems += (f"{share:.3%} of the pixel values differ by 2 of 255",)
 
     def agreement(self) -> str:
-        """Return in words what agrees."""
         equal = 1 - self.differing / self.values
         return (
             f"outputs agree with torchvision's on {self.photos:,} photos: largest difference {self.largest}"
@@ -173,11 +150,7 @@ def _gap(expected: npt.NDArray[Any], got: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def index_problems(expected: Any, got: Any) -> dict[str, str]:
-    """What of a ``FastImageFolder``'s index is not that of an ``ImageFolder``.
-
-    Returns:
-        Name of the attribute → a sentence with the first difference.
-    """
+    """What of a ``FastImageFolder``'s index is not that of an ``ImageFolder``: attribute → a sentence."""
     return {
         name: f"FastImageFolder.{name} is not that of ImageFolder: {_first_difference(*pair)}"
         for name in INDEX
@@ -214,24 +187,15 @@ def compare(
         for pair in zip(images.numpy(), other_images.numpy(), strict=True):
             index, path = photos[check.photos] if photos else (check.photos, "")
             check.add([pair], index, path)
-        on_batch(len(labels))
+        on_batch(check.photos)
     check.problems = tuple(wrong)
     check.judge()
     return check
 
 
-# ---- Samples of any kind ---------------------------------------------------------------------------
-
-
 @dataclass
 class RowCheck(Outcome):
-    """What was compared.
-
-    Attributes:
-        whose: by whom what is expected was read, in the genitive.
-        epochs: how many epochs of loaders.
-        samples: how many samples in them.
-    """
+    """Epochs of loaders that were compared with what others read."""
 
     told: ClassVar[tuple[str, ...]] = ("epochs", "samples")
 
@@ -241,14 +205,12 @@ class RowCheck(Outcome):
     problems: tuple[str, ...] = ()
 
     def agreement(self) -> str:
-        """Return in words what agrees."""
         return (
             f"{self.samples:,} samples in {self.epochs} epochs equal {self.whose} bit for bit, labels too,"
             " and each sample comes once in an epoch"
         )
 
     def add(self, what: str, expected: Counter[bytes], batches: Iterable[Any]) -> None:
-        """Compare an epoch."""
         found: Counter[bytes] = Counter()
         for batch in batches:
             values, labels = batch if isinstance(batch, (list, tuple)) else (batch, None)
@@ -258,23 +220,25 @@ class RowCheck(Outcome):
     def add_epoch(
         self, what: str, expected: Counter[bytes], found: Counter[bytes], strange: str = "are not in the file"
     ) -> None:
-        """Compare the samples of an epoch, whatever their order."""
         self.epochs, self.samples = self.epochs + 1, self.samples + found.total()
         more, missing = (found - expected).total(), (expected - found).total()
         if more or missing:
-            self._say(f"{what}: {more} samples {strange} or come too often, {missing} do not come")
-
-    def _say(self, problem: str) -> None:
-        """Note a problem."""
-        self.problems += (problem,)
+            text = f"{what}: {more} samples {strange} or come too often, {missing} do not come"
+            self.problems += (text,)
 
 
-def digests_of_samples(values: Any, labels: Any) -> Iterator[bytes]:
-    """Digests of a batch's samples, one after the other."""
-    for number, value in enumerate(np.ascontiguousarray(values)):
-        digest = hashlib.blake2b(value, digest_size=16)
-        if labels is not None and labels.ndim > 1:
-            digest.update(np.ascontiguousarray(labels[number]).data)
-        elif labels is not None:
-            digest.update(int(labels[number]).to_bytes(8, "little", signed=True))
+def digests_of_samples(*parts: Any) -> Iterator[bytes]:
+    """Digests of a batch's samples, each of all its parts; a part that is None is none.
+
+    Of labels, an integer for each sample, the value counts, and no type.
+    """
+    arrays = [
+        np.ascontiguousarray(part, np.int64 if part.ndim == 1 and part.dtype.kind in "iu" else None)
+        for part in parts
+        if part is not None
+    ]
+    for sample in zip(*arrays, strict=True):
+        digest = hashlib.blake2b(digest_size=16)
+        for part in sample:
+            digest.update(np.ascontiguousarray(part).data)
         yield digest.digest()

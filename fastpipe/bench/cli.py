@@ -4,75 +4,26 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
 from fastpipe.bench import augment, generate, hdf5, images, overview, scaling, tf, volume
-from fastpipe.bench.driver import check_files
+from fastpipe.bench.driver import Driver
 from fastpipe.bench.report import markdown, short_markdown
 from fastpipe.bench.results import load
 from fastpipe.console import Progress
 from fastpipe.errors import OptionError
-
-__all__ = ["CASES", "Case", "add_arguments", "prepare", "run", "run_case"]
 
 DEFAULT_CASE = "all"
 # Cases that need test servers, or measure for the project alone.
 ELSEWHERE = ("gpu", "s3")
 _CHECKOUT = "in a clone of fastpipe's repository: python benchmarks/run.py"
 
-
-@dataclass(frozen=True)
-class Case:
-    """A case.
-
-    Attributes:
-        about: one line of help.
-        add_arguments: adds its options to a parser.
-        run: does it; returns the exit code.
-    """
-
-    about: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace, Console, Progress], int]
-
-
-CASES = {
-    "all": Case(
-        "five training pipelines before and after: tf.data, HDF5, generation, volumes, images",
-        overview.add_arguments, overview.run,
-    ),
-    "images": Case(
-        "ImageFolder + DataLoader against FastImageFolder + FastLoader", images.add_arguments, images.run
-    ),
-    "scaling": Case(
-        "images by number of threads, 1 to all cores, against as many workers",
-        scaling.add_arguments, scaling.run,
-    ),
-    "hdf5": Case(
-        "rows of HDF5 files: h5py + DataLoader against FastHDF5Dataset + FastLoader",
-        hdf5.add_arguments, hdf5.run,
-    ),
-    "volume": Case(
-        "patches of a Zarr volume: zarr-python + DataLoader against FastPatchDataset + FastLoader",
-        volume.add_arguments, volume.run,
-    ),
-    "augment": Case(
-        "augmentation of batches: torchvision sample by sample, and others, against fastpipe.augment",
-        augment.add_arguments, augment.run,
-    ),
-    "tf": Case(
-        "TensorFlow: tf.py_function + Pillow, and Keras's loader and layers against fastpipe.tf",
-        tf.add_arguments, tf.run,
-    ),
-    "generate": Case(
-        "rows that a function makes, stored: a script's loop against fastpipe.generate",
-        generate.add_arguments, generate.run,
-    ),
-}  # fmt: skip
+CASES: dict[str, type[Driver]] = {
+    module.Bench.case: module.Bench
+    for module in (overview, images, scaling, hdf5, volume, augment, tf, generate)
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,11 +52,7 @@ def prepare(arguments: list[str]) -> list[str]:
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Run a case, or print a table.
-
-    Returns:
-        0, or 1 when outputs differ from the replaced loader's, or figures are worse than
-        those to compare with.
+    """Run a case, or print a table; return the exit code.
 
     Raises:
         OptionError: a case or peers are asked for that are not in the package.
@@ -122,10 +69,4 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
         raise OptionError(
             f"--peers compares with other libraries {_CHECKOUT} {args.what} --peers (after make peers)"
         )
-    return run_case(CASES[args.what], args, console, progress)
-
-
-def run_case(case: Case, args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Run a case whose files can be written; return its exit code."""
-    check_files(args, progress.done)
-    return case.run(args, console, progress)
+    return CASES[args.what](args, progress).run(console)

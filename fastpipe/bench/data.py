@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import stat
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fastpipe.bench.synthetic import photo_tree
 from fastpipe.core.extras import require
-from fastpipe.core.private_folder import made_folder
+from fastpipe.core.private_folder import made_folder, user_cache_folder
 from fastpipe.errors import OptionError
 
 VARIABLE = "FASTPIPE_PHOTOS"
+Say = Callable[[str], None]
 CLASSES, PER_CLASS = 8, 50
 LARGE_CLASSES, LARGE_PER_CLASS, LARGE_SIZE = 2, 16, (3024, 4032)
 
@@ -27,31 +29,23 @@ MOST_PHOTOS = 2000
 MOST_BYTES = 512 * 2**20
 
 
+def unheard(text: str) -> None:
+    """Tell nobody."""
+
+
 @dataclass(frozen=True)
 class Photos:
-    """The photos of a run.
-
-    Attributes:
-        folder: an image folder: one sub-folder for each class.
-        name: what the report calls it.
-        classes: number of classes.
-        total: number of photos in the folder.
-        indices: the samples that take part, spread evenly over the folder.
-        files: their paths, in the same order.
-        labels: their labels, in the same order.
-        bytes: their total size.
-        pixels: of one of them, the median of a few.
-    """
+    """The photos of a run, spread evenly over an image folder."""
 
     folder: Path
-    name: str
+    name: str  # what the report calls the folder
     classes: int
-    total: int
-    indices: tuple[int, ...]
+    total: int  # photos in the folder
+    indices: tuple[int, ...]  # of the samples that take part
     files: tuple[str, ...]
     labels: tuple[int, ...]
     bytes: int
-    pixels: int = 0
+    pixels: int = 0  # of one of them, the median of a few
 
     def warm(self) -> None:
         """Read every file once, so that the page cache has them all."""
@@ -59,9 +53,7 @@ class Photos:
             Path(file).read_bytes()
 
 
-def folder_to_use(
-    given: str | None, say: Callable[[str], None] = lambda text: None, *, large: bool = False
-) -> tuple[Path, str, bool]:
+def folder_to_use(given: Path | None, say: Say = unheard, *, large: bool = False) -> tuple[Path, str, bool]:
     """The folder named by the user, by ``$FASTPIPE_PHOTOS``, or one of made-up photos.
 
     Returns:
@@ -70,21 +62,16 @@ def folder_to_use(
     Raises:
         OptionError: the folder named does not exist.
     """
-    source = "--data" if given else f"${VARIABLE}"
     named = given or (None if large else os.environ.get(VARIABLE))
     if not named:
         name = "generated photographs of 12 megapixels" if large else "generated photographs"
         return generated_folder(say=say, large=large), name, True
-    folder = existing_folder(named, f"{source}: ")
+    folder = existing_folder(named, "--data: " if given else f"${VARIABLE}: ")
     return folder, folder.resolve().name, False
 
 
-def existing_folder(named: str, source: str = "") -> Path:
-    """The folder of that name.
-
-    Raises:
-        OptionError: there is none.
-    """
+def existing_folder(named: str | Path, source: str = "") -> Path:
+    """The folder of that name; an OptionError where there is none."""
     folder = Path(named).expanduser()
     if not folder.is_dir():
         raise OptionError(f"{source}{str(folder)!r} is not a folder; give one with a sub-folder per class")
@@ -92,38 +79,27 @@ def existing_folder(named: str, source: str = "") -> Path:
 
 
 def generated_folder(
-    cache: Path | None = None,
-    make: Callable[..., Path] = photo_tree,
-    say: Callable[[str], None] = lambda text: None,
-    *,
-    large: bool = False,
-    per_class: int | None = None,
+    cache: Path | None = None, say: Say = unheard, *, large: bool = False, per_class: int | None = None
 ) -> Path:
     """Photograph-like JPEGs, made once into the user's cache folder."""
     classes, usual = (LARGE_CLASSES, LARGE_PER_CLASS) if large else (CLASSES, PER_CLASS)
     per_class = per_class or usual
-    sizes: Any = LARGE_SIZE if large else "imagenet"
+    sizes = LARGE_SIZE if large else None
     name = f"photos-1-{'12mp-' if large else ''}{classes}x{per_class}"
 
-    def fill(folder: Path) -> None:
-        make(folder, classes=classes, per_class=per_class, seed=0, sizes=sizes)
-
+    fill = partial(photo_tree, classes=classes, per_class=per_class, sizes=sizes)
     return made_once(name, fill, f"{classes * per_class} photograph-like JPEGs", cache, say)
 
 
 def made_once(
-    name: str,
-    fill: Callable[[Path], None],
-    what: str,
-    cache: Path | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    name: str, fill: Callable[[Path], object], what: str, cache: Path | None = None, say: Say = unheard
 ) -> Path:
     """A folder of made-up data, made once into the user's cache folder.
 
     It is made in a folder beside the final one and moved there when complete, so an
     interrupted run leaves nothing half made and two runs at once do not disturb each other.
     """
-    parent = cache or _user_cache() / "fastpipe" / "bench"
+    parent = cache or user_cache_folder() / "bench"
     final = parent / name
     if _is_own(final):
         return final
@@ -135,8 +111,7 @@ def made_once(
         try:
             os.rename(unfinished / "made", final)
         except OSError:
-            # Another run was first: its folder holds the same data.
-            if not _is_own(final):
+            if not _is_own(final):  # else another run was first: its folder holds the same data
                 raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -144,11 +119,7 @@ def made_once(
 
 
 def _is_own(folder: Path) -> bool:
-    """Whether a folder is there, and was made by this user.
-
-    Raises:
-        OptionError: another user has made it.
-    """
+    """Whether a folder is there, and was made by this user; an OptionError where it was made by another."""
     try:
         status = os.lstat(folder)
     except FileNotFoundError:
@@ -161,16 +132,20 @@ def _is_own(folder: Path) -> bool:
     return stat.S_ISDIR(status.st_mode)
 
 
+def class_folders(folder: Path) -> list[Path]:
+    """The sub-folders of an image folder; an OptionError where there are none."""
+    if found := sorted(entry for entry in folder.iterdir() if entry.is_dir()):
+        return found
+    raise OptionError(f"{str(folder)!r} has no class folders; an image folder has one sub-folder per class")
+
+
 def listed(folder: Path, transform: Any = None) -> Any:
     """torchvision's ``ImageFolder`` of a folder.
 
     Raises:
         OptionError: there are no class folders, or classes without an image.
     """
-    if not any(entry.is_dir() for entry in folder.iterdir()):
-        raise OptionError(
-            f"{str(folder)!r} has no class folders; an image folder has one sub-folder per class"
-        )
+    class_folders(folder)
     try:
         return require("torchvision", extra="torch").datasets.ImageFolder(str(folder), transform)
     except FileNotFoundError as error:
@@ -189,36 +164,19 @@ def scan(folder: Path, name: str, most_photos: int = MOST_PHOTOS, most_bytes: in
     mean = max(1.0, sum(sizes) / len(sizes))
     count = max(1, min(len(samples), most_photos, int(most_bytes / mean)))
     indices = tuple(i * len(samples) // count for i in range(count))
+    files, labels = zip(*(samples[i] for i in indices), strict=True)
+    pixels = [of_it for path in files[:: max(1, count // 20)] if (of_it := math.prod(size_of(path)))]
     return Photos(
-        folder=folder,
-        name=name,
-        classes=len(dataset.classes),
-        total=len(samples),
-        indices=indices,
-        files=tuple(samples[i][0] for i in indices),
-        labels=tuple(samples[i][1] for i in indices),
-        bytes=sum(sizes[i] for i in indices),
-        pixels=_pixels([samples[i][0] for i in indices[:: max(1, count // 20)]]),
-    )
+        folder, name, len(dataset.classes), len(samples), indices, files, labels,
+        bytes=sum(sizes[i] for i in indices), pixels=int(statistics.median(pixels or [0])),
+    )  # fmt: skip
 
 
-def _pixels(files: list[str]) -> int:
-    """The median number of pixels, of those files that are images."""
+def size_of(path: str | Path, kind: str = "") -> tuple[int, int]:
+    """Width and height of an image, of a kind if one is named; 0 and 0 of a file that is none."""
     image = require("PIL.Image", extra="image")
-    counts = []
-    for file in files:
-        try:
-            with image.open(file) as opened:
-                counts.append(opened.width * opened.height)
-        except OSError:
-            continue
-    return int(statistics.median(counts)) if counts else 0
-
-
-def _user_cache() -> Path:
-    """Where the system keeps a user's caches."""
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", str(Path.home() / "AppData" / "Local")))
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    try:
+        with image.open(path) as opened:
+            return (opened.width, opened.height) if kind in ("", opened.format) else (0, 0)
+    except OSError:
+        return 0, 0

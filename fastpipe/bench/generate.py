@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -17,26 +18,13 @@ from rich.console import Console
 
 import fastpipe
 from fastpipe.bench.check import Outcome
-from fastpipe.bench.driver import Driver, add_run_arguments
+from fastpipe.bench.data import Say, unheard
+from fastpipe.bench.driver import Case, add_run_arguments
 from fastpipe.bench.results import RowInfo
-from fastpipe.bench.runner import Plan
-from fastpipe.bench.samples import (
-    BATCH_ROWS,
-    SEED,
-    Function,
-    made,
-    quick,
-    rows_of,
-    slow,
-    waves,
-    waves_alone,
-)
-from fastpipe.console import Progress
+from fastpipe.bench.runner import Contender, Plan, Session
+from fastpipe.bench.samples import BATCH_ROWS, SEED, Function, made, quick, rows_of, slow, waves, waves_alone
 from fastpipe.core.extras import require
-from fastpipe.core.machine import available_cpus
 from fastpipe.errors import OptionError
-
-# ---- Rows: a loop, and fastpipe.generate -----------------------------------------------------------
 
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -46,21 +34,14 @@ _FAST = "fastpipe.generate"
 
 @dataclass(frozen=True)
 class Section:
-    """A function whose rows are made.
-
-    Attributes:
-        function: makes a row.
-        row_s: about how long a row takes.
-        chunk: rows are made in multiples of this.
-        checked: so many are compared before anything is timed.
-    """
+    """A function whose rows are made."""
 
     key: str
     label: str
     function: Function
-    row_s: float
-    chunk: int
-    checked: int
+    row_s: float  # that a row takes, about
+    chunk: int  # rows are made in multiples of this
+    checked: int  # rows are compared before anything is timed
 
 
 SECTIONS = (
@@ -71,47 +52,28 @@ SECTIONS = (
 
 
 @dataclass(frozen=True)
-class Spec:
-    """One way to make rows.
+class Spec(RowInfo):
+    """One way to make rows."""
 
-    Attributes:
-        section: whose rows.
-        kind: the end of the row's key.
-        workers: how many rows are made at a time; 0: they are made in this thread.
-        executor: as of `fastpipe.generate`.
-        function: makes the rows, where it is not the section's.
-    """
-
-    section: Section
-    kind: str
-    label: str
-    group: Literal["replaced", "fastpipe", "peer"]
-    workers: int = 0
+    unit: str = "rows"
+    workers: int = 0  # rows are made at a time; with 0 in this thread
     executor: Literal["processes", "threads"] = "processes"
-    note: str = ""
-    function: Function | None = None
-
-    @property
-    def key(self) -> str:
-        """Its name in the JSON file."""
-        return f"{self.section.key}-{self.kind}"
-
-    @property
-    def info(self) -> RowInfo:
-        """What the report calls it."""
-        return RowInfo(
-            self.key,
-            self.label,
-            self.group,
-            None,
-            "float32",
-            self.note,
-            section=self.section.key,
-            unit="rows",
-        )
+    function: Function = slow
+    of: Section = SECTIONS[0]
 
 
-class MadeRow:
+def spec_of(
+    of: Section, kind: str, label: str, group: str, workers: int = 0, function: Function | None = None,
+    **more: Any,
+) -> Spec:  # fmt: skip
+    """A way to make a section's rows, by its function unless another is given."""
+    return Spec(
+        f"{of.key}-{kind}", label, group, section=of.key, workers=workers, of=of,
+        function=function or of.function, **more,
+    )  # fmt: skip
+
+
+class MadeRow(Contender):
     """A `Contender` that makes rows and stores them.
 
     A measurement lasts from the call to the file being closed.  The start of threads and processes is a part
@@ -119,28 +81,19 @@ class MadeRow:
     """
 
     def __init__(self, spec: Spec, folder: Path) -> None:
-        self.spec, self.key, self.chunk = spec, spec.key, spec.section.chunk
+        self.spec, self.key, self.chunk = spec, spec.key, spec.of.chunk
         self.workers = spec.workers if spec.executor == "processes" else 0
-        self._function, self._folder = spec.function or spec.section.function, folder
+        self._function, self._folder = spec.function, folder
 
+    @abstractmethod
     def make(self, count: int, out: Path, later: ExitStack) -> None:
-        """Make and store rows.
-
-        Raises:
-            ContenderError: it cannot.
-        """
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Nothing: all ends with each measurement."""
+        """Make and store rows; what is to be done when the clock has stopped is left to ``later``."""
 
     def read(self, out: Path) -> Columns:
-        """What a file holds."""
         with require("h5py", extra="generation").File(out, "r") as file:
             return {name: dataset[...] for name, dataset in file.items()}
 
     def measure(self, count: int) -> float:
-        """Make and store so many rows in a new file; return the seconds it took."""
         with ExitStack() as later:
             out = self._out(later)
             start = time.perf_counter()
@@ -148,15 +101,13 @@ class MadeRow:
             return time.perf_counter() - start
 
     def stored(self, count: int) -> Columns:
-        """So many rows, as they are read from a new file."""
         with ExitStack() as later:
             out = self._out(later)
             self.make(count, out, later)
             return self.read(out)
 
     def _out(self, later: ExitStack) -> Path:
-        folder = later.enter_context(tempfile.TemporaryDirectory(dir=self._folder))
-        return Path(folder, "rows.h5")
+        return Path(later.enter_context(tempfile.TemporaryDirectory(dir=self._folder)), "rows.h5")
 
 
 class LoopRow(MadeRow):
@@ -173,8 +124,6 @@ class LoopRow(MadeRow):
 
 
 class FastRow(MadeRow):
-    """`fastpipe.generate`."""
-
     def make(self, count: int, out: Path, later: ExitStack) -> None:
         fastpipe.generate(
             self._function, count, out, seed=SEED, workers=self.spec.workers, executor=self.spec.executor,
@@ -182,37 +131,26 @@ class FastRow(MadeRow):
         )  # fmt: skip
 
 
-def specs(section: Section, cores: int) -> list[tuple[Spec, type[MadeRow]]]:
-    """A section's rows without peers; the loop that is replaced comes first."""
+def row_of(spec: Spec, folder: Path) -> MadeRow:
+    return (FastRow if spec.group == "fastpipe" else LoopRow)(spec, folder)
+
+
+def specs(section: Section, cores: int) -> list[Spec]:
     is_batch = section.function is waves
     through = "through fn.batch" if is_batch else ""
-    all_cores = f"{_FAST}(workers={cores}"
-    found: list[tuple[Spec, type[MadeRow]]] = [
-        (Spec(section, "replaced", "for loop, np.stack, h5py", "replaced"), LoopRow)
+    by_row = spec_of(section, "single", f"{_FAST}(workers=0), row by row", "fastpipe", function=waves_alone,
+                     note="without fn.batch")  # fmt: skip
+    return [
+        spec_of(section, "replaced", "for loop, np.stack, h5py", "replaced"),
+        *([by_row] if is_batch else []),
+        spec_of(section, "alone", f"{_FAST}(workers=0)", "fastpipe", note=through),
+        spec_of(section, "workers", f"{_FAST}(workers={cores})", "fastpipe", cores, note=through),
     ]
-    if is_batch:
-        label, without = f"{_FAST}(workers=0), row by row", "without fn.batch"
-        found.append(
-            (Spec(section, "single", label, "fastpipe", note=without, function=waves_alone), FastRow)
-        )
-    found += [
-        (Spec(section, "alone", f"{_FAST}(workers=0)", "fastpipe", note=through), FastRow),
-        (Spec(section, "workers", f"{all_cores})", "fastpipe", cores, note=through), FastRow),
-    ]
-    return found
-
-
-# ---- Does each store what the function returns? ----------------------------------------------------
 
 
 @dataclass
 class StoredCheck(Outcome):
-    """What was compared.
-
-    Attributes:
-        files: that were made and read.
-        rows: in them.
-    """
+    """How many rows were compared, of how many files."""
 
     whose = "what the function returns"
     told: ClassVar[tuple[str, ...]] = ("files", "rows")
@@ -222,35 +160,32 @@ class StoredCheck(Outcome):
     problems: tuple[str, ...] = ()
 
     def agreement(self) -> str:
-        """Return in words what agrees."""
         return (
             f"{self.rows:,} rows that were made in {self.files} ways, and read from their files, equal"
             " fn(i, np.random.default_rng([seed, i])) bit for bit, each in its place"
         )
 
 
-def check_stored(rows: Sequence[MadeRow], say: Callable[[str], None] = lambda text: None) -> StoredCheck:
+def check_stored(rows: Sequence[MadeRow], say: Say = unheard) -> StoredCheck:
     """Make some rows in each way, read them, and compare them with what the function returns here."""
     check = StoredCheck()
     for row in rows:
-        what = f"{row.spec.section.key}: {row.spec.label}"
+        what = f"{row.spec.section}: {row.spec.label}"
         say(f"comparing: {what}")
         problem = problem_of(row)
         if problem is None:
-            check.files, check.rows = check.files + 1, check.rows + row.spec.section.checked
+            check.files, check.rows = check.files + 1, check.rows + row.spec.of.checked
         else:
             check.problems += (f"{what}: {problem}",)
     return check
 
 
 def problem_of(row: MadeRow) -> str | None:
-    """Return how rows that are made and stored differ from what the function returns, or None."""
-    section = row.spec.section
+    section = row.spec.of
     return difference(rows_of(section.function, section.checked), row.stored(section.checked))
 
 
 def difference(expected: Columns, found: Columns) -> str | None:
-    """How columns differ, or None."""
     if sorted(expected) != sorted(found):
         return f"columns are {sorted(found)}, expected {sorted(expected)}"
     for name, values in expected.items():
@@ -263,84 +198,64 @@ def difference(expected: Columns, found: Columns) -> str | None:
     return None
 
 
-# ---- The case --------------------------------------------------------------------------------------
-
 # Long, so that the start of processes is a small part: with two cores 9 s of work.
 MEASURED_S = 4.5
 
 
-def add_arguments(parser: argparse.ArgumentParser, sections: Sequence[Section] = SECTIONS) -> None:
-    """The options of the case."""
-    add = parser.add_argument
-    add("--folder", metavar="FOLDER", type=Path,
-        help="where files are written, and removed (default: the folder for temporary ones)")  # fmt: skip
-    add("--section", action="append", choices=[one.key for one in sections], metavar="NAME",
-        help="only this: " + ", ".join(one.key for one in sections)
-        + "; may be given again (default: all)")  # fmt: skip
-    add_run_arguments(parser)
-
-
-def run(
-    args: argparse.Namespace, console: Console, progress: Progress, kind: type[Bench] | None = None
-) -> int:
-    """Measure, report, and write what was asked for; return 1 when rows are not those of the function.
-
-    Raises:
-        MissingDependencyError: h5py, which the script that is replaced needs, is not installed.
-        OptionError: the folder is none.
-    """
-    require("h5py", extra="generation")
-    if args.folder is not None and not args.folder.is_dir():
-        raise OptionError(f"--folder: {str(args.folder)!r} is not a folder")
-    with tempfile.TemporaryDirectory(prefix="fastpipe-bench-", dir=args.folder) as scratch:
-        bench = (kind or Bench)(args, available_cpus(), progress, scratch=Path(scratch))
-        return bench.run(console)
-
-
-@dataclass
-class Bench(Driver):
-    """One run of the case."""
-
-    case: ClassVar[str] = "generate"
+class Bench(Case):
+    case = "generate"
+    about = "rows that a function makes, stored: a script's loop against fastpipe.generate"
     every: ClassVar[Sequence[Section]] = SECTIONS
-    scratch: Path = field(kw_only=True)
+    scratch: Path
 
-    def __post_init__(self) -> None:
-        asked = self.args.section
-        self.sections = [one for one in self.every if not asked or one.key in asked]
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        keys = [one.key for one in cls.every]
+        add = parser.add_argument
+        add("--folder", metavar="FOLDER", type=Path,
+            help="where files are written, and removed (default: the folder for temporary ones)")  # fmt: skip
+        add("--section", action="append", choices=keys, metavar="NAME",
+            help=f"only this: {', '.join(keys)}; may be given again (default: all)")  # fmt: skip
+        add_run_arguments(parser)
 
     def plan(self) -> Plan:
         plan = super().plan()
         return plan if self.args.quick else replace(plan, seconds=MEASURED_S)
 
-    def result(self) -> dict[str, Any] | None:
-        self.begin()
-        with ExitStack() as stack:
-            made = [self._made(*pair) for section in self.sections for pair in self.specs(section)]
-            if not self.passed(check := check_stored(made, self.progress.now)):
-                return None
-            session = self.measure([*made, *self.all_others(stack)])
-            args = self.args
-            words = [f"--folder {args.folder.resolve().name}"] if args.folder else []
-            words += [f"--section {one}" for one in args.section or ()]
-            about = f"row i is fn(i, np.random.default_rng([{SEED}, i]))"
-            return self.content(
-                session, check, words,
-                data={"text": about, "name": "functions of the benchmark", "samples": 0, "sample_bytes": 0},
-                sections={one.key: {"label": one.label} for one in self.sections},
-                job={
-                    "text": "Generation: rows of a function made and stored, from the call to the"
-                    " closed file",
-                    "short": f"rows of a function made and stored, {self.cores} workers",
-                    "batch_size": 1, "replaces": "script",
-                },
-                main=f"{self.sections[0].key}-workers",
-            )  # fmt: skip
+    def run(self, console: Console) -> int:
+        require("h5py", extra="generation")
+        folder = self.args.folder
+        if folder is not None and not folder.is_dir():
+            raise OptionError(f"--folder: {str(folder)!r} is not a folder")
+        with tempfile.TemporaryDirectory(prefix="fastpipe-bench-", dir=folder) as scratch:
+            self.scratch = Path(scratch)
+            return super().run(console)
 
-    def specs(self, section: Section) -> list[tuple[Spec, type[MadeRow]]]:
-        """Return a section's rows."""
+    def prepare(self) -> None:
+        asked = self.args.section
+        self.sections = [one for one in self.every if not asked or one.key in asked]
+        self.main = f"{self.sections[0].key}-workers"
+
+    def rows(self) -> list[MadeRow]:
+        specs = [spec for section in self.sections for spec in self.specs(section)]
+        return [self.added(spec, row_of(spec, self.scratch)) for spec in specs]
+
+    def specs(self, section: Section) -> list[Spec]:
         return specs(section, self.cores)
 
-    def _made(self, spec: Spec, make: type[MadeRow]) -> MadeRow:
-        self.infos[spec.key] = spec.info
-        return make(spec, self.scratch)
+    def compared(self, rows: Sequence[Any]) -> Outcome:
+        return check_stored(rows, self.progress.now)
+
+    def described(self, session: Session) -> dict[str, Any]:
+        about = f"row i is fn(i, np.random.default_rng([{SEED}, i]))"
+        return {
+            "data": {
+                "text": about, "name": "functions of the benchmark", "samples": 0, "sample_bytes": 0,
+            },
+            "sections": {one.key: {"label": one.label} for one in self.sections},
+            "job": {
+                "text": "Generation: rows of a function made and stored, from the call to the closed file",
+                "short": f"rows of a function made and stored, {self.cores} workers",
+                "batch_size": 1, "replaces": "script",
+            },
+        }  # fmt: skip

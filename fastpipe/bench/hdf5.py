@@ -4,33 +4,29 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import importlib.util
 import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
 
 import fastpipe
-from fastpipe.bench.check import RowCheck, digests_of_samples
-from fastpipe.bench.data import made_once
-from fastpipe.bench.driver import Driver, add_run_arguments
+from fastpipe.bench.check import Outcome, RowCheck, digests_of_samples
+from fastpipe.bench.data import Say, made_once, unheard
+from fastpipe.bench.driver import Case, add_run_arguments
 from fastpipe.bench.results import RowInfo
-from fastpipe.bench.runner import Draws, calibrate, consume
+from fastpipe.bench.runner import Contender, DrawnRow, Draws, Session, calibrate, consume
 from fastpipe.bench.synthetic import mel_rows, write_table
-from fastpipe.console import Progress, positive
+from fastpipe.console import positive
 from fastpipe.core.extras import require
-from fastpipe.core.machine import available_cpus
 from fastpipe.errors import OptionError
 
 # ---- Files -----------------------------------------------------------------------------------------
@@ -51,36 +47,20 @@ LAYOUTS: dict[str, tuple[str, str | None, bool]] = {
 
 @dataclass(frozen=True)
 class Table:
-    """A dataset of a file.
-
-    Attributes:
-        key: the section of the result.
-        label: what the report calls it.
-        path: the file.
-        dataset: the dataset's path in it.
-        shape, dtype: the dataset's.
-        chunk: of its chunks; None where it is contiguous.
-        is_packed: whether chunks have to be decoded.
-        sample_dims: how many dimensions count samples.
-        labels: another dataset, of a number for each sample.
-        bytes: what the file's dataset takes.
-    """
-
-    key: str
+    key: str  # the section of the result
     label: str
     path: Path
-    dataset: str
+    dataset: str  # its path in the file
     shape: tuple[int, ...]
     dtype: str
-    chunk: tuple[int, ...] | None
-    is_packed: bool
-    sample_dims: int = 1
-    labels: str | None = None
-    bytes: int = 0
+    chunk: tuple[int, ...] | None  # None where it is contiguous
+    is_packed: bool  # whether chunks have to be decoded
+    sample_dims: int = 1  # dimensions that count samples
+    labels: str | None = None  # another dataset, of a number for each sample
+    bytes: int = 0  # that it takes in the file
 
     @property
     def samples(self) -> int:
-        """How many there are."""
         return math.prod(self.shape[: self.sample_dims])
 
     @property
@@ -90,7 +70,6 @@ class Table:
 
     @property
     def sample_bytes(self) -> int:
-        """Bytes of a sample."""
         return math.prod(self.shape[self.sample_dims :]) * np.dtype(self.dtype).itemsize
 
     def opened(self, **options: Any) -> Any:
@@ -105,15 +84,16 @@ class Table:
             while file.read(1 << 24):
                 pass
 
+    @property
+    def described(self) -> dict[str, Any]:
+        told = ("label", "shape", "dtype", "chunk", "samples", "sample_bytes", "bytes")
+        return {name: getattr(self, name) for name in told}
+
 
 def look(
     path: Path, dataset: str, key: str, label: str = "", *, sample_dims: int = 1, labels: str | None = None
 ) -> Table:
-    """A dataset of an existing file.
-
-    Raises:
-        OptionError: it is not there, or has nothing to read.
-    """
+    """A dataset of an existing file; an OptionError where it is not there, or has nothing to read."""
     h5py = require("h5py", extra="hdf5")
     try:
         with h5py.File(path, "r") as file:
@@ -141,11 +121,10 @@ def look(
 def made_tables(
     rows: int = ROWS,
     cache: Path | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = unheard,
     layouts: Mapping[str, tuple[str, str | None, bool]] = LAYOUTS,
 ) -> list[Table]:
-    """Make tables of so many log-mel rows, one in each layout, once: in a folder of the user's cache, or in
-    the folder given."""
+    """Make tables of so many log-mel rows, one in each layout, once."""
     shape = (rows, *SHAPE)
 
     def parts() -> Iterator[npt.NDArray[np.float32]]:
@@ -166,19 +145,6 @@ def made_tables(
     return [look(folder / f"{key}.h5", "mels", key, label) for key, (label, *_) in layouts.items()]
 
 
-def described(table: Table) -> dict[str, Any]:
-    """A table for the JSON file."""
-    return {
-        "label": table.label,
-        "shape": list(table.shape),
-        "dtype": table.dtype,
-        "chunk": None if table.chunk is None else list(table.chunk),
-        "samples": table.samples,
-        "sample_bytes": table.sample_bytes,
-        "bytes": table.bytes,
-    }
-
-
 # ---- What scripts read them with -------------------------------------------------------------------
 
 
@@ -188,31 +154,24 @@ class RowByRow:
     def __init__(self, table: Table, **options: Any) -> None:
         self._table, self._options = table, options
         self._file: Any = None
-        self._values: Any = None
-        self._labels: Any = None
 
     def __len__(self) -> int:
         return self._table.samples
 
     def __getitem__(self, index: int) -> Any:
-        if self._values is None:
-            self._open()
-        place = np.unravel_index(index, self._table.shape[: self._table.sample_dims])
-        where = tuple(map(int, place))
+        table = self._table
+        if self._file is None:
+            self._file = table.opened(**self._options)
+            self._values = self._file[table.dataset]
+            self._labels = None if table.labels is None else self._file[table.labels]
+        where = tuple(map(int, np.unravel_index(index, table.shape[: table.sample_dims])))
         value = require("torch", extra="torch").from_numpy(self.values(where))
         return value if self._labels is None else (value, int(self._labels[where]))
 
     def values(self, where: tuple[int, ...]) -> Any:
-        """Return a row's values."""
         return self._values[where]
 
-    def _open(self) -> None:
-        file = self._table.opened(**self._options)
-        self._labels = None if self._table.labels is None else file[self._table.labels]
-        self._file, self._values = file, file[self._table.dataset]
-
     def close(self) -> None:
-        """Close the file, if it is open."""
         if self._file is not None:
             self._file.close()
         self._file = self._values = self._labels = None
@@ -230,75 +189,53 @@ _WORKERS = 4  # processes
 
 
 @dataclass(frozen=True)
-class TableSpec:
+class TableSpec(RowInfo):
     """One loader to measure.
 
-    Attributes:
-        kind: ``"rows"`` reads row by row, ``"named"`` too and looks up the dataset for each, ``"ordered"``
-            chunk after chunk; the others are fastpipe's: ``"stock"`` in torch's loader and ``"window"`` mix
-            the rows of some chunks at a time, ``"uniform"`` and ``"ram"`` mix all rows, the latter with all
-            chunks kept in memory.
-        batch_size: samples in a batch.
-        threads: of ``fastpipe.FastHDF5Dataset``.
+    ``"rows"`` reads row by row, ``"named"`` too and looks up the dataset for each, ``"ordered"`` chunk after
+    chunk; the others are fastpipe's: ``"stock"`` in torch's loader and ``"window"`` mix the rows of some
+    chunks at a time, ``"uniform"`` and ``"ram"`` mix all rows, the latter with all chunks kept in memory.
     """
 
-    key: str
-    label: str
-    group: Literal["replaced", "stock", "fastpipe", "peer"]
-    kind: Kind
-    batch_size: int
     num_workers: int = 0
-    note: str = ""
+    kind: Kind = "rows"
+    batch_size: int = 1
     threads: int | Literal["auto"] = "auto"
+    make: MakeLoader | None = None  # its loader, where that is not `loader_of`
 
-    def info(self, table: Table) -> RowInfo:
-        """What the report calls it."""
-        return RowInfo(
-            self.key, self.label, self.group, self.num_workers, table.dtype, self.note,
-            section=table.key, unit="samples",
-        )  # fmt: skip
+
+def spec_of(
+    table: Table, kind: Kind, label: str, group: str, batch_size: int, name: str = "", **more: Any
+) -> TableSpec:
+    """A loader of a table; ``name`` ends its key where the kind does not."""
+    usual: dict[str, Any] = {"section": table.key, "unit": "samples", "output": table.dtype}
+    key = f"{table.key}-{name or kind}"
+    return TableSpec(key, label, group, kind=kind, batch_size=batch_size, **usual, **more)
 
 
 def specs_of(table: Table, batch_size: int) -> list[TableSpec]:
     """The loaders that are measured on a table; those of scripts without fastpipe come first."""
-    key = table.key
-    cold = 'cache="off"'
-    specs = [
-        TableSpec(f"{key}-replaced", "row by row + DataLoader", "replaced", "rows", batch_size),
-    ]
+    made: Callable[..., TableSpec] = partial(spec_of, table, batch_size=batch_size)
     has_windows = table.is_packed and table.group > 1
+    note, cold, stock = f"{WINDOW} chunks mixed at a time", 'cache="off"', "FastHDF5Dataset + DataLoader"
+    specs = [made("rows", "row by row + DataLoader", "replaced", name="replaced")]
     if has_windows:
-        note = f"{WINDOW} chunks mixed at a time"
         specs += [
-            TableSpec(
-                f"{key}-stock", "FastHDF5Dataset + DataLoader", "stock", "stock", batch_size, note=note
-            ),
-            TableSpec(
-                f"{key}-workers",
-                f"FastHDF5Dataset + DataLoader(num_workers={_WORKERS})",
-                "stock",
-                "stock",
-                batch_size,
-                _WORKERS,
-                f"{note}; decoded by one process for all",
-            ),
-            TableSpec(
-                f"{key}-window", f"{_FAST}, windows", "fastpipe", "window", batch_size, note=f"{note}; {cold}"
-            ),
-        ]
+            made("stock", stock, "stock", note=note),
+            made("stock", f"{stock}(num_workers={_WORKERS})", "stock", name="workers", num_workers=_WORKERS,
+                 note=f"{note}; decoded by one process for all"),
+            made("window", f"{_FAST}, windows", "fastpipe", note=f"{note}; {cold}"),
+        ]  # fmt: skip
     note = f"each order as likely as any other; {cold}"
     note += "; a chunk is decoded for each of its rows" if has_windows else ""
-    specs.append(
-        TableSpec(f"{key}-uniform", f"{_FAST}, all rows", "fastpipe", "uniform", batch_size, note=note)
-    )
+    specs.append(made("uniform", f"{_FAST}, all rows", "fastpipe", note=note))
     if table.is_packed:
-        name, note = f'{_FAST}, cache="ram"', "all rows, from the second epoch on"
-        specs.append(TableSpec(f"{key}-ram", name, "fastpipe", "ram", batch_size, note=note))
+        note = "all rows, from the second epoch on"
+        specs.append(made("ram", f'{_FAST}, cache="ram"', "fastpipe", note=note))
     return specs
 
 
 def table_dataset(table: Table, cache: Any, threads: int | Literal["auto"] = "auto") -> Any:
-    """A table as a `FastHDF5Dataset`."""
     keys = table.dataset if table.labels is None else [table.dataset, table.labels]
     return fastpipe.FastHDF5Dataset(
         str(table.path), keys, sample_dims=table.sample_dims, cache=cache, seed=0, threads=threads
@@ -306,7 +243,6 @@ def table_dataset(table: Table, cache: Any, threads: int | Literal["auto"] = "au
 
 
 def loader_of(spec: TableSpec, table: Table, draws: Draws | None = None) -> Any:
-    """The loader of a row."""
     data = require("torch.utils.data", extra="torch")
     workers: dict[str, Any] = {"num_workers": spec.num_workers, "persistent_workers": spec.num_workers > 0}
     window = fastpipe.Shuffle(WINDOW, "group")
@@ -322,52 +258,32 @@ def loader_of(spec: TableSpec, table: Table, draws: Draws | None = None) -> Any:
     return fastpipe.FastLoader(dataset, spec.batch_size, shuffle, workers="processes", **workers)
 
 
-class TableRow:
+class TableRow(DrawnRow):
     """A `Contender` that goes through a table.
 
     What reads row by row draws as many rows as a measurement needs; all else goes through whole epochs.
     """
 
-    def __init__(self, spec: TableSpec, table: Table, make: MakeLoader = loader_of) -> None:
+    def __init__(self, spec: TableSpec, table: Table) -> None:
         self.spec, self.key, self.workers = spec, spec.key, spec.num_workers
         burst = spec.batch_size * max(1, spec.num_workers)
-        self._draws = Draws(range(table.samples), burst) if spec.kind in ("rows", "named") else None
-        self.chunk = burst if self._draws is not None else table.samples
+        self.is_drawn = spec.kind in ("rows", "named")
+        self.draws = Draws(range(table.samples), burst)
+        self.chunk = burst if self.is_drawn else table.samples
         with quiet():
-            self.loader = make(spec, table, self._draws)
+            make = spec.make or loader_of
+            self.loader = make(spec, table, self.draws if self.is_drawn else None)
 
     def measure(self, count: int) -> float:
-        """Consume so many samples; return the seconds it took."""
-        epochs = 1 if self._draws is not None else count // self.chunk
+        epochs = 1 if self.is_drawn else count // self.chunk
         with quiet():
             batches = chain.from_iterable(repeat(self.batches(count), epochs))
-            seconds = consume(batches, count, self.spec.label, any_number=True)
-        self._let_go()
-        return seconds
-
-    def batches(self, count: int) -> Any:
-        """An epoch: of so many samples, where they are drawn; else of all there are."""
-        if self._draws is not None:
-            self._draws.length = count
-        return self.loader
-
-    def stage_seconds(self) -> dict[str, float]:
-        """Seconds by stage that the loader's clock has counted so far."""
-        return dict(self.loader.clock.totals())
-
-    def close(self) -> None:
-        """Let go of the loader, which ends its workers and threads."""
-        self.loader = None
-        gc.collect()
-
-    def _let_go(self) -> None:
-        """Close the file, where it is open in this process.
-
-        Within a process the HDF5 library has one cache of chunks for a file, of the size that who opened it
-        first asked for: rows that want caches of their own must not have it open at the same time.
-        """
+            seconds = consume(batches, count, any_number=True)
+        # Within a process the HDF5 library has one cache of chunks for a file, of the size that who opened it
+        # first asked for: rows that want caches of their own must not have it open at the same time.
         if isinstance(self.loader.dataset, RowByRow):
             self.loader.dataset.close()
+        return seconds
 
 
 @contextlib.contextmanager
@@ -380,23 +296,18 @@ def quiet() -> Iterator[None]:
 
 
 def best_workers(
-    spec: TableSpec,
-    table: Table,
-    counts: Sequence[int],
-    seconds: float,
-    say: Callable[[str], None] = lambda text: None,
-    make: MakeLoader = loader_of,
+    spec: TableSpec, table: Table, counts: Sequence[int], seconds: float, say: Say = unheard
 ) -> TableSpec:
     """The row with the number of workers that a short measurement found fastest."""
     rates = {}
     for count in counts:
-        row = TableRow(replace(spec, num_workers=count), table, make)
+        row = TableRow(replace(spec, num_workers=count), table)
         try:
             samples = calibrate(row, seconds)
             rates[count] = samples / row.measure(samples)
         finally:
             row.close()
-    best = max(rates, key=lambda count: rates[count])
+    best = max(rates, key=rates.__getitem__)
     found = ", ".join(f"{count}: {rate:,.0f}" for count, rate in rates.items())
     say(f"{table.label}: {spec.label}: samples/s by num_workers: {found}; taken: {best}")
     note = f"num_workers={best}, the best of {', '.join(map(str, counts))}"
@@ -408,12 +319,8 @@ def best_workers(
 
 # ---- Are the batches the rows of the file? ---------------------------------------------------------
 
-_CHECKED_AT_ONCE = 256
 
-
-def check_rows(
-    pairs: Iterable[tuple[Table, TableSpec]], say: Callable[[str], None] = lambda text: None
-) -> RowCheck:
+def check_rows(pairs: Iterable[tuple[Table, TableSpec]], say: Say = unheard) -> RowCheck:
     """Compare an epoch of each row, two where chunks are kept, with what h5py reads."""
     check = RowCheck()
     expected: tuple[str, Counter[bytes]] = "", Counter()
@@ -431,17 +338,11 @@ def check_rows(
 def digests_of(table: Table) -> Counter[bytes]:
     """Digests of the samples as h5py reads them, and how often each comes."""
     found: Counter[bytes] = Counter()
-    dims = table.sample_dims
     with table.opened() as file:
-        dataset = file[table.dataset]
-        for first in range(0, table.shape[0], _CHECKED_AT_ONCE):
-            part = dataset[first : first + _CHECKED_AT_ONCE]
-            values = part.reshape(-1, *table.shape[dims:])
-            labels = (
-                None
-                if table.labels is None
-                else file[table.labels][first : first + _CHECKED_AT_ONCE].reshape(-1)
-            )
+        for first in range(0, table.shape[0], _AT_ONCE):
+            part = slice(first, first + _AT_ONCE)
+            values = file[table.dataset][part].reshape(-1, *table.shape[table.sample_dims :])
+            labels = None if table.labels is None else file[table.labels][part].reshape(-1)
             found.update(digests_of_samples(values, labels))
     return found
 
@@ -452,110 +353,73 @@ WORKER_COUNTS = (0, 1, 2, 4)
 _CHOICE_S = 1.0
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the case."""
-    add = parser.add_argument
-    add("--data", metavar="FILE.h5", type=Path, help="your own file, instead of made-up log-mels; with --key")
-    add("--key", metavar="PATH", help="the dataset in it; samples are its rows")
-    add("--folder", metavar="FOLDER", type=Path,
-        help="where made data is kept, 2 GB (default: the user's cache folder)")  # fmt: skip
-    add("--samples", type=positive(int), metavar="N", help=f"rows to make (default: {ROWS:,})")
-    add("--batch-size", type=positive(int), default=64, metavar="N", help="samples in a batch (default: 64)")
-    add_run_arguments(parser)
+class Bench(Case):
+    case = "hdf5"
+    about = "rows of HDF5 files: h5py + DataLoader against FastHDF5Dataset + FastLoader"
+    quick_s = 0.05
+    tables: list[Table]
 
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        add("--data", metavar="FILE.h5", type=Path,
+            help="your own file, instead of made-up log-mels; with --key")  # fmt: skip
+        add("--key", metavar="PATH", help="the dataset in it; samples are its rows")
+        add("--folder", metavar="FOLDER", type=Path,
+            help="where made data is kept, 2 GB (default: the user's cache folder)")  # fmt: skip
+        add("--samples", type=positive(int), metavar="N", help=f"rows to make (default: {ROWS:,})")
+        add("--batch-size", type=positive(int), default=64, metavar="N",
+            help="samples in a batch (default: 64)")  # fmt: skip
+        add_run_arguments(parser)
 
-def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Measure, report, and write what was asked for; return 1 when batches are not what h5py reads.
+    @property
+    def samples(self) -> int:
+        return int(self.args.samples or (QUICK_ROWS if self.args.quick else ROWS))
 
-    Raises:
-        OptionError: there is nothing to measure.
-    """
-    tables = tables_of(args, progress)
-    return Bench(args, available_cpus(), progress, tables=tables).run(console)
+    def prepare(self) -> None:
+        args = self.args
+        if (args.data is None) != (args.key is None):
+            raise OptionError("--data and --key go together: a file and the dataset in it")
+        if args.data is not None:
+            self.tables = [look(args.data, args.key, "file")]
+        else:
+            self.tables = made_tables(self.samples, args.folder, self.progress.done)
 
-
-def tables_of(args: argparse.Namespace, progress: Progress) -> list[Table]:
-    """Return the dataset that the options name, or made-up ones.
-
-    Raises:
-        OptionError: there is no such dataset.
-    """
-    if (args.data is None) != (args.key is None):
-        raise OptionError("--data and --key go together: a file and the dataset in it")
-    if args.data is not None:
-        return [look(args.data, args.key, "file")]
-    return made_tables(rows_of(args), args.folder, progress.done)
-
-
-def rows_of(args: argparse.Namespace) -> int:
-    """Return how many rows are made."""
-    return args.samples or (QUICK_ROWS if args.quick else ROWS)
-
-
-@dataclass
-class Bench(Driver):
-    """One run of the case."""
-
-    case: ClassVar[str] = "hdf5"
-    quick_s: ClassVar[float] = 0.05
-    tables: list[Table] = field(kw_only=True)
-
-    def result(self) -> dict[str, Any] | None:
-        self.begin()
+    def rows(self) -> Sequence[Contender]:
+        first = self.tables[0]
+        self.main = f"{first.key}-{'window' if first.is_packed else 'uniform'}"
         for table in self.tables:
             table.warm()
-        specs = [(table, self._chosen(table, spec)) for table, spec in self.specs()]
-        if not self.passed(check := self.compared(specs)):
-            return None
-        args, first = self.args, self.tables[0]
-        main_key = f"{first.key}-{'window' if first.is_packed else 'uniform'}"
-        with ExitStack() as stack:
-            rows = [
-                self.open(stack, spec.info(table), partial(TableRow, spec, table, self.make_loader))
-                for table, spec in specs
-            ]
-            contenders = [one for one in rows if one is not None] + self.all_others(stack)
-            main = next(one for one in contenders if one.key == main_key)
-            assert isinstance(main, TableRow)
-            before: dict[str, float] = {}
-            session = self.measure(contenders, lambda: before.update(main.stage_seconds()))
-            stages = self.stages(before, main.stage_seconds(), session.samples[main_key])
-        words = [f"--data {args.data.name} --key {args.key}"] if args.data else []
-        words += [f"--samples {args.samples}"] if args.samples else []
-        words += [f"--batch-size {args.batch_size}"] if args.batch_size != 64 else []
-        shape = "×".join(map(str, first.shape[1:])) or "1"
-        return self.content(
-            session, check, words,
-            data={"name": args.data.name if args.data else "made-up log-mels", **described(first)},
-            sections=self.sections(),
-            job={"text": f"HDF5: rows of {shape} {first.dtype}, shuffled, batches of {args.batch_size}",
-                 "short": f"HDF5 rows of {shape}, batch {args.batch_size}", "batch_size": args.batch_size},
-            main=main_key,
-            stages=stages,
-            plan=str(table_dataset(first, "off").plan),
-        )  # fmt: skip
-
-    def make_loader(self, spec: TableSpec, table: Table, draws: Draws | None) -> Any:
-        """Build the loader of a row."""
-        return loader_of(spec, table, draws)
+        chosen = [(table, self._chosen(table, spec)) for table, spec in self.specs()]
+        return self.opened((spec, partial(TableRow, spec, table)) for table, spec in chosen)
 
     def specs(self) -> Iterator[tuple[Table, TableSpec]]:
-        """Give tables and the loaders measured on them."""
         for table in self.tables:
             for spec in specs_of(table, min(self.args.batch_size, table.samples)):
                 yield table, spec
 
-    def compared(self, specs: Sequence[tuple[Table, TableSpec]]) -> RowCheck:
-        ours = [(table, spec) for table, spec in specs if spec.group in ("stock", "fastpipe")]
-        return check_rows(ours, self.progress.now)
-
-    def sections(self) -> dict[str, Any]:
-        """Return the sections of the result."""
-        return {table.key: described(table) for table in self.tables}
+    def worker_counts(self) -> tuple[Sequence[int], float]:
+        """Numbers of workers that are tried for a script's own loader, and for how many seconds each."""
+        return ((0, 1), 0.05) if self.args.quick else (WORKER_COUNTS, _CHOICE_S)
 
     def _chosen(self, table: Table, spec: TableSpec) -> TableSpec:
         """A script's own loader with the number of workers that suits it best."""
         if spec.group not in ("replaced", "peer"):
             return spec
-        counts, seconds = ((0, 1), 0.05) if self.args.quick else (WORKER_COUNTS, _CHOICE_S)
-        return best_workers(spec, table, counts, seconds, self.progress.done, self.make_loader)
+        return best_workers(spec, table, *self.worker_counts(), self.progress.done)
+
+    def compared(self, rows: Sequence[Any]) -> Outcome:
+        tables = {table.key: table for table in self.tables}
+        ours = (row.spec for row in rows if row.spec.group in ("stock", "fastpipe"))
+        return check_rows(((tables[spec.section], spec) for spec in ours), self.progress.now)
+
+    def described(self, session: Session) -> dict[str, Any]:
+        args, first = self.args, self.tables[0]
+        shape = "×".join(map(str, first.shape[1:])) or "1"
+        return {
+            "data": {"name": args.data.name if args.data else "made-up log-mels", **first.described},
+            "sections": {table.key: table.described for table in self.tables},
+            "job": {"text": f"HDF5: rows of {shape} {first.dtype}, shuffled, batches of {args.batch_size}",
+                    "short": f"HDF5 rows of {shape}, batch {args.batch_size}", "batch_size": args.batch_size},
+            "plan": str(table_dataset(first, "off").plan),
+        }  # fmt: skip

@@ -3,66 +3,43 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Literal
-
-from rich.console import Console
+from typing import Any, Literal
 
 import fastpipe
-from fastpipe.bench.check import Check, compare, index_problems
-from fastpipe.bench.data import Photos, folder_to_use, scan
-from fastpipe.bench.driver import Driver, add_run_arguments
+from fastpipe.bench.check import Check, Outcome, compare, index_problems
+from fastpipe.bench.data import Photos, Say, folder_to_use, scan, unheard
+from fastpipe.bench.driver import DATA_HELP, Case, Driver, add_run_arguments
 from fastpipe.bench.results import MAIN_ROW, RowInfo
-from fastpipe.bench.runner import Contender, Draws, consume
-from fastpipe.console import Progress, positive
+from fastpipe.bench.runner import Contender, DrawnRow, Draws, Session
+from fastpipe.console import positive
 from fastpipe.core.extras import require
-from fastpipe.core.machine import available_cpus
-
-# ---- The rows of image folders: loaders in this process ---------------------------------------------
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIDE = 224
+_AS_USUAL = fastpipe.Decode()
 
 
 @dataclass(frozen=True)
-class LoaderSpec:
+class LoaderSpec(RowInfo):
     """One loader to measure.
 
-    Attributes:
-        group: ``"replaced"`` is torchvision's dataset in torch's loader, ``"stock"``
-            fastpipe's dataset in torch's loader, ``"fastpipe"`` both from fastpipe.
-        output: what the batches hold.
-        is_accelerated: it is the replaced loader, handed to ``accelerate``.
-        cache: where fastpipe keeps decoded images; they are all there before the clock starts.
-        short_side, scaled, backend, gpu_share: as of ``fastpipe.Decode``.
-        augment: as of ``fastpipe.FastLoader``.
-        device: where its batches are to be: fastpipe's loader hands them out there, torch's pins their memory
-            for a GPU.
-        threads: of ``fastpipe.FastImageFolder``, if not as many as cores.
+    In the group ``"replaced"`` it is torchvision's dataset in torch's loader, in ``"stock"`` fastpipe's
+    dataset in torch's loader, in ``"fastpipe"`` both from fastpipe.
     """
 
-    key: str
-    label: str
-    group: Literal["replaced", "stock", "fastpipe"]
     num_workers: int = 0
-    output: Literal["float32", "uint8"] = "float32"
-    note: str = ""
-    is_accelerated: bool = False
-    cache: Literal["off", "ram", "disk"] = "off"
-    short_side: int | None = None
-    scaled: bool = False
-    backend: Literal["auto", "dali", "nvimgcodec"] = "auto"
-    gpu_share: Literal["auto"] | None = None
-    augment: Literal["auto", "split"] | None = None
-    device: str | None = None
-    threads: int | None = None
+    is_accelerated: bool = False  # the replaced loader is handed to ``accelerate``
+    cache: Literal["off", "ram", "disk"] = "off"  # decoded images are all there before the clock starts
+    decode: fastpipe.Decode = _AS_USUAL
+    augment: Literal["auto", "split"] | None = None  # of ``fastpipe.FastLoader``
+    device: str | None = None  # where batches are to be; torch's loader pins their memory for a GPU
+    threads: int | Literal["auto"] = "auto"  # of ``fastpipe.FastImageFolder``
 
 
 # Of a back end: its name, its module, and fastpipe's extra that installs it.
@@ -74,9 +51,9 @@ _PACKAGES = {
 
 def why_not_installed(spec: LoaderSpec) -> str:
     """What the row's back end lacks, with the remedy; empty where nothing. Nothing is imported."""
-    if spec.backend == "auto":
+    if spec.decode.backend not in _PACKAGES:
         return ""
-    name, module, extra = _PACKAGES[spec.backend]
+    name, module, extra = _PACKAGES[spec.decode.backend]
     try:
         is_there = find_spec(module) is not None
     except ModuleNotFoundError:  # not even the package around it
@@ -84,7 +61,7 @@ def why_not_installed(spec: LoaderSpec) -> str:
     return "" if is_there else f"{name} is not installed; pip install 'fastpipe[{extra}]'"
 
 
-def train_transform(output: Literal["float32", "uint8"], side: int = SIDE) -> Any:
+def train_transform(output: str, side: int = SIDE) -> Any:
     """The job: crop to a square as for training on ImageNet, mirror, and to a tensor."""
     transforms = require("torchvision", extra="torch").transforms
     crop = [transforms.RandomResizedCrop(side), transforms.RandomHorizontalFlip()]
@@ -104,112 +81,76 @@ def make_dataset(spec: LoaderSpec, folder: Path, transform: Any, kept: Path | No
     """torchvision's dataset for the group ``"replaced"``, fastpipe's for the others."""
     if spec.group == "replaced" or spec.is_accelerated:
         return require("torchvision", extra="torch").datasets.ImageFolder(str(folder), transform)
+    cache = fastpipe.Cache(spec.cache, dir=kept if spec.cache == "disk" else None)
     return fastpipe.FastImageFolder(
-        str(folder), transform, cache=fastpipe.Cache(spec.cache, dir=kept if spec.cache == "disk" else None),
-        decode=fastpipe.Decode(
-            spec.backend, short_side=spec.short_side, scaled=spec.scaled, gpu_share=spec.gpu_share
-        ),
-        threads=spec.threads or "auto",
-    )  # fmt: skip
+        str(folder), transform, cache=cache, decode=spec.decode, threads=spec.threads
+    )
 
 
 def build(spec: LoaderSpec, dataset: Any, batch_size: int, sampler: Any) -> Any:
     """The loader of a row; workers, where there are any, outlive the epoch."""
+    workers = spec.num_workers
+    options: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
+    if spec.group == "fastpipe" and not spec.is_accelerated:
+        options |= {"workers": "processes"} if workers else {}
+        options |= {"augment": spec.augment} if spec.augment else {}
+        options |= {"device": spec.device} if spec.device else {}
+        return fastpipe.FastLoader(dataset, batch_size, sampler=sampler, **options)
     stock = require("torch.utils.data", extra="torch").DataLoader
-    kind = fastpipe.FastLoader if spec.group == "fastpipe" and not spec.is_accelerated else stock
-    own: dict[str, Any] = {} if spec.augment is None else {"augment": spec.augment}
-    is_own = kind is fastpipe.FastLoader
-    if is_own and spec.num_workers:
-        own["workers"] = "processes"
-    if spec.device is not None:
-        own |= {"device": spec.device} if is_own else {"pin_memory": spec.device != "cpu"}
-    loader: Any = kind(
-        dataset,
-        batch_size=batch_size,
-        sampler=sampler,
-        num_workers=spec.num_workers,
-        persistent_workers=spec.num_workers > 0,
-        **own,
-    )
+    pins = spec.device not in (None, "cpu")
+    loader = stock(dataset, batch_size, sampler=sampler, pin_memory=pins, **options)
     return fastpipe.accelerate(loader, cache=spec.cache) if spec.is_accelerated else loader
 
 
-class LoaderRow:
-    """A `Contender` that goes through one epoch of a loader.
-
-    The clock runs from asking for an iterator to the end of the iteration: nothing is
-    prefetched before it starts and nothing is left when it stops.
-    """
+class LoaderRow(DrawnRow):
+    """A `Contender` that goes through one epoch of a loader."""
 
     def __init__(
         self, spec: LoaderSpec, folder: Path, indices: Sequence[int], batch_size: int, transform: Any = None
     ) -> None:
         self.spec, self.key, self.workers = spec, spec.key, spec.num_workers
         self.chunk = batch_size * max(1, spec.num_workers)
-        self._draws = Draws(indices, self.chunk)
+        self.draws = Draws(indices, self.chunk)
         self._to_fill = 0 if spec.cache == "off" else len(indices)
         self._kept = tempfile.TemporaryDirectory(prefix="fastpipe-bench-") if spec.cache == "disk" else None
         kept = None if self._kept is None else Path(self._kept.name)
         self.dataset = make_dataset(spec, folder, transform or train_transform(spec.output), kept)
-        self.loader = build(spec, self.dataset, batch_size, self._draws)
+        self.loader = build(spec, self.dataset, batch_size, self.draws)
 
-    def measure(self, images: int) -> float:
-        """Consume an epoch of so many images; return its seconds."""
+    def measure(self, count: int) -> float:
         if self._to_fill:  # not before others have started their workers
             to_fill, self._to_fill = self._to_fill, 0
             self.measure(to_fill)
-        return consume(self.batches(images), images, self.spec.label)
-
-    def batches(self, images: int) -> Any:
-        """An epoch of so many images."""
-        self._draws.length = images
-        return self.loader
-
-    def stage_seconds(self) -> dict[str, float]:
-        """Seconds by stage that the loader's clock has counted so far."""
-        return dict(self.loader.clock.totals())
+        return super().measure(count)
 
     def close(self) -> None:
-        """Let go of the loader, which ends its workers and threads."""
-        self.loader = self.dataset = None
-        gc.collect()
+        self.dataset = None
+        super().close()
         if self._kept is not None:
             self._kept.cleanup()
 
 
-def run_check(photos: Photos, workers: int, on_batch: Callable[[int], None]) -> Check:
+def run_check(photos: Photos, workers: int, say: Say = unheard) -> Check:
     """Compare ``FastImageFolder`` + ``FastLoader`` with torchvision's and torch's."""
-    loaders = []
-    datasets = []
-    for group, count in (("replaced", workers), ("fastpipe", 0)):
-        spec = LoaderSpec("check", "check", group, count)  # type: ignore[arg-type]
-        dataset = make_dataset(spec, photos.folder, check_transform())
-        datasets.append(dataset)
-        loaders.append(build(spec, dataset, 32, list(photos.indices)))
-    problems = index_problems(*datasets)
-    if problems:
+    specs = [LoaderSpec("check", "check", "replaced", workers), LoaderSpec("check", "check", "fastpipe")]
+    datasets = [make_dataset(spec, photos.folder, check_transform()) for spec in specs]
+    if problems := index_problems(*datasets):
         return Check(problems=tuple(problems.values()))
-    torch = require("torch", extra="torch")
-    with torch.no_grad():
-        return compare(loaders[0], loaders[1], on_batch, list(zip(photos.indices, photos.files, strict=True)))
+    expected, got = (
+        build(spec, dataset, 32, list(photos.indices)) for spec, dataset in zip(specs, datasets, strict=True)
+    )
+    photo_of = list(zip(photos.indices, photos.files, strict=True))
+
+    def on_batch(seen: int) -> None:
+        say(f"comparing outputs: {seen:,} of {len(photo_of):,} photos")
+
+    with require("torch", extra="torch").no_grad():
+        return compare(expected, got, on_batch, photo_of)
 
 
 SHORT_SIDE = 256
-_SMALL: tuple[tuple[Literal["ram", "disk"], Literal["float32", "uint8"]], ...] = (
-    ("ram", "float32"), ("ram", "uint8"), ("disk", "float32"),
-)  # fmt: skip
 # Pixels of a photo from which half of it in each direction is still more than the job makes of it.
 LARGE = 2_000_000
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the case."""
-    add = parser.add_argument
-    add("--data", metavar="FOLDER", help="image folder, one sub-folder per class (default: $FASTPIPE_PHOTOS, "
-        "else photograph-like JPEGs made once into the user's cache folder)")  # fmt: skip
-    add("--large", action="store_true", help="without --data: made-up photos of 12 megapixels")
-    add("--batch-size", type=positive(int), default=64, metavar="N", help="images in a batch (default: 64)")
-    add_run_arguments(parser)
 
 
 def worker_counts(cores: int, quick: bool = False) -> tuple[int, ...]:
@@ -226,129 +167,92 @@ def worker_counts(cores: int, quick: bool = False) -> tuple[int, ...]:
 
 
 def loader_specs(cores: int, quick: bool = False, is_large: bool = False) -> list[LoaderSpec]:
-    """The rows that are loaders: replaced, stock loader with the fast dataset, fastpipe."""
-    specs = []
-    groups: list[tuple[Literal["replaced", "stock"], str]] = [
-        ("replaced", "ImageFolder"),
-        ("stock", "FastImageFolder"),
-    ]
-    for group, dataset in groups:
-        for count in worker_counts(cores, quick):
-            key, label = f"{group}-workers{count}", f"{dataset} + DataLoader(num_workers={count})"
-            specs.append(LoaderSpec(key, label, group, count))
-    label = "FastImageFolder + FastLoader"
-    specs.append(LoaderSpec(MAIN_ROW, label, "fastpipe", note="decode threads in this process"))
-    specs.append(
-        LoaderSpec("fastloader-uint8", f"{label}, uint8", "fastpipe", 0, "uint8", "normalise on the device")
+    counts, fast = worker_counts(cores, quick), "FastImageFolder + FastLoader"
+
+    def own(key: str, words: str, note: str, output: str = "float32", **options: Any) -> LoaderSpec:
+        return LoaderSpec(key, fast + words, "fastpipe", output=output, note=note, **options)
+
+    most, small = counts[-1], fastpipe.Decode(short_side=SHORT_SIDE)
+    second = "from the second epoch on"
+    smaller = f"{second}; short side {SHORT_SIDE}, which changes pixels"
+    scaled = own(
+        "fastloader-scaled", ", Decode(scaled=True)", "changes pixels", decode=fastpipe.Decode(scaled=True)
     )
-    specs.append(
-        LoaderSpec("fastloader-workers1", f'{label}(num_workers=1, workers="processes")', "fastpipe", 1)
-    )
-    note = "a pipeline of DALI's decodes, threads do the rest"
-    specs.append(
-        LoaderSpec("fastloader-dali", f'{label}, Decode("dali")', "fastpipe", note=note, backend="dali")
-    )
-    workers = worker_counts(cores, quick)[-1]
-    given = f"accelerate(ImageFolder + DataLoader(num_workers={workers}))"
-    note = "a script's own loader"
-    specs.append(LoaderSpec("accelerated", given, "fastpipe", workers, note=note, is_accelerated=True))
-    if is_large:
-        note = "changes pixels"
-        name = f"{label}, Decode(scaled=True)"
-        specs.append(LoaderSpec("fastloader-scaled", name, "fastpipe", note=note, scaled=True))
-    return specs + cached_specs(label)
+    return [
+        *(
+            LoaderSpec(f"{group}-workers{n}", f"{dataset} + DataLoader(num_workers={n})", group, n)
+            for group, dataset in (("replaced", "ImageFolder"), ("stock", "FastImageFolder"))
+            for n in counts
+        ),
+        own(MAIN_ROW, "", "decode threads in this process"),
+        own("fastloader-uint8", ", uint8", "normalise on the device", "uint8"),
+        own("fastloader-workers1", '(num_workers=1, workers="processes")', "", num_workers=1),
+        own("fastloader-dali", ', Decode("dali")', "a pipeline of DALI's decodes, threads do the rest",
+            decode=fastpipe.Decode("dali")),
+        LoaderSpec("accelerated", f"accelerate(ImageFolder + DataLoader(num_workers={most}))", "fastpipe",
+                   most, note="a script's own loader", is_accelerated=True),
+        *([scaled] if is_large else []),
+        # Every image has been decoded before.
+        own("cached-ram", ', cache="ram"', second, cache="ram"),
+        own("cached-ram-256", ', cache="ram", short_side=256', smaller, cache="ram", decode=small),
+        own("cached-ram-256-uint8", ', cache="ram", short_side=256, uint8', smaller, "uint8", cache="ram",
+            decode=small),
+        own("cached-disk-256", ', cache="disk", short_side=256', smaller, cache="disk", decode=small),
+    ]  # fmt: skip
 
 
-def cached_specs(label: str) -> list[LoaderSpec]:
-    """The rows in which every image has been decoded before."""
-    note = "from the second epoch on"
-    specs = [LoaderSpec("cached-ram", f'{label}, cache="ram"', "fastpipe", note=note, cache="ram")]
-    note += f"; short side {SHORT_SIDE}, which changes pixels"
-    for cache, output in _SMALL:
-        name = f'{label}, cache="{cache}", short_side={SHORT_SIDE}'
-        name += "" if output == "float32" else f", {output}"
-        key = f"cached-{cache}-{SHORT_SIDE}" + ("" if output == "float32" else f"-{output}")
-        specs.append(LoaderSpec(key, name, "fastpipe", 0, output, note, cache=cache, short_side=SHORT_SIDE))
-    return specs
+class Bench(Case):
+    case = "images"
+    about = "ImageFolder + DataLoader against FastImageFolder + FastLoader"
+    main = MAIN_ROW
+    photos: Photos
 
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        add("--data", metavar="FOLDER", type=Path, help=f"image folder, one sub-folder per class{DATA_HELP}")
+        add("--large", action="store_true", help="without --data: made-up photos of 12 megapixels")
+        add("--batch-size", type=positive(int), default=64, metavar="N",
+            help="images in a batch (default: 64)")  # fmt: skip
+        add_run_arguments(parser)
 
-def run(
-    args: argparse.Namespace, console: Console, progress: Progress, kind: type[Bench] | None = None
-) -> int:
-    """Measure, report, and write what was asked for.
+    def prepare(self) -> None:
+        self.photos = photos_to_use(self, large=self.args.large)
 
-    Returns:
-        0, or 1 when the outputs do not agree with the replaced loader's.
-
-    Raises:
-        OptionError: there is nothing to measure.
-    """
-    folder, name, generated = folder_to_use(args.data, progress.done, large=args.large)
-    photos = scan(folder, name)
-    bench = (kind or Bench)(args, available_cpus(), progress, photos=photos)
-    if generated:
-        bench.warnings.append("the photos are made up; give your own with --data or $FASTPIPE_PHOTOS")
-        progress.done(f"photos: made up, kept in {folder}")
-    return bench.run(console)
-
-
-@dataclass
-class Bench(Driver):
-    """One run of the case."""
-
-    case: ClassVar[str] = "images"
-    photos: Photos = field(kw_only=True)
-
-    def result(self) -> dict[str, Any] | None:
-        self.begin()
-        self.photos.warm()
-        if not self.passed(check := self._check()):
-            return None
-        with ExitStack() as stack:
-            contenders = self._open(stack)
-            main = next(c for c in contenders if isinstance(c, LoaderRow) and c.key == MAIN_ROW)
-            plan = str(main.dataset.plan).replace(str(self.photos.folder), self.photos.name)
-            before: dict[str, float] = {}
-            session = self.measure(contenders, lambda: before.update(main.stage_seconds()))
-            stages = self.stages(before, main.stage_seconds(), session.samples[MAIN_ROW])
-        args, size = self.args, self.args.batch_size
-        words = [f"--data {self.photos.name}"] if args.data else []
-        words += ["--large"] if args.large else []
-        words += [f"--batch-size {size}"] if size != 64 else []
-        return self.content(session, check, words, stages=stages, plan=plan, **facts_of(self.photos, size))
-
-    def _check(self) -> Check:
-        """Compare outputs, and say how far it is."""
-        seen = 0
-
-        def on_batch(images: int) -> None:
-            nonlocal seen
-            seen += images
-            self.progress.now(f"comparing outputs: {seen:,} of {len(self.photos.files):,} photos")
-
-        return run_check(self.photos, 0 if self.args.quick else min(self.cores, 8), on_batch)
-
-    def _open(self, stack: ExitStack) -> list[Contender]:
-        """Build every row."""
-        size, photos = self.args.batch_size, self.photos
-        contenders: list[Contender | None] = []
+    def rows(self) -> Sequence[Contender]:
+        found: list[Contender] = []
         for spec in self.specs():
             if why := why_not_installed(spec):
                 self.miss(spec.key, spec.label, why)
                 continue
-            info = RowInfo(spec.key, spec.label, spec.group, spec.num_workers, spec.output, spec.note)
-            make = partial(LoaderRow, spec, photos.folder, photos.indices, size)
-            contenders.append(self.open(stack, info, make))
-        contenders += self.all_others(stack)
-        return [one for one in contenders if one is not None]
+            make = partial(LoaderRow, spec, self.photos.folder, self.photos.indices, self.args.batch_size)
+            found += self.opened([(spec, make)])
+        return found
 
     def specs(self) -> list[LoaderSpec]:
-        """Return the loaders that are measured."""
         return loader_specs(self.cores, self.args.quick, self.photos.pixels >= LARGE)
+
+    def compared(self, rows: Sequence[Any]) -> Outcome:
+        return run_check(self.photos, 0 if self.args.quick else min(self.cores, 8), self.progress.now)
+
+    def described(self, session: Session) -> dict[str, Any]:
+        dataset = make_dataset(LoaderSpec("", "", "fastpipe"), self.photos.folder, train_transform("float32"))
+        plan = str(dataset.plan).replace(str(self.photos.folder), self.photos.name)
+        return {"plan": plan, **facts_of(self.photos, self.args.batch_size)}
+
+
+def photos_to_use(driver: Driver, *, large: bool = False) -> Photos:
+    """The photos of a run, read once; it is noted where they are made up."""
+    folder, name, is_made_up = folder_to_use(driver.args.data, driver.progress.done, large=large)
+    photos = scan(folder, name)
+    photos.warm()
+    if is_made_up:
+        driver.warnings.append("the photos are made up; give your own with --data or $FASTPIPE_PHOTOS")
+        driver.progress.done(f"photos: made up, kept in {folder}")
+    return photos
 
 
 def facts_of(photos: Photos, batch_size: int) -> dict[str, Any]:
-    """Return ``data`` and ``job`` of a result."""
     return {
         "data": {
             "name": photos.name, "classes": photos.classes, "total": photos.total,

@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,10 @@ def memory_bytes(groups: ControlGroups | None = None) -> int | None:
     except (AttributeError, OSError, ValueError):
         return None
     limit = (groups or ControlGroups()).least("memory", "memory.max", "memory.limit_in_bytes")
-    return installed if limit is None else min(installed, limit)
+    return min(installed, limit or installed)
 
 
 def describe() -> dict[str, Any]:
-    """Processor, cores, memory and system, as they go into the JSON file."""
     memory = memory_bytes()
     return {
         "cpu": _cpu_model(),
@@ -49,67 +49,51 @@ def describe() -> dict[str, Any]:
 
 def load() -> float | None:
     """Mean number of runnable processes of the last minute, where the system knows it."""
-    try:
+    with suppress(AttributeError, OSError):
         return round(os.getloadavg()[0], 2)
-    except (AttributeError, OSError):
-        return None
+    return None
 
 
 def versions() -> dict[str, str]:
     """Versions of fastpipe and of every package that takes part, where installed."""
     found = {"fastpipe": fastpipe.__version__}
     for package in PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 
 def revision() -> dict[str, Any] | None:
-    """The commit that fastpipe runs from and whether files differ from it.
-
-    Returns:
-        ``{"commit": str, "modified": bool}``, or ``None`` outside a checkout of fastpipe.
+    """The ``commit`` that fastpipe runs from, and whether files are ``modified``; ``None`` outside a checkout
+    of fastpipe.
     """
     source = Path(fastpipe.__file__)
+    git = ["git", "--no-optional-locks", "-C", str(source.parent)]
     try:
         # Tracked: an installation inside somebody else's repository is not a checkout.
-        _git(source.parent, "ls-files", "--error-unmatch", source.name)
-        return {
-            "commit": _git(source.parent, "rev-parse", "HEAD"),
-            "modified": bool(_git(source.parent, "status", "--porcelain", "--untracked-files=no")),
-        }
+        _output(*git, "ls-files", "--error-unmatch", source.name)
+        changes = _output(*git, "status", "--porcelain", "--untracked-files=no")
+        return {"commit": _output(*git, "rev-parse", "HEAD"), "modified": bool(changes)}
     except (OSError, subprocess.SubprocessError):
         return None
 
 
-def _git(folder: Path, *arguments: str) -> str:
-    """Output of a git command that only reads."""
-    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
+def _output(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
     return done.stdout.strip()
 
 
 def _cpu_model() -> str:
-    """Name of the processor."""
-    try:
+    with suppress(OSError, subprocess.SubprocessError):
+        if sys.platform == "darwin":
+            return _output("sysctl", "-n", "machdep.cpu.brand_string")
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.lower().startswith("model name"):
                 return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    if sys.platform == "darwin":
-        try:
-            command = ["sysctl", "-n", "machdep.cpu.brand_string"]
-            return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-        except (OSError, subprocess.SubprocessError):
-            pass
     return platform.processor() or platform.machine()
 
 
 def _system() -> str:
-    """Distribution, kernel (major and minor version only) and architecture."""
     release = ".".join(platform.release().split(".")[:2])
     kernel = f"{platform.system()} {release} {platform.machine()}"
     try:

@@ -12,13 +12,10 @@ import sys
 import tempfile
 import threading
 import time
-from abc import ABC, abstractmethod
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any, ClassVar
 
 from rich.console import Console
@@ -26,254 +23,16 @@ from rich.console import Console
 from fastpipe.bench import generate, hdf5, images, tf, volume
 from fastpipe.bench.check import Outcome
 from fastpipe.bench.data import generated_folder, scan
-from fastpipe.bench.driver import FILES, Driver, add_file_arguments
-from fastpipe.bench.images import LoaderRow, LoaderSpec
-from fastpipe.bench.results import MAIN_ROW, RowInfo, main_of, times_digits, write_json
+from fastpipe.bench.driver import Case, Driver, Row, add_file_arguments
+from fastpipe.bench.images import LoaderSpec
+from fastpipe.bench.results import MAIN_ROW, RowInfo, main_of, times, write_json
 from fastpipe.bench.runner import Contender, ContenderError, Plan, Session, Timeline, timeline_of
-from fastpipe.bench.tf import Apart, ApartRow, tensorflow
 from fastpipe.console import Progress
 from fastpipe.core.extras import require
-from fastpipe.core.machine import available_cpus
 from fastpipe.core.processes import signal_name
 from fastpipe.errors import FastpipeError, OptionError
 
 # ---- The five pipelines, over small data -----------------------------------------------------------
-
-Rows = list[tuple[RowInfo, Contender]]
-
-
-@dataclass(frozen=True)
-class Ground:
-    """Where a case is measured.
-
-    Attributes:
-        folder: for data that is made; whoever made the folder removes it.
-        cores: processors that may be used.
-        quick: whether so little data is enough that only shows that all runs.
-        say: told what takes long.
-    """
-
-    folder: Path
-    cores: int
-    quick: bool
-    say: Callable[[str], None]
-
-
-class Case(ABC):
-    """One pipeline, before and after.
-
-    Attributes:
-        key: its name: that of its folder in ``examples/``, where it has one of its own.
-        alone: the case of ``fastpipe bench`` that measures more of it.
-        unit: what is counted.
-        batch_size: of that, in a batch.
-        seconds: that a measurement takes.
-        most_steps: of which a stall is seen; 0 where there is no loader.
-        data: what is read, in words; known when there are rows.
-    """
-
-    key: ClassVar[str]
-    label: ClassVar[str]
-    alone: ClassVar[str]
-    unit: ClassVar[str]
-    batch_size: int = 1
-    seconds: ClassVar[float] = 1.2
-    data = ""
-
-    def __init__(self, ground: Ground) -> None:
-        self.ground = ground
-        self.most_steps = 6 if ground.quick else 40
-
-    @abstractmethod
-    def rows(self, stack: ExitStack) -> Rows:
-        """Make the data and the rows: first what is replaced, then what replaces it, then others."""
-
-    @abstractmethod
-    def check(self, rows: Rows) -> Outcome:
-        """Whether fastpipe's rows give what they should."""
-
-    def timeline(self, row: Any, steps: int, busy_s: float) -> Timeline:
-        """Steps that take so long each, with a row's batches."""
-        return timeline_of(row.batches(steps * self.batch_size), lambda _: busy_s, steps)
-
-
-class KerasMultimodal(Case):
-    """``tf.py_function`` and Pillow, for four images of each sample."""
-
-    key, alone, unit = "keras_multimodal", "tf", "samples"
-    label = "keras_multimodal, four images a sample, tf.data"
-    batch_size = 16
-
-    def rows(self, stack: ExitStack) -> Rows:
-        """One row in another process, as the case ``tf`` has it."""
-        tensorflow()
-        if self.ground.quick:
-            self.batch_size = 8
-        count = 12 * self.batch_size
-        photos = tf.Photos.of(_photos(self.ground), "made-up photographs", count)
-        lengths = replace(tf.QUICK, modalities=count)
-        scratch = self.ground.folder / self.key
-        scratch.mkdir()
-        setting = tf.Setting(photos, lengths, self.batch_size, scratch)
-        self.data, self.most_steps = f"{count} samples of {photos.text}", count // self.batch_size
-        self._setting, self._own = setting, list[tf.EpochRow]()
-        apart = Apart(setting)
-        stack.callback(apart.close)
-        found: Rows = []
-        for spec in tf.specs():
-            if spec.section != "modalities" or spec.kind == "ram":  # which says nothing of a first epoch
-                continue
-            if spec.group == "fastpipe":
-                self._own.append(tf.EpochRow(spec, setting))
-                found.append((spec.info, self._own[-1]))
-            else:
-                found.append((spec.info, ApartRow(spec, setting, apart)))
-        return found
-
-    def check(self, rows: Rows) -> Outcome:
-        return tf.check_rows(self._setting, self._own, self.ground.say)
-
-    def timeline(self, row: Any, steps: int, busy_s: float) -> Timeline:
-        found: Timeline = row.timeline(steps, busy_s)
-        return found
-
-
-class HDF5Mel(Case):
-    """A file that each worker opens, read row by row in random order."""
-
-    key, alone, unit = "hdf5_mel", "hdf5", "samples"
-    label = "hdf5_mel, shuffled log-mels of an HDF5 file, gzip"
-    batch_size = 64
-
-    def rows(self, stack: ExitStack) -> Rows:
-        """Of the rows of the case ``hdf5`` those on its first table."""
-        ground = self.ground
-        layouts = {"gzip": hdf5.LAYOUTS["gzip"]}
-        (table,) = hdf5.made_tables(512 if ground.quick else 2048, ground.folder, ground.say, layouts)
-        table.warm()
-        self._table = table
-        self.data = f"{table.samples:,} log-mels of {table.sample_bytes / 1000:.0f} kB, {table.label}"
-        found: Rows = []
-        for spec in hdf5.specs_of(table, self.batch_size):
-            if spec.kind == "rows":
-                counts = (0, min(2, ground.cores))
-                spec = hdf5.best_workers(spec, table, counts, 0.05 if ground.quick else 0.3, ground.say)
-            if spec.kind in ("rows", "window", "uniform"):
-                found.append((spec.info(table), hdf5.TableRow(spec, table)))
-        return found
-
-    def check(self, rows: Rows) -> Outcome:
-        own = [row.spec for _, row in rows if isinstance(row, hdf5.TableRow) and row.spec.group == "fastpipe"]
-        return hdf5.check_rows([(self._table, spec) for spec in own], self.ground.say)
-
-    def timeline(self, row: Any, steps: int, busy_s: float) -> Timeline:
-        with hdf5.quiet():
-            return super().timeline(row, steps, busy_s)
-
-
-class MotionGeneration(Case):
-    """A loop that makes one sample after the other."""
-
-    key, alone, unit = "motion_generation", "generate", "rows"
-    label = "motion_generation, rows of a function that takes 5 ms, stored"
-    seconds = 2.5  # as processes have to start
-
-    def rows(self, stack: ExitStack) -> Rows:
-        """The first section of the case ``generate``."""
-        require("h5py", extra="generation")
-        section, scratch = generate.SECTIONS[0], self.ground.folder / self.key
-        scratch.mkdir()
-        self.data = f"{section.label}; they are stored before training begins, so no step of it waits"
-        self.most_steps = 0
-        return [
-            (spec.info, make(spec, scratch))
-            for spec, make in generate.specs(section, self.ground.cores)
-            if spec.kind in ("replaced", "workers")
-        ]
-
-    def check(self, rows: Rows) -> Outcome:
-        made = [row for _, row in rows if isinstance(row, generate.MadeRow)]
-        return generate.check_stored(made, self.ground.say)
-
-
-class VolumePatches(Case):
-    """Slices of Zarr arrays in one worker process."""
-
-    key, alone, unit = "volume_patches", "volume", "patches"
-    label = "volume_patches, anywhere in a Zarr volume"
-    batch_size = 2
-
-    def rows(self, stack: ExitStack) -> Rows:
-        """Of the case ``volume`` the first epochs."""
-        require("zarr", extra="bench")
-        full = volume.FULL
-        sizes = volume.QUICK if self.ground.quick else replace(full, shape=(128, 512, 512))
-        scroll = volume.made_scroll(sizes, self.ground.folder, self.ground.say)
-        scroll.warm()
-        room = f"fastpipe remembers {scroll.nbytes / volume.QUARTER / 1e6:,.0f} MB, a quarter of it"
-        self._scroll, self.data = scroll, f"{volume.described(scroll)['text']}; {room}"
-        self.most_steps = min(self.most_steps, scroll.epoch // self.batch_size)
-        found: Rows = []
-        for spec in volume.specs():
-            if spec.section == volume.COLD and spec.group == "replaced":
-                loader = volume.sliced_loader(spec, scroll, self.batch_size)
-                found.append((spec.info, volume.SlicedRow(spec, loader)))
-            elif spec.section == volume.COLD:
-                found.append((spec.info, volume.WholeEpochs(spec, scroll, self.batch_size)))
-        return found
-
-    def check(self, rows: Rows) -> Outcome:
-        own = [row for _, row in rows if isinstance(row, (volume.WholeEpochs, volume.SlicedRow))]
-        return volume.check_patches(self._scroll, own, self.ground.say)
-
-
-class ImageFolder(Case):
-    """torchvision's ``ImageFolder`` with two workers, over a local folder."""
-
-    key, alone, unit = "imagefolder", "images", "images"
-    label = "imagefolder, photos on the local disk (in S3: bench s3)"
-    batch_size = 32
-
-    def rows(self, stack: ExitStack) -> Rows:
-        """Of the case ``images`` the two that matter, and the stock loader over fastpipe's dataset."""
-        photos = scan(_photos(self.ground), "made-up photographs")
-        photos.warm()
-        self._photos = photos
-        each = photos.bytes / len(photos.files) / 1000
-        self.data = (
-            f"{len(photos.files)} {photos.name} of {each:.0f} kB on the local disk, in the page cache; not in"
-            " S3, whose server takes long to start: python benchmarks/run.py s3, in a clone of the repository"
-        )
-        workers = min(2, self.ground.cores)
-        specs = [
-            LoaderSpec("replaced", f"ImageFolder + DataLoader(num_workers={workers})", "replaced", workers),
-            LoaderSpec(MAIN_ROW, "FastImageFolder + FastLoader", "fastpipe"),
-            LoaderSpec("stock", f"FastImageFolder + DataLoader(num_workers={workers})", "stock", workers),
-        ]
-        found: Rows = []
-        for spec in specs:
-            info = RowInfo(
-                spec.key, spec.label, spec.group, spec.num_workers, spec.output, spec.note, unit=self.unit
-            )
-            found.append((info, LoaderRow(spec, photos.folder, photos.indices, self.batch_size)))
-        return found
-
-    def check(self, rows: Rows) -> Outcome:
-        workers = 0 if self.ground.quick else min(2, self.ground.cores)
-        return images.run_check(self._photos, workers, lambda _: None)
-
-
-CASES: dict[str, type[Case]] = {
-    case.key: case for case in (KerasMultimodal, HDF5Mel, MotionGeneration, VolumePatches, ImageFolder)
-}
-
-
-def _photos(ground: Ground) -> Path:
-    """Photographs, made by the first case that needs them."""
-    return generated_folder(ground.folder, say=ground.say, per_class=3 if ground.quick else 8)
-
-
-# ---- One of the five measured ----------------------------------------------------------------------
 
 ROUNDS = 3
 # A step is busy for this part of the time that the replaced loader takes for its batch, so that the loader is
@@ -282,67 +41,228 @@ BUSY_PART, STEPPED_S = 0.5, 2.0
 _LEAST_STEPS = 4
 
 
-@dataclass
-class Pair(Driver):
-    """One run of one pipeline."""
+class _Overview(Driver):
+    """What a run of all and one of a pipeline have in common."""
 
-    case: ClassVar[str] = "all"
-    pipeline: Case = field(kw_only=True)
+    case = "all"
+
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        add("--only", metavar="CASE,…", help=f"some of {', '.join(CASES)} (default: all of them)")
+        add("--quick", action="store_true", help="little data and two short rounds: does it run? "
+            "No figures to rely on")  # fmt: skip
+        add_file_arguments(parser, html="report.html", plot="report.png")
+        parser.set_defaults(peers=False, rounds=None, seconds=None)
+
+
+class Pipeline(_Overview, Case):
+    """One pipeline, before and after: a case with a part of its rows, over small data.
+
+    The data is made in a folder that whoever made it removes.
+    """
+
+    key: ClassVar[str]  # the name of its folder in examples/, where it has one of its own
+    label: ClassVar[str]
+    alone: ClassVar[str]  # the case that measures more of it
+    quick_s = 0.2
+    batch_size = 1
+    seconds = 1.2  # that a measurement takes
+    data = ""  # what is read, in words
+    check: Outcome
+
+    def __init__(self, args: argparse.Namespace, progress: Progress, folder: Path) -> None:
+        super().__init__(args, progress)
+        self.folder, self.say, self.is_quick = folder, progress.step, args.quick
+        self.most_steps = 6 if args.quick else 40  # of which a stall is seen; 0 where there is no loader
+        args.batch_size = self.batch_size
 
     def plan(self) -> Plan:
         plan = super().plan()
-        return plan if self.args.quick else Plan(rounds=ROUNDS, seconds=self.pipeline.seconds, settle_s=0.1)
+        return plan if self.is_quick else Plan(rounds=ROUNDS, seconds=self.seconds, settle_s=0.1)
 
-    def result(self) -> dict[str, Any] | None:
-        case = self.pipeline
-        with ExitStack() as stack:
-            rows = case.rows(stack)
-            for info, row in rows:
-                stack.callback(row.close)
-                self.infos[info.key] = replace(info, section=case.key)
-            outcome = case.check(rows)
-            if not self.passed(outcome):
-                return {"check": outcome.as_json()}
-            session = self.measure([row for _, row in rows])
-            timelines = self._timelines(rows, session)
-        groups = {self.infos[key].group for key, samples in session.samples.items() if samples}
-        if {"replaced", "fastpipe"} - groups:
-            raise FastpipeError("; ".join(f"{miss['label']}: {miss['why']}" for miss in self.missing))
-        keys = {info.group: key for key, info in reversed(self.infos.items()) if session.samples.get(key)}
-        return self.content(
-            session, outcome, [f"--only {case.key}"],
-            data={"text": case.data, "name": case.key, "samples": 0, "sample_bytes": 0},
-            job={"text": case.label, "short": case.key, "batch_size": case.batch_size,
-                 "replaces": "pipeline"},
-            sections={case.key: {"label": case.label, "data": case.data, "batch_size": case.batch_size}},
-            main=keys["fastpipe"],
-            best={case.key: keys["replaced"]},
-            timelines={case.key: timelines} if timelines else {},
-        )  # fmt: skip
+    def added(self, info: RowInfo, row: Row) -> Row:
+        return super().added(replace(info, section=self.key), row)
 
-    def _timelines(self, rows: Rows, session: Session) -> dict[str, Any] | None:
-        """Steps with the batches of what is replaced and of its replacement; None where none waits."""
-        case = self.pipeline
-        pair = [rows[0], next(one for one in rows if one[0].group == "fastpipe")]
-        if not case.most_steps or any(info.key not in session.samples for info, _ in pair):
-            return None
-        # By the fastest round, lest a neighbour of that time leave the loader less to wait for.
-        batch_s = case.batch_size / max(one.rate for one in session.samples[rows[0][0].key])
-        steps = max(_LEAST_STEPS, min(case.most_steps, round(STEPPED_S / batch_s)))
-        busy_s = float(f"{BUSY_PART * batch_s:.2g}")
-        found: list[dict[str, Any]] = []
-        for info, row in pair:
-            self.progress.step(f"steps of {1000 * busy_s:g} ms: {info.label}")
-            try:
-                timeline = case.timeline(row, steps, busy_s)
-            except ContenderError as error:
-                self.warnings.append(f"{case.key}: no steps: {info.label}: {error}")
-                return None
-            found.append({"key": info.key, "label": info.label, **timeline.as_json()})
-        return {"busy_s": busy_s, "rows": found}
+    def passed(self, check: Outcome) -> bool:
+        self.check = check
+        return super().passed(check)
 
     def label_of(self, key: str) -> str:
         return self.infos[key].label
+
+    def timeline(self, row: Any, steps: int, busy_s: float) -> Timeline:
+        """Steps that take so long each, with a row's batches."""
+        return timeline_of(row.batches(steps * self.batch_size), lambda _: busy_s, steps)
+
+    def measure(self, contenders: Sequence[Contender]) -> Session:
+        session = super().measure(contenders)
+        self.timelines = self._timelines({row.key: row for row in contenders}, session)
+        return session
+
+    def described(self, session: Session) -> dict[str, Any]:
+        keys = {info.group: key for key, info in reversed(self.infos.items()) if session.samples.get(key)}
+        if {"replaced", "fastpipe"} - keys.keys():
+            raise FastpipeError("; ".join(f"{miss['label']}: {miss['why']}" for miss in self.missing))
+        self.main = keys["fastpipe"]
+        about = {"label": self.label, "data": self.data, "batch_size": self.batch_size}
+        return {
+            "data": {"text": self.data, "name": self.key, "samples": 0, "sample_bytes": 0},
+            "job": {"text": self.label, "short": self.key, "batch_size": self.batch_size,
+                    "replaces": "pipeline"},
+            "sections": {self.key: about},
+            "best": {self.key: keys["replaced"]},
+            "timelines": {self.key: self.timelines} if self.timelines else {},
+        }  # fmt: skip
+
+    def _timelines(self, rows: Mapping[str, Contender], session: Session) -> dict[str, Any] | None:
+        """Steps with the batches of what is replaced and of its replacement; None where none waits."""
+        keys = {info.group: key for key, info in reversed(self.infos.items())}
+        pair = [keys["replaced"], keys["fastpipe"]]
+        if not self.most_steps or any(key not in session.samples for key in pair):
+            return None
+        # By the fastest round, lest a neighbour of that time leave the loader less to wait for.
+        batch_s = self.batch_size / max(one.rate for one in session.samples[pair[0]])
+        steps = max(_LEAST_STEPS, min(self.most_steps, round(STEPPED_S / batch_s)))
+        busy_s = float(f"{BUSY_PART * batch_s:.2g}")
+        found: list[dict[str, Any]] = []
+        for key in pair:
+            label = self.label_of(key)
+            self.say(f"steps of {1000 * busy_s:g} ms: {label}")
+            try:
+                timeline = self.timeline(rows[key], steps, busy_s)
+            except ContenderError as error:
+                self.warnings.append(f"{self.key}: no steps: {label}: {error}")
+                return None
+            found.append({"key": key, "label": label, **timeline.as_json()})
+        return {"busy_s": busy_s, "rows": found}
+
+    def made_photos(self) -> Path:
+        """Photographs, made by the first pipeline that needs them."""
+        return generated_folder(self.folder, say=self.say, per_class=3 if self.is_quick else 8)
+
+
+def _modalities() -> list[tf.Spec]:
+    """What the first epoch of four images a sample is measured with."""
+    return [spec for spec in tf.specs() if spec.key in ("modalities-replaced", "modalities-threads")]
+
+
+class KerasMultimodal(Pipeline, tf.Bench):
+    """``tf.py_function`` and Pillow, for four images of each sample."""
+
+    key, alone = "keras_multimodal", "tf"
+    label = "keras_multimodal, four images a sample, tf.data"
+    batch_size = 16
+    specs = staticmethod(_modalities)
+
+    def prepare(self) -> None:
+        tf.tensorflow()
+        if self.is_quick:
+            self.batch_size = 8
+        count = 12 * self.batch_size
+        photos = tf.Photos.of(self.made_photos(), "made-up photographs", count)
+        scratch = self.folder / self.key
+        scratch.mkdir()
+        self.setting = tf.Setting(photos, replace(tf.QUICK, modalities=count), self.batch_size, scratch)
+        self.data, self.most_steps = f"{count} samples of {photos.text}", count // self.batch_size
+
+    def timeline(self, row: Any, steps: int, busy_s: float) -> Timeline:
+        found: Timeline = row.timeline(steps, busy_s)
+        return found
+
+
+class HDF5Mel(Pipeline, hdf5.Bench):
+    """A file that each worker opens, read row by row in random order."""
+
+    key, alone = "hdf5_mel", "hdf5"
+    label = "hdf5_mel, shuffled log-mels of an HDF5 file, gzip"
+    batch_size = 64
+
+    def prepare(self) -> None:
+        count, layouts = 512 if self.is_quick else 2048, {"gzip": hdf5.LAYOUTS["gzip"]}
+        self.tables = hdf5.made_tables(count, self.folder, self.say, layouts)
+        (table,) = self.tables
+        self.data = f"{count:,} log-mels of {table.sample_bytes / 1000:.0f} kB, {table.label}"
+
+    def specs(self) -> Iterator[tuple[hdf5.Table, hdf5.TableSpec]]:
+        return (pair for pair in super().specs() if pair[1].kind in ("rows", "window", "uniform"))
+
+    def worker_counts(self) -> tuple[Sequence[int], float]:
+        return (0, min(2, self.cores)), 0.05 if self.is_quick else 0.3
+
+    def timeline(self, row: Any, steps: int, busy_s: float) -> Timeline:
+        with hdf5.quiet():
+            return super().timeline(row, steps, busy_s)
+
+
+class MotionGeneration(Pipeline, generate.Bench):
+    """A loop that makes one sample after the other."""
+
+    key, alone = "motion_generation", "generate"
+    label = "motion_generation, rows of a function that takes 5 ms, stored"
+    seconds = 2.5  # as processes have to start
+
+    def prepare(self) -> None:
+        require("h5py", extra="generation")
+        self.sections, self.scratch, self.most_steps = [generate.SECTIONS[0]], self.folder / self.key, 0
+        self.scratch.mkdir()
+        label = self.sections[0].label
+        self.data = f"{label}; they are stored before training begins, so no step of it waits"
+
+    def specs(self, section: generate.Section) -> list[generate.Spec]:
+        return [spec for spec in super().specs(section) if spec.workers or spec.group == "replaced"]
+
+
+class VolumePatches(Pipeline, volume.Bench):
+    """Slices of Zarr arrays in one worker process, in first epochs."""
+
+    key, alone = "volume_patches", "volume"
+    label = "volume_patches, anywhere in a Zarr volume"
+    batch_size = 2
+
+    def prepare(self) -> None:
+        require("zarr", extra="bench")
+        sizes = volume.QUICK if self.is_quick else replace(volume.FULL, shape=(128, 512, 512))
+        self.scroll = scroll = volume.made_scroll(sizes, self.folder, self.say)
+        scroll.warm()
+        room = f"fastpipe remembers {scroll.room / 1e6:,.0f} MB, a quarter of it"
+        self.data = f"{scroll.described['text']}; {room}"
+        self.most_steps = min(self.most_steps, scroll.epoch // self.batch_size)
+
+    def specs(self) -> list[volume.PatchSpec]:
+        return [spec for spec in super().specs() if spec.section == volume.COLD]
+
+
+class ImageFolder(Pipeline, images.Bench):
+    """torchvision's ``ImageFolder`` with two workers, over a local folder."""
+
+    key, alone = "imagefolder", "images"
+    label = "imagefolder, photos on the local disk (in S3: bench s3)"
+    batch_size = 32
+
+    def prepare(self) -> None:
+        self.photos = photos = scan(self.made_photos(), "made-up photographs")
+        photos.warm()
+        each = photos.bytes / len(photos.files) / 1000
+        self.data = (
+            f"{len(photos.files)} {photos.name} of {each:.0f} kB on the local disk, in the page cache; not in"
+            " S3, whose server takes long to start: python benchmarks/run.py s3, in a clone of the repository"
+        )
+
+    def specs(self) -> list[LoaderSpec]:
+        """The two that matter, and the stock loader over fastpipe's dataset."""
+        workers = min(2, self.cores)
+        stock = f"DataLoader(num_workers={workers})"
+        return [
+            LoaderSpec("replaced", f"ImageFolder + {stock}", "replaced", workers, unit="images"),
+            LoaderSpec(MAIN_ROW, "FastImageFolder + FastLoader", "fastpipe", unit="images"),
+            LoaderSpec("stock", f"FastImageFolder + {stock}", "stock", workers, unit="images"),
+        ]
+
+
+CASES: dict[str, type[Pipeline]] = {
+    case.key: case for case in (KerasMultimodal, HDF5Mel, MotionGeneration, VolumePatches, ImageFolder)
+}
 
 
 # ---- A process for each, as TensorFlow and forks of torch's loader do not go together --------------
@@ -353,7 +273,6 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 _PATIENCE_S, _LOOK_S = 5.0, 0.02
 # The sockets of multiprocessing lie in temporary folders, and no name of one may have more than 107 bytes.
 _LONGEST_FOLDER = 107 - len("/pymp-abcdefgh/listener-abcdefgh")
-_ENOUGH_OF_AN_ERROR = 4000  # bytes
 
 
 def outcome_apart(
@@ -403,7 +322,10 @@ def outcome_apart(
     if out.exists():
         found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
         return found
-    return {"crash": f"its process {_ending(process.returncode)}: {_last_line(errors)}"}
+    code = process.returncode
+    ending = f"ended with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
+    said = errors.read_text(errors="replace").strip().splitlines() or ["no message"]
+    return {"crash": f"its process {ending}: {said[-1].strip()}"}
 
 
 def _end(group: int, signals: Sequence[int] = _SIGNALS) -> None:
@@ -429,41 +351,12 @@ def _is_alive(group: int) -> bool:
     return False
 
 
-def _ending(code: int) -> str:
-    """How a process ended, in words.
-
-    >>> _ending(-9), _ending(1)
-    ('was killed by SIGKILL', 'ended with code 1')
-    """
-    if code >= 0:
-        return f"ended with code {code}"
-    return f"was killed by {signal_name(-code)}"
-
-
-def _last_line(errors: Path) -> str:
-    """The end of what a process has said about its errors."""
-    with errors.open("rb") as file:
-        file.seek(max(0, errors.stat().st_size - _ENOUGH_OF_AN_ERROR))
-        lines = file.read().decode(errors="replace").strip().splitlines()
-    return lines[-1].strip() if lines else "no message"
-
-
 # ---- The case --------------------------------------------------------------------------------------
 
 # What a pipeline may take; on two cores, with compiled code in place, it takes a fifth of it.
 LIMIT_S = 180.0
 # Lists that are taken over from each pipeline, and dictionaries.
 _LISTS, _BY_KEY = ("rows", "missing"), ("sections", "best", "timelines")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the case."""
-    add = parser.add_argument
-    add("--only", metavar="CASE,…", help=f"some of {', '.join(CASES)} (default: all of them)")
-    add("--quick", action="store_true", help="little data and two short rounds: does it run? "
-        "No figures to rely on")  # fmt: skip
-    add_file_arguments(parser, page="report.html", picture="report.png")
-    parser.set_defaults(peers=False, rounds=None, seconds=None)
 
 
 def chosen(only: str | None) -> list[str]:
@@ -484,30 +377,20 @@ def chosen(only: str | None) -> list[str]:
     return [name for name in CASES if name in names]
 
 
-def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Measure, report, and write what was asked for.
+class Bench(_Overview):
+    """One run of all; 1 also where outputs differ, or a pipeline's process did not end well."""
 
-    Returns:
-        0, or 1 where outputs differ from those of what is replaced, a pipeline's process did not end well, or
-        figures are worse than those to compare with.
-
-    Raises:
-        OptionError: there is no pipeline of a name.
-    """
-    return _All(args, available_cpus(), progress, keys=chosen(args.only)).run(console)
-
-
-@dataclass
-class _All(Driver):
-    """One run of all."""
-
-    case: ClassVar[str] = "all"
-    keys: list[str] = field(kw_only=True)
-    is_wrong: bool = False
+    about = "five training pipelines before and after: tf.data, HDF5, generation, volumes, images"
+    is_wrong = False
 
     def run(self, console: Console) -> int:
-        with _terminated_as_interrupted():
+        self.keys = chosen(self.args.only)
+        # As Ctrl-C, which leaves nothing behind.
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
             return max(super().run(console), int(self.is_wrong))
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
     def result(self) -> dict[str, Any]:
         begun = time.monotonic()
@@ -522,46 +405,36 @@ class _All(Driver):
         return result
 
     def _part(self, key: str, name: str, folder: Path) -> dict[str, Any]:
-        """The outcome of a pipeline."""
         begun = time.monotonic()
         self.progress.step(f"{name}: starting")
         found = outcome_apart(
             key, folder, self.args.quick, LIMIT_S, lambda text: self.progress.step(f"{name}: {text}")
         )
         if "result" in found:
-            ratio = main_of(found["result"], key)["ratio"]["median"]
-            took = time.monotonic() - begun
-            self.progress.done(f"{name}: {ratio:.{times_digits(ratio)}f}× as fast; in {took:.0f} s")
+            ratio, took = main_of(found["result"], key)["ratio"], time.monotonic() - begun
+            self.progress.done(f"{name}: {times(ratio['median'])} as fast; in {took:.0f} s")
             return found
-        label = str(CASES[key].label)
-        if "check" in found:
-            self.is_wrong = True
-            self.miss(key, label, found["check"]["text"])
-        elif "crash" in found:
-            self.is_wrong = True
-            remedy = f"run it alone: python -m fastpipe.bench {CASES[key].alone} --quick"
-            self.miss(key, label, f"{found['crash']}; {remedy}")
-        else:
-            self.miss(key, label, found["why"])
+        self.is_wrong |= "why" not in found
+        why = found["check"]["text"] if "check" in found else found.get("why", "")
+        if "crash" in found:
+            why = f"{found['crash']}; run it alone: python -m fastpipe.bench {CASES[key].alone} --quick"
+        self.miss(key, CASES[key].label, why)
         return found
 
     def _merged(self, parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """The file's content but for the verdict."""
         results = {key: part["result"] for key, part in parts.items() if "result" in part}
         checks = {key: part["check"] for key, part in parts.items() if "check" in part}
         checks |= {key: result["check"] for key, result in results.items()}
-        for result in results.values():
-            told = [text for text in result["method"]["warnings"] if text not in self.warnings]
-            self.warnings.extend(told)
-        words = [f"--only {','.join(self.keys)}"] if self.args.only else []
-        merged: dict[str, Any] = self.facts(words)
+        told = [text for result in results.values() for text in result["method"]["warnings"]]
+        self.warnings = list(dict.fromkeys([*self.warnings, *told]))
+        merged = self.facts()
         for name in _LISTS:
             merged[name] = [entry for result in results.values() for entry in result[name]]
         for name in _BY_KEY:
             merged[name] = {key: one for result in results.values() for key, one in result[name].items()}
         # In their order, those that could not be measured among them.
         merged["sections"] = {
-            key: merged["sections"].get(key, {"label": str(CASES[key].label)}) for key in self.keys
+            key: merged["sections"].get(key, {"label": CASES[key].label}) for key in self.keys
         }
         merged["missing"] += self.missing
         methods = [result["method"] for result in results.values()]
@@ -578,20 +451,18 @@ class _All(Driver):
                     "replaces": "pipeline"},
             "check": {"ok": not differing, "problems": differing, "text": compared},
             "main": next((result["main"] for result in results.values()), ""),
-            "stages": {"seconds": {}, "images": 0},
+            "stages": self.stages,
             "floor_share": None,
             "plan": "",
         }  # fmt: skip
 
 
 def sentence(result: Mapping[str, Any]) -> str:
-    """The outcome in one sentence."""
     told: dict[str, list[str]] = {"faster": [], "no clear difference": [], "slower": []}
     for section in result["best"]:
         ratio = main_of(result, section)["ratio"]
         kind = "faster" if ratio["low"] > 1 else "slower" if ratio["high"] < 1 else "no clear difference"
-        times = f"{ratio['median']:.{times_digits(ratio['median'])}f}×"
-        told[kind].append(f"{section} {times}")
+        told[kind].append(f"{section} {times(ratio['median'])}")
     told["not measured"] = [section for section in result["sections"] if section not in result["best"]]
     words = [
         f"{len(names)} of {len(result['sections'])} {kind}: {', '.join(names)}"
@@ -599,23 +470,6 @@ def sentence(result: Mapping[str, Any]) -> str:
         if names
     ]
     return f"{'. '.join(words)}."
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """Let SIGTERM be Ctrl-C, which leaves nothing behind."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 # ---- What runs in a pipeline's process -------------------------------------------------------------
@@ -633,16 +487,15 @@ def outcome(case: str, folder: Path, quick: bool, progress: Progress) -> dict[st
         ``result``, the content of a result file; or ``check``, where outputs differ; or ``why`` it cannot be
         measured.
     """
-    cores = available_cpus()
-    files = dict.fromkeys((*FILES, "compare"))
-    args = Namespace(quick=quick, rounds=None, seconds=None, peers=False, usual={}, **files)
+    parser = argparse.ArgumentParser()
+    CASES[case].add_arguments(parser)
+    args = parser.parse_args(["--only", case, *(["--quick"] if quick else [])])
+    pipeline = CASES[case](args, progress, folder)
     try:
-        made = CASES[case](Ground(folder, cores, quick, progress.step))
-        found = Pair(args, cores, progress, pipeline=made).result()
+        result = pipeline.result()
     except (FastpipeError, ContenderError) as error:
         return {"why": str(error)}
-    assert found is not None
-    return {"result": found} if "rows" in found else found
+    return {"check": pipeline.check.as_json()} if result is None else {"result": result}
 
 
 def _end_with_input(folder: Path) -> None:

@@ -6,11 +6,17 @@ import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fastpipe.bench.report import data_line, machine_line, more_lines
-from fastpipe.bench.results import UNIT, rate_of, reference_of, replaced_thing, shown, times_digits
+from fastpipe.bench.report import data_line, figures_of, machine_line, more_lines
+from fastpipe.bench.results import (
+    UNIT,
+    name_of,
+    rate_of,
+    reference_of,
+    replaced_thing,
+    shown,
+    times_and_range,
+)
 from fastpipe.core.text import printable
-
-# ---- What all pages of reports share ---------------------------------------------------------------
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c1f23; --quiet: #5c6470; --line: #b9bec6; --page: #ffffff }
@@ -61,12 +67,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def rect(x: float, y: float, width: float, height: float, colour: str, unit: str = "") -> str:
-    """A rectangle of an SVG."""
     size = f'width="{max(0.0, width):.2f}{unit}" height="{height:g}"'
     return f'<rect x="{x:.2f}{unit}" y="{y:g}" {size} fill="{escape(colour)}"/>'
 
-
-# ---- The page of a result --------------------------------------------------------------------------
 
 _RESULT_STYLE = """
 :root { --replaced: #8b929b; --stock: #63b3a0; --fastpipe: #0b8a6f; --peer: #b9a8cc; --floor: #b9a8cc }
@@ -104,13 +107,12 @@ def page(result: Mapping[str, Any], more: Sequence[str] = ()) -> str:
         *map(_quiet, about),
         *(f'<div class="alarm">{escape(text)}</div>' for text in method["warnings"]),
         *(part for key in result.get("sections") or [None] for part in _section(result, key)),
-        *_figures(result), *_lines(result, more), *_environment(result),
+        *_figures(result, more), *_environment(result),
     ]  # fmt: skip
     return document(f"fastpipe bench {result['case']}", parts, _RESULT_STYLE)
 
 
 def _section(result: Mapping[str, Any], key: str | None) -> Iterator[str]:
-    """Bars, and steps, of the rows of a section."""
     about = {"label": result["job"]["short"]} if key is None else result["sections"][key]
     rows = [entry for entry in shown(result) if entry.get("section") == key]
     yield f"<section><h2>{escape(about['label'])}</h2>"
@@ -131,7 +133,8 @@ def _bar(result: Mapping[str, Any], entry: Mapping[str, Any], top: float) -> Ite
     """A row's median, the range of its rounds, and how many times that of the reference it is."""
     rate, scale = rate_of(entry), _SHARE / top
     is_reference = entry["group"] == "replaced" and entry["key"] == reference_of(result, entry)
-    figures = f"{rate['median']:,.0f} {entry.get('unit', UNIT)}/s · {'1×' if is_reference else _ratio(entry)}"
+    ratio = "1×" if is_reference else times_and_range(entry["ratio"])
+    figures = f"{rate['median']:,.0f} {entry.get('unit', UNIT)}/s · {ratio}"
     kind = ' class="own"' if entry["group"] == "fastpipe" else ""
     yield f'<div class="name"><span{kind}>{escape(entry["label"])}</span>'
     yield f"<span{kind}>{escape(figures)}</span></div>"
@@ -165,33 +168,21 @@ def _steps(told: Mapping[str, Any]) -> Iterator[str]:
         yield "</svg>"
 
 
-def _figures(result: Mapping[str, Any]) -> Iterator[str]:
-    """All rows, those that lose among them."""
-    rows = []
-    for entry in result["rows"]:
-        rate, ratio = rate_of(entry), entry["ratio"]
-        label = entry["label"] if entry.get("section") is None else f"{entry['section']}: {entry['label']}"
-        rows.append([
-            label, f"{rate['median']:,.0f} {entry.get('unit', UNIT)}",
-            f"{rate['low']:,.0f}–{rate['high']:,.0f}", f"{ratio['median']:.2f}×",
-            f"{ratio['low']:.2f}–{ratio['high']:.2f}", entry["note"],
-        ])  # fmt: skip
+def _figures(result: Mapping[str, Any], more: Sequence[str]) -> Iterator[str]:
+    rows = [
+        [name_of(entry), *figures_of(entry, f" {entry.get('unit', UNIT)}"), entry["note"]]
+        for entry in result["rows"]
+    ]
     rows += [[miss["label"], "not measured", "", "", "", miss["why"]] for miss in result["missing"]]
     yield "<h2>All figures</h2>"
     head = [replaced_thing(result), "per second", "range", "ratio", "range", "note"]
     yield f'<div class="figures">{table(head, rows)}</div>'
-
-
-def _lines(result: Mapping[str, Any], more: Sequence[str]) -> Iterator[str]:
-    """What else was measured, and whether outputs are the same."""
     if lines := [*more, *more_lines(result)]:
         yield f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
-    yield "<h2>Are the results the same?</h2>"
-    yield f"<p>{escape(result['check']['text'])}</p>"
+    yield f"<h2>Are the results the same?</h2>\n<p>{escape(result['check']['text'])}</p>"
 
 
 def _environment(result: Mapping[str, Any]) -> Iterator[str]:
-    """What it was measured on, and by which command."""
     machine, revision = result["machine"], result["revision"] or {"commit": "", "modified": False}
     facts = [
         ["processor", f"{machine['cpu']}, {machine['cores']} cores"],
@@ -209,9 +200,3 @@ def _environment(result: Mapping[str, Any]) -> Iterator[str]:
 
 def _quiet(line: str) -> str:
     return f'<div class="quiet">{escape(line)}</div>'
-
-
-def _ratio(entry: Mapping[str, Any]) -> str:
-    ratio = entry["ratio"]
-    digits = times_digits(ratio["median"])
-    return f"{ratio['median']:.{digits}f}× ({ratio['low']:.{digits}f}–{ratio['high']:.{digits}f})"

@@ -7,11 +7,45 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fastpipe.bench.results import UNIT, rate_of, reference_of, replaced_thing, shown, times_digits, whole
+from fastpipe.bench.results import UNIT, rate_of, reference_of, replaced_thing, shown, times, write_file
 from fastpipe.core.extras import require
-from fastpipe.core.text import printable
+from fastpipe.core.text import counted, printable
 
-# ---- By number of threads --------------------------------------------------------------------------
+INK, MUTED = "#1f2328", "#6a717b"
+
+
+def draw(result: Mapping[str, Any], path: Path) -> None:
+    """Draw the medians with their ranges and ratios into a PNG file.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    require("matplotlib.backends.backend_agg", extra="bench")
+    figure = require("matplotlib.figure", extra="bench").Figure(dpi=160, layout="constrained")
+    # A "$" in a label is a "$", and begins no formula.
+    with require("matplotlib", extra="bench").rc_context({"text.parse_math": False}):
+        (_draw_curves if "scaling" in result else _draw_bars)(figure, result)
+        write_file(path, lambda file: figure.savefig(file, format="png", facecolor="white"))
+
+
+def _title(result: Mapping[str, Any]) -> str:
+    machine = result["machine"]
+    gpu = f", {machine['gpu']['name']}" if machine.get("gpu") else ""
+    cpu = f"{_short_cpu(machine['cpu'])}, {counted(machine['cores'], 'core')}"
+    return f"{printable(result['job']['short'])} · {cpu}{gpu}"
+
+
+def _range_of(rate: Mapping[str, float]) -> tuple[float, float]:
+    """How far a bar of the range goes below and above the median."""
+    return rate["median"] - rate["low"], rate["high"] - rate["median"]
+
+
+def _finish(axes: Any, axis: Any, hidden: tuple[str, ...]) -> None:
+    """Figures along one axis, and nothing that carries no information."""
+    axes.tick_params(axis=axis.axis_name, labelsize=8.5, colors=MUTED)
+    axis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.spines[list(hidden)].set_visible(False)
+
 
 _LINES = {
     "replaced": (", as many worker processes", "#9a9fa6", "-"),
@@ -19,57 +53,29 @@ _LINES = {
     "fastpipe": (", threads", "#0b8a6f", "-"),
 }
 _NUMBER = re.compile(r"\(\w+=\d+\)|, \d+ threads?$")  # of threads or workers, in a row's label
-INK, MUTED = "#1f2328", "#6a717b"
 
 
-def _figure(size: tuple[float, float]) -> Any:
-    require("matplotlib.backends.backend_agg", extra="bench")
-    figure = require("matplotlib.figure", extra="bench").Figure
-    return figure(figsize=size, dpi=160, layout="constrained")
-
-
-def _title(result: Mapping[str, Any]) -> str:
-    """The job, and the machine."""
-    machine = result["machine"]
-    cores = f"{machine['cores']} core{'s' if machine['cores'] != 1 else ''}"
-    gpu = f", {machine['gpu']['name']}" if machine.get("gpu") else ""
-    return f"{printable(result['job']['short'])} · {_short_cpu(machine['cpu'])}, {cores}{gpu}"
-
-
-def _save(figure: Any, path: Path) -> None:
-    with whole(path) as unfinished:
-        figure.savefig(unfinished, format="png", facecolor="white")
-
-
-def _draw_curves(result: Mapping[str, Any], path: Path) -> None:
-    """Draw medians and ranges into a PNG file."""
-    figure = _figure((8.6, 5.2))
+def _draw_curves(figure: Any, result: Mapping[str, Any]) -> None:
+    """Medians and ranges over the number of threads."""
+    figure.set_size_inches(8.6, 5.2)
     axes = figure.subplots()
     counts = [int(section) for section in result["sections"]]
     for group, (ending, colour, style) in _LINES.items():
         rows = [
-            entry
-            for entry in result["rows"]
-            if entry["group"] == group and entry["section"] in result["sections"]
+            row for row in result["rows"] if row["group"] == group and row["section"] in result["sections"]
         ]
         if not rows:
             continue
-        label = _NUMBER.sub("", rows[0]["label"]) + ending
         places, rates = [int(entry["section"]) for entry in rows], [rate_of(entry) for entry in rows]
-        medians = [rate["median"] for rate in rates]
-        errors = [
-            [rate["median"] - rate["low"] for rate in rates],
-            [rate["high"] - rate["median"] for rate in rates],
-        ]
+        medians, is_own = [rate["median"] for rate in rates], group == "fastpipe"
         axes.errorbar(
-            places, medians, yerr=errors, label=label, color=colour, linestyle=style, marker="o",
-            markersize=4.5, linewidth=2.2 if group == "fastpipe" else 1.5, capsize=3,
+            places, medians, yerr=list(zip(*map(_range_of, rates), strict=True)),
+            label=_NUMBER.sub("", rows[0]["label"]) + ending, color=colour, linestyle=style, marker="o",
+            markersize=4.5, linewidth=2.2 if is_own else 1.5, capsize=3,
         )  # fmt: skip
-        if group == "fastpipe":
+        if is_own:
             linear = [medians[0] * place / places[0] for place in places]
-            axes.plot(
-                places, linear, color=colour, linestyle=":", linewidth=1.2, label="linear from the first"
-            )
+            axes.plot(places, linear, ":", color=colour, linewidth=1.2, label="linear from the first")
             for told in result["scaling"]["rows"]:
                 at = told["threads"]
                 axes.annotate(
@@ -80,47 +86,42 @@ def _draw_curves(result: Mapping[str, Any], path: Path) -> None:
     axes.set_xticks(counts)
     axes.set_xlim(0, counts[-1] * 1.08)
     axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set_ylabel(f"{result['rows'][0]['unit']} per second", fontsize=9, color=MUTED)
     axes.set_xlabel(
         f"threads, or worker processes; median and range of {result['method']['rounds']} interleaved"
-        " rounds;\n"
-        "× is relative to the best replaced loader of any number of workers",
+        " rounds;\n× is relative to the best replaced loader of any number of workers",
         fontsize=8.5, color=MUTED,
     )  # fmt: skip
-    axes.tick_params(labelsize=8.5, colors=MUTED)
+    axes.tick_params(axis="x", labelsize=8.5, colors=MUTED)
+    _finish(axes, axes.yaxis, ("top", "right"))
     axes.grid(axis="y", color="#e6e8eb", linewidth=0.8)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
     axes.legend(frameon=False, fontsize=9, loc="upper left")
-    _save(figure, path)
 
-
-# ---- A bar for each loader -------------------------------------------------------------------------
 
 COLOURS = {"replaced": "#9a9fa6", "stock": "#7cc5b4", "fastpipe": "#0b8a6f", "peer": "#cfd3da"}
 
 
-def draw(result: Mapping[str, Any], path: Path) -> None:
-    """Draw the medians with their ranges and ratios into a PNG file.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
-    """
-    # A "$" in a label is a "$", and begins no formula.
-    with require("matplotlib", extra="bench").rc_context({"text.parse_math": False}):
-        (_draw_curves if "scaling" in result else _draw_bars)(result, path)
-
-
-def _draw_bars(result: Mapping[str, Any], path: Path) -> None:
-    parts = _parts(result)
+def _draw_bars(figure: Any, result: Mapping[str, Any]) -> None:
+    """The bars of each section, from below."""
+    parts = []
+    for key, about in (result.get("sections") or {None: None}).items():
+        rows = [
+            entry
+            for entry in shown(result)
+            if entry["group"] in COLOURS
+            and entry.get("section") == key
+            and (entry["group"] != "replaced" or entry["key"] == reference_of(result, entry))
+        ][::-1]
+        if rows:
+            parts.append(("" if about is None else f"{about['label']}: {rows[0]['unit']} per second", rows))
     counts = [len(rows) for _, rows in parts]
-    heading = 0.35 * (len(parts) - 1)
-    figure = _figure((9.6, 1.75 + 0.52 * sum(counts) + heading))
+    figure.set_size_inches(9.6, 1.75 + 0.52 * sum(counts) + 0.35 * (len(parts) - 1))
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
     all_axes = figure.subplots(len(parts), 1, squeeze=False, height_ratios=counts)[:, 0]
+    # Row → how many times the replaced loader was asked of it.
+    asked = {one["row"]: one["asked"] for one in result.get("targets", ()) if one.get("row")}
     for axes, (label, rows) in zip(all_axes, parts, strict=True):
-        _bars(axes, rows, _asked(result))
+        _bars(axes, rows, asked)
         has_floor = _floor(axes, result, rows)
         _labels(axes, rows)
         if label:
@@ -132,76 +133,36 @@ def _draw_bars(result: Mapping[str, Any], path: Path) -> None:
     all_axes[-1].set_xlabel(
         f"{unit}median and range of {result['method']['rounds']} interleaved rounds;\n"
         f"× is relative to the best replaced {replaced_thing(result)}",
-        fontsize=8.5,
-        color=MUTED,
-    )
+        fontsize=8.5, color=MUTED,
+    )  # fmt: skip
     _make_room(figure, all_axes)
-    _save(figure, path)
-
-
-def _parts(result: Mapping[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """The bars of each section, from below, with the section's name."""
-    sections = result.get("sections") or {None: None}
-    parts = []
-    for key, about in sections.items():
-        rows = [
-            entry
-            for entry in shown(result)
-            if entry["group"] in COLOURS
-            and entry.get("section") == key
-            and (entry["group"] != "replaced" or entry["key"] == reference_of(result, entry))
-        ][::-1]
-        if rows:
-            parts.append(("" if about is None else f"{about['label']}: {rows[0]['unit']} per second", rows))
-    return parts
-
-
-def _asked(result: Mapping[str, Any]) -> dict[str, float]:
-    """Row → how many times the replaced loader was asked of it."""
-    return {target["row"]: target["asked"] for target in result.get("targets", ()) if target.get("row")}
 
 
 def _bars(axes: Any, rows: list[dict[str, Any]], asked: Mapping[str, float]) -> None:
-    """Bars, their ranges, and the figure at the end of each."""
     top = max(rate_of(entry)["high"] for entry in rows)
     for place, entry in enumerate(rows):
-        rate = rate_of(entry)
-        axes.barh(place, rate["median"], height=0.66, color=COLOURS[entry["group"]], zorder=2)
-        span = [[rate["median"] - rate["low"]], [rate["high"] - rate["median"]]]
+        rate, group = rate_of(entry), entry["group"]
+        axes.barh(place, rate["median"], height=0.66, color=COLOURS[group], zorder=2)
         axes.errorbar(
-            rate["median"], place, xerr=span, color=INK, elinewidth=1.1, capsize=3.5, capthick=1.1, zorder=3
-        )
-        reference = entry["group"] == "replaced"
-        text = "1×" if reference else _times(entry["ratio"]["median"])
+            rate["median"], place, xerr=[[part] for part in _range_of(rate)], color=INK, elinewidth=1.1,
+            capsize=3.5, capthick=1.1, zorder=3,
+        )  # fmt: skip
+        text = "1×" if group == "replaced" else times(entry["ratio"]["median"])
         text += f" (goal: {asked[entry['key']]:g}×)" if entry["key"] in asked else ""
         # A figure that has no room in its bar, before the range, goes in front of the ratio.
         is_short = rate["low"] < 0.1 * top
         number = f"{rate['median']:,.0f}"
         axes.annotate(
-            f"{number} · {text}" if is_short else text,
-            (rate["high"] + 0.012 * top, place),
-            va="center",
-            fontsize=13 if entry["group"] == "fastpipe" else 11,
-            fontweight="bold",
-            color=COLOURS["fastpipe"] if entry["group"] in ("stock", "fastpipe") else MUTED,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.2},
-            zorder=4,
-        )
+            f"{number} · {text}" if is_short else text, (rate["high"] + 0.012 * top, place), va="center",
+            fontsize=13 if group == "fastpipe" else 11, fontweight="bold",
+            color=COLOURS["fastpipe"] if group in ("stock", "fastpipe") else MUTED,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.2}, zorder=4,
+        )  # fmt: skip
         axes.annotate(
-            "" if is_short else number,
-            (0, place),
-            xytext=(6, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=9.5,
-            color="white" if entry["group"] == "fastpipe" else INK,
-            zorder=4,
-        )
+            "" if is_short else number, (0, place), xytext=(6, 0), textcoords="offset points", va="center",
+            fontsize=9.5, color="white" if group == "fastpipe" else INK, zorder=4,
+        )  # fmt: skip
     axes.set_xlim(0, top * 1.13)
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.{times_digits(ratio)}f}×"
 
 
 def _make_room(figure: Any, all_axes: Any) -> None:
@@ -221,37 +182,28 @@ def _floor(axes: Any, result: Mapping[str, Any], rows: list[dict[str, Any]]) -> 
     """A dashed line at the rate that a section's loaders cannot exceed, if there is one; whether there is."""
     section = rows[0].get("section")
     floors = [one for one in result["rows"] if one["group"] == "floor" and one.get("section") == section]
-    rates = [rate_of(entry)["median"] for entry in floors]
-    if not rates:
+    if not floors:
         return False
+    rate = rate_of(floors[0])["median"]
     name = "decoding alone" if section is None else floors[0]["label"]
-    axes.axvline(rates[0], color=MUTED, linestyle=(0, (4, 3)), linewidth=1.1, zorder=1)
+    axes.axvline(rate, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.1, zorder=1)
     left, right = axes.get_xlim()
-    axes.set_xlim(left, max(right, rates[0] * 1.02))
+    axes.set_xlim(left, max(right, rate * 1.02))
     axes.annotate(
-        f"{name} {rates[0]:,.0f} ",
-        (rates[0], len(rows) - 0.5),
-        ha="right" if rates[0] > 0.5 * axes.get_xlim()[1] else "left",
-        va="bottom",
-        fontsize=8.5,
-        color=MUTED,
-        annotation_clip=False,
-    )
+        f"{name} {rate:,.0f} ", (rate, len(rows) - 0.5), va="bottom", fontsize=8.5, color=MUTED,
+        ha="right" if rate > 0.5 * axes.get_xlim()[1] else "left", annotation_clip=False,
+    )  # fmt: skip
     return True
 
 
 def _labels(axes: Any, rows: list[dict[str, Any]]) -> None:
-    """Names at the left, nothing that carries no information."""
     axes.set_yticks(range(len(rows)), [_name(entry) for entry in rows], fontsize=9.5)
     for tick, entry in zip(axes.get_yticklabels(), rows, strict=True):
         tick.set_color(INK)
         tick.set_fontweight("bold" if entry["group"] == "fastpipe" else "normal")
     axes.set_ylim(-0.5, len(rows) - 0.4)
     axes.tick_params(axis="y", length=0)
-    axes.tick_params(axis="x", labelsize=8.5, colors=MUTED)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
+    _finish(axes, axes.xaxis, ("top", "right", "left"))
     axes.spines["bottom"].set_color("#d0d4d9")
 
 
@@ -272,6 +224,5 @@ def _short_cpu(name: str) -> str:
     >>> _short_cpu("Intel(R) Xeon(R) Platinum 8581C CPU @ 2.10GHz")
     'Intel Xeon Platinum 8581C'
     """
-    short = name.split("@")[0].replace("(R)", "").replace("(TM)", "")
-    words = [word for word in short.split() if word not in ("CPU", "Processor") and "-Core" not in word]
-    return " ".join(words)
+    words = name.split("@")[0].replace("(R)", "").replace("(TM)", "").split()
+    return " ".join(word for word in words if word not in ("CPU", "Processor") and "-Core" not in word)

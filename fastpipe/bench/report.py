@@ -10,9 +10,18 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from fastpipe.bench.results import UNIT, load, rate_of, reference_of, replaced_thing, shown, times_digits
+from fastpipe.bench.results import (
+    UNIT,
+    load,
+    name_of,
+    rate_of,
+    reference_of,
+    replaced_thing,
+    shown,
+    times_and_range,
+)
 from fastpipe.console import PlainTable, plain, print_line
-from fastpipe.core.text import printable, printable_lines
+from fastpipe.core.text import counted, printable, printable_lines
 from fastpipe.errors import OptionError
 
 # ---- Figures that only some cases have -------------------------------------------------------------
@@ -20,29 +29,6 @@ from fastpipe.errors import OptionError
 
 def more_lines(result: Mapping[str, Any]) -> list[str]:
     """What steps wait for, and how rates grow with threads, where a case has measured it."""
-    return [*timeline_lines(result), *scaling_lines(result)]
-
-
-def scaling_lines(result: Mapping[str, Any]) -> list[str]:
-    """How FastLoader's rate grows with the number of threads."""
-    lines = []
-    for one in result.get("scaling", {}).get("rows", ()):
-        times, linear, floor = one["times_best"], one.get("linear"), one.get("floor_share")
-        line = (
-            f"{one['threads']} thread{'s' if one['threads'] > 1 else ''}: {times['median']:.2f}×"
-            f" ({times['low']:.2f} to {times['high']:.2f}) the best replaced loader of any number of workers"
-        )
-        line += "" if linear is None else f", {linear['median']:.0%} of linear"
-        if floor is not None:
-            line += f", {floor['median']:.0%} of reading and decoding alone"
-            own = one.get("floor_linear")
-            line += "" if own is None else f", which is {own['median']:.0%} of linear"
-        lines.append(line)
-    return lines
-
-
-def timeline_lines(result: Mapping[str, Any]) -> list[str]:
-    """What steps wait for, before and after."""
     lines = []
     for section, told in result.get("timelines", {}).items():
         before, after = told["rows"]
@@ -51,6 +37,27 @@ def timeline_lines(result: Mapping[str, Any]) -> list[str]:
             f" wait {before['share']:.0%} of {before['total_s']:.1f} s before, {after['share']:.0%} of"
             f" {after['total_s']:.1f} s after"
         )
+    return lines + scaling_lines(result)
+
+
+def scaling_lines(result: Mapping[str, Any]) -> list[str]:
+    """How FastLoader's rate grows with the number of threads."""
+    lines = []
+    for one in result.get("scaling", {}).get("rows", ()):
+        times = one["times_best"]
+        line = (
+            f"{counted(one['threads'], 'thread')}: {times['median']:.2f}×"
+            f" ({times['low']:.2f} to {times['high']:.2f}) the best replaced loader of any number of workers"
+        )
+        for name, words in (
+            ("linear", "of linear"),
+            ("floor_share", "of reading and decoding alone"),
+            ("floor_linear", "of linear"),
+        ):
+            if name in one:
+                which = "which is " if name == "floor_linear" else ""
+                line += f", {which}{one[name]['median']:.0%} {words}"
+        lines.append(line)
     return lines
 
 
@@ -60,26 +67,17 @@ STYLES = {"replaced": "dim", "stock": "green", "fastpipe": "bold green", "peer":
 
 # Whose versions are told below a table, by case.
 _PACKAGES = {
-    "images": ("fastpipe", "torch", "torchvision", "pillow"),
-    "scaling": ("fastpipe", "torch", "torchvision", "pillow", "h5py", "zarr"),
-    "hdf5": ("fastpipe", "torch", "h5py", "numcodecs"),
-    "volume": ("fastpipe", "torch", "zarr", "numcodecs"),
-    "s3": ("fastpipe", "torch", "torchvision", "obstore"),
-    "augment": ("fastpipe", "torch", "torchvision"),
-    "gpu": (
-        "fastpipe",
-        "torch",
-        "torchvision",
-        "pillow",
-        "nvidia-nvimgcodec-cu13",
-        "nvidia-nvimgcodec-cu12",
-        "nvidia-dali-cuda130",
-        "nvidia-dali-cuda120",
-        "triton",
-    ),
-    "tf": ("fastpipe", "tensorflow", "tensorflow-cpu", "keras", "pillow"),
-    "generate": ("fastpipe", "numpy", "h5py", "cloudpickle"),
-    "all": ("fastpipe", "torch", "torchvision", "tensorflow", "tensorflow-cpu", "h5py", "zarr", "pillow"),
+    "images": "torch torchvision pillow",
+    "scaling": "torch torchvision pillow h5py zarr",
+    "hdf5": "torch h5py numcodecs",
+    "volume": "torch zarr numcodecs",
+    "s3": "torch torchvision obstore",
+    "augment": "torch torchvision",
+    "gpu": "torch torchvision pillow nvidia-nvimgcodec-cu13 nvidia-nvimgcodec-cu12 nvidia-dali-cuda130"
+    " nvidia-dali-cuda120 triton",
+    "tf": "tensorflow tensorflow-cpu keras pillow",
+    "generate": "numpy h5py cloudpickle",
+    "all": "torch torchvision tensorflow tensorflow-cpu h5py zarr pillow",
 }
 
 # In a narrower terminal the notes would be columns of single words.
@@ -87,41 +85,26 @@ WIDTH_FOR_NOTES = 130
 
 
 def machine_line(result: Mapping[str, Any]) -> str:
-    """The machine in one line: processor, cores, memory, a GPU that takes part, system."""
     machine = result["machine"]
     gpu = f", {machine['gpu']['name']} (driver {machine['gpu']['driver']})" if machine.get("gpu") else ""
     memory = "" if machine["memory_gib"] is None else f", {machine['memory_gib']:g} GiB"
-    cores = f"{machine['cores']} core{'s' if machine['cores'] != 1 else ''}"
-    return f"{machine['cpu']}, {cores}{memory}{gpu}, {machine['os']}, {machine['python']}"
+    cpu = f"{machine['cpu']}, {counted(machine['cores'], 'core')}"
+    return f"{cpu}{memory}{gpu}, {machine['os']}, {machine['python']}"
 
 
 def data_line(result: Mapping[str, Any]) -> str:
-    """The photos, the rows, or the volume in one line."""
     data = result["data"]
     if "text" in data:
         return str(data["text"])
     if "photos" not in data:
-        size = (
-            f"{data['sample_bytes'] / 1000:.0f} kB"
-            if data["sample_bytes"] >= 1000
-            else f"{data['sample_bytes']} B"
-        )
+        nbytes = data["sample_bytes"]
+        size = f"{nbytes / 1000:.0f} kB" if nbytes >= 1000 else f"{nbytes} B"
         return f"{data['samples']:,} rows of {size} ({data['name']})"
-    size = data["bytes"] / data["photos"] / 1000
+    each = data["bytes"] / data["photos"] / 1000
     part = "" if data["photos"] == data["total"] else f" of {data['total']:,}"
     return (
-        f"{data['photos']:,}{part} photos in {data['classes']} classes, {size:.0f} kB each ({data['name']})"
+        f"{data['photos']:,}{part} photos in {data['classes']} classes, {each:.0f} kB each ({data['name']})"
     )
-
-
-def stage_line(result: Mapping[str, Any]) -> str:
-    """Where FastLoader's time went, as milliseconds per image."""
-    stages = result["stages"]
-    if not stages["images"]:
-        return "no stage times"
-    parts = [f"{stage} {1000 * s / stages['images']:.2f} ms" for stage, s in stages["seconds"].items()]
-    thing = "image" if "photos" in result["data"] else "sample"
-    return f"per {thing}: " + " · ".join(parts)
 
 
 def print_result(result: Mapping[str, Any], console: Console, more: Sequence[str] = ()) -> None:
@@ -129,42 +112,49 @@ def print_result(result: Mapping[str, Any], console: Console, more: Sequence[str
     sections = result.get("sections", {})
     table = PlainTable(result["job"]["text"], title_style="bold")
     table.add_column(replaced_thing(result), min_width=28)
-    rate = "per second" if sections else "images/s"
-    for name in (rate, "range", "ratio", "range"):
+    for name in ("per second" if sections else "images/s", "range", "ratio", "range"):
         table.add_column(name, justify="right", no_wrap=True)
     if has_first := _has_first(result):
         table.add_column("first batch, s", justify="right")
-    notes = console.width >= WIDTH_FOR_NOTES
-    if notes:
+    if has_notes := console.width >= WIDTH_FOR_NOTES:
         table.add_column("note")
     section = None
     for entry in shown(result):
         if sections and entry["section"] != section:
             section = entry["section"]
             table.add_section()
-            label = f"{sections[section]['label']}: {entry['unit']}/s"
-            table.add_row(plain(label, "bold"))
-        cells = _cells(result, entry, has_first)
-        table.add_row(*(cells if notes else cells[:-1]), style=STYLES[entry["group"]])
+            table.add_row(plain(f"{sections[section]['label']}: {entry['unit']}/s", "bold"))
+        cells = [entry["label"], *figures_of(entry)]
+        cells += [_first(entry)] if has_first else []
+        if has_notes:
+            is_reference = entry["key"] == reference_of(result, entry)
+            cells.append("; ".join(filter(None, ["the reference" if is_reference else "", entry["note"]])))
+        table.add_row(*cells, style=STYLES[entry["group"]])
     for miss in result["missing"]:
         if miss["key"] in sections:
             table.add_section()
             table.add_row(plain(miss["label"], "bold"))
             table.add_row(plain("not measured, for the reason below", "red"))
     console.print(table)
-    for number, line in enumerate(line for line in _lines(result, more) if line):
+    for number, line in enumerate(filter(None, _lines(result, more))):
         console.print(plain(line, "bold" if number == 0 else ""))
 
 
+def figures_of(entry: Mapping[str, Any], unit: str = "") -> list[str]:
+    rate, ratio = rate_of(entry), entry["ratio"]
+    return [
+        f"{rate['median']:,.0f}{unit}", f"{rate['low']:,.0f}–{rate['high']:,.0f}",
+        f"{ratio['median']:.2f}×", f"{ratio['low']:.2f}–{ratio['high']:.2f}",
+    ]  # fmt: skip
+
+
 def _lines(result: Mapping[str, Any], more: Sequence[str]) -> list[str]:
-    """What is said below the table; empty lines are left out."""
-    meaning = "(wait is the consumer's time, the others are threads')"
     return [
         result["verdict"],
         *more,
         *more_lines(result),
         _floor_sentence(result),
-        f"FastLoader's stages, {stage_line(result)} {meaning}" if result["stages"]["images"] else "",
+        _stage_line(result),
         data_line(result),
         machine_line(result),
         _peers_sentence(result),
@@ -173,38 +163,48 @@ def _lines(result: Mapping[str, Any], more: Sequence[str]) -> list[str]:
     ]
 
 
-def markdown(result: Mapping[str, Any], table: Sequence[str] = (), more: Sequence[str] = ()) -> str:
-    """Return the result as a Markdown table with its conditions below.
+def _stage_line(result: Mapping[str, Any]) -> str:
+    """Where FastLoader's time went, if that was counted."""
+    seconds, images = result["stages"]["seconds"], result["stages"]["images"]
+    if not images:
+        return ""
+    parts = " · ".join(f"{stage} {1000 * spent / images:.2f} ms" for stage, spent in seconds.items())
+    thing = "image" if "photos" in result["data"] else "sample"
+    meaning = "(wait is the consumer's time, the others are threads')"
+    return f"FastLoader's stages, per {thing}: {parts} {meaning}"
 
-    Args:
-        result: the content of a result file.
-        table: lines of a second table.
-        more: lines of what else was measured.
+
+def markdown(result: Mapping[str, Any], table: Sequence[str] = (), more: Sequence[str] = ()) -> str:
+    """A result as a Markdown table with its conditions below; lines of a second table, and ``more`` lines, of
+    what else was measured, come between.
     """
-    sections = result.get("sections", {})
-    has_first = _has_first(result)
-    lines = [] if sections else list(_head("loader", UNIT, "loader", ", s" if has_first else ""))
-    section, replaced = None, replaced_thing(result)
+    sections, has_first = result.get("sections", {}), _has_first(result)
+    lines = [] if sections else _head("loader", UNIT, "loader", has_first)
+    section = None
     for entry in shown(result):
         if sections and entry["section"] != section:
             section = entry["section"]
-            lines += [*([""] if lines else []), *_head(sections[section]["label"], entry["unit"], replaced)]
-        lines.append(_markdown_row(entry, with_first=has_first))
+            head = _head(sections[section]["label"], entry["unit"], replaced_thing(result))
+            lines += [*([""] if lines else []), *head]
+        rate, range_of_rate, ratio, range_of_ratio = figures_of(entry)
+        label = f"**{entry['label']}**" if entry["group"] == "fastpipe" else entry["label"]
+        figures = f"{rate} ({range_of_rate}) | {ratio.removesuffix('×')} ({range_of_ratio})"
+        first = f" {_first(entry)} |" if has_first else ""
+        lines.append(f"| {cell(label + _note(entry))} | {figures} |{first}")
     lines += ["", *table] if table else []
-    method = result["method"]
-    peers = _peers_sentence(result)
-    names = _PACKAGES.get(result["case"], _PACKAGES["images"])
+    method, peers = result["method"], _peers_sentence(result)
+    names = ["fastpipe", *_PACKAGES.get(result["case"], _PACKAGES["images"]).split()]
     versions = ", ".join(f"{name} {result['versions'][name]}" for name in names if name in result["versions"])
     first = " First batch: with compiled code cached, in brackets the very first time." if has_first else ""
-    said = (_floor_sentence(result), _sentence(result["check"]["text"]))
+    check = result["check"]["text"]
+    said = filter(None, (_floor_sentence(result), f"{check[:1].upper()}{check[1:]}."))
     more = [*more, *more_lines(result)]
     lines += [
         *([""] if more else []),
         *(f"- {line}" for line in more),
         "",
         f"{result['job']['text']}; {data_line(result)}. {machine_line(result)}. {versions}."
-        f" {method['rounds']} interleaved rounds, {result['date'][:10]}.{first} "
-        + " ".join(part for part in said if part),
+        f" {method['rounds']} interleaved rounds, {result['date'][:10]}.{first} {' '.join(said)}",
         *(["", peers] if peers else []),
         "",
         f"Made by `{result['command']}`.",
@@ -229,61 +229,25 @@ def short_markdown(result: Mapping[str, Any]) -> str:
     ]
     for entry in shown(result):
         replaced = by_key.get(result["best"].get(entry["section"]))
-        if entry["group"] != "fastpipe" or replaced is None:
-            continue
-        note, ratio = f" ({entry['note']})" if entry["note"] else "", entry["ratio"]
-        digits = times_digits(ratio["median"])
-        lines.append(
-            f"| {cell(sections[entry['section']]['label'])} | {cell(entry['label'] + note)} |"
-            f" {rate_of(entry)['median']:,.0f} {entry['unit']} | {rate_of(replaced)['median']:,.0f} |"
-            f" {ratio['median']:.{digits}f} ({ratio['low']:.{digits}f}–{ratio['high']:.{digits}f}) |"
-        )
-    conditions = (
-        f"{machine_line(result)}; {result['method']['rounds']} interleaved rounds, {result['date'][:10]}."
-    )
-    return printable_lines("\n".join([*lines, "", conditions]) + "\n")
+        if entry["group"] == "fastpipe" and replaced is not None:
+            data, loader = cell(sections[entry["section"]]["label"]), cell(entry["label"] + _note(entry))
+            rate = f"{rate_of(entry)['median']:,.0f} {entry['unit']} | {rate_of(replaced)['median']:,.0f}"
+            lines.append(f"| {data} | {loader} | {rate} | {times_and_range(entry['ratio'], '')} |")
+    rounds = f"{result['method']['rounds']} interleaved rounds, {result['date'][:10]}."
+    return printable_lines("\n".join([*lines, "", f"{machine_line(result)}; {rounds}"]) + "\n")
 
 
-def _head(name: str, unit: str, replaced: str, first: str = "") -> tuple[str, str]:
-    """The head of a Markdown table; with a column for the first batch where its unit is given."""
-    last = f" first batch{first} |" if first else ""
-    return (
-        f"| {cell(name)} | {unit}/s, median (range) | × best replaced {replaced}, median (range) |{last}",
-        "|---|--:|--:|--:|" if first else "|---|--:|--:|",
-    )
+def _head(name: str, unit: str, replaced: str, has_first: bool = False) -> list[str]:
+    head = f"| {cell(name)} | {unit}/s, median (range) | × best replaced {replaced}, median (range) |"
+    return [head + " first batch, s |" * has_first, "|---|--:|--:|" + "--:|" * has_first]
 
 
 def cell(text: str) -> str:
-    """Return text within a Markdown table."""
     return printable(text).replace("|", "\\|")
 
 
-def _markdown_row(entry: Mapping[str, Any], *, with_first: bool) -> str:
-    rate, ratio = rate_of(entry), entry["ratio"]
-    label = f"**{entry['label']}**" if entry["group"] == "fastpipe" else entry["label"]
-    note = f" ({entry['note']})" if entry["note"] else ""
-    return (
-        f"| {cell(label + note)} | {rate['median']:,.0f} ({rate['low']:,.0f}–{rate['high']:,.0f})"
-        f" | {ratio['median']:.2f} ({ratio['low']:.2f}–{ratio['high']:.2f}) |"
-        + (f" {_first(entry)} |" if with_first else "")
-    )
-
-
-def _cells(result: Mapping[str, Any], entry: Mapping[str, Any], has_first: bool) -> list[str]:
-    """A row of the terminal's table."""
-    rate, ratio = rate_of(entry), entry["ratio"]
-    note = entry["note"]
-    if entry["key"] == reference_of(result, entry):
-        note = f"the reference{'; ' if note else ''}{note}"
-    return [
-        entry["label"],
-        f"{rate['median']:,.0f}",
-        f"{rate['low']:,.0f}–{rate['high']:,.0f}",
-        f"{ratio['median']:.2f}×",
-        f"{ratio['low']:.2f}–{ratio['high']:.2f}",
-        *([_first(entry)] if has_first else []),
-        note,
-    ]
+def _note(entry: Mapping[str, Any]) -> str:
+    return f" ({entry['note']})" if entry["note"] else ""
 
 
 def _peers_sentence(result: Mapping[str, Any]) -> str:
@@ -294,14 +258,11 @@ def _peers_sentence(result: Mapping[str, Any]) -> str:
             continue
         library, *needed = entry["versions"].items()
         others = [f"{name} {version}" for name, version in needed if result["versions"].get(name) != version]
-        text = " ".join(library) + (f" (with {', '.join(others)})" if others else "")
-        if text not in told:
-            told.append(text)
-    return f"Peers: {', '.join(told)}." if told else ""
+        told.append(" ".join(library) + (f" (with {', '.join(others)})" if others else ""))
+    return f"Peers: {', '.join(dict.fromkeys(told))}." if told else ""
 
 
 def _has_first(result: Mapping[str, Any]) -> bool:
-    """Whether the time to the first batch was measured."""
     return any(entry["first_batch_s"] for entry in result["rows"])
 
 
@@ -314,17 +275,10 @@ def _first(entry: Mapping[str, Any]) -> str:
 def _floor_sentence(result: Mapping[str, Any]) -> str:
     """How near FastLoader is to decoding alone."""
     share = result["floor_share"]
-    if share is None:
-        return ""
-    return (
+    return "" if share is None else (
         f"FastLoader reaches {share['median']:.0%} ({share['low']:.0%}–{share['high']:.0%}) of the decode"
         " floor, the rate of decoding alone in as many threads."
-    )
-
-
-def _sentence(text: str) -> str:
-    """A clause as a sentence."""
-    return f"{text[:1].upper()}{text[1:]}."
+    )  # fmt: skip
 
 
 # ---- Changes since an older run --------------------------------------------------------------------
@@ -338,12 +292,7 @@ _COMPARED = ("stock", "fastpipe")
 
 @dataclass(frozen=True)
 class Change:
-    """How a row of fastpipe's has changed.
-
-    Attributes:
-        label: the row.
-        old, new: its rate over that of the best replaced loader, of each round.
-    """
+    """How a row of fastpipe's has changed: its rate over that of the best replaced loader, of each round."""
 
     label: str
     old: tuple[float, ...]
@@ -351,7 +300,6 @@ class Change:
 
     @property
     def ratio(self) -> float:
-        """The new median over the old one."""
         return statistics.median(self.new) / statistics.median(self.old)
 
     @property
@@ -380,11 +328,7 @@ class Change:
 
 
 def old_result(path: Path, case: str) -> dict[str, Any]:
-    """Read what is compared with.
-
-    Raises:
-        OptionError: it cannot be read, or is another case's.
-    """
+    """Read what is compared with; an OptionError where it cannot be read, or is another case's."""
     old = load(path)
     if old["case"] != case:
         raise OptionError(f"--compare: {str(path)!r} is of the case {old['case']!r}, and this is {case!r}")
@@ -399,7 +343,7 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     """
     rows = {entry["key"]: entry for entry in old["rows"]}
     found = [
-        Change(_name(entry), _ratios(old, rows[entry["key"]]), _ratios(new, entry))
+        Change(name_of(entry), _ratios(old, rows[entry["key"]]), _ratios(new, entry))
         for entry in new["rows"]
         if entry["group"] in _COMPARED
         and entry["key"] in rows
@@ -415,57 +359,44 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         was, now = old["machine"].get(name), new["machine"].get(name)
         if was != now:
             lines.append(f"another machine: {name} {was}, now {now}")
-    versions = sorted({*old["versions"], *new["versions"]})
-    moved = [
-        f"{name} {old['versions'].get(name, 'none')} to {new['versions'].get(name, 'none')}"
-        for name in versions
-        if old["versions"].get(name) != new["versions"].get(name)
-    ]
+    moved = []
+    for name in sorted({*old["versions"], *new["versions"]}):
+        was, now = (result["versions"].get(name, "none") for result in (old, new))
+        if was != now:
+            moved.append(f"{name} {was} to {now}")
     if moved:
         lines.append(f"other versions: {', '.join(moved)}")
-    lines += [
-        f"other {what}: {was}, now {now}"
-        for what, was, now in (
-            ("work", old["job"]["text"], new["job"]["text"]),
-            ("data", old["data"]["name"], new["data"]["name"]),
-        )
-        if was != now
-    ]
-    lines += [f"the {when} figures are of --quick, which are no measurements"
-              for when, result in (("old", old), ("new", new)) if result["method"]["quick"]]  # fmt: skip
+    for what, of, name in (("work", "job", "text"), ("data", "data", "name")):
+        if (was := old[of][name]) != (now := new[of][name]):
+            lines.append(f"other {what}: {was}, now {now}")
+    for when, result in (("old", old), ("new", new)):
+        if result["method"]["quick"]:
+            lines.append(f"the {when} figures are of --quick, which are no measurements")
     keys = {entry["key"] for entry in new["rows"]}
-    gone = [_name(entry) for entry in old["rows"] if entry["group"] in _COMPARED and entry["key"] not in keys]
-    return lines + [f"not measured now: {name}" for name in gone]
+    gone = (entry for entry in old["rows"] if entry["group"] in _COMPARED and entry["key"] not in keys)
+    return lines + [f"not measured now: {name_of(entry)}" for entry in gone]
 
 
 def print_changes(old: Mapping[str, Any], new: Mapping[str, Any], name: str, console: Console) -> bool:
-    """Say what has changed.
-
-    Returns:
-        Whether something is slower than it was.
-    """
+    """Say what has changed; return whether something is slower than it was."""
     found = changes(old, new)
     table = PlainTable(f"compared with {name} of {old['date'][:10]}", title_style="bold")
     table.add_column("row", min_width=28)
     for head in ("old", "new", "change", "noise", ""):
         table.add_column(head, justify="right" if head else "left", no_wrap=True)
     for one in found:
-        old_median, new_median = (statistics.median(figures) for figures in (one.old, one.new))
+        medians = (f"{statistics.median(figures):.2f}×" for figures in (one.old, one.new))
         table.add_row(
-            one.label, f"{old_median:.2f}×", f"{new_median:.2f}×", f"{one.ratio - 1:+.1%}",
-            f"±{one.noise:.1%}", one.outcome, style=_STYLES[one.outcome],
+            one.label, *medians, f"{one.ratio - 1:+.1%}", f"±{one.noise:.1%}", one.outcome,
+            style=_STYLES[one.outcome],
         )  # fmt: skip
     console.print(table)
     counts = {kind: sum(one.outcome == kind for one in found) for kind in _STYLES}
     words = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-    print_line(console, f"{words if found else 'no row is in both'}", style="bold")
+    print_line(console, words if found else "no row is in both", style="bold")
     for line in differences(old, new):
         print_line(console, line)
     return counts["regressed"] > 0
-
-
-def _name(entry: Mapping[str, Any]) -> str:
-    return str(entry["label"]) if entry.get("section") is None else f"{entry['section']}: {entry['label']}"
 
 
 def _ratios(result: Mapping[str, Any], entry: Mapping[str, Any]) -> tuple[float, ...]:

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from fastpipe.bench.runner import Session, Summary, ratios, summarise
+from fastpipe.core.files import write_whole
 from fastpipe.errors import OptionError
 
-# ---- Files -----------------------------------------------------------------------------------------
 
-
-@contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A file beside that of the name, which takes its place when all is written."""
+def write_file(path: Path, fill: Callable[[BinaryIO], object]) -> None:
+    """Write a file, and its folder; an interrupted write leaves the old file as it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # In a folder of its own, in which nobody else can put a link.
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-        unfinished = Path(folder, path.name)
-        yield unfinished
-        os.replace(unfinished, path)
+    write_whole(path, fill)
 
 
 def check_target(path: Path, option: str) -> None:
@@ -41,91 +33,48 @@ def check_target(path: Path, option: str) -> None:
         raise OptionError(f"{option}: {str(path)!r} cannot be written: {str(folder)!r} is no folder of yours")
 
 
-# ---- The content -----------------------------------------------------------------------------------
-
 SCHEMA = 1
 GROUPS = ("replaced", "stock", "fastpipe", "peer", "floor")
 MAIN_ROW = "fastloader-float32"
 
-# Field → type, of the file and of each row.
-FIELDS: dict[str, type | tuple[type, ...]] = {
-    "schema": int,
-    "case": str,
-    "command": str,
-    "date": str,
-    "machine": dict,
-    "versions": dict,
-    "revision": (dict, type(None)),
-    "data": dict,
-    "job": dict,
-    "method": dict,
-    "check": dict,
-    "rows": list,
-    "best": dict,
-    "missing": list,
-    "stages": dict,
-    "floor_share": (dict, type(None)),
-    "plan": str,
-    "verdict": str,
-}
-# Fields that only some cases have.
-SOME_HAVE: dict[str, type | tuple[type, ...]] = {
-    "main": str,
-    "sections": dict,
-    "timelines": dict,
-    "scaling": dict,
-}
-ROW_FIELDS: dict[str, type | tuple[type, ...]] = {
-    "key": str,
-    "label": str,
-    "group": str,
-    "num_workers": (int, type(None)),
-    "output": str,
-    "note": str,
-    "samples": list,
-    "ratio": dict,
-    "first_batch_s": (dict, type(None)),
-}
-TIMELINE_FIELDS: dict[str, type | tuple[type, ...]] = {
-    "key": str,
-    "label": str,
-    "wait_s": list,
-    "busy_s": list,
-    "total_s": (int, float),
-    "share": (int, float),
-}
-UNIT = "images"
-# Fields that only some rows have: those of peers, and those of cases with sections.
+Kinds = Mapping[str, type | tuple[type, ...]]
+_NUMBER = (int, float)
+_DICT_OR_NONE = (dict, type(None))
+
+# Field → type, of the file, of each row and of what steps waited.
+FIELDS: Kinds = {
+    "schema": int, "case": str, "command": str, "date": str, "machine": dict, "versions": dict,
+    "revision": _DICT_OR_NONE, "data": dict, "job": dict, "method": dict, "check": dict, "rows": list,
+    "best": dict, "missing": list, "stages": dict, "floor_share": _DICT_OR_NONE, "plan": str, "verdict": str,
+}  # fmt: skip
+ROW_FIELDS: Kinds = {
+    "key": str, "label": str, "group": str, "num_workers": (int, type(None)), "output": str, "note": str,
+    "samples": list, "ratio": dict, "first_batch_s": _DICT_OR_NONE,
+}  # fmt: skip
+TIMELINE_FIELDS: Kinds = {
+    "key": str, "label": str, "wait_s": list, "busy_s": list, "total_s": _NUMBER, "share": _NUMBER,
+}  # fmt: skip
+# Fields that only some cases have, and that only some rows have: those of peers, and of cases with sections.
+SOME_HAVE: Kinds = {"main": str, "sections": dict, "timelines": dict, "scaling": dict}
 SOME_ROWS = ("versions", "prepared_s", "prepared_size", "section", "unit")
+UNIT = "images"
 
 
 @dataclass(frozen=True)
 class RowInfo:
-    """What a row is called and what it is.
+    """What a row is called and what it is; cases add what they make it of."""
 
-    Attributes:
-        key: its name in the file.
-        group: ``"replaced"``, ``"stock"``, ``"fastpipe"``, ``"peer"`` or ``"floor"``.
-        num_workers: where it is a DataLoader's row.
-        output: what its batches hold.
-        versions: package → version, of a peer.
-        prepared_s: seconds that a peer's conversion of the photos took; not part of its rate.
-        prepared_size: size of what that made, over the size of the photos.
-        section: the part of the case that it belongs to, within which rows are compared.
-        unit: what is counted, if not images.
-    """
-
-    key: str
+    key: str  # its name in the file
     label: str
-    group: str
-    num_workers: int | None
-    output: str
-    note: str
-    versions: Mapping[str, str] | None = None
-    prepared_s: float | None = None
-    prepared_size: float | None = None
-    section: str | None = None
-    unit: str | None = None
+    group: str  # one of `GROUPS`
+    num_workers: int | None = None  # where it is a DataLoader's row
+    output: str = "float32"  # what its batches hold
+    note: str = ""
+    versions: Mapping[str, str] | None = None  # package → version, of a peer
+    prepared_s: float | None = None  # that a peer's conversion of the photos took; not part of its rate
+    prepared_size: float | None = None  # of what that made, over the size of the photos
+    section: str | None = None  # the part of the case, within which rows are compared
+    unit: str | None = None  # what is counted, if not images
 
 
 def entries(infos: Sequence[RowInfo], session: Session) -> list[dict[str, Any]]:
@@ -135,53 +84,60 @@ def entries(infos: Sequence[RowInfo], session: Session) -> list[dict[str, Any]]:
     for info in measured:
         samples, unit = session.samples[info.key], info.unit or UNIT
         reference = [one.key for one in measured if one.group == "replaced" and one.section == info.section]
-        told = asdict(info)
-        for name in SOME_ROWS:
-            if told[name] is None:
-                del told[name]
-        rows.append(
-            {
-                **told,
-                "samples": [{"round": one.round, unit: one.count, "seconds": one.seconds} for one in samples],
-                f"{unit}_per_s": rounded(summarise(sample.rate for sample in samples), 2),
-                "ratio": rounded(summarise(ratios(session.samples, info.key, reference)), 4),
-                "first_batch_s": None,
-            }
-        )
+        told = {one.name: getattr(info, one.name) for one in fields(RowInfo)}
+        rows.append({
+            **{name: value for name, value in told.items() if value is not None or name not in SOME_ROWS},
+            "samples": [{"round": one.round, unit: one.count, "seconds": one.seconds} for one in samples],
+            f"{unit}_per_s": rounded(summarise(sample.rate for sample in samples), 2),
+            "ratio": rounded(summarise(ratios(session.samples, info.key, reference)), 4),
+            "first_batch_s": None,
+        })  # fmt: skip
     return rows
 
 
 def best_of(rows: Sequence[Mapping[str, Any]], group: str) -> str:
     """Key of the row of a group with the highest median."""
-    candidates = [row for row in rows if row["group"] == group]
-    return str(max(candidates, key=lambda row: rate_of(row)["median"])["key"])
+    return str(
+        max((row for row in rows if row["group"] == group), key=lambda row: rate_of(row)["median"])["key"]
+    )
 
 
 def best_by_section(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the key of the fastest replaced row of each section."""
-    replaced = [row for row in rows if row["group"] == "replaced"]
-    ordered = sorted(replaced, key=lambda row: rate_of(row)["median"])
-    return {row["section"]: row["key"] for row in ordered}
+    ordered = sorted(rows, key=lambda row: rate_of(row)["median"])
+    return {row["section"]: row["key"] for row in ordered if row["group"] == "replaced"}
 
 
 def rate_of(entry: Mapping[str, Any]) -> dict[str, float]:
-    """What a row handles in a second: ``median``, ``low``, ``high``."""
     rate: dict[str, float] = entry[f"{entry.get('unit', UNIT)}_per_s"]
     return rate
 
 
-def times_digits(ratio: float) -> int:
-    """Digits after the point that say on which side of 1 a ratio is, and no more.
+def name_of(entry: Mapping[str, Any]) -> str:
+    return str(entry["label"]) if entry.get("section") is None else f"{entry['section']}: {entry['label']}"
 
-    >>> times_digits(0.976), times_digits(3.58)
-    (2, 1)
+
+def times(ratio: float) -> str:
+    """A ratio with as many digits as say on which side of 1 it is, and no more.
+
+    >>> times(0.976), times(3.58)
+    ('0.98×', '3.6×')
     """
+    return f"{ratio:.{_digits(ratio)}f}×"
+
+
+def times_and_range(ratio: Mapping[str, float], sign: str = "×") -> str:
+    """The median with its range.
+
+    >>> times_and_range({"median": 2.75, "low": 2.5, "high": 3.0})
+    '2.8× (2.5–3.0)'
+    """
+    median, low, high = (f"{ratio[part]:.{_digits(ratio['median'])}f}" for part in Summary._fields)
+    return f"{median}{sign} ({low}–{high})"
+
+
+def _digits(ratio: float) -> int:
     return 2 if ratio < 2 else 1
-
-
-def main_row(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The row that the verdict is about."""
-    return row(result, result.get("main", MAIN_ROW))
 
 
 def main_of(result: Mapping[str, Any], section: str) -> dict[str, Any]:
@@ -197,34 +153,21 @@ def reference_of(result: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
 
 
 def replaced_thing(result: Mapping[str, Any]) -> str:
-    """What is replaced, in words."""
     return str(result["job"].get("replaces", "loader"))
 
 
 def row(result: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """The row of that key.
-
-    Raises:
-        KeyError: there is none.
-    """
-    for entry in result["rows"]:
-        if entry["key"] == key:
-            found: dict[str, Any] = entry
-            return found
-    raise KeyError(key)
+    return next(entry for entry in result["rows"] if entry["key"] == key)
 
 
 def shown(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The rows for a table: all but those of the group ``"stock"`` that are not its best."""
     best = result["best"].get("stock")
-    if best is None:
-        return list(result["rows"])
-    return [entry for entry in result["rows"] if entry["group"] != "stock" or entry["key"] == best]
+    return [row for row in result["rows"] if best is None or row["group"] != "stock" or row["key"] == best]
 
 
 def verdict(result: Mapping[str, Any]) -> str:
-    """The outcome in one sentence."""
-    main = main_row(result)
+    main = row(result, result.get("main", MAIN_ROW))
     reference = row(result, reference_of(result, main))
     label, ratio = main["label"], main["ratio"]
     workers = "" if reference["num_workers"] is None else f" (num_workers={reference['num_workers']})"
@@ -246,24 +189,25 @@ def validate(result: Any) -> dict[str, Any]:
     Raises:
         OptionError: it is not; the message names the field.
     """
-    _check_fields(result, FIELDS, "the result")
-    _check_fields(result, {name: kinds for name, kinds in SOME_HAVE.items() if name in result}, "the result")
+    _check_fields(result, FIELDS, "the result", SOME_HAVE)
     if result["schema"] != SCHEMA:
         raise OptionError(f"the result has schema {result['schema']}, this version reads {SCHEMA}")
     for number, entry in enumerate(result["rows"]):
-        _check_fields(entry, ROW_FIELDS, f"rows[{number}]")
+        where = f"rows[{number}]"
+        _check_fields(entry, ROW_FIELDS, where)
         if entry["group"] not in GROUPS:
-            known = ", ".join(GROUPS)
-            raise OptionError(f"rows[{number}].group must be one of {known}; got {entry['group']!r}")
+            raise OptionError(f"{where}.group must be one of {', '.join(GROUPS)}; got {entry['group']!r}")
         unit = entry.get("unit", UNIT)
-        _check_fields(entry, {f"{unit}_per_s": dict}, f"rows[{number}]")
+        _check_fields(entry, {f"{unit}_per_s": dict}, where)
         for name in (f"{unit}_per_s", "ratio"):
-            _check_fields(entry[name], dict.fromkeys(Summary._fields, (int, float)), f"rows[{number}].{name}")
+            _check_fields(entry[name], dict.fromkeys(Summary._fields, _NUMBER), f"{where}.{name}")
         for sample in entry["samples"]:
-            _check_fields(
-                sample, {"round": int, unit: int, "seconds": (int, float)}, f"rows[{number}].samples"
-            )
-    _check_timelines(result.get("timelines", {}))
+            _check_fields(sample, {"round": int, unit: int, "seconds": _NUMBER}, f"{where}.samples")
+    for section, told in result.get("timelines", {}).items():
+        where = f"timelines[{section!r}]"
+        _check_fields(told, {"busy_s": _NUMBER, "rows": list}, where)
+        for number, one in enumerate(told["rows"]):
+            _check_fields(one, TIMELINE_FIELDS, f"{where}.rows[{number}]")
     keys = [entry["key"] for entry in result["rows"]]
     is_empty = result["case"] == "all" and not keys  # where nothing could be measured, which it tells
     for wanted in () if is_empty else (result.get("main", MAIN_ROW), *result["best"].values()):
@@ -272,19 +216,26 @@ def validate(result: Any) -> dict[str, Any]:
     return dict(result)
 
 
+def _check_fields(found: Any, kinds: Kinds, where: str, some_have: Kinds | None = None) -> None:
+    """Every field there and of its type, and those that only some have of theirs."""
+    if not isinstance(found, dict):
+        raise OptionError(f"{where} must be an object, got {type(found).__name__}")
+    for name in kinds:
+        if name not in found:
+            raise OptionError(f"{where} has no field {name!r}")
+    for name, kind in {**kinds, **(some_have or {})}.items():
+        if name in found and not isinstance(found[name], kind):
+            raise OptionError(f"{where}: field {name!r} has the wrong type {type(found[name]).__name__}")
+
+
 def save(result: Mapping[str, Any], path: Path) -> None:
-    """Write a result file."""
-    validate(result)
-    write_json(result, path)
+    write_json(validate(result), path)
 
 
 def write_json(content: Mapping[str, Any], path: Path) -> None:
-    """Write a JSON file, and its folder; an interrupted write leaves the old file as it was."""
-    with whole(path) as unfinished:
-        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-        unfinished.write_text(
-            text, encoding="utf-8", errors="backslashreplace"
-        )  # so has JSON lone surrogates
+    """Write a JSON file; lone surrogates are written as JSON has them."""
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    write_file(path, lambda file: file.write(text.encode(errors="backslashreplace")))
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -301,26 +252,5 @@ def load(path: Path) -> dict[str, Any]:
         raise OptionError(f"{str(path)!r} is not a result of fastpipe's benchmark: {error}") from None
 
 
-def _check_timelines(timelines: Mapping[str, Any]) -> None:
-    """Steps, and what they waited."""
-    for section, told in timelines.items():
-        where = f"timelines[{section!r}]"
-        _check_fields(told, {"busy_s": (int, float), "rows": list}, where)
-        for number, one in enumerate(told["rows"]):
-            _check_fields(one, TIMELINE_FIELDS, f"{where}.rows[{number}]")
-
-
-def _check_fields(found: Any, fields: Mapping[str, Any], where: str) -> None:
-    """Every field there and of its type."""
-    if not isinstance(found, dict):
-        raise OptionError(f"{where} must be an object, got {type(found).__name__}")
-    for name, kinds in fields.items():
-        if name not in found:
-            raise OptionError(f"{where} has no field {name!r}")
-        if not isinstance(found[name], kinds):
-            raise OptionError(f"{where}: field {name!r} has the wrong type {type(found[name]).__name__}")
-
-
-def rounded(summary: Summary, digits: int) -> dict[str, float]:
-    """A summary for the file."""
+def rounded(summary: Summary, digits: int = 4) -> dict[str, float]:
     return {name: round(value, digits) for name, value in summary._asdict().items()}

@@ -6,9 +6,10 @@ import gc
 import math
 import statistics
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,20 +24,14 @@ class ContenderError(Exception):
     """A contender cannot go on; it leaves the run and the others stay."""
 
 
-class Contender(Protocol):
-    """Something that handles samples (or whole files of them) and can be timed doing so.
+class Contender(ABC):
+    """Something that handles samples (or whole files of them) and can be timed doing so."""
 
-    Attributes:
-        key: its name in the results.
-        chunk: samples are asked for in multiples of this, so that no worker idles at the
-            end of a measurement.
-        workers: how many worker processes it forks; those with more are warmed up first.
-    """
+    key: str  # its name in the results
+    chunk: int  # samples are asked for in multiples of this, so that no worker idles at the end
+    workers: int = 0  # processes that it forks; those with more are warmed up first
 
-    key: str
-    chunk: int
-    workers: int
-
+    @abstractmethod
     def measure(self, count: int) -> float:
         """Handle so many samples from start to end; return the seconds it took.
 
@@ -44,13 +39,17 @@ class Contender(Protocol):
             ContenderError: it cannot go on.
         """
 
-    def close(self) -> None:
+    def stage_seconds(self) -> Mapping[str, float]:
+        """Seconds by stage that a loader's clock has counted so far."""
+        return {}
+
+    def close(self) -> None:  # noqa: B027 (many have nothing to end)
         """End every thread and process.  May be called twice."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One measurement: ``count`` samples handled in ``seconds``, in the round of that number."""
+    """One measurement, in the round of that number."""
 
     round: int
     count: int
@@ -58,13 +57,10 @@ class Sample:
 
     @property
     def rate(self) -> float:
-        """Samples per second."""
         return self.count / self.seconds
 
 
 class Summary(NamedTuple):
-    """Median and range of some figures."""
-
     median: float
     low: float
     high: float
@@ -72,22 +68,13 @@ class Summary(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """How long to measure.
-
-    Args:
-        rounds: number of rounds, or ``None`` to go by ``budget_s``; with both, the most of them.
-        budget_s: stop before the round that would exceed so many seconds, but not before
-            ``least`` rounds.
-        seconds: a measurement takes at least about this long.
-        settle_s: pause before each measurement, for prefetch of the one before to end.
-        least: rounds that are measured whatever the budget.
-    """
+    """How long to measure: so many rounds, or as many as a budget has time for; with both, the fewer."""
 
     rounds: int | None = 7
     budget_s: float | None = None
-    seconds: float = 2.5
-    settle_s: float = 0.2
-    least: int = 3
+    seconds: float = 2.5  # that a measurement takes at least
+    settle_s: float = 0.2  # before each measurement, for prefetch of the one before to end
+    least: int = 3  # rounds, whatever the budget
 
 
 @dataclass
@@ -100,10 +87,7 @@ class Session:
 
 
 def round_order(count: int, number: int) -> list[int]:
-    """The order of ``count`` contenders in round ``number``.
-
-    Each round starts with the next one, and every second round goes backwards, so that
-    nobody keeps the same place or the same predecessor.
+    """The order of ``count`` contenders in round ``number``: nobody keeps the same place or predecessor.
 
     >>> [round_order(3, number) for number in range(4)]
     [[0, 1, 2], [1, 0, 2], [2, 0, 1], [0, 2, 1]]
@@ -113,15 +97,13 @@ def round_order(count: int, number: int) -> list[int]:
 
 
 def calibrate(contender: Contender, seconds: float) -> int:
-    """Warm a contender up and find how many samples, a multiple of its chunk, keep it busy for ``seconds``.
-
-    The measurements made here are thrown away: they contain the start of workers and compilation.
-    """
+    """Warm a contender up; return how many samples, a multiple of its chunk, keep it busy for ``seconds``."""
     count = contender.chunk
-    contender.measure(count)  # start-up: says nothing about the rate
+    contender.measure(count)  # start-up, compilation: says nothing about the rate
     while True:
         took = max(contender.measure(count), 1e-9)
-        wanted = _round_up(count / took * seconds * 1.05, contender.chunk)
+        chunks = math.ceil(count / took * seconds * 1.05 / contender.chunk)
+        wanted = max(1, chunks) * contender.chunk
         if took >= seconds / 2:
             return wanted
         # Short measurements mislead: believe them only up to a factor.
@@ -139,11 +121,7 @@ def interleave(
 ) -> Session:
     """Measure all contenders, round after round; one that raises ``ContenderError`` leaves the run.
 
-    Args:
-        contenders, plan: whom to measure, and how many rounds.
-        counts: by key, how many samples a measurement handles (from `calibrate`).
-        on_sample: called after each measurement.
-        now, pause: the clock and the pause, for tests.
+    ``counts`` says by key how many samples a measurement handles (from `calibrate`).
     """
     session = Session(samples={contender.key: [] for contender in contenders})
     alive = list(contenders)
@@ -179,7 +157,6 @@ def summarise(figures: Iterable[float]) -> Summary:
 
 
 def rates_by_round(samples: Iterable[Sample]) -> dict[int, float]:
-    """Samples per second, by the number of the round."""
     return {sample.round: sample.rate for sample in samples}
 
 
@@ -198,7 +175,6 @@ def ratios(samples: Mapping[str, Sequence[Sample]], key: str, reference: Iterabl
 
 
 def _enough(rounds: int, elapsed: float, plan: Plan) -> bool:
-    """Whether no further round is wanted."""
     if plan.rounds is not None and (rounds >= plan.rounds or plan.budget_s is None):
         return rounds >= plan.rounds
     if rounds < plan.least:
@@ -206,28 +182,16 @@ def _enough(rounds: int, elapsed: float, plan: Plan) -> bool:
     return elapsed + elapsed / rounds > (plan.budget_s or 0.0)
 
 
-def _round_up(value: float, multiple: int) -> int:
-    """The smallest positive multiple that is not below ``value``."""
-    return max(1, math.ceil(value / multiple)) * multiple
-
-
-# ---- What draws samples, and what consumes them ----------------------------------------------------
-
-
 class Draws:
-    """A sampler of any length over a few samples.
+    """A sampler of any length, which may be changed between epochs, over a few samples.
 
     It goes through the samples in random order, and again in another, until ``length``
     are drawn: every photo comes up equally often and a small folder makes a long epoch.
-
-    Attributes:
-        length: draws of the next epoch; may be changed between epochs.
     """
 
-    def __init__(self, indices: Sequence[int], length: int, seed: int = 0) -> None:
+    def __init__(self, indices: Sequence[int], length: int) -> None:
         self.length = length
-        self._indices = np.asarray(indices)
-        self._rng = np.random.default_rng(seed)
+        self._indices, self._rng = np.asarray(indices), np.random.default_rng(0)
 
     def __len__(self) -> int:
         return self.length
@@ -241,11 +205,7 @@ class Draws:
 
 
 def touch(batch: Any, *, any_number: bool = False) -> int:
-    """Look at the first and the last number of a batch, as the cheapest consumer would.
-
-    Returns:
-        How many samples the batch has.
-    """
+    """Look at the first and the last number of a batch, as the cheapest consumer would; return its length."""
     values = batch[0] if isinstance(batch, (list, tuple)) else batch
     first, last = values[(0,) * values.ndim], values[(-1,) * values.ndim]  # in any layout, without a copy
     if (first != first or last != last) and not any_number:
@@ -253,38 +213,49 @@ def touch(batch: Any, *, any_number: bool = False) -> int:
     return len(values)
 
 
-def consume(batches: Iterable[Any], count: int, label: str, *, any_number: bool = False) -> float:
-    """Go through batches; return the seconds it took.
-
-    Raises:
-        RuntimeError: there are not so many samples in them.
-    """
+def consume(batches: Iterable[Any], count: int, *, any_number: bool = False) -> float:
+    """Go through batches, which have so many samples; return the seconds it took."""
     seen = 0
     start = time.perf_counter()
     for batch in batches:
         seen += touch(batch, any_number=any_number)
     seconds = time.perf_counter() - start
     if seen != count:
-        raise RuntimeError(f"{label} gave {seen} samples of {count}")
+        raise RuntimeError(f"an epoch has {seen} samples of {count}")
     return seconds
 
 
-# ---- What a training step waits for its batches ----------------------------------------------------
+class DrawnRow(Contender):
+    """A `Contender` that goes through an epoch of a loader, of which `Draws` make the length.
 
-
-@dataclass(frozen=True)
-class Timeline:
-    """The steps of an epoch, or of its beginning.
-
-    Attributes:
-        wait_s: of each step, how long it waited for its batch.
-        busy_s: of each step, how long it took.
-        end_s: how long it was waited for the epoch's end, after the last.
+    The clock runs from asking for an iterator to the end of the iteration: nothing is prefetched before it
+    starts and nothing is left when it stops.
     """
 
-    wait_s: tuple[float, ...]
-    busy_s: tuple[float, ...]
-    end_s: float = 0.0
+    loader: Any
+    draws: Draws
+
+    def measure(self, count: int) -> float:
+        return consume(self.batches(count), count)
+
+    def batches(self, count: int) -> Any:
+        self.draws.length = count
+        return self.loader
+
+    def stage_seconds(self) -> Mapping[str, float]:
+        return dict(self.loader.clock.totals())
+
+    def close(self) -> None:
+        self.loader = None
+        gc.collect()  # which ends workers and threads
+
+
+class Timeline(NamedTuple):
+    """The steps of an epoch, or of its beginning, in seconds."""
+
+    wait_s: tuple[float, ...]  # of each step, for its batch
+    busy_s: tuple[float, ...]  # of each step
+    end_s: float = 0.0  # that was waited for the epoch's end, after the last
 
     @property
     def total_s(self) -> float:
@@ -297,14 +268,9 @@ class Timeline:
         return (sum(self.wait_s) + self.end_s) / self.total_s
 
     def as_json(self) -> dict[str, Any]:
-        """For the JSON file."""
         waits, busy = ([round(one, 5) for one in times] for times in (self.wait_s, self.busy_s))
-        return {
-            "wait_s": waits,
-            "busy_s": busy,
-            "total_s": round(self.total_s, 5),
-            "share": round(self.share, 4),
-        }
+        share = round(self.share, 4)
+        return {"wait_s": waits, "busy_s": busy, "total_s": round(self.total_s, 5), "share": share}
 
 
 def timeline_of(batches: Iterable[Any], busy_s: Callable[[Any], float], steps: int | None = None) -> Timeline:

@@ -88,18 +88,11 @@ def waves_alone(index: int, rng: np.random.Generator) -> Row:
     return {"wave": _waves(rng)}
 
 
-def counted(index: int, rng: np.random.Generator) -> Row:
-    """Eight bytes; ``counted.batch`` makes many at once."""
-    return {"number": rng.random()}
-
-
 def made(function: Function, index: int) -> Row:
-    """A row."""
     return function(index, generator(index))
 
 
 def generator(index: int) -> np.random.Generator:
-    """A row's own generator."""
     return np.random.default_rng([SEED, index])
 
 
@@ -135,9 +128,4 @@ def _many_waves(indices: npt.NDArray[np.int64], rng: Any) -> Row:
     return {"wave": _waves(rng)}
 
 
-def _many_counted(indices: npt.NDArray[np.int64], rng: Any) -> Row:
-    return {"number": rng.random()}
-
-
 waves.batch = _many_waves  # type: ignore[attr-defined]
-counted.batch = _many_counted  # type: ignore[attr-defined]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import hashlib
 import os
 import shutil
 import signal
@@ -12,11 +11,10 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import zip_longest
 from multiprocessing import get_context
@@ -25,33 +23,29 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
 
 import fastpipe
-from fastpipe.bench.check import RowCheck
-from fastpipe.bench.data import folder_to_use
-from fastpipe.bench.driver import Driver, add_run_arguments
+from fastpipe.bench.check import Compared, Outcome, RowCheck, digests_of_samples
+from fastpipe.bench.data import Say, class_folders, folder_to_use, size_of, unheard
+from fastpipe.bench.driver import DATA_HELP, Case, add_run_arguments
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import Contender, ContenderError, Session, Timeline, timeline_of
-from fastpipe.console import Progress, positive
+from fastpipe.console import positive
 from fastpipe.core.extras import require
-from fastpipe.core.machine import available_cpus
 from fastpipe.errors import CacheError, FastpipeError, OptionError
 
 # ---- TensorFlow ------------------------------------------------------------------------------------
 
 
 def tensorflow() -> Any:
-    """The package, which keeps its messages to itself unless the user has said otherwise.
-
-    Raises:
-        MissingDependencyError: it is not installed.
-    """
+    """The package, which keeps its messages to itself unless the user has said otherwise."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # read when it is imported
     return require("tensorflow", extra="tf")
 
 
 # ---- Photos and tables -----------------------------------------------------------------------------
+
+Kept = Literal["off", "ram", "disk"]
 
 SIDE = 128
 # Names of the images of a sample, and of the numbers beside them.
@@ -67,14 +61,7 @@ _ENDINGS = (".jpg", ".jpeg")
 
 @dataclass(frozen=True)
 class Lengths:
-    """Samples of an epoch, in each section.
-
-    Attributes:
-        crops: one box of each.
-        folder: photos of a folder.
-        modalities: four boxes of each.
-        batches: batches in memory, of which it is the number.
-    """
+    """Samples of an epoch, in each section; of that of batches in memory, the number of batches."""
 
     crops: int
     folder: int
@@ -90,43 +77,23 @@ QUICK = Lengths(40, 24, 24, 4)
 
 @dataclass(frozen=True)
 class Photos:
-    """JPEGs of an image folder.
+    """Some of the JPEGs of an image folder."""
 
-    Attributes:
-        name: what the report calls the folder.
-        files: their paths.
-        labels: int32 (N,): numbers of their classes, all of which occur.
-        classes: names of these.
-        sizes: (N, 2): width and height.
-        total: how many JPEGs the folder has.
-    """
-
-    name: str
+    name: str  # what the report calls the folder
     files: tuple[str, ...]
-    labels: npt.NDArray[np.int32]
+    labels: npt.NDArray[np.int32]  # (N,): numbers of their classes, all of which occur
     classes: tuple[str, ...]
-    sizes: npt.NDArray[np.int64]
-    total: int
+    sizes: npt.NDArray[np.int64]  # (N, 2): width and height
+    total: int  # JPEGs that the folder has
 
     @classmethod
     def of(cls, folder: Path, name: str, most: int) -> Photos:
-        """At most so many photos of a folder, spread evenly over it.
-
-        Raises:
-            OptionError: there are no class folders, or no JPEGs in them.
-        """
-        classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
-        if not classes:
-            raise OptionError(
-                f"{str(folder)!r} has no class folders; an image folder has one sub-folder per class"
-            )
-        files = [
-            path for one in classes for path in sorted((folder / one).rglob("*"))
-            if path.suffix.lower() in _ENDINGS and path.is_file()
-        ]  # fmt: skip
+        """At most so many photos of a folder, spread evenly over it; an OptionError where there are none."""
+        every = (path for one in class_folders(folder) for path in sorted(one.rglob("*")))
+        files = [path for path in every if path.suffix.lower() in _ENDINGS and path.is_file()]
         count = min(len(files), most)
         chosen = [files[i * len(files) // count] for i in range(count)]
-        sizes = {path: size for path in chosen if (size := _size(path)) is not None}
+        sizes = {path: size for path in chosen if (size := size_of(path, "JPEG"))[0]}
         if not sizes:
             raise OptionError(f"{str(folder)!r} has no JPEGs in its class folders, which this case needs")
         of_class = [path.relative_to(folder).parts[0] for path in sizes]
@@ -136,19 +103,16 @@ class Photos:
             np.array(list(sizes.values()), np.int64), len(files),
         )  # fmt: skip
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
-        """Bytes of all files."""
         return sum(os.path.getsize(path) for path in self.files)
 
     @property
     def text(self) -> str:
-        """The photos in one line."""
-        count, part = len(self.files), "" if len(self.files) == self.total else f" of {self.total:,}"
-        return (
-            f"{count:,}{part} photos in {len(self.classes)} classes, {self.nbytes / count / 1000:.0f} kB each"
-            f" ({self.name})"
-        )
+        count, classes = len(self.files), len(self.classes)
+        part = "" if count == self.total else f" of {self.total:,}"
+        each = f"{self.nbytes / count / 1000:.0f} kB each"
+        return f"{count:,}{part} photos in {classes} classes, {each} ({self.name})"
 
     def table(self, count: int, names: tuple[str, ...] = ALONE) -> Table:
         """Rows of so many samples: photos again and again, each time with other boxes."""
@@ -158,10 +122,7 @@ class Photos:
         return Table(tuple(self.files[i] for i in at), self.labels[at], boxes, numbers)
 
     def copied(self, folder: Path, count: int) -> Path:
-        """A folder with so many photos in class folders.
-
-        They are copies: a cache knows one file in two places to be one.
-        """
+        """A folder with copies of so many photos: a cache knows one file in two places to be one."""
         for number in range(count):
             at = number % len(self.files)
             target = folder / self.classes[self.labels[at]] / f"{number:06d}.jpg"
@@ -172,44 +133,28 @@ class Photos:
 
 @dataclass(frozen=True)
 class Table:
-    """What a script's data frame holds.
-
-    Attributes:
-        files: of each row.
-        labels: int32 (N,): of each row.
-        boxes: name of an image → int32 (N, 4): left, top, right, bottom.
-        numbers: float32 (N, 2): further inputs, of tables with several images.
-    """
+    """What a script's data frame holds."""
 
     files: tuple[str, ...]
-    labels: npt.NDArray[np.int32]
-    boxes: Mapping[str, npt.NDArray[np.int32]]
-    numbers: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.int32]  # (N,)
+    boxes: Mapping[str, npt.NDArray[np.int32]]  # name of an image → (N, 4): left, top, right, bottom
+    numbers: npt.NDArray[np.float32]  # (N, 2): further inputs, of tables with several images
 
     def __len__(self) -> int:
         return len(self.files)
 
     @property
     def is_single(self) -> bool:
-        """Whether the input of a model is one image."""
         return tuple(self.boxes) == ALONE
 
     @property
     def columns(self) -> dict[str, Any]:
-        """All of it, for ``from_tensor_slices``."""
         return {"file": list(self.files), "label": self.labels, NUMBERS: self.numbers, **self.boxes}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What datasets are made of.
-
-    Attributes:
-        photos: the photos.
-        lengths: samples of epochs.
-        batch_size: samples in a batch.
-        scratch: a folder for what is written while measuring.
-    """
+    """What datasets are made of; ``scratch`` is a folder for what is written while measuring."""
 
     photos: Photos
     lengths: Lengths
@@ -218,32 +163,19 @@ class Setting:
 
     @cached_property
     def crops(self) -> Table:
-        """A table of one image in each row."""
         return self.photos.table(self.lengths.crops)
 
     @cached_property
     def several(self) -> Table:
-        """A table of four images in each row."""
         return self.photos.table(self.lengths.modalities, MODALITIES)
 
-    def cache(self, where: Literal["off", "ram", "disk"]) -> fastpipe.Cache:
+    def cache(self, where: Kept) -> fastpipe.Cache:
         """Where samples are kept: of the same option in the same place, as long as a dataset has it."""
         return fastpipe.Cache(where, dir=self.scratch / "kept" if where == "disk" else None)
 
     @cached_property
     def folder(self) -> Path:
-        """An image folder."""
         return self.photos.copied(self.scratch / "photos", self.lengths.folder)
-
-
-def _size(path: Path) -> tuple[int, int] | None:
-    """Width and height of a JPEG; None of what is none."""
-    image = require("PIL.Image", extra="image")
-    try:
-        with image.open(path) as opened:
-            return (opened.width, opened.height) if opened.format == "JPEG" else None
-    except OSError:
-        return None
 
 
 def _boxes(sizes: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.int32]:
@@ -259,12 +191,15 @@ def _boxes(sizes: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.int32]:
 
 # ---- As scripts write them -------------------------------------------------------------------------
 
-Sample = Callable[[Any], Any]
-
 
 def by_pillow(table: Table, batch_size: int, *, is_shuffled: bool, kept: str | None = None) -> Any:
     """Pillow in ``tf.py_function``: one call for each image of a sample."""
-    tf, load = tensorflow(), _pillow()
+    tf, image_of = tensorflow(), require("PIL.Image", extra="image")
+
+    def load(path: Any, box: Any) -> npt.NDArray[np.float32]:
+        with image_of.open(path.numpy().decode()) as opened:
+            part = opened.convert("RGB").crop(tuple(box.numpy().tolist()))
+        return np.array(part.resize((SIDE, SIDE), image_of.Resampling.BILINEAR), np.float32)
 
     def sample(row: Any) -> Any:
         images = {}
@@ -288,20 +223,8 @@ def from_directory(setting: Setting, *, is_shuffled: bool) -> Any:
     )
 
 
-def _pillow() -> Callable[[Any, Any], npt.NDArray[np.float32]]:
-    """The function of the script's that loads an image."""
-    image = require("PIL.Image", extra="image")
-
-    def load(path: Any, box: Any) -> npt.NDArray[np.float32]:
-        with image.open(path.numpy().decode()) as opened:
-            part = opened.convert("RGB").crop(tuple(box.numpy().tolist()))
-        return np.array(part.resize((SIDE, SIDE), image.Resampling.BILINEAR), np.float32)
-
-    return load
-
-
 def batches_of(
-    table: Table, sample: Sample, batch_size: int, is_shuffled: bool, kept: str | None = None
+    table: Table, sample: Callable[[Any], Any], batch_size: int, is_shuffled: bool, kept: str | None = None
 ) -> Any:
     """A dataset of batches, in which each row is made by a function."""
     tf = tensorflow()
@@ -321,13 +244,11 @@ DEGREES, PART = 10, 0.2
 
 
 def by_augment(setting: Setting) -> Any:
-    """``fastpipe.tf.Augment``."""
     layer = fastpipe.tf.Augment(horizontal_flip=0.5, rotation=DEGREES, brightness=PART, contrast=PART, seed=0)
     return _batchwise(setting, layer)
 
 
 def by_keras(setting: Setting) -> Any:
-    """Keras's layers, one after the other."""
     tensorflow()
     keras = require("keras", extra="tf")
     layers = keras.layers
@@ -360,10 +281,9 @@ def crops(
     setting: Setting,
     *,
     is_shuffled: bool,
-    cache: Literal["off", "ram", "disk"] = "off",
+    cache: Kept = "off",
     engine: Literal["threads", "graph"] = "threads",
 ) -> Any:
-    """One image of each row, with its box."""
     table = setting.crops
     return fastpipe.tf.image_dataset(
         {"file": list(table.files), "label": table.labels}, boxes=table.boxes["image"], image_size=SIDE,
@@ -371,8 +291,7 @@ def crops(
     )  # fmt: skip
 
 
-def modalities(setting: Setting, *, is_shuffled: bool, cache: Literal["off", "ram", "disk"] = "off") -> Any:
-    """Four images of each row, and numbers."""
+def modalities(setting: Setting, *, is_shuffled: bool, cache: Kept = "off") -> Any:
     table = setting.several
     first, second = table.numbers.T
     return fastpipe.tf.image_dataset(
@@ -383,8 +302,7 @@ def modalities(setting: Setting, *, is_shuffled: bool, cache: Literal["off", "ra
     )  # fmt: skip
 
 
-def folder(setting: Setting, *, is_shuffled: bool, cache: Literal["off", "ram", "disk"] = "off") -> Any:
-    """A folder, at the defaults of ``image_dataset_from_directory``."""
+def folder(setting: Setting, *, is_shuffled: bool, cache: Kept = "off") -> Any:
     return fastpipe.tf.image_dataset(
         str(setting.folder), batch_size=setting.batch_size, shuffle=is_shuffled, seed=0, verbose=False,
         cache=setting.cache(cache),
@@ -410,118 +328,77 @@ class Make(Protocol):
 
 
 @dataclass(frozen=True)
-class Spec:
-    """One dataset to measure.
+class Spec(RowInfo):
+    """One dataset to measure."""
 
-    Attributes:
-        section: a key of ``SECTIONS``.
-        kind: the end of the row's key.
-        make: makes it.
-        most_apart: of fastpipe's, how far values may be from the replaced dataset's; None of others.
-    """
-
-    section: str
-    kind: str
-    label: str
-    group: Literal["replaced", "fastpipe", "peer"]
-    make: Make
-    note: str = ""
-    most_apart: int | None = None
-
-    @property
-    def key(self) -> str:
-        """Its name in the JSON file."""
-        return f"{self.section}-{self.kind}"
-
-    unit: ClassVar[str | None] = None
-    output: ClassVar[str] = "float32"
-    process: ClassVar[str] = "scripts"  # rows without fastpipe share a process with those of the same name
-
-    @property
-    def info(self) -> RowInfo:
-        """What the report calls it."""
-        unit = self.unit or ("samples" if self.section == "modalities" else "images")
-        return RowInfo(
-            self.key, self.label, self.group, None, self.output, self.note, section=self.section, unit=unit
-        )
+    section: str = "crop"
+    make: Make = crops
+    most_apart: int | None = None  # of fastpipe's, how far values may be from the replaced dataset's
+    process: str = "scripts"  # rows without fastpipe share one with those of the same name
 
     def samples(self, lengths: Any, batch_size: int) -> int:
-        """Samples of an epoch."""
-        by_section = {
-            "crop": lengths.crops, "folder": lengths.folder, "modalities": lengths.modalities,
-            "augment": lengths.batches * batch_size,
-        }  # fmt: skip
-        return int(by_section[self.section])
+        names = {"crop": "crops", "hdf5": "rows", "augment": "batches"}
+        count = int(getattr(lengths, names.get(self.section, self.section)))
+        return count * batch_size if self.section == "augment" else count
+
+
+UNITS = {"modalities": "samples", "hdf5": "rows", "patches": "patches"}
+
+
+def spec_of(section: str, kind: str, label: str, group: str, make: Make, note: str = "", **more: Any) -> Spec:
+    """A dataset of a section; one of fastpipe's has the replaced one's values."""
+    more = {"most_apart": 0 if group == "fastpipe" and section != "augment" else None} | more
+    unit = UNITS.get(section, "images")
+    key = f"{section}-{kind}"
+    return Spec(key, label, group, note=note, section=section, unit=unit, make=make, **more)
+
+
+def script_of(make: Callable[..., Any], table: str, **more: Any) -> Make:
+    """A script that makes a dataset of a table of the setting."""
+
+    def script(setting: Setting, *, is_shuffled: bool) -> Any:
+        return make(getattr(setting, table), setting.batch_size, is_shuffled=is_shuffled, **more)
+
+    return script
+
+
+def in_memory(make: Callable[[Setting], Any]) -> Make:
+    """A dataset of a batch in memory, which has no order."""
+    return lambda setting, is_shuffled: make(setting)
 
 
 def specs() -> list[Spec]:
     """The datasets that are measured; that of scripts without fastpipe comes first in each section."""
-    return [*_crops(), *_others(), *_augmented()]
-
-
-def _crops() -> list[Spec]:
-    pillow, fast = "tf.py_function + Pillow", "image_dataset"
-
-    def script(setting: Setting, *, is_shuffled: bool) -> Any:
-        return by_pillow(setting.crops, setting.batch_size, is_shuffled=is_shuffled)
-
+    fast, several, ram = "image_dataset", "image_dataset(modalities=…)", 'cache="ram"'
     return [
-        Spec("crop", "replaced", pillow, "replaced", script),
-        Spec("crop", "threads", fast, "fastpipe", crops, most_apart=0),
-        Spec("crop", "graph", f'{fast}, engine="graph"', "fastpipe", partial(crops, engine="graph"),
-             "TensorFlow's operations, within 1 of 255", most_apart=1),
-        Spec("crop", "ram", f'{fast}, cache="ram"', "fastpipe", partial(crops, cache="ram"), _KEPT,
-             most_apart=0),
-        Spec("crop", "disk", f'{fast}, cache="disk"', "fastpipe", partial(crops, cache="disk"), _KEPT,
-             most_apart=0),
+        spec_of("crop", "replaced", "tf.py_function + Pillow", "replaced", script_of(by_pillow, "crops")),
+        spec_of("crop", "threads", fast, "fastpipe", crops),
+        spec_of("crop", "graph", f'{fast}, engine="graph"', "fastpipe", partial(crops, engine="graph"),
+                "TensorFlow's operations, within 1 of 255", most_apart=1),
+        spec_of("crop", "ram", f"{fast}, {ram}", "fastpipe", partial(crops, cache="ram"), _KEPT),
+        spec_of("crop", "disk", f'{fast}, cache="disk"', "fastpipe", partial(crops, cache="disk"), _KEPT),
+        spec_of("folder", "replaced", "keras image_dataset_from_directory", "replaced", from_directory),
+        spec_of("folder", "threads", fast, "fastpipe", folder),
+        spec_of("folder", "ram", f"{fast}, {ram}", "fastpipe", partial(folder, cache="ram"),
+                f"float32, {_KEPT}"),
+        spec_of("modalities", "replaced", "four tf.py_function + Pillow in one map", "replaced",
+                script_of(by_pillow, "several")),
+        spec_of("modalities", "threads", several, "fastpipe", modalities),
+        spec_of("modalities", "ram", f"{several}, {ram}", "fastpipe", partial(modalities, cache="ram"),
+                _KEPT),
+        spec_of("augment", "replaced", "keras.layers, Sequential", "replaced", in_memory(by_keras),
+                "brightness is added"),
+        spec_of("augment", "layer", "fastpipe.tf.Augment", "fastpipe", in_memory(by_augment),
+                "brightness is a factor"),
     ]  # fmt: skip
 
 
-def _others() -> list[Spec]:
-    fast, several = "image_dataset", "image_dataset(modalities=…)"
-
-    def merged(setting: Setting, *, is_shuffled: bool) -> Any:
-        return by_pillow(setting.several, setting.batch_size, is_shuffled=is_shuffled)
-
-    return [
-        Spec("folder", "replaced", "keras image_dataset_from_directory", "replaced", from_directory),
-        Spec("folder", "threads", fast, "fastpipe", folder, most_apart=0),
-        Spec("folder", "ram", f'{fast}, cache="ram"', "fastpipe", partial(folder, cache="ram"),
-             f"float32, {_KEPT}", most_apart=0),
-        Spec("modalities", "replaced", "four tf.py_function + Pillow in one map", "replaced", merged),
-        Spec("modalities", "threads", several, "fastpipe", modalities, most_apart=0),
-        Spec("modalities", "ram", f'{several}, cache="ram"', "fastpipe",
-             partial(modalities, cache="ram"),
-             _KEPT, most_apart=0),
-    ]  # fmt: skip
-
-
-def _augmented() -> list[Spec]:
-    def of(make: Callable[[Setting], Any]) -> Make:
-        return lambda setting, is_shuffled: make(setting)
-
-    return [
-        Spec("augment", "replaced", "keras.layers, Sequential", "replaced", of(by_keras),
-             "brightness is added"),
-        Spec("augment", "layer", "fastpipe.tf.Augment", "fastpipe", of(by_augment),
-             "brightness is a factor"),
-    ]  # fmt: skip
-
-
-class EpochRow:
+class EpochRow(Contender):
     """A `Contender` that goes through whole epochs of a dataset.
 
     An iterator is made when the clock runs and is at its end when it stops: nothing is prefetched before, and
     no thread goes on working afterwards.
-
-    Attributes:
-        dataset: the dataset.
-
-    Raises:
-        ContenderError: it cannot be made.
     """
-
-    workers = 0
 
     def __init__(self, spec: Spec, setting: Setting) -> None:
         self.spec, self.key = spec, spec.key
@@ -532,7 +409,6 @@ class EpochRow:
             raise ContenderError(str(error)) from error
 
     def measure(self, count: int) -> float:
-        """Consume so many samples; return the seconds it took."""
         errors, seconds = tensorflow().errors, 0.0
         for _ in range(count // self.chunk):
             seen = 0
@@ -548,20 +424,16 @@ class EpochRow:
         return seconds
 
     def timeline(self, steps: int, busy_s: float) -> Timeline:
-        """Steps that take so long each."""
         return timeline_of(self.dataset, lambda _: busy_s, steps)
 
-    def stage_seconds(self) -> dict[str, float]:
-        """Seconds by stage that a dataset of fastpipe's has counted so far."""
+    def stage_seconds(self) -> Mapping[str, float]:
         return dict(self.dataset.stage_seconds)
 
     def close(self) -> None:
-        """Let go of the dataset: its threads end when garbage is collected, and its memory is freed."""
-        self.dataset = None
+        self.dataset = None  # its threads end, and its memory is freed, when garbage is collected
 
 
 def _samples(batch: Any) -> int:
-    """How many samples a batch has."""
     inputs = batch[0] if isinstance(batch, tuple) else batch
     return int((next(iter(inputs.values())) if isinstance(inputs, dict) else inputs).shape[0])
 
@@ -573,26 +445,14 @@ _LABELS = "labels"
 
 
 @dataclass
-class SampleCheck(RowCheck):
-    """How samples compare with those of the datasets that are replaced.
-
-    Attributes:
-        values: how many numbers were compared one by one.
-        differing: how many of them differ.
-        over_one: how many differ by more than 1 of 255.
-        largest: the largest difference.
-    """
+class SampleCheck(RowCheck, Compared):
+    """How samples compare with those of the datasets that are replaced."""
 
     told: ClassVar[tuple[str, ...]] = (*RowCheck.told, "values", "differing", "over_one", "largest")
 
     whose: str = "those of the replaced datasets"
-    values: int = 0
-    differing: int = 0
-    over_one: int = 0
-    largest: float = 0.0
 
     def agreement(self) -> str:
-        """Return in words what agrees."""
         apart = "" if not self.differing else (
             f" but for {self.differing / self.values:.2%} of the values, which differ by at most"
             f" {self.largest:g} of 255"
@@ -603,53 +463,35 @@ class SampleCheck(RowCheck):
         )
 
     def add_batch(self, what: str, wanted: Parts, found: Parts, most_apart: int) -> None:
-        """Compare a batch."""
+        """Compare a batch; of problems of a part only the first is noted."""
         if list(wanted) != list(found):
-            self._say(f"{what}: a batch has {', '.join(found)}, expected {', '.join(wanted)}")
+            self._say(f"{what}: a batch", f" has {', '.join(found)}, expected {', '.join(wanted)}")
             return
         for name, right in wanted.items():
-            got = found[name]
+            got, part = found[name], f"{what}: {name}"
             if (got.dtype, got.shape) != (right.dtype, right.shape):
-                self._say(f"{what}: {name} are {got.dtype} {got.shape}, expected {right.dtype} {right.shape}")
+                self._say(part, f" are {got.dtype} {got.shape}, expected {right.dtype} {right.shape}")
             elif right.ndim == 4 and right.dtype == np.float32:
-                self._add_images(f"{what}: {name}", right, got, most_apart)
+                if not (gap := self.count(right, got)) <= most_apart:
+                    self._say(
+                        part,
+                        f": values differ by up to {gap:g} of 255, where {most_apart} is the most allowed",
+                    )
             elif not np.array_equal(right, got):
-                self._say(f"{what}: {name} differ")
+                self._say(part, " differ")
 
-    def _add_images(
-        self, what: str, wanted: npt.NDArray[Any], found: npt.NDArray[Any], most_apart: int
-    ) -> None:
-        self.values += wanted.size
-        if np.array_equal(wanted, found):
-            return
-        gap = np.abs(wanted - found)
-        far = ~(gap <= most_apart)  # what is no number is far from everything
-        self.differing += int(np.count_nonzero(wanted != found))
-        self.over_one += int(np.count_nonzero(~(gap <= 1)))
-        self.largest = max(self.largest, float(gap.max()))
-        if far.any():
-            self._say(
-                f"{what}: values differ by up to {gap.max():g} of 255, where {most_apart} is the most allowed"
-            )
-
-    def _say(self, problem: str) -> None:
-        """Note a problem; the same of later batches is nothing new."""
-        start = problem.rsplit(": ", 1)[0]
-        if not any(known.startswith(start) for known in self.problems):
-            self.problems += (problem,)
+    def _say(self, part: str, problem: str) -> None:
+        if not any(known.startswith(part) for known in self.problems):
+            self.problems += (part + problem,)
 
 
 def check_rows(
-    setting: Setting,
-    rows: Sequence[EpochRow],
-    say: Callable[[str], None] = lambda text: None,
-    every: Callable[[], list[Spec]] = specs,
+    setting: Setting, rows: Sequence[EpochRow], say: Say = unheard, every: Callable[[], list[Spec]] = specs
 ) -> SampleCheck:
     """Compare each row of fastpipe's with the replaced dataset of its section.
 
     An epoch in the order of the samples is compared number by number; one of what is measured, in whatever
-    order, has to have the same samples.  Where samples are kept, the first makes them and the second finds
-    them.
+    order, has to have the same samples.  Where samples are kept, the first makes them.
     """
     check, errors = SampleCheck(), tensorflow().errors
     compared = [row for row in rows if row.spec.most_apart is not None]
@@ -664,7 +506,6 @@ def check_rows(
 
 
 def _check_section(check: SampleCheck, setting: Setting, replaced: Spec, rows: Sequence[EpochRow]) -> None:
-    """Compare the rows of a section with what they replace."""
     ordered = [row.spec.make(setting, is_shuffled=False) for row in rows]
     found: list[Counter[bytes]] = [Counter() for _ in rows]
     for wanted, *batches in zip_longest(replaced.make(setting, is_shuffled=False), *ordered):
@@ -672,14 +513,15 @@ def _check_section(check: SampleCheck, setting: Setting, replaced: Spec, rows: S
         for row, samples, batch in zip(rows, found, batches, strict=True):
             made = _parts(batch)
             check.add_batch(f"{row.spec.section}: {row.spec.label}", right, made, row.spec.most_apart or 0)
-            samples.update(_digests(made))
+            samples.update(digests_of_samples(*made.values()))
     for row, samples in zip(rows, found, strict=True):
         check.epochs, check.samples = check.epochs + 1, check.samples + samples.total()
         again: Counter[bytes] = Counter()
         for batch in row.dataset:
-            again.update(_digests(_parts(batch)))
+            again.update(digests_of_samples(*_parts(batch).values()))
         what = f"{row.spec.section}: {row.spec.label}"
-        check.add_epoch(what, samples, again, "of a shuffled epoch are none of the others")
+        if not any(known.startswith(what) for known in check.problems):
+            check.add_epoch(what, samples, again, "of a shuffled epoch are none of the others")
 
 
 def _parts(batch: Any) -> Parts:
@@ -689,16 +531,6 @@ def _parts(batch: Any) -> Parts:
     inputs, labels = batch
     named = dict(inputs) if isinstance(inputs, dict) else {"images": inputs}
     return {name: np.asarray(value) for name, value in sorted({**named, _LABELS: labels}.items())}
-
-
-def _digests(parts: Parts) -> Iterator[bytes]:
-    """Digests of the samples of a batch, with all that they consist of."""
-    arrays = [np.ascontiguousarray(values) for values in parts.values()]
-    for sample in zip(*arrays, strict=True):
-        digest = hashlib.blake2b(digest_size=16)
-        for values in sample:
-            digest.update(np.ascontiguousarray(values).data)
-        yield digest.digest()
 
 
 # ---- Datasets without fastpipe, in a process of their own ------------------------------------------
@@ -716,11 +548,7 @@ class Apart:
         self._pool = ProcessPoolExecutor(1, get_context("spawn"), _prepare, (setting, specs))
 
     def ask(self, key: str, count: int, busy_s: float | None = None) -> Any:
-        """Return the seconds that so many samples of a row took, or the timeline of so many steps.
-
-        Raises:
-            ContenderError: it cannot go on.
-        """
+        """Return the seconds that so many samples of a row took, or the timeline of so many steps."""
         try:
             return self._pool.submit(_answer, key, count, busy_s).result()
         except BrokenProcessPool:
@@ -731,26 +559,19 @@ class Apart:
         self._pool.shutdown(cancel_futures=True)
 
 
-class ApartRow:
+class ApartRow(Contender):
     """A `Contender` that goes through whole epochs of a dataset in another process."""
-
-    workers = 0
 
     def __init__(self, spec: Spec, setting: Setting, apart: Apart) -> None:
         self.key, self.chunk = spec.key, spec.samples(setting.lengths, setting.batch_size)
-        self._apart = apart
+        self._apart = apart  # that of all rows, which they do not close
 
     def measure(self, count: int) -> float:
-        """Consume so many samples; return the seconds it took."""
         return float(self._apart.ask(self.key, count))
 
     def timeline(self, steps: int, busy_s: float) -> Timeline:
-        """Steps that take so long each."""
         found: Timeline = self._apart.ask(self.key, steps, busy_s)
         return found
-
-    def close(self) -> None:
-        """Nothing: the process is that of all rows."""
 
 
 # In that process: what datasets are made of, which there are, and the rows so far.
@@ -776,132 +597,83 @@ def _answer(key: str, count: int, busy_s: float | None) -> float | Timeline:
 # ---- The case --------------------------------------------------------------------------------------
 
 BATCH, QUICK_BATCH = 32, 8
-_MAIN = "crop-threads"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the case."""
-    add = parser.add_argument
-    add("--data", metavar="FOLDER", help="image folder whose JPEGs are read (default: "
-        "$FASTPIPE_PHOTOS, else photograph-like JPEGs made once into the user's cache folder)")  # fmt: skip
-    add("--batch-size", type=positive(int), metavar="N",
-        help=f"samples in a batch (default: {BATCH}, with --quick {QUICK_BATCH})")  # fmt: skip
-    add_run_arguments(parser)
-
-
-def run(
-    args: argparse.Namespace, console: Console, progress: Progress, kind: type[Bench] | None = None
-) -> int:
-    """Measure, report, and write what was asked for; return 1 when samples are not those of what is replaced.
-
-    Raises:
-        MissingDependencyError: TensorFlow is not installed.
-        OptionError: the photos cannot be used.
-    """
-    tensorflow()
-    kind = kind or Bench
-    lengths = kind.quick if args.quick else kind.full
-    folder, name, _ = folder_to_use(args.data, progress.done)
-    photos = Photos.of(folder, name, lengths.crops)
-    return kind(args, available_cpus(), progress, photos=photos, lengths=lengths).run(console)
-
-
-@dataclass
-class Bench(Driver):
-    """One run of the case.
-
-    Attributes:
-        labels: the names of sections in tables.
-        full, quick: samples of epochs, usually and with ``--quick``.
-    """
-
-    case: ClassVar[str] = "tf"
-    quick_s: ClassVar[float] = 0.05
-    labels: ClassVar[Mapping[str, str]] = SECTIONS
+class Bench(Case):
+    case = "tf"
+    about = "TensorFlow: tf.py_function + Pillow, and Keras's loader and layers against fastpipe.tf"
+    quick_s = 0.05
+    main = "crop-threads"
+    labels: ClassVar[Mapping[str, str]] = SECTIONS  # in tables
     full: ClassVar[Lengths] = FULL
     quick: ClassVar[Lengths] = QUICK
-    photos: Photos = field(kw_only=True)
-    lengths: Lengths = field(kw_only=True)
+    specs: Callable[[], list[Spec]] = staticmethod(specs)
+    setting: Setting
 
-    @staticmethod
-    def specs() -> list[Spec]:
-        """Return the datasets that are measured."""
-        return specs()
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        add("--data", metavar="FOLDER", type=Path,
+            help=f"image folder whose JPEGs are read{DATA_HELP}")  # fmt: skip
+        add("--batch-size", type=positive(int), metavar="N",
+            help=f"samples in a batch (default: {BATCH}, with --quick {QUICK_BATCH})")  # fmt: skip
+        add_run_arguments(parser)
 
-    def result(self) -> dict[str, Any] | None:
-        self.begin()
-        args, photos, lengths = self.args, self.photos, self.lengths
+    def prepare(self) -> None:
+        tensorflow()
+        args = self.args
+        lengths = self.quick if args.quick else self.full
+        folder, name, _ = folder_to_use(args.data, self.progress.done)
+        photos = Photos.of(folder, name, lengths.crops)
         size = args.batch_size or (QUICK_BATCH if args.quick else BATCH)
-        with ExitStack() as stack:
-            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fastpipe-bench-")))
-            setting = Setting(photos, lengths, size, scratch)
-            own = self._own(setting, stack)
-            check = check_rows(setting, list(own.values()), self.progress.now, self.specs)
-            if not self.passed(check):
-                return None
-            contenders, main = self._all(setting, own, stack), own[_MAIN]
-            before: dict[str, float] = {}
-            session = self.measure(contenders, lambda: before.update(main.stage_seconds()))
-            self._require_replaced(session)
-            images = sum(sample.count for sample in session.samples[_MAIN])
-            spent = ", ".join(
-                f"{stage} {1000 * (seconds - before.get(stage, 0.0)) / images:.2f}"
-                for stage, seconds in main.stage_seconds().items()
-            )
-            self.infos[_MAIN] = replace(self.infos[_MAIN], note=f"ms an image in its threads: {spent}")
-            plan = main.dataset.plan
-        words = [f"--data {Path(args.data).resolve().name}"] if args.data else []
-        words += [f"--batch-size {size}"] if args.batch_size else []
+        scratch = self.stack.enter_context(tempfile.TemporaryDirectory(prefix="fastpipe-bench-"))
+        self.setting = Setting(photos, lengths, size, Path(scratch))
+
+    def rows(self) -> list[EpochRow]:
+        self.stack.callback(gc.collect)  # once, when all are closed: it takes long beside TensorFlow
+        own = [spec for spec in self.specs() if spec.group == "fastpipe"]
+        self.own = self.opened((spec, partial(EpochRow, spec, self.setting)) for spec in own)
+        return self.own
+
+    def compared(self, rows: Sequence[Any]) -> Outcome:
+        return check_rows(self.setting, rows, self.progress.now, self.specs)
+
+    def others(self) -> list[Contender]:
+        """The rows without fastpipe, in processes of their own."""
+        _ = self.setting.folder  # made before another process looks for it
+        specs = self.specs()
+        apart = {name: Apart(self.setting, self.specs) for name in sorted({spec.process for spec in specs})}
+        for one in apart.values():
+            self.stack.callback(one.close)
+        strange = [spec for spec in specs if spec.group != "fastpipe"]
+        found = [self.added(spec, ApartRow(spec, self.setting, apart[spec.process])) for spec in strange]
+        self.infos = {spec.key: self.infos[spec.key] for spec in specs if spec.key in self.infos}
+        return list(found)
+
+    def described(self, session: Session) -> dict[str, Any]:
+        self._require_replaced(session)
+        photos, lengths, size = self.setting.photos, self.setting.lengths, self.setting.batch_size
+        images, main = max(1, self.stages["images"]), self.infos[self.main]
+        spent = ", ".join(f"{name} {1000 * s / images:.2f}" for name, s in self.stages["seconds"].items())
+        self.infos[self.main] = replace(main, note=f"ms an image in its threads: {spent}")
         epochs = (
             f"epochs of {lengths.crops:,} boxes, {lengths.folder:,} photos of a folder and"
             f" {lengths.modalities:,} times four boxes, of these photos again and again"
         )
-        return self.content(
-            session, check, words,
-            data={"text": f"{photos.text}; {epochs}", "name": photos.name, "classes": len(photos.classes),
-                  "total": photos.total, "photos": len(photos.files), "bytes": photos.nbytes,
-                  "samples": lengths.crops},
-            sections={key: {"label": label} for key, label in self.labels.items()},
-            job={"text": f"tf.data: shuffled float32 batches of {size}, consumed in Python",
-                 "short": f"tf.data pipelines, batches of {size}", "batch_size": size, "replaces": "dataset"},
-            main=_MAIN,
-            plan=plan,
-        )  # fmt: skip
-
-    def _own(self, setting: Setting, stack: ExitStack) -> dict[str, EpochRow]:
-        """Build the rows of fastpipe's."""
-        found = {}
-        stack.callback(gc.collect)  # once, when all are closed: it takes long beside TensorFlow
-        for spec in self.specs():
-            if spec.group == "fastpipe":
-                row = self.open(stack, spec.info, partial(EpochRow, spec, setting))
-                if isinstance(row, EpochRow):
-                    found[row.key] = row
-        return found
-
-    def _all(self, setting: Setting, own: Mapping[str, EpochRow], stack: ExitStack) -> list[Contender]:
-        """All rows in the order of the tables, with those that have a process of their own."""
-        _ = setting.folder  # made before another process looks for it
-        found, specs = list[Contender](), self.specs()
-        apart = {name: Apart(setting, self.specs) for name in sorted({spec.process for spec in specs})}
-        for one in apart.values():
-            stack.callback(one.close)
-        infos = dict(self.infos)
-        for spec in specs:
-            if spec.group == "fastpipe" and spec.key in own:
-                found.append(own[spec.key])
-            elif spec.group != "fastpipe":
-                found.append(ApartRow(spec, setting, apart[spec.process]))
-                infos[spec.key] = spec.info
-        self.infos = {one.key: infos[one.key] for one in found}
-        return found
+        return {
+            "data": {"text": f"{photos.text}; {epochs}", "name": photos.name, "classes": len(photos.classes),
+                     "total": photos.total, "photos": len(photos.files), "bytes": photos.nbytes,
+                     "samples": lengths.crops},
+            "sections": {key: {"label": label} for key, label in self.labels.items()},
+            "job": {"text": f"tf.data: shuffled float32 batches of {size}, consumed in Python",
+                    "short": f"tf.data pipelines, batches of {size}", "batch_size": size,
+                    "replaces": "dataset"},
+            "stages": {"seconds": {}, "images": 0},
+            "plan": next(row.dataset.plan for row in self.own if row.key == self.main),
+        }  # fmt: skip
 
     def _require_replaced(self, session: Session) -> None:
-        """Refuse a run in which there is nothing to compare with.
-
-        Raises:
-            FastpipeError: a section has no row that is replaced.
-        """
+        """Refuse a run in which a section has no row that is replaced."""
         for section, label in self.labels.items():
             of_it = [spec for spec in self.specs() if spec.section == section]
             replaced = [spec.key for spec in of_it if spec.group == "replaced"]

@@ -8,39 +8,32 @@ import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
 
 import fastpipe
-from fastpipe.bench.check import RowCheck, digests_of_samples
-from fastpipe.bench.data import made_once
-from fastpipe.bench.driver import Driver, add_run_arguments
+from fastpipe.bench.check import Outcome, RowCheck, digests_of_samples
+from fastpipe.bench.data import Say, made_once, unheard
+from fastpipe.bench.driver import Case, add_run_arguments
 from fastpipe.bench.results import RowInfo
-from fastpipe.bench.runner import Contender, Draws, consume
+from fastpipe.bench.runner import Contender, DrawnRow, Draws, Session, consume
 from fastpipe.bench.samples import ZarrPatches, box_at, start_of
 from fastpipe.bench.synthetic import scroll_slabs, write_zarr
-from fastpipe.console import Progress, positive
+from fastpipe.console import positive
 from fastpipe.core.extras import require
-from fastpipe.core.machine import available_cpus
 
 # ---- Volumes ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the volume, its chunks and its patches: voxels along each dimension.
-
-    Attributes:
-        shape, chunk, patch: as named.
-    """
+    """Of the volume, its chunks and its patches: voxels along each dimension."""
 
     shape: tuple[int, int, int]
     chunk: tuple[int, int, int]
@@ -53,13 +46,6 @@ QUICK = Sizes((64, 128, 128), (16, 32, 32), (18, 34, 34))
 
 @dataclass(frozen=True)
 class Scroll:
-    """A volume and its labels on disk.
-
-    Attributes:
-        folder: in which they are.
-        sizes: their sizes.
-    """
-
     folder: Path
     sizes: Sizes
 
@@ -70,18 +56,20 @@ class Scroll:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both, decoded."""
         return 3 * math.prod(self.sizes.shape)
 
     @property
     def patch_nbytes(self) -> int:
-        """Bytes of a patch and its labels."""
         return 3 * math.prod(self.sizes.patch)
 
     @property
     def epoch(self) -> int:
         """As many patches as have the volume's size; an even number."""
         return self.nbytes // self.patch_nbytes // 2 * 2
+
+    @property
+    def room(self) -> int:
+        return self.nbytes // QUARTER
 
     @cached_property
     def arrays(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -92,6 +80,23 @@ class Scroll:
         values, labels = (np.asarray(one.read().result()) for one in opened)
         return values, labels
 
+    @property
+    def described(self) -> dict[str, Any]:
+        sizes = self.sizes
+        stored = sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+        shape, chunk, patch = ("×".join(map(str, one)) for one in (sizes.shape, sizes.chunk, sizes.patch))
+        return {
+            "text": f"a volume of {shape} uint16 with labels of uint8, {self.nbytes / 1e6:,.0f} MB, Zarr"
+            f" of chunks of {chunk} in {stored / 1e6:,.0f} MB (blosc, zstd 5, bytes shuffled);"
+            f" patches of {patch}",
+            "name": "made-up scroll",
+            **asdict(sizes),
+            "samples": self.epoch,
+            "sample_bytes": self.patch_nbytes,
+            "volume_bytes": self.nbytes,
+            "bytes": stored,
+        }
+
     def warm(self) -> None:
         """Read every file once, so that the page cache has them all."""
         for path in self.folder.rglob("*"):
@@ -100,14 +105,8 @@ class Scroll:
 
 
 def made_scroll(
-    sizes: Sizes,
-    cache: Path | None = None,
-    say: Callable[[str], None] = lambda text: None,
-    *,
-    compressed: bool = True,
+    sizes: Sizes, cache: Path | None = None, say: Say = unheard, *, compressed: bool = True
 ) -> Scroll:
-    """A made-up scroll, made once."""
-
     def fill(folder: Path) -> None:
         folder.mkdir()
         for place, name in enumerate(("values", "labels")):
@@ -121,29 +120,9 @@ def made_scroll(
     return Scroll(folder, sizes)
 
 
-def described(scroll: Scroll) -> dict[str, Any]:
-    """A volume for the JSON file."""
-    sizes = scroll.sizes
-    stored = sum(path.stat().st_size for path in scroll.folder.rglob("*") if path.is_file())
-    shape, chunk, patch = ("×".join(map(str, one)) for one in (sizes.shape, sizes.chunk, sizes.patch))
-    return {
-        "text": f"a volume of {shape} uint16 with labels of uint8, {scroll.nbytes / 1e6:,.0f} MB, Zarr of"
-        f" chunks of {chunk} in {stored / 1e6:,.0f} MB (blosc, zstd 5, bytes shuffled); patches of {patch}",
-        "name": "made-up scroll",
-        "shape": list(sizes.shape),
-        "chunk": list(sizes.chunk),
-        "patch": list(sizes.patch),
-        "samples": scroll.epoch,
-        "sample_bytes": scroll.patch_nbytes,
-        "volume_bytes": scroll.nbytes,
-        "bytes": stored,
-    }
-
-
 # ---- Rows ------------------------------------------------------------------------------------------
 
-# Parts of the volume that may be remembered.
-QUARTER, TENTH = 4, 10
+QUARTER = 4  # of the volume may be remembered
 COLD, WARM = "cold", "warm"
 
 Kind = Literal["zarr", "slices", "tour", "uniform"]
@@ -151,58 +130,39 @@ _FAST = "FastPatchDataset + FastLoader"
 
 
 @dataclass(frozen=True)
-class PatchSpec:
+class PatchSpec(RowInfo):
     """One loader to measure.
 
-    Attributes:
-        section: ``"cold"``, where nothing that was decoded is remembered at first and then a quarter, or
-            ``"warm"``, where everything is.
-        kind: ``"zarr"`` slices Zarr arrays; the others are fastpipe's:
-            ``"tour"`` visits patches so that little is decoded twice, ``"uniform"`` in any order.
-        threads: of ``fastpipe.FastPatchDataset``.
-        name: its name in the JSON file, if not that of its section and kind.
+    In the section ``"cold"`` nothing that was decoded is remembered at first and then a quarter, in
+    ``"warm"`` everything is.  The kinds ``"zarr"`` and ``"slices"`` slice arrays; the others are fastpipe's:
+    ``"tour"`` visits patches so that little is decoded twice, ``"uniform"`` in any order.
     """
 
-    section: str
-    kind: Kind
-    label: str
-    group: Literal["replaced", "fastpipe", "peer"]
     num_workers: int = 0
-    note: str = ""
+    output: str = "uint16 and uint8"
+    unit: str = "patches"
+    section: str = COLD
+    kind: Kind = "zarr"
     threads: int | Literal["auto"] = "auto"
-    name: str = ""
-
-    @property
-    def key(self) -> str:
-        """Its name in the JSON file."""
-        return self.name or f"{self.section}-{'replaced' if self.group == 'replaced' else self.kind}"
-
-    @property
-    def info(self) -> RowInfo:
-        """What the report calls it."""
-        return RowInfo(
-            self.key, self.label, self.group, self.num_workers, "uint16 and uint8", self.note,
-            section=self.section, unit="patches",
-        )  # fmt: skip
 
 
 def specs() -> list[PatchSpec]:
     """The loaders that are measured; that of scripts without fastpipe comes first in each section."""
-    stock = "zarr-python + DataLoader(num_workers=1)"
-    spawned, each_time = "spawned", "decodes each chunk anew for each patch"
+    stock, note = "zarr-python + DataLoader(num_workers=1)", "spawned; decodes each chunk anew for each patch"
+    tour, uniform = f'{_FAST}, Shuffle(unit="group")', f"{_FAST}, shuffle=True"
+    anywhere, later = "all orders equally likely", "from the second epoch on"
     return [
-        PatchSpec(COLD, "zarr", stock, "replaced", 1, f"{spawned}; {each_time}"),
-        PatchSpec(COLD, "tour", f'{_FAST}, Shuffle(unit="group")', "fastpipe", note="places drawn uniformly"),
-        PatchSpec(COLD, "uniform", f"{_FAST}, shuffle=True", "fastpipe", note="all orders equally likely"),
-        PatchSpec(WARM, "zarr", stock, "replaced", 1, f"{spawned}; {each_time}"),
-        PatchSpec(WARM, "uniform", f"{_FAST}, shuffle=True", "fastpipe", note="from the second epoch on"),
-    ]  # fmt: skip
+        PatchSpec("cold-replaced", stock, "replaced", 1, note=note),
+        PatchSpec("cold-tour", tour, "fastpipe", note="places drawn uniformly", kind="tour"),
+        PatchSpec("cold-uniform", uniform, "fastpipe", note=anywhere, kind="uniform"),
+        PatchSpec("warm-replaced", stock, "replaced", 1, note=note, section=WARM),
+        PatchSpec("warm-uniform", uniform, "fastpipe", note=later, section=WARM, kind="uniform"),
+    ]
 
 
 def patch_dataset(
     scroll: Scroll, budget: int, seed: int = 0, threads: int | Literal["auto"] = "auto"
 ) -> fastpipe.FastPatchDataset:
-    """An epoch of patches of a volume and its labels."""
     values, labels = scroll.paths
     return fastpipe.FastPatchDataset(
         values, scroll.sizes.patch, labels=labels, sampling=fastpipe.sampling.Uniform(scroll.epoch),
@@ -216,21 +176,16 @@ def patch_loader(dataset: Any, batch_size: int, kind: str) -> Any:
     return fastpipe.FastLoader(dataset, batch_size, shuffle)
 
 
-class WholeEpochs:
+class WholeEpochs(Contender):
     """A `Contender` of fastpipe's that goes through whole epochs.
 
     In the section ``"cold"`` each is the first of a new dataset, which is made before the clock starts; its
     loader, which plans a tour, is made after that.
-
-    Attributes:
-        made_s: seconds that making each dataset took.
     """
-
-    workers = 0
 
     def __init__(self, spec: PatchSpec, scroll: Scroll, batch_size: int) -> None:
         self.spec, self.key, self.chunk = spec, spec.key, scroll.epoch
-        self.made_s: list[float] = []
+        self.made_s: list[float] = []  # seconds that making each dataset took
         self._scroll, self._batch_size = scroll, batch_size
         self._loader: Any = None
         self._stages: Counter[str] = Counter()
@@ -238,74 +193,54 @@ class WholeEpochs:
     @property
     def budget(self) -> int:
         """Bytes that may be remembered: a part, or with room to spare all."""
-        return self._scroll.nbytes // QUARTER if self.spec.section == COLD else 2 * self._scroll.nbytes
+        return self._scroll.room if self.spec.section == COLD else 2 * self._scroll.nbytes
+
+    def dataset(self, seed: int = 0) -> fastpipe.FastPatchDataset:
+        return patch_dataset(self._scroll, self.budget, seed, self.spec.threads)
+
+    def loader(self, dataset: fastpipe.FastPatchDataset) -> Any:
+        return patch_loader(dataset, self._batch_size, self.spec.kind)
 
     def measure(self, count: int) -> float:
-        """Consume so many patches; return the seconds it took."""
         return sum(self._epoch() for _ in range(count // self.chunk))
-
-    def made(self, seed: int) -> tuple[fastpipe.FastPatchDataset, Any]:
-        """A dataset that has remembered nothing, and its loader."""
-        dataset = patch_dataset(self._scroll, self.budget, seed, self.spec.threads)
-        return dataset, patch_loader(dataset, self._batch_size, self.spec.kind)
 
     def batches(self, count: int) -> Iterator[Any]:
         """The first epoch of a new dataset, which is opened and planned when a batch is asked for."""
-        yield from self.made(seed=len(self.made_s))[1]
+        yield from self.loader(self.dataset(seed=len(self.made_s)))
 
-    def stage_seconds(self) -> dict[str, float]:
-        """Seconds by stage that the loaders' clocks have counted so far."""
+    def stage_seconds(self) -> Mapping[str, float]:
         return dict(self._stages)
 
     def plan(self) -> str:
-        """What is read how."""
-        plan = str(patch_dataset(self._scroll, self.budget).plan)
-        return plan.replace(str(self._scroll.folder), self._scroll.folder.name)
+        return str(self.dataset().plan).replace(str(self._scroll.folder), self._scroll.folder.name)
 
     def close(self) -> None:
-        """Let go of the loader, which ends its threads and frees its memory."""
         self._loader = None
-        gc.collect()
+        gc.collect()  # which frees memory
 
     def _epoch(self) -> float:
-        is_new = self._loader is None or self.spec.section == COLD
-        if is_new:
+        dataset = None
+        if self._loader is None or self.spec.section == COLD:
             self.close()
             start = time.perf_counter()
-            dataset = patch_dataset(self._scroll, self.budget, len(self.made_s), self.spec.threads)
+            dataset = self.dataset(seed=len(self.made_s))
             self.made_s.append(time.perf_counter() - start)
         start = time.perf_counter()
-        if is_new:  # an order that has to be planned is a part of the epoch
-            self._loader = patch_loader(dataset, self._batch_size, self.spec.kind)
-        planned = time.perf_counter() - start
-        before = dict(self._loader.clock.totals())
-        seconds = planned + consume(self._loader, self.chunk, self.spec.label)
-        for stage, total in self._loader.clock.totals().items():
-            self._stages[stage] += total - before.get(stage, 0.0)
+        if dataset is not None:  # an order that has to be planned is a part of the epoch
+            self._loader = self.loader(dataset)
+        planned, before = time.perf_counter() - start, Counter(self._loader.clock.totals())
+        seconds = planned + consume(self._loader, self.chunk)
+        self._stages.update({name: s - before[name] for name, s in self._loader.clock.totals().items()})
         return seconds
 
 
-class SlicedRow:
+class SlicedRow(DrawnRow):
     """A `Contender` that slices arrays patch by patch, in torch's ``DataLoader``."""
 
     def __init__(self, spec: PatchSpec, loader: Any) -> None:
         self.spec, self.key, self.workers = spec, spec.key, spec.num_workers
         self.chunk = loader.batch_size * max(1, spec.num_workers)
-        self._loader = loader
-
-    def measure(self, count: int) -> float:
-        """Consume so many patches; return the seconds it took."""
-        return consume(self.batches(count), count, self.spec.label)
-
-    def batches(self, count: int) -> Any:
-        """An epoch of so many patches."""
-        self._loader.sampler.length = count
-        return self._loader
-
-    def close(self) -> None:
-        """Let go of the loader, which ends its workers."""
-        self._loader = None
-        gc.collect()
+        self.loader, self.draws = loader, loader.sampler
 
 
 def sliced_loader(spec: PatchSpec, scroll: Scroll, batch_size: int, source: Any = None) -> Any:
@@ -313,23 +248,18 @@ def sliced_loader(spec: PatchSpec, scroll: Scroll, batch_size: int, source: Any 
     data = require("torch.utils.data", extra="torch")
     if source is None:
         source = ZarrPatches(scroll.paths, scroll.sizes.shape, scroll.sizes.patch, scroll.epoch)
-    # Zarr has threads of its own, of which a forked process has none: it would wait for ever.
-    workers: dict[str, Any] = {"num_workers": spec.num_workers, "persistent_workers": spec.num_workers > 0}
-    context = "spawn" if spec.num_workers else None
-    draws = Draws(range(scroll.epoch), scroll.epoch)
-    return data.DataLoader(source, batch_size, sampler=draws, multiprocessing_context=context, **workers)
+    return data.DataLoader(
+        source, batch_size, sampler=Draws(range(scroll.epoch), scroll.epoch), num_workers=spec.num_workers,
+        persistent_workers=spec.num_workers > 0,
+        # Zarr has threads of its own, of which a forked process has none: it would wait for ever.
+        multiprocessing_context="spawn" if spec.num_workers else None,
+    )  # fmt: skip
 
 
 # ---- Are the patches those of the volume? ----------------------------------------------------------
 
-_EPOCHS = 2
 
-
-def check_patches(
-    scroll: Scroll,
-    rows: Iterable[WholeEpochs | SlicedRow],
-    say: Callable[[str], None] = lambda text: None,
-) -> RowCheck:
+def check_patches(scroll: Scroll, rows: Iterable[WholeEpochs | SlicedRow], say: Say = unheard) -> RowCheck:
     """Compare each row with slices of the volume in memory: two epochs of fastpipe's rows, one of others."""
     check = RowCheck("the source's slices")
     sizes = scroll.sizes
@@ -341,8 +271,9 @@ def check_patches(
         if isinstance(row, SlicedRow):
             check.add(what, by_number, row.batches(scroll.epoch))
             continue
-        dataset, loader = row.made(seed=0)
-        for epoch in range(_EPOCHS):
+        dataset = row.dataset()
+        loader = row.loader(dataset)
+        for epoch in range(2):
             _, starts = dataset.places(epoch)
             check.add(f"{what}, epoch {epoch}", expected_patches(scroll, starts), loader)
     return check
@@ -361,91 +292,58 @@ def expected_patches(scroll: Scroll, starts: Iterable[Any]) -> Counter[bytes]:
 # ---- The case --------------------------------------------------------------------------------------
 
 BATCH = 2
-_MAIN = "cold-tour"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the case."""
-    add = parser.add_argument
-    add("--folder", metavar="FOLDER", type=Path,
-        help="where the made-up volume is kept, 0.3 GB (default: the user's cache folder)")  # fmt: skip
-    add("--batch-size", type=positive(int), default=BATCH, metavar="N",
-        help=f"patches in a batch (default: {BATCH})")  # fmt: skip
-    add_run_arguments(parser)
+class Bench(Case):
+    case = "volume"
+    about = "patches of a Zarr volume: zarr-python + DataLoader against FastPatchDataset + FastLoader"
+    quick_s = 0.05
+    main = "cold-tour"
+    scroll: Scroll
 
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        add("--folder", metavar="FOLDER", type=Path,
+            help="where the made-up volume is kept, 0.3 GB (default: the user's cache folder)")  # fmt: skip
+        add("--batch-size", type=positive(int), default=BATCH, metavar="N",
+            help=f"patches in a batch (default: {BATCH})")  # fmt: skip
+        add_run_arguments(parser)
 
-def run(
-    args: argparse.Namespace, console: Console, progress: Progress, kind: type[Bench] | None = None
-) -> int:
-    """Measure, report, and write what was asked for; return 1 when patches are not those of the volume.
+    def prepare(self) -> None:
+        require("zarr", extra="bench")
+        sizes = QUICK if self.args.quick else FULL
+        self.scroll = made_scroll(sizes, self.args.folder, self.progress.done)
+        self.scroll.warm()
 
-    Raises:
-        MissingDependencyError: zarr-python, which the replaced loader needs, is not installed.
-    """
-    require("zarr", extra="bench")
-    scroll = made_scroll(QUICK if args.quick else FULL, args.folder, progress.done)
-    return (kind or Bench)(args, available_cpus(), progress, scroll=scroll).run(console)
+    def specs(self) -> list[PatchSpec]:
+        return specs()
 
+    def rows(self) -> Sequence[Contender]:
+        size, every = self.args.batch_size, self.specs()
+        stock = sliced_loader(every[0], self.scroll, size)  # both sections have the same worker process
+        rows = [
+            WholeEpochs(spec, self.scroll, size) if spec.group == "fastpipe" else SlicedRow(spec, stock)
+            for spec in every
+        ]
+        self.fast = [row for row in rows if isinstance(row, WholeEpochs)]
+        return [self.added(spec, row) for spec, row in zip(every, rows, strict=True)]
 
-@dataclass
-class Bench(Driver):
-    """One run of the case."""
+    def compared(self, rows: Sequence[Any]) -> Outcome:
+        return check_patches(self.scroll, rows, self.progress.now)
 
-    case: ClassVar[str] = "volume"
-    quick_s: ClassVar[float] = 0.05
-    scroll: Scroll = field(kw_only=True)
-
-    def result(self) -> dict[str, Any] | None:
-        self.begin()
+    def described(self, session: Session) -> dict[str, Any]:
         scroll, size = self.scroll, self.args.batch_size
-        scroll.warm()
-        with ExitStack() as stack:
-            own = self.own_rows(stack)
-            if not self.passed(check := check_patches(scroll, own, self.progress.now)):
-                return None
-            contenders = [*own, *self.all_others(stack)]
-            main = next(one for one in own if one.key == _MAIN)
-            assert isinstance(main, WholeEpochs)
-            before: dict[str, float] = {}
-            session = self.measure(contenders, lambda: before.update(main.stage_seconds()))
-            stages = self.stages(before, main.stage_seconds(), session.samples[_MAIN])
-            self._tell_made(contenders)
-            plan = main.plan()
         patch = "×".join(map(str, scroll.sizes.patch))
-        quarter = scroll.nbytes / QUARTER / 1e6
-        cold = f"cold, a first epoch with room for {quarter:,.0f} MB, a quarter of the volume"
-        return self.content(
-            session, check, [f"--batch-size {size}"] if size != BATCH else [],
-            data=described(scroll),
-            sections={COLD: {"label": cold}, WARM: {"label": "warm, room for the whole volume"}},
-            job={"text": f"Volume: patches of {patch} uint16 with labels, anywhere, batches of {size}",
-                 "short": f"patches of {patch}, batch {size}", "batch_size": size},
-            main=_MAIN,
-            stages=stages,
-            plan=plan,
-        )  # fmt: skip
-
-    def own_rows(self, stack: ExitStack) -> list[WholeEpochs | SlicedRow]:
-        """Build the rows that run in this process."""
-        found: list[WholeEpochs | SlicedRow] = []
-        loaders: dict[str, Any] = {}
-        for spec in specs():
-            if spec.group == "fastpipe":
-                row: WholeEpochs | SlicedRow = WholeEpochs(spec, self.scroll, self.args.batch_size)
-            else:
-                # A row that is in both sections has the same worker process there.
-                if spec.kind not in loaders:
-                    loaders[spec.kind] = sliced_loader(spec, self.scroll, self.args.batch_size)
-                row = SlicedRow(spec, loaders[spec.kind])
-            stack.callback(row.close)
-            self.infos[row.key] = spec.info
-            found.append(row)
-        return found
-
-    def _tell_made(self, rows: Sequence[Contender]) -> None:
-        """Note what making datasets took, which is not part of the rates."""
-        for row in rows:
-            if isinstance(row, WholeEpochs) and row.spec.section == COLD:
-                info, seconds = self.infos[row.key], statistics.median(row.made_s)
-                note = f"{info.note}; opened in {seconds:.3f} s before"
-                self.infos[row.key] = replace(info, note=note)
+        cold = f"cold, a first epoch with room for {scroll.room / 1e6:,.0f} MB, a quarter of the volume"
+        for row in self.fast:  # what making datasets took is no part of the rates
+            if row.spec.section == COLD:
+                note = f"{row.spec.note}; opened in {statistics.median(row.made_s):.3f} s before"
+                self.infos[row.key] = replace(row.spec, note=note)
+        return {
+            "data": scroll.described,
+            "sections": {COLD: {"label": cold}, WARM: {"label": "warm, room for the whole volume"}},
+            "job": {"text": f"Volume: patches of {patch} uint16 with labels, anywhere, batches of {size}",
+                    "short": f"patches of {patch}, batch {size}", "batch_size": size},
+            "plan": self.fast[0].plan(),
+        }  # fmt: skip

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from fastpipe.bench import cli
-from fastpipe.bench.cli import Case
 from fastpipe.bench.results import save
 from fastpipe.bench.synthetic import photo_tree
 from fastpipe.cli import main
@@ -109,7 +108,7 @@ def test_an_interrupt_ends_with_130(
     def interrupted(*arguments: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(cli.CASES, "images", Case("", cli.CASES["images"].add_arguments, interrupted))
+    monkeypatch.setattr(cli.CASES["images"], "run", interrupted)
     assert main(["bench", "images"]) == 130
     assert "interrupted" in one_line(capsys)
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from fastpipe.bench.data import folder_to_use, generated_folder, scan
+from fastpipe.bench import data
+from fastpipe.bench.data import folder_to_use, generated_folder, made_once, scan
 from fastpipe.bench.synthetic import photo_tree
 from fastpipe.errors import OptionError
 
@@ -31,30 +32,35 @@ def test_of_a_large_folder_a_part_spread_over_all_classes(tree: Path) -> None:
     assert len(scan(tree, "tree", most_bytes=1).files) == 1
 
 
-def test_generated_once(tmp_path: Path) -> None:
-    calls: list[dict[str, Any]] = []
+def make(root: Path) -> Path:
+    return photo_tree(root, classes=1, per_class=1, sizes=(8, 8))
+
+
+def test_made_once(tmp_path: Path) -> None:
+    calls: list[Path] = []
     said: list[str] = []
 
-    def make(root: Path, **options: Any) -> Path:
-        calls.append(options)
-        return photo_tree(root, classes=1, per_class=1, sizes=(8, 8))
+    def counted(root: Path) -> Path:
+        calls.append(root)
+        return make(root)
 
-    folder = generated_folder(tmp_path, make, said.append)
-    assert generated_folder(tmp_path, make, said.append) == folder
+    folder = made_once("photos", counted, "photos", tmp_path, said.append)
+    assert made_once("photos", counted, "photos", tmp_path, said.append) == folder
     assert len(calls) == len(said) == 1
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_large_photos_are_others(tmp_path: Path) -> None:
+def test_large_photos_are_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[dict[str, Any]] = []
 
-    def make(root: Path, **options: Any) -> Path:
+    def noted(root: Path, **options: Any) -> Path:
         calls.append(options)
-        return photo_tree(root, classes=1, per_class=1, sizes=(8, 8))
+        return make(root)
 
-    folders = {generated_folder(tmp_path, make, large=large) for large in (False, True)}
+    monkeypatch.setattr(data, "photo_tree", noted)
+    folders = {generated_folder(tmp_path, large=large) for large in (False, True)}
     assert len(folders) == 2
-    assert [options["sizes"] for options in calls] == ["imagenet", (3024, 4032)]
+    assert [options["sizes"] for options in calls] == [None, (3024, 4032)]
 
 
 def test_the_pixels_of_a_photo_are_told(tmp_path: Path) -> None:
@@ -64,22 +70,21 @@ def test_the_pixels_of_a_photo_are_told(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_making_leaves_nothing(tmp_path: Path) -> None:
-    def make(root: Path, **options: Any) -> Path:
-        photo_tree(root, classes=1, per_class=1, sizes=(8, 8))
+    def interrupted(root: Path) -> None:
+        make(root)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        generated_folder(tmp_path, make)
+        made_once("photos", interrupted, "photos", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_two_at_once_agree(tmp_path: Path) -> None:
-    def make(root: Path, **options: Any) -> Path:
-        inner = lambda path, **_: photo_tree(path, classes=1, per_class=1, sizes=(8, 8))  # noqa: E731
-        generated_folder(tmp_path, inner)
-        return photo_tree(root, classes=1, per_class=1, sizes=(8, 8))
+    def outer(root: Path) -> Path:
+        made_once("photos", make, "photos", tmp_path)
+        return make(root)
 
-    folder = generated_folder(tmp_path, make)
+    folder = made_once("photos", outer, "photos", tmp_path)
     assert list(tmp_path.iterdir()) == [folder]
 
 
@@ -88,7 +93,7 @@ def test_the_option_wins_over_the_variable(
 ) -> None:
     monkeypatch.setenv("FASTPIPE_PHOTOS", str(tmp_path))
     assert folder_to_use(None)[0] == tmp_path
-    assert folder_to_use(str(tree)) == (tree, tree.name, False)
+    assert folder_to_use(tree) == (tree, tree.name, False)
 
 
 def test_a_variable_that_names_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ from benchmarks.lines import markdown
 from benchmarks.run import main as measure
 from benchmarks.studies import generate_memory as memory
 from benchmarks.studies import generate_predicted as predicted
-from benchmarks.studies.made_rows import Generators, made_of, motion, wide
+from benchmarks.studies.made_rows import Generators, counted, made_of, motion, wide
 from fastpipe.bench import generate as case
 from fastpipe.bench import samples as functions
 from fastpipe.bench.generate import (
@@ -45,15 +45,16 @@ from fastpipe.bench.generate import (
     LoopRow,
     MadeRow,
     Section,
-    Spec,
     StoredCheck,
     check_stored,
     difference,
+    spec_of,
 )
+from fastpipe.bench.generate import row_of as own_row
 from fastpipe.bench.report import print_result, short_markdown
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import ContenderError, Sample
-from fastpipe.bench.samples import SEED, counted, made, quick, rows_of, slow, waves, waves_alone
+from fastpipe.bench.samples import SEED, made, quick, rows_of, slow, waves, waves_alone
 from fastpipe.cli import main
 
 RUN = Path(__file__).resolve().parents[2] / "benchmarks" / "run.py"
@@ -72,8 +73,8 @@ def row_of(key: str, folder: Path, cores: int = 2) -> MadeRow:
     """A row without peers, by its key."""
     section = _SECTION[key.split("-")[0]]
     if key == "batch-bare":
-        return BareRow(Spec(section, "bare", "fn.batch alone", "peer"), folder)
-    return next(make(spec, folder) for spec, make in specs(section, cores) if spec.key == key)
+        return BareRow(spec_of(section, "bare", "fn.batch alone", "peer"), folder)
+    return next(own_row(spec, folder) for spec in specs(section, cores) if spec.key == key)
 
 
 def peer_row(kind: str, section: Section, folder: Path) -> Any:
@@ -131,12 +132,12 @@ def test_shards_come_one_after_the_other() -> None:
 
 
 def test_every_row_has_its_own_key_and_is_asked_for_by_it() -> None:
-    keys = [spec.key for section in SECTIONS for spec, _ in specs(section, 2)]
+    keys = [spec.key for section in SECTIONS for spec in specs(section, 2)]
     keys += [peer.spec(one, 2).key for peer in PEERS for one in SECTIONS if one.key != "batch"]
     assert len(set(keys)) == len(keys) == 29
     for section in SECTIONS:
-        spec, make = specs(section, 2)[0]
-        assert spec.key == f"{section.key}-replaced" and make is LoopRow and spec.info.unit == "rows"
+        spec = specs(section, 2)[0]
+        assert spec.key == f"{section.key}-replaced" and spec.unit == "rows"
     for one in asked(2):
         assert {one.row, *(one.against or ())} <= set(keys)
     assert [one.least for one in asked(2)] == [1.85, 0.97, 1.5, 1.5] and asked(8)[0].least == 7.4
@@ -145,7 +146,8 @@ def test_every_row_has_its_own_key_and_is_asked_for_by_it() -> None:
 @pytest.mark.parametrize("key", ["quick-replaced", "quick-alone", "motion-threads"])
 def test_a_row_stores_what_the_function_returns_and_leaves_nothing(key: str, tmp_path: Path) -> None:
     row = row_of(key, tmp_path)
-    section = row.spec.section
+    assert isinstance(row, LoopRow if key.endswith("replaced") else FastRow)
+    section = row.spec.of
     assert difference(rows_of(section.function, 40), row.stored(40)) is None
     assert row.workers == 0 and row.measure(40) >= 40 * section.row_s / 2
     row.close()
@@ -223,7 +225,7 @@ def test_a_peer_that_fails_says_why(tmp_path: Path) -> None:
         raise ValueError("no rows today")
 
     section = Section("own", "own", broken, 1e-3, 1, 1)
-    row = PoolRow(Spec(section, "pool", "a pool", "peer", 1), tmp_path)
+    row = PoolRow(spec_of(section, "pool", "a pool", "peer", 1), tmp_path)
     with pytest.raises(ContenderError, match=r"AttributeError|PicklingError"):
         row.measure(3)  # a function within another cannot be sent
     row.close()
@@ -386,7 +388,7 @@ def test_a_quick_run_gives_table_and_json(result: dict[str, Any]) -> None:
     assert printed.count("asked: ") == len(result["targets"]) == 4
     assert result["best"] == {"slow": "slow-replaced"}
     installed = [peer for peer in PEERS if peer.missing is None]
-    keys = [spec.key for spec, _ in specs(_SECTION["slow"], result["machine"]["cores"])]
+    keys = [spec.key for spec in specs(_SECTION["slow"], result["machine"]["cores"])]
     keys += [f"slow-{peer.kind}" for peer in installed]
     assert [row["key"] for row in result["rows"]] == keys
     assert all(row["rows_per_s"]["median"] > 0 and len(row["samples"]) == 1 for row in result["rows"])

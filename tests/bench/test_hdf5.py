@@ -30,7 +30,6 @@ from benchmarks.cases.hdf5 import (
     first_batch_targets,
     made_cells,
     made_chunks,
-    make_loader,
     memory_target,
     more_specs,
     peers_of,
@@ -142,7 +141,7 @@ def test_every_row_has_its_own_key_and_goes_through_all_rows(tables: list[Table]
     for table in tables:
         for spec in specs_on(table, 8):
             keys.append(spec.key)
-            row = TableRow(spec, table, make_loader)
+            row = TableRow(spec, table)
             assert row.measure(row.chunk) > 0
             assert row.measure(2 * row.chunk) > 0
             row.close()
@@ -158,7 +157,7 @@ def test_nobody_else_has_the_file_open_while_a_row_is_measured(tables: list[Tabl
     assert {spec.kind for spec in specs} == {"rows", "named", "ordered"}
     for spec in specs:
         table = next(table for table in tables if spec.key.startswith(f"{table.key}-"))
-        row = TableRow(spec, table, make_loader)
+        row = TableRow(spec, table)
         row.measure(row.chunk)
         assert row.loader.dataset._values is None
         row.close()
@@ -310,7 +309,7 @@ def test_a_peer_reads_where_it_is_installed(name: str, tables: list[Table]) -> N
     pytest.importorskip(name, reason=f"needs {name}: make peers")
     peer = next(peer for peer in peers_of(tables[0]) if peer.source == name)
     row = TablePeerRow(peer, sys.executable, tables[0], 8, 2)
-    assert row.versions[name]
+    assert row.info.versions and row.info.versions[name]
     assert row.measure(row.chunk) > 0
     row.close()
 
@@ -450,9 +449,9 @@ def test_bad_input_is_one_line(
 def test_peers_that_are_not_there_are_told(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tables: list[Table]
 ) -> None:
-    monkeypatch.setattr(full, "interpreter", lambda peer: None)
+    monkeypatch.setattr("benchmarks.lines.interpreter", lambda peer: None)
     monkeypatch.setattr(full, "QUICK", _SIZES)
-    monkeypatch.setattr(full, "tables_of", lambda *others: tables[3:4])
+    monkeypatch.setattr(case, "made_tables", lambda *others: tables[3:4])
     monkeypatch.setattr(full, "made_tables", lambda *others: [])
     monkeypatch.setattr(case, "best_workers", lambda spec, *others: spec)
     arguments = ["--quick", "--peers", "--rounds", "1", "--batch-size", "8", "--folder", str(folder)]

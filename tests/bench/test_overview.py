@@ -142,7 +142,7 @@ def test_what_a_process_leaves_behind_is_ended(
 
 def options(*given: str) -> Namespace:
     parser = ArgumentParser()
-    case.add_arguments(parser)
+    case.Bench.add_arguments(parser)
     return parser.parse_args(given)
 
 
@@ -181,7 +181,7 @@ def run_with(
     text, errors = io.StringIO(), io.StringIO()
     monkeypatch.setattr(case, "outcome_apart", lambda key, *others: outcomes[key])
     with Progress(Console(file=errors, width=200)) as progress:
-        code = case.run(options(*given), Console(file=text, width=160), progress)
+        code = case.Bench(options(*given), progress).run(Console(file=text, width=160))
     return code, text.getvalue(), errors.getvalue()
 
 
@@ -307,10 +307,10 @@ def test_termination_is_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_outputs_that_differ_are_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Wrong(CASES["motion_generation"]):  # type: ignore[misc]
-        def check(self, rows: Any) -> Any:
-            for _, row in rows:
+        def compared(self, rows: Any) -> Any:
+            for row in rows:
                 monkeypatch.setattr(row, "stored", lambda count: {"x": [0.0]})
-            return super().check(rows)
+            return super().compared(rows)
 
     monkeypatch.setitem(child.CASES, "motion_generation", Wrong)
     with Progress(Console(file=io.StringIO())) as progress:

@@ -87,7 +87,7 @@ def test_every_row_has_its_own_key() -> None:
         keys = [spec.key for spec in loader_specs(cores)]
         assert len(keys) == len(set(keys)) == 2 * len(worker_counts(cores)) + 9
         large = [spec for spec in loader_specs(cores, is_large=True) if spec.key not in keys]
-        assert [(spec.key, spec.scaled) for spec in large] == [("fastloader-scaled", True)]
+        assert [(spec.key, spec.decode.scaled) for spec in large] == [("fastloader-scaled", True)]
     assert worker_counts(64)[-1] == 64
 
 

@@ -17,7 +17,6 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmarks.cases import volume as full
 from benchmarks.cases.volume import (
     ASKED,
     COLD_PEERS,
@@ -54,12 +53,10 @@ from fastpipe.bench.volume import (
     SlicedRow,
     WholeEpochs,
     check_patches,
-    described,
     made_scroll,
     sliced_loader,
 )
 from fastpipe.cli import main
-from fastpipe.errors import OptionError
 
 pytest.importorskip("tensorstore", reason="needs tensorstore: pip install 'fastpipe[volume]'")
 
@@ -103,12 +100,6 @@ def test_a_scroll_is_a_function_of_its_seed_in_levels_of_a_detector() -> None:
     assert values[labels == 1].mean() > values[labels == 0].mean() + 10_000  # labels are of the sheets
 
 
-@pytest.mark.parametrize("shape", [(4, 4), (0, 4, 4), (1, 2, 3, 4)])
-def test_a_scroll_has_three_dimensions(shape: tuple[int, ...]) -> None:
-    with pytest.raises(OptionError, match=r"must be \(depth, height, width\)"):
-        next(scroll_slabs(shape))
-
-
 def test_the_volume_on_disk_is_what_was_made_and_is_made_once(scroll: Scroll, folder: Path) -> None:
     made = scroll_slabs(_SIZES.shape, _SIZES.chunk[0])
     values, labels = (np.concatenate(parts) for parts in zip(*made, strict=True))
@@ -125,7 +116,7 @@ def test_the_volume_on_disk_is_what_was_made_and_is_made_once(scroll: Scroll, fo
 def test_an_epoch_has_as_many_patches_as_have_the_volumes_size(scroll: Scroll) -> None:
     assert scroll.nbytes == 32 * 64 * 64 * 3 and scroll.patch_nbytes == 10 * 20 * 20 * 3
     assert scroll.epoch == 32 and scroll.epoch * scroll.patch_nbytes <= scroll.nbytes
-    told = described(scroll)
+    told = scroll.described
     assert told["samples"] == 32 and "patches of 10×20×20" in told["text"]
     assert 1.1 < told["volume_bytes"] / told["bytes"] < 4  # as hard to compress as a real one
 
@@ -162,7 +153,7 @@ def own_rows(scroll: Scroll, *keys: str) -> list[WholeEpochs | SlicedRow]:
 def test_every_row_has_its_own_key_and_is_asked_for_by_it() -> None:
     keys = [spec.key for spec in specs()] + [peer.key for peer in VOLUME_PEERS]
     assert len(set(keys)) == len(keys) == 12
-    assert {spec.info.section for spec in specs()} == {"cold", "warm"}
+    assert {spec.section for spec in specs()} == {"cold", "warm"}
     assert [row_info(peer).section for peer in VOLUME_PEERS] == ["cold"] * 4 + ["warm"] * 2
     assert {one.row for one in ASKED} <= set(keys)
     for one in ASKED:
@@ -369,7 +360,7 @@ def test_start_up_is_measured_with_and_without_compression(
     in_this_process(first)
     plain = made_scroll(_SIZES, folder, compressed=False)
     assert np.array_equal(plain.arrays[0], scroll.arrays[0])
-    assert described(plain)["bytes"] > scroll.nbytes > described(scroll)["bytes"]
+    assert plain.described["bytes"] > scroll.nbytes > scroll.described["bytes"]
     told = first_batches(scroll, plain, 2, runs=2)
     assert {name: len(one["raw_s"]) for name, one in told.items()} == {"replaced": 2, "blosc": 2, "plain": 2}
     assert [line.split(": ")[1] for line in first_batch_lines({"first_batch": told})] == [
@@ -445,7 +436,7 @@ def result(folder: Path) -> dict[str, Any]:
 def test_a_quick_run_gives_table_and_json(result: dict[str, Any], folder: Path) -> None:
     printed = " ".join(result["printed"].split())
     assert result["verdict"] in printed and result["main"] == "cold-tour"
-    assert printed.count("asked: ") == len(result["targets"]) == 6
+    assert printed.count("asked: ") == len(result["targets"]) == 7
     assert result["best"] == {"cold": "cold-replaced", "warm": "warm-replaced"}
     assert [row["key"] for row in result["rows"]] == [spec.key for spec in specs()]
     assert all(row["patches_per_s"]["median"] > 0 and len(row["samples"]) == 1 for row in result["rows"])
@@ -511,7 +502,7 @@ def test_a_wrong_voxel_ends_the_command_with_1(
 def test_peers_that_are_not_there_are_told(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], small_and_here: None
 ) -> None:
-    monkeypatch.setattr(full, "interpreter", lambda peer: None)
+    monkeypatch.setattr("benchmarks.lines.interpreter", lambda peer: None)
     arguments = ["--quick", "--peers", "--rounds", "1", "--batch-size", "4", "--folder", str(folder)]
     assert measure(["volume", *arguments]) == 0
     out = " ".join(capsys.readouterr().out.split())

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
-from fastpipe.bench.results import check_target, whole
+from fastpipe.bench.results import check_target, write_file
 from fastpipe.errors import OptionError
 
 
 def test_what_fails_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("old")
-    with pytest.raises(KeyboardInterrupt), whole(path) as unfinished:
-        unfinished.write_text("ne")
+
+    def interrupted(file: BinaryIO) -> None:
+        file.write(b"ne")
         raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_file(path, interrupted)
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
-    with whole(path) as unfinished:
-        unfinished.write_text("new")
-        assert path.read_text() == "old"
+    write_file(path, lambda file: file.write(b"new"))
     assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
 
 

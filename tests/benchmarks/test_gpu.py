@@ -198,7 +198,7 @@ def test_loaders_on_a_gpu_are_those_of_both_processors(monkeypatch: pytest.Monke
     kinds = ["replaced", "cpu", "nvimgcodec", "dali", "share"]
     assert [spec.key for spec in specs] == [f"train-{kind}" for kind in kinds]
     assert [spec.num_workers for spec in specs] == [4, 0, 0, 0, 0]
-    assert [spec.gpu_share for spec in specs] == [None, None, None, None, "auto"]
+    assert [spec.decode.gpu_share for spec in specs] == [None, None, None, None, "auto"]
     assert {spec.device for spec in specs} == {"cuda"} and not why_missing(specs[0])
     monkeypatch.setattr(loaders, "find_spec", lambda name: None)
     assert why_missing(specs[2]) == "nvImageCodec is not installed; pip install 'fastpipe[image]'"

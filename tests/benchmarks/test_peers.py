@@ -116,7 +116,7 @@ def test_a_row_tells_what_its_child_told(
     row = PeerRow(OWN, sys.executable, photos, 4, 1)
     scratch = Path(row._scratch.name)
     assert (scratch / "made").exists()
-    info = row.info()
+    info = row.info
     assert info.versions == {"own": "3.0"}
     assert (info.prepared_s, info.prepared_size) == (1.23, 3.0)
     assert info.note == "a note; float32; converted in 1 s to 3.0× the bytes"

@@ -41,6 +41,7 @@ from fastpipe.bench.tf import (
     check_rows,
     tensorflow,
 )
+from fastpipe.bench.tf import spec_of as tf_spec
 from fastpipe.cli import main
 from fastpipe.errors import CacheError, FastpipeError, OptionError
 
@@ -186,7 +187,7 @@ def test_a_row_goes_through_whole_epochs(key: str, rows: Any) -> None:
     if row.spec.group == "fastpipe" and not key.endswith("graph"):
         assert row.stage_seconds()["decode"] > 0
     units = {"modalities": "samples", "hdf5": "rows", "patches": "patches"}
-    assert row.spec.info.unit == units.get(row.spec.section, "images")
+    assert row.spec.unit == units.get(row.spec.section, "images")
 
 
 @pytest.mark.parametrize("key", ["augment-replaced", "augment-images", "augment-stateless"])
@@ -216,7 +217,7 @@ def test_a_row_that_fails_leaves_the_run_and_one_that_gives_too_few_is_an_error(
         raise CacheError("no room")
 
     with pytest.raises(ContenderError, match="no room"):
-        EpochRow(Spec("crop", "ram", "", "fastpipe", full), setting)
+        EpochRow(tf_spec("crop", "ram", "", "fastpipe", full), setting)
 
 
 @pytest.fixture
@@ -294,7 +295,7 @@ def test_the_check_finds_what_is_wrong(spoil: str, setting: Setting) -> None:
             else made
         )
 
-    row = EpochRow(Spec("crop", "threads", "mine", "fastpipe", spoilt, most_apart=1), setting)
+    row = EpochRow(tf_spec("crop", "threads", "mine", "fastpipe", spoilt, most_apart=1), setting)
     check = check_rows(setting, [row], every=full.own_specs)
     row.close()
     assert not check.ok and "outputs differ from those of the replaced datasets" in check.sentence()
@@ -311,7 +312,7 @@ def test_a_photo_that_cannot_be_read_fails_the_check(setting: Setting) -> None:
     def broken(setting: Setting, *, is_shuffled: bool) -> Any:
         return tf.data.Dataset.from_tensors(b"none").map(tf.io.decode_jpeg)
 
-    row = EpochRow(Spec("crop", "threads", "mine", "fastpipe", broken, most_apart=0), setting)
+    row = EpochRow(tf_spec("crop", "threads", "mine", "fastpipe", broken), setting)
     check = check_rows(setting, [row], every=full.own_specs)
     assert not check.ok and check.problems[0].startswith("crop: ")
 
