@@ -1,15 +1,14 @@
 """Versions of code: what a result depends on besides arguments, and digests of values.
 
 The code of a function counts, and all of the user's that it names: functions, classes, constants, modules.
-Each of these is a *part* with a digest of its own, so that a difference can be named.  Code counts as the
-instructions that Python runs, without line numbers and docstrings: they are there for every function, and are
-those that run even if the file was edited since.  Packages and Python count by their versions.
+Each of these is a *part* with a digest of its own, so that a difference can be named.  Code counts as the syntax
+tree of its source without docstrings, if that compiles to what runs; else as the instructions that Python runs.
+Packages and Python count by their versions.
 """
 
 from __future__ import annotations
 
 import ast
-import bisect
 import copyreg
 import dis
 import functools
@@ -18,10 +17,10 @@ import importlib.machinery
 import importlib.metadata
 import importlib.util
 import inspect
+import itertools
 import linecache
 import marshal
 import os
-import re
 import struct
 import sys
 import sysconfig
@@ -34,17 +33,6 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-
-__all__ = [
-    "CodeVersion",
-    "DigestError",
-    "ValueDigests",
-    "changed",
-    "code_name",
-    "code_version",
-    "joined",
-    "origin_of_module",
-]
 
 Origin = Literal["user", "package", "python"]
 
@@ -123,13 +111,6 @@ _COUNTING_FLAGS = 0x3FF  # *args, **kwargs, generators, coroutines …, but not 
 _LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_GLOBALS",
           "LOAD_FROM_DICT_OR_DEREF"}  # fmt: skip
 _SKIPPED = {"PUSH_NULL", "CACHE", "EXTENDED_ARG", "NOP", "NOT_TAKEN"}
-_GOTOS = {"JUMP_FORWARD", "JUMP_ABSOLUTE", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"}
-_ENDS = {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"}
-_JUMPS = {*dis.hasjrel, *dis.hasjabs}
-# Which of the two a condition has depends on where its branches are.
-_TURNED = {"POP_JUMP_IF_TRUE": "POP_JUMP_IF_FALSE", "POP_JUMP_IF_NOT_NONE": "POP_JUMP_IF_NONE"}
-_FOREVER = -1  # where a loop goes that does nothing
-_NOTES = {"__doc__", "__firstlineno__", "__static_attributes__"}  # that Python writes into a class or module
 
 
 @dataclass(frozen=True)
@@ -156,19 +137,19 @@ def _read_code(code: types.CodeType) -> _Code:
     written: set[str] = set()
 
     def words(code: types.CodeType) -> Any:
-        steps = _steps(code)
+        steps = [step for step in dis.get_instructions(code) if step.opname not in _SKIPPED]
         for at, step in enumerate(steps):
             if step.opname in _LOADS:
-                chains.add((str(step.argval), *_attributes(steps, at + 1)))
+                then = itertools.takewhile(lambda one: one.opname in ("LOAD_ATTR", "LOAD_METHOD"), steps[at + 1 :])
+                chains.add((str(step.argval), *(str(one.argval) for one in then)))
             elif step.opname == "STORE_GLOBAL":
                 written.add(str(step.argval))
             elif step.opname == "IMPORT_NAME":
                 level, names = steps[at - 2].argval, steps[at - 1].argval
                 imports.add((str(step.argval), tuple(names or ()), int(level or 0)))
-        found = [(name, constant(value), then) for name, value, then in _flow(code, steps)]
-        counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount
-        names = code.co_varnames, code.co_freevars, code.co_cellvars
-        return found, names, counts, code.co_flags & _COUNTING_FLAGS
+        found = [(step.opname, constant(step.argval)) for step in steps]
+        handlers = getattr(code, "co_exceptiontable", b"")  # before 3.11 there are instructions for them
+        return found, handlers, _scope(code)
 
     def constant(value: Any) -> Any:
         if isinstance(value, types.CodeType):
@@ -183,127 +164,43 @@ def _read_code(code: types.CodeType) -> _Code:
     return _Code(digest, tuple(sorted(chains)), tuple(sorted(imports)), frozenset(written))
 
 
-def _steps(code: types.CodeType) -> list[dis.Instruction]:
-    """The instructions of code, but for those that do nothing and those that write notes."""
-    steps = [
-        one for step in dis.get_instructions(code) if step.opname not in _SKIPPED for one in _single(step)
-    ]
-    notes = {
-        one
-        for at, step in enumerate(steps)
-        if step.opname == "STORE_NAME" and step.argval in _NOTES and steps[at - 1].opname.startswith("LOAD_")
-        for one in (at - 1, at)
-    }
-    return [step for at, step in enumerate(steps) if at not in notes]
+def _scope(code: types.CodeType) -> tuple[Any, ...]:
+    counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount
+    return *counts, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_flags & _COUNTING_FLAGS
 
 
-def _single(step: dis.Instruction) -> Iterator[dis.Instruction]:
-    """The steps of one that does two at once, as those of a single line do."""
-    names = re.findall(r"[A-Z]+_FAST", step.opname)
-    if len(names) == 2 and isinstance(step.argval, tuple):
-        for at, (name, value) in enumerate(zip(names, step.argval, strict=True)):
-            yield step._replace(opname=name, argval=value, offset=step.offset + at)
-    else:
-        yield step._replace(opname=step.opname.replace("_BORROW", ""))
+_texts: weakref.WeakKeyDictionary[types.FunctionType, tuple[str, str]] = weakref.WeakKeyDictionary()
 
 
-def _flow(code: types.CodeType, steps: Sequence[dis.Instruction]) -> Iterator[tuple[str, Any, Any]]:
-    """Give the steps as Python may come to them, each with its value and the numbers of what may follow.
+def _text(fn: types.FunctionType) -> tuple[str, str]:
+    """A digest of what a function does, and its decorators, which are in its source only.
 
-    Where they are in memory does not count, as what is skipped moves it; nor do jumps from one place to
-    another, as Python leaves some of them out by the line numbers.
+    By the source it is the same however that is formatted.  Where there is none, or one that is not of the
+    code that runs, as its file was edited since, it is that of the instructions, and decorators do not count.
     """
-    offsets = [step.offset for step in steps]
-    # From 3.11 on errors go to handlers by a table; before, by instructions.
-    table = sorted(getattr(dis.Bytecode(code), "exception_entries", ()), key=lambda entry: int(entry.start))
-    starts = [entry.start for entry in table]
-
-    def place(offset: int) -> int:
-        """The first step from an offset on."""
-        at, seen = bisect.bisect_left(offsets, offset), set[int]()
-        while steps[at].opname in _GOTOS:
-            if at in seen:
-                return _FOREVER
-            seen.add(at)
-            at = bisect.bisect_left(offsets, steps[at].argval)
-        return at
-
-    def jump(at: int) -> tuple[str, int]:
-        """What a step does that jumps, and whereto in the end."""
-        name, to = _name(steps[at]), place(steps[at].argval)
-        while (found := re.fullmatch("JUMP_IF_(TRUE|FALSE)_OR_POP", name)) is not None:
-            # Before 3.12 `a and b or c` has a jump to one that tests the same value again.
-            then = re.fullmatch("(POP_)?JUMP_IF_(TRUE|FALSE)(_OR_POP)?", _name(steps[to]))
-            if then is None:
-                break
-            is_same = then[2] == found[1]
-            name = name if is_same and then[3] else f"POP_JUMP_IF_{found[1]}"
-            to = place(steps[to].argval if is_same else steps[to].offset + 1)
-        return name, to
-
-    names: dict[int, str] = {}
-    after: dict[int, tuple[int, ...]] = {}
-    handlers: dict[int, tuple[int, int, bool]] = {}
-    todo = [place(0)]
-    while todo:
-        at = todo.pop()
-        if at in after or at == _FOREVER:
-            continue
-        step, names[at], then = steps[at], steps[at].opname, list[int]()
-        if step.opcode in _JUMPS:
-            names[at], to = jump(at)
-            then.append(to)
-        if step.opname not in _ENDS:
-            then.append(place(step.offset + 1))
-        after[at] = tuple(reversed(then) if names[at] in _TURNED else then)
-        entry = table[index] if (index := bisect.bisect_right(starts, step.offset) - 1) >= 0 else None
-        if entry is not None and step.offset < entry.end:
-            handlers[at] = place(entry.target), entry.depth, entry.lasti
-            todo.append(handlers[at][0])
-        todo += after[at]
-    numbers = {_FOREVER: _FOREVER} | {at: number for number, at in enumerate(after)}
-    for at, following in after.items():
-        step, (handler, *more) = steps[at], handlers.get(at, (_FOREVER,))
-        value = None if step.opcode in _JUMPS else step.argval
-        name = _TURNED.get(names[at], names[at])
-        yield name, value, ([numbers[one] for one in following], numbers[handler], more)
-
-
-def _name(step: dis.Instruction) -> str:
-    """What a step does, in whichever direction it jumps."""
-    return step.opname.replace("_FORWARD_", "_").replace("_BACKWARD_", "_")
-
-
-def _attributes(steps: list[dis.Instruction], at: int) -> Iterator[str]:
-    while at < len(steps) and steps[at].opname in ("LOAD_ATTR", "LOAD_METHOD"):
-        yield str(steps[at].argval)
-        at += 1
-
-
-_decorators_known: weakref.WeakKeyDictionary[types.FunctionType, str] = weakref.WeakKeyDictionary()
-
-
-def _decorators(fn: types.FunctionType) -> str:
-    """The decorators of a function, which are in its source only; "" without one.
-
-    A source that is not of the code that runs, as its file was edited since, has none: then the function
-    counts without them.  Whether nothing but a decorator was edited cannot be told.
-    """
-    if fn not in _decorators_known:
+    if fn not in _texts:
         code = fn.__code__
+        own = _read_code(code).digest
         linecache.checkcache(code.co_filename)  # what it has may be of an older file than the code
         source = "".join(linecache.getlines(code.co_filename, fn.__globals__))
-        there, found = _functions_in(source, code.co_filename).get(
-            (code.co_name, code.co_firstlineno), (code, "")
-        )
-        is_same = _read_code(there).digest == _read_code(code).digest
-        _decorators_known[fn] = found if is_same else ""
-    return _decorators_known[fn]
+        there = [
+            (line != code.co_firstlineno, node)
+            for line, other, node in _functions_in(source, code.co_filename).get(code.co_name, ())
+            if _read_code(other).digest == own
+        ]
+        if there:  # should several be the same, the one of this line
+            node = min(there, key=lambda one: one[0])[1]
+            scope = *_scope(code), code.co_names, sys.flags.optimize
+            body = _hex((scope, [ast.dump(one) for one in node.body]))
+            _texts[fn] = body, "; ".join(map(ast.unparse, node.decorator_list))
+        else:
+            _texts[fn] = own, ""
+    return _texts[fn]
 
 
 @functools.lru_cache(64)
-def _functions_in(source: str, filename: str) -> dict[tuple[str, int], tuple[types.CodeType, str]]:
-    """By name and first line, the functions of a source: their code, and their decorators."""
+def _functions_in(source: str, filename: str) -> dict[str, list[tuple[int, types.CodeType, Any]]]:
+    """By name, the functions of a source: their first lines, their code, and the trees of their source."""
     try:
         tree = ast.parse(source, filename)
         todo = [compile(tree, filename, "exec", dont_inherit=True)]
@@ -314,13 +211,21 @@ def _functions_in(source: str, filename: str) -> dict[tuple[str, int], tuple[typ
         inner = [one for one in todo.pop().co_consts if isinstance(one, types.CodeType)]
         codes |= {(one.co_name, one.co_firstlineno): one for one in inner}
         todo += inner
-    found = {}
-    for node in ast.walk(tree):
+    found: dict[str, list[tuple[int, types.CodeType, Any]]] = {}
+    for node in ast.walk(_without_docstrings(tree)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            key = node.name, min(one.lineno for one in (node, *node.decorator_list))
-            if key in codes:
-                found[key] = codes[key], "; ".join(map(ast.unparse, node.decorator_list))
+            line = min(one.lineno for one in (node, *node.decorator_list))
+            if (node.name, line) in codes:
+                found.setdefault(node.name, []).append((line, codes[node.name, line], node))
     return found
+
+
+def _without_docstrings(tree: ast.AST) -> ast.AST:
+    for node in ast.walk(tree):
+        documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
+            del node.body[0]
+    return tree
 
 
 # ---- from one function to all that counts -------------------------------------------------------------
@@ -456,9 +361,10 @@ class _Walk:
 
     def _of_function(self, fn: types.FunctionType, name: str, decorators: bool) -> Iterator[str]:
         code, read = fn.__code__, _read_code(fn.__code__)
-        yield read.digest
+        body, decorating = _text(fn)
+        yield body
         if decorators:
-            yield _decorators(fn)
+            yield decorating
         defaults = fn.__defaults__ or ()
         last = code.co_varnames[: code.co_argcount][code.co_argcount - len(defaults) :]
         given = [*zip(last, defaults, strict=True), *(fn.__kwdefaults__ or {}).items()]
@@ -533,13 +439,13 @@ class _Walk:
             return module
         try:
             with open(file, "rb") as opened:
-                code = compile(opened.read(), file, "exec", dont_inherit=True)
+                tree = ast.parse(opened.read(), file)
+            imports = _read_code(compile(tree, file, "exec", dont_inherit=True)).imports
         except (OSError, SyntaxError, ValueError):
             return module
-        read = _read_code(code)
-        self.parts[module] = f"module:{read.digest}"
+        self.parts[module] = f"module:{_hex(ast.dump(_without_docstrings(tree)))}"
         package = module if file.endswith("__init__.py") else module.rpartition(".")[0]
-        for name, names, level in read.imports:
+        for name, names, level in imports:
             for _ in self._imported(name, names, level, package):
                 pass
         return module
