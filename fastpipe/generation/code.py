@@ -140,7 +140,9 @@ def _read_code(code: types.CodeType) -> _Code:
         steps = [step for step in dis.get_instructions(code) if step.opname not in _SKIPPED]
         for at, step in enumerate(steps):
             if step.opname in _LOADS:
-                then = itertools.takewhile(lambda one: one.opname in ("LOAD_ATTR", "LOAD_METHOD"), steps[at + 1 :])
+                then = itertools.takewhile(
+                    lambda one: one.opname in ("LOAD_ATTR", "LOAD_METHOD"), steps[at + 1 :]
+                )
                 chains.add((str(step.argval), *(str(one.argval) for one in then)))
             elif step.opname == "STORE_GLOBAL":
                 written.add(str(step.argval))
