@@ -34,13 +34,11 @@ from fastpipe.generation.storage import (
     Layout,
     Region,
     Stored,
-    Writer,
     bytes_of,
     data_file,
+    opened,
     write_all,
 )
-
-__all__ = ["LEFT_OUT", "OldRows", "damaged", "finish", "layout_of", "name_files"]
 
 _CHUNK_NBYTES = 64 << 10
 _LARGEST_CHUNK = 2**32 - 1
@@ -149,20 +147,20 @@ def layout_of(job: Job, folder: Path) -> Layout:
 # ---- rows that are there already --------------------------------------------------------------------
 
 
-def damaged(blocks: Sequence[Stored], layout: Layout, writer: Writer) -> list[Stored]:
+def damaged(blocks: Sequence[Stored], layout: Layout) -> list[Stored]:
     """Return blocks whose data is not what the journal says."""
 
     def is_whole(stored: Stored) -> bool:
         try:
             crcs = [0] * len(stored.crcs)
             for number, rows, at in layout.pieces(stored.first, stored.last):
-                with writer.file(data_file(layout.folder, number).name) as descriptor:
+                with opened(data_file(layout.folder, number)) as descriptor:
                     for column, region in enumerate(layout.regions[number]):
                         begin = region.begin + at * region.row_nbytes
                         crcs[column] = _crc(descriptor, begin, len(rows) * region.row_nbytes, crcs[column])
             spooled = []
             for one in stored.spooled:
-                with writer.file(one.file) as descriptor:
+                with opened(layout.folder / one.file) as descriptor:
                     spooled.append(_crc(descriptor, one.begin, one.nbytes, 0))
         except EOFError:
             return False
@@ -270,18 +268,10 @@ def _files_with_rows(layout: Layout, blocks: Sequence[Stored]) -> dict[int, list
     return found
 
 
-def finish(
-    job: Job, layout: Layout, blocks: Sequence[Stored], writer: Writer, say: Callable[[str], None]
-) -> None:
+def finish(job: Job, layout: Layout, blocks: Sequence[Stored], say: Callable[[str], None]) -> None:
     """Put the structure around rows that are all in place; may be done again after it was cut off.
 
-    Args:
-        job, layout, blocks, writer: what is there.
-        say: shows what is done.
-
-    Raises:
-        GenerationError: all rows failed.
-        OSError: the disk is full, for instance.
+    Raises a GenerationError where all rows failed.
     """
     blocks = sorted(blocks, key=lambda one: one.first)
     firsts, lasts = [one.first for one in blocks], [one.last for one in blocks]
@@ -292,29 +282,29 @@ def finish(
         rows = layout.shard(number)
         some = blocks[bisect_right(lasts, rows.start) : bisect_left(firsts, rows.stop)]
         attributes = job.attributes(rows, skipped, nan_rows)
-        _finish_file(job, layout, number, arrays, attributes, skipped, some, writer)
+        _finish_file(job, layout, number, arrays, attributes, skipped, some)
         say(f"file {number + 1} of {layout.shards}")
 
 
 def _finish_file(
     job: Job, layout: Layout, number: int, arrays: Sequence[_Array], attributes: Mapping[str, Any],
-    skipped: Sequence[int], blocks: Sequence[Stored], writer: Writer,
+    skipped: Sequence[int], blocks: Sequence[Stored],
 ) -> None:  # fmt: skip
     folder, rows, fixed = layout.folder, layout.shard(number), layout.regions[number]
-    scratch, compact = folder / _STRUCTURE, f"{number:05d}{_COMPACT}"
+    scratch, compact = folder / _STRUCTURE, folder / f"{number:05d}{_COMPACT}"
     with ExitStack() as stack:
         stack.callback(scratch.unlink, missing_ok=True)
-        source = target = stack.enter_context(writer.file(data_file(folder, number).name))
+        source = target = stack.enter_context(opened(data_file(folder, number)))
         regions = _create(scratch, arrays, len(rows) - len(skipped), job.chunk_rows, attributes)
         if skipped:
-            target = stack.enter_context(writer.file(compact))
+            target = stack.enter_context(opened(compact))
             _copy_kept(source, target, rows, skipped, fixed, regions)
         else:  # one of before rows of this file were made again, which then did not fail
-            (folder / compact).unlink(missing_ok=True)
+            compact.unlink(missing_ok=True)
             if [one.begin for one in regions[: len(fixed)]] != [one.begin for one in fixed]:
                 raise RuntimeError("HDF5 puts rows elsewhere than before; please report this")
         _copy_structure(scratch, target, regions)
-        _write_ragged(job.schema, rows, skipped, blocks, writer, target, regions[len(fixed) :])
+        _write_ragged(job.schema, layout, rows, skipped, blocks, target, regions[len(fixed) :])
         os.fsync(target)
 
 
@@ -352,7 +342,7 @@ def _copy(source: int, target: int, start: int, nbytes: int, to: int) -> None:
 
 
 def _write_ragged(
-    schema: Schema, rows: range, skipped: Sequence[int], blocks: Sequence[Stored], writer: Writer,
+    schema: Schema, layout: Layout, rows: range, skipped: Sequence[int], blocks: Sequence[Stored],
     target: int, regions: Sequence[Region],
 ) -> None:  # fmt: skip
     """Write ragged columns from the spools, each row at the width of the longest."""
@@ -362,7 +352,7 @@ def _write_ragged(
         lengths = None if column.is_text else next(columns_regions)
         for stored in blocks:
             spooled = stored.spooled[number]
-            with writer.file(spooled.file) as descriptor:
+            with opened(layout.folder / spooled.file) as descriptor:
                 data = os.pread(descriptor, spooled.nbytes, spooled.begin)
             count = np.frombuffer(data, np.int64, stored.last - stored.first)
             flat = np.frombuffer(data, np.uint8, offset=count.nbytes)
@@ -392,16 +382,9 @@ def _padded(
 
 
 def name_files(out: Path, layout: Layout, journal: Journal, old: Sequence[Path]) -> list[Path]:
-    """Give finished files their names, at once and for good; and remove those that they take the place of.
+    """Give finished files their names, for good; and remove old ones, of fewer rows, whose place they take.
 
-    Args:
-        out: the name.
-        layout: which files.
-        journal: what is in them; notes that it has begun.
-        old: files of fewer rows.
-
-    Raises:
-        OptionError: there is something else of this name meanwhile.
+    Raises an OptionError where there is something else of this name meanwhile.
     """
     numbers = list(_files_with_rows(layout, journal.blocks))
     paths = [shard_path(out, place, len(numbers)) for place in range(len(numbers))]

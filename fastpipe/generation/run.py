@@ -390,16 +390,13 @@ class Run:
 
     def _all_made(self, job: Job, folder: Folder, journal: Journal, old: Sequence[Path]) -> Generated:
         layout, made = layout_of(job, folder.folder), 0
-        writer = Writer(layout)
-        try:
-            if not journal.is_naming:
-                self._check_stored(journal, layout, writer)
-                folder.tidy(journal.blocks)
-                self._take_over(job, journal, writer, old)
-                made = self._make(job, journal, layout, writer)
-                finish(job, layout, journal.blocks, writer, self._report.step)
-        finally:
-            writer.close()
+        if not journal.is_naming:
+            writer = Writer(layout)
+            self._check_stored(journal, layout)
+            folder.tidy(journal.blocks)
+            self._take_over(job, journal, writer, old)
+            made = self._make(job, journal, layout, writer)
+            finish(job, layout, journal.blocks, self._report.step)
         with opened_folder(self._options.out) as here:
             paths = name_files(self._options.out, replace(layout, folder=Path(here)), journal, old)
         failed = tuple(sorted(pair for one in journal.blocks for pair in one.failed))
@@ -413,7 +410,7 @@ class Run:
             self._report.say(text, logging.WARNING)
         return Generated(tuple(paths), job.rows - len(failed), failed, nan_rows, made)
 
-    def _check_stored(self, journal: Journal, layout: Layout, writer: Writer) -> None:
+    def _check_stored(self, journal: Journal, layout: Layout) -> None:
         """Check what was made before."""
         if not journal.blocks:
             return
@@ -421,7 +418,7 @@ class Run:
             text = f"{journal.damaged:,} lines of the journal are damaged; the rows of these are made again"
             self._report.say(text, logging.WARNING)
         self._report.step("reading what is there")
-        if lost := damaged(journal.blocks, layout, writer):
+        if lost := damaged(journal.blocks, layout):
             journal.drop(lost)
             text = f"{_rows_of(lost):,} rows are not as they were noted, and are made again"
             self._report.say(text, logging.WARNING)

@@ -20,16 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.core.files import UNFINISHED, is_tight, open_regular, retrying_open, sync_folder, write_whole
+from fastpipe.core.files import UNFINISHED, open_regular, retrying_open, sync_folder, write_whole
 from fastpipe.generation.rows import Block
 
-__all__ = [
-    "JOURNAL", "Journal", "Layout", "Region", "Spooled", "Stored", "Writer", "bytes_of", "data_file",
-    "described", "ragged_crcs", "replace_file", "write_all",
-]  # fmt: skip
-
 JOURNAL = "journal"
-_MOST_OPEN = 64  # files, of which there may be thousands
 _MOST_NOTED = 20  # rows with NaN of a block, by number
 
 
@@ -51,6 +45,16 @@ def write_all(descriptor: int, view: memoryview, offset: int) -> None:
     done = 0
     while done < len(view):
         done += os.pwrite(descriptor, view[done:], offset + done)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """Give the descriptor of a file, which is made if it is missing."""
+    descriptor = retrying_open(open_regular, path, os.O_RDWR | os.O_CREAT)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -141,14 +145,11 @@ class Stored:
 
     def as_json(self) -> dict[str, Any]:
         """For the journal."""
-        found: dict[str, Any] = {"rows": [self.first, self.last], "crcs": self.crcs, "nbytes": self.nbytes}
-        if self.spooled:
-            found["spooled"] = self.spooled
-        if self.failed:
-            found["failed"] = self.failed
+        found = {"spooled": self.spooled, "failed": self.failed}
         if self.with_nan:
-            found["nan"] = [self.with_nan, self.first_with_nan]
-        return found
+            found["nan"] = (self.with_nan, self.first_with_nan)
+        always = {"rows": (self.first, self.last), "crcs": self.crcs, "nbytes": self.nbytes}
+        return {**always, **{name: value for name, value in found.items() if value}}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Stored:
@@ -162,14 +163,6 @@ class Stored:
         )  # fmt: skip
 
 
-def ragged_crcs(block: Block) -> tuple[int, ...]:
-    """Return the checksums of a block's ragged columns, as they are in a spool."""
-    return tuple(
-        zlib.crc32(bytes_of(flat), zlib.crc32(bytes_of(lengths)))
-        for lengths, flat in zip(block.lengths, block.flat, strict=True)
-    )
-
-
 def described(block: Block, spooled: tuple[Spooled, ...] = ()) -> Stored:
     """Return what the journal says of a block."""
     with_nan = block.rows_with_nan()
@@ -180,84 +173,44 @@ def described(block: Block, spooled: tuple[Spooled, ...] = ()) -> Stored:
     )  # fmt: skip
 
 
-@dataclass
-class _Open:
-    """An open file, and how many use it just now."""
-
-    descriptor: int
-    users: int = 0
-
-
 class Writer:
     """Writes blocks into place.  Safe between threads; processes have one each, with a spool of its own."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout, self._lock = layout, threading.Lock()
-        self._files: dict[str, _Open] = {}  # the one that was used last is the last
-        self._spool, self._spool_end = "", 0
-        self._synced: set[str] = set()  # names
+        self._spool, self._spool_end = f"{secrets.token_hex(4)}.spool", 0
+        self._synced: set[Path] = set()
 
     def put(self, block: Block) -> Stored:
-        """Write a block.
-
-        Raises:
-            OSError: the disk is full, for instance.
-        """
+        """Write a block; raises an OSError where the disk is full, for instance."""
         for number, rows, at in self._layout.pieces(block.first, block.last):
-            with self.file(data_file(self._layout.folder, number).name) as descriptor:
+            with opened(data_file(self._layout.folder, number)) as descriptor:
                 for array, region in zip(block.fixed, self._layout.regions[number], strict=True):
                     some = array[rows.start - block.first : rows.stop - block.first]
                     write_all(descriptor, bytes_of(some), region.begin + at * region.row_nbytes)
         spooled = [self._put_ragged(*one) for one in zip(block.lengths, block.flat, strict=True)]
         return described(block, tuple(spooled))
 
-    @contextmanager
-    def file(self, name: str) -> Iterator[int]:
-        """Give the descriptor of a file of the folder, which is made if it is missing."""
-        with self._lock:
-            one, too_many = self._files.pop(name, None), 0
-            if one is None:
-                one = _Open(retrying_open(open_regular, self._layout.folder / name, os.O_RDWR | os.O_CREAT))
-                too_many = 1 if is_tight(one.descriptor) else max(len(self._files) + 1 - _MOST_OPEN, 0)
-            self._files[name] = one
-            one.users += 1
-            idle = [key for key, other in self._files.items() if not other.users]
-            for key in idle[:too_many]:
-                os.close(self._files.pop(key).descriptor)
-        try:
-            yield one.descriptor
-        finally:
-            with self._lock:
-                one.users -= 1
-
     def sync(self, blocks: Sequence[Stored]) -> None:
         """Wait until blocks are on the disk, whichever process has written them."""
-        names = {spooled.file for one in blocks for spooled in one.spooled}
+        folder = self._layout.folder
+        paths = {folder / spooled.file for one in blocks for spooled in one.spooled}
         for one in blocks:
-            pieces = self._layout.pieces(one.first, one.last)
-            names |= {data_file(self._layout.folder, number).name for number, _, _ in pieces}
-        for name in sorted(names):
-            with self.file(name) as descriptor:
+            paths |= {data_file(folder, piece[0]) for piece in self._layout.pieces(one.first, one.last)}
+        for path in sorted(paths):
+            with opened(path) as descriptor:
                 os.fsync(descriptor)
-        if not names <= self._synced:
-            sync_folder(self._layout.folder)
-            self._synced |= names
-
-    def close(self) -> None:
-        """Close the files."""
-        with self._lock:
-            files, self._files = self._files, {}
-        for one in files.values():
-            os.close(one.descriptor)
+        if not paths <= self._synced:
+            sync_folder(folder)
+            self._synced |= paths
 
     def _put_ragged(self, lengths: npt.NDArray[np.int64], flat: npt.NDArray[Any]) -> Spooled:
         views = [bytes_of(lengths), bytes_of(flat)]
         nbytes, crc = sum(map(len, views)), 0
         with self._lock:
-            self._spool = self._spool or f"{secrets.token_hex(4)}.spool"
             begin, self._spool_end = self._spool_end, self._spool_end + nbytes
         at = begin
-        with self.file(self._spool) as descriptor:
+        with opened(self._layout.folder / self._spool) as descriptor:
             for view in views:
                 write_all(descriptor, view, at)
                 at, crc = at + len(view), zlib.crc32(view, crc)
