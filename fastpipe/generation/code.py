@@ -1,9 +1,9 @@
 """Versions of code: what a result depends on besides arguments, and digests of values.
 
 The code of a function counts, and all of the user's that it names: functions, classes, constants, modules.
-Each of these is a *part* with a digest of its own, so that a difference can be named.  Code counts as the syntax
-tree of its source without docstrings, if that compiles to what runs; else as the instructions that Python runs.
-Packages and Python count by their versions.
+Each of these is a *part* with a digest of its own, so that a difference can be named.  Code counts as the
+syntax tree of its source without docstrings, if that compiles to what runs; else as the instructions that
+Python runs.  Packages and Python count by their versions.
 """
 
 from __future__ import annotations
@@ -589,11 +589,8 @@ def joined(*parts: bytes | memoryview) -> bytes:
 class ValueDigests:
     """Digests of values: equal ones have the same in every process.
 
-    Arrays, tables and tensors count by their values, functions and classes by their code, other objects by
-    what pickle would take of them.  The order of a dict counts, as a function may go through it.
-
-    Args:
-        code: words for a function or a class, which are the same in every process.
+    Arrays, tables and tensors count by their values, functions and classes by what ``code`` says of them, other
+    objects by what pickle would take of them.  The order of a dict counts, as a function may go through it.
 
     >>> values = ValueDigests(lambda thing: thing.__qualname__)
     >>> values.hex([1, (2.0, "x")]) == values.hex([1, (2.0, "x")]) != values.hex([1, (2, "x")])
@@ -607,11 +604,7 @@ class ValueDigests:
         self._highest = 0  # the least depth to which an object in the present one refers
 
     def hex(self, value: object) -> str:
-        """Return the digest of a value.
-
-        Raises:
-            DigestError: there is none.
-        """
+        """Return the digest of a value; raises a DigestError if there is none."""
         self._highest = 0
         try:
             return self._of(value).hex()

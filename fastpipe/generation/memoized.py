@@ -312,7 +312,7 @@ def _code(thing: Any) -> str:
 
 
 def _paths(value: Any, seen: set[int]) -> Iterator[str]:
-    """The files and folders that a value names, which are there if it is a string; "/" and "." are no paths."""
+    """The files and folders that a value names; a string does if it is there, but for "/", "." and the like."""
     if isinstance(value, os.PathLike):
         yield os.fsdecode(value)
     elif isinstance(value, str):

@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fastpipe.generation.columns import Columns
-from fastpipe.generation.estimate import Probe, ProbeReport
-from fastpipe.generation.progress import Report
+from fastpipe.generation.estimate import ProbeReport, look
 from fastpipe.generation.rows import Policy
 from fastpipe.generation.run import Generated, Options, Run, first_row
+from fastpipe.generation.schedule import Report
 from fastpipe.generation.workers import Kind
-
-__all__ = ["generate", "probe"]
 
 
 def generate(
@@ -135,4 +133,4 @@ def probe(
     options = Options(fn, n, Path(out), seed, workers, executor, columns, seeds_globals=seed_globals)
     first = first_row(options)
     task, are_threads = options.task(first.schema, first.batch_rows), executor == "threads"
-    return Probe(task, n, first.row_nbytes, options.most_workers, are_threads, options.out).run()
+    return look(task, n, first.row_nbytes, options.most_workers, are_threads, options.out)

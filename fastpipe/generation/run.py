@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -27,17 +27,13 @@ from fastpipe.core.text import in_bytes
 from fastpipe.errors import FastpipeError, GenerationError, MissingDependencyError, OptionError, WorkerError
 from fastpipe.generation.code import code_name, code_version
 from fastpipe.generation.columns import Columns, SampleError, Schema, declared
-from fastpipe.generation.estimate import Probe, ProbeReport
+from fastpipe.generation.estimate import look
 from fastpipe.generation.files import LEFT_OUT, OldRows, damaged, finish, layout_of, name_files
 from fastpipe.generation.job import Finished, Folder, Job, differences, paths_of, versions
-from fastpipe.generation.progress import Report
-from fastpipe.generation.rows import FAILURES, Maker, Policy, Task
-from fastpipe.generation.schedule import Interrupts, Missing, Schedule
+from fastpipe.generation.rows import FAILURES, Failure, Maker, Policy, Task
+from fastpipe.generation.schedule import Interrupts, Missing, Report, Schedule
 from fastpipe.generation.storage import Journal, Layout, Stored, Writer
 from fastpipe.generation.workers import Cluster, Kind, OneThreadEach, Processes, ThisThread, Threads, Workers
-
-__all__ = ["First", "Generated", "Options", "Run", "first_row"]
-
 
 # ---- options ----------------------------------------------------------------------------------------
 
@@ -63,17 +59,16 @@ class Options:
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise OptionError(f"fn= is a function fn(index, rng), got {type(self.function).__name__}")
+        workers = None if self.workers == "auto" else self.workers
         for name, value, least in (
             ("n", self.rows, 1), ("seed", self.seed, 0), ("chunk_rows", self.chunk_rows, 1),
-            ("max_bytes", self.max_bytes, 1),
-            ("workers", None if self.workers == "auto" else self.workers, 0),
+            ("max_bytes", self.max_bytes, 1), ("workers", workers, 0),
         ):  # fmt: skip
             if value is not None and (not isinstance(value, int) or value < least):
                 raise OptionError(f"{name}= is a whole number from {least}, got {value!r}")
         if self.policy not in get_args(Policy):
             raise OptionError(f"bad_samples= is one of {get_args(Policy)}, got {self.policy!r}")
-        is_named = self.executor in (None, *get_args(Kind))
-        if not is_named and not callable(getattr(self.executor, "submit", None)):
+        if self.executor not in (None, *get_args(Kind)) and not hasattr(self.executor, "submit"):
             raise OptionError(
                 "executor= is 'processes', 'threads', or a concurrent.futures.Executor, got "
                 f"{self.executor!r}"
@@ -93,7 +88,6 @@ class Options:
 
     @property
     def most_workers(self) -> int:
-        """How many workers there may be."""
         if self.workers != "auto":
             return self.workers
         return 0 if self.executor != "threads" and why_no_processes() else default_threads()
@@ -146,11 +140,10 @@ def first_row(options: Options) -> First:
             except (OptionError, MissingDependencyError):
                 raise
             except FAILURES as error:
-                if options.policy == "raise" or isinstance(error, (MemoryError, ImportError)):
-                    raise GenerationError(
-                        f"row {index} failed: {type(error).__name__}: {error}", index=index
-                    ) from error
-                continue
+                failure = Failure.of(index, error)
+                if options.policy != "raise" and not failure.is_final:
+                    continue
+                raise GenerationError(f"row {index} failed: {failure.error}", index=index) from error
             row_s = time.perf_counter() - begun
             row_nbytes = schema.row_nbytes(sample)
             if not callable(getattr(options.function, "batch", None)):
@@ -193,8 +186,7 @@ def _check_batch(options: Options, schema: Schema, index: int, first: list[Any],
         return row_s
     for at, alone in ((0, first), (len(rows) - 1, schema.arrays(maker.sample(rows[-1])))):
         for column, values, value in zip(schema.columns, made, alone, strict=True):
-            one = np.asarray(values[at])
-            if one.shape != value.shape or not _equal(one, value):
+            if not _equal(np.asarray(values[at]), value):
                 raise OptionError(
                     f"fn.batch makes other rows than fn: {column.name!r} of row {rows[at]} differs. Draw "
                     "numbers with the methods of the rng that batch is given, in the order of fn's"
@@ -203,7 +195,7 @@ def _check_batch(options: Options, schema: Schema, index: int, first: list[Any],
 
 
 def _equal(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
-    if one.dtype.kind in "fc":
+    if one.shape == other.shape and one.dtype.kind in "fc":
         return np.allclose(one, other, _TOLERANCE, _TOLERANCE, equal_nan=True)
     return bool(np.array_equal(one, other))
 
@@ -262,9 +254,7 @@ class Run:
         out = self._options.out
         if not folder_of(out).exists() and (there := self._there(Finished.at(out))) is not None:
             return there
-        with Folder(out) as folder, ExitStack() as stack:
-            journal = Journal(folder.folder)
-            stack.callback(journal.close)
+        with Folder(out) as folder, closing(Journal(folder.folder)) as journal:
             is_begun = bool(journal.blocks) or journal.is_naming  # else there is nothing that could be lost
             if not self._options.resume or not is_begun:
                 finished = Finished.at(out)  # no other process can have made them from here on
@@ -279,7 +269,13 @@ class Run:
                     folder.remove()  # nothing is lost with it
                     raise
             job = self._checked_journal(journal)
-            made = self._made(job, folder, journal)
+            try:
+                made = self._made(job, folder, journal)
+            except (KeyboardInterrupt, OSError, GenerationError) as error:
+                found = self._explained(error, journal.blocks, job)
+                if isinstance(error, KeyboardInterrupt):
+                    self._report.say(str(found), logging.WARNING)
+                raise found from found.__cause__
             folder.remove()
         if job.rows < self._options.rows:  # what was begun is finished; what is asked for is more
             more = self.run()
@@ -331,25 +327,19 @@ class Run:
     def _checked_journal(self, journal: Journal) -> Job:
         """The job of a journal, if it is the same, of no more rows."""
         folder, rows = folder_of(self._options.out), self._options.rows
-        removed = f"which removes {_rows_of(journal.blocks):,} rows"
+        anew = f"egin anew with resume=False, which removes {_rows_of(journal.blocks):,} rows"
         if journal.job is None:
-            raise GenerationError(
-                f"{folder} is of a job, and its journal, which says of which, is damaged. Begin anew with "
-                f"resume=False, {removed}"
-            )
-        remedy = (
-            f"Go on with the arguments that it was begun with; or begin anew with resume=False, {removed}"
-        )
+            text = "is of a job, and its journal, which says of which, is damaged"
+            raise GenerationError(f"{folder} {text}. B{anew}")
         job = Job.from_json(journal.job)
-        if found := self._differences(job):
-            remedy += _ACCEPT if job.code != self._code.digest else ""
+        found = self._differences(job)
+        if not found and job.rows > rows:
+            found = [f"it is of {job.rows:,} rows, and n={rows:,} is less"]
+        if found:
+            accept = _ACCEPT if job.code != self._code.digest else ""
             raise GenerationError(
-                f"{folder} is of a job that was not finished, and {', '.join(found)}. {remedy}"
-            )
-        if job.rows > rows:
-            raise GenerationError(
-                f"{folder} is of a job of {job.rows:,} rows that was not finished, and n={rows:,} is less. "
-                f"{remedy}"
+                f"{folder} is of a job that was not finished, and {', '.join(found)}. Go on with the arguments "
+                f"that it was begun with; or b{anew}{accept}"
             )
         return replace(job, code=self._code.digest, parts=self._code.parts)
 
@@ -371,24 +361,11 @@ class Run:
 
     def _made(self, job: Job, folder: Folder, journal: Journal) -> Generated:
         """Make the missing rows of a job, and the files of them."""
-        try:
-            return self._all_made(job, folder, journal, self._old(job, journal))
-        except (KeyboardInterrupt, OSError, GenerationError) as error:
-            found = self._explained(error, journal.blocks, job)
-            if isinstance(error, KeyboardInterrupt):
-                self._report.say(str(found), logging.WARNING)
-            raise found from found.__cause__
-
-    def _old(self, job: Job, journal: Journal) -> tuple[Path, ...]:
-        """The files whose rows a job takes over, and whose place its own take."""
-        if not job.extends:
-            return ()
-        if journal.is_naming:  # some of them may be of this job already
-            return paths_of(self._options.out)
-        finished = Finished.at(self._options.out)
-        return finished.paths if finished else ()
-
-    def _all_made(self, job: Job, folder: Folder, journal: Journal, old: Sequence[Path]) -> Generated:
+        old: Sequence[Path] = ()  # files whose rows a job takes over, and whose place its own take
+        if job.extends and journal.is_naming:  # some of them may be of this job already
+            old = paths_of(self._options.out)
+        elif job.extends and (finished := Finished.at(self._options.out)) is not None:
+            old = finished.paths
         layout, made = layout_of(job, folder.folder), 0
         if not journal.is_naming:
             writer = Writer(layout)
@@ -431,14 +408,11 @@ class Run:
         align = max(job.batch_rows, 1)
         missing = Missing(job.extends // align * align, _noted(journal), align)
         row_nbytes = sum(path.stat().st_size for path in old) // max(job.extends, 1)
-        rows = OldRows(old, job.schema)
-        try:
+        with closing(OldRows(old, job.schema)) as rows:
             while (block := missing.take(max(1, _COPIED_NBYTES // max(row_nbytes, 1)))) is not None:
                 stored = writer.put(rows.block(*block))
                 writer.sync([stored])
                 journal.add([stored])
-        finally:
-            rows.close()
 
     def _make(self, job: Job, journal: Journal, layout: Layout, writer: Writer) -> int:
         """Make the missing rows; return how many these are."""
@@ -449,10 +423,8 @@ class Run:
         workers = self._workers(self._options.task(job.schema, job.batch_rows), layout, writer, count)
         with workers, Interrupts(is_here=isinstance(workers, ThisThread)) as interrupts:
             self._report.begin(job.rows - count)
-            schedule = Schedule(workers, missing, journal, writer, self._report, interrupts)
-            if self._first is not None:
-                schedule.expect(self._first.row_s, self._first.row_nbytes)
-            schedule.run()
+            expected = (self._first.row_s, self._first.row_nbytes) if self._first else None
+            Schedule(workers, missing, journal, writer, self._report, interrupts, expected).run()
         return count
 
     def _workers(self, task: Task, layout: Layout, writer: Writer, rows: int) -> Workers:
@@ -464,11 +436,15 @@ class Run:
         seconds = self._first.row_s * rows if self._first else math.inf
         if count == 0 or (options.workers == "auto" and seconds < _SHORT_S):
             return ThisThread(task, writer)
+        are_threads = options.executor == "threads"
         if self._first and options.probe and seconds / count > _PROBED_S:
-            found = self._probed(task, rows, self._first.row_nbytes, count)
-            if options.workers == "auto" and found is not None and not found.best_workers:
-                return ThisThread(task, writer)
-        if options.executor == "threads":
+            with suppress(WorkerError, OSError):  # of a worker that died or cannot start, as is found later
+                found = look(task, rows, self._first.row_nbytes, count, are_threads, options.out)
+                for line in found.lines():
+                    self._report.say(line)
+                if options.workers == "auto" and not found.best_workers:
+                    return ThisThread(task, writer)
+        if are_threads:
             return Threads(task, writer, count)
         try:
             return Processes(task, layout, count)
@@ -478,17 +454,6 @@ class Run:
             text = f"no worker processes can be started ({error}): this one makes the rows"
             self._report.say(text, logging.WARNING)
             return ThisThread(task, writer)
-
-    def _probed(self, task: Task, rows: int, row_nbytes: int, workers: int) -> ProbeReport | None:
-        """Look, and say what was seen; None where a worker died or cannot start, as both are found later."""
-        are_threads = self._options.executor == "threads"
-        try:
-            found = Probe(task, rows, row_nbytes, workers, are_threads, self._options.out).run()
-        except (WorkerError, OSError):
-            return None
-        for line in found.lines():
-            self._report.say(line)
-        return found
 
     def _explained(self, error: BaseException, blocks: Sequence[Stored], job: Job) -> BaseException:
         """An error that says what is kept, and how to go on."""

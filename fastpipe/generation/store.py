@@ -273,9 +273,9 @@ def _pickled(value: object) -> list[Bytes]:
 
 # ---- values of which nothing is run when they are loaded -----------------------------------------------
 #
-# In pickle's notation, of which only that of Python's own values is used: it names no class and no function, and
-# the reader refuses one that does.  What is no value of Python's is a description of plain values, which `_Reader`
-# knows: an array has the number of the blob with its bytes.
+# In pickle's notation, of which only that of Python's own values is used: it names no class and no function,
+# and the reader refuses one that does.  What is no value of Python's is a description of plain values, which
+# `_Reader` knows: an array has the number of the blob with its bytes.
 
 _OWN = {type(None), bool, int, float, str, bytes, bytearray, list, tuple, set, frozenset, dict}
 
