@@ -19,14 +19,13 @@ import importlib.util
 import inspect
 import itertools
 import linecache
-import marshal
 import os
-import struct
+import pickle
 import sys
 import sysconfig
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Literal
@@ -240,20 +239,14 @@ _FUNCTIONS = types.FunctionType, staticmethod, classmethod, property
 
 
 class _Walk:
-    """Collects the parts of a function.
-
-    Attributes:
-        parts: as of `CodeVersion`.
-    """
+    """Collects the parts of a function."""
 
     def __init__(self) -> None:
         self.parts = {"python": f"package:{sys.version_info.major}.{sys.version_info.minor}"}
         self._names: dict[int, tuple[object, str]] = {}
         self._written: dict[int, frozenset[str]] = {}
-        self._todo: list[
-            tuple[Any, str, str, bool]
-        ] = []  # functions and classes: name, kind, with decorators
-        self._values = ValueDigests(self._code)
+        # Functions and classes: name, kind, and whether decorators count.
+        self._todo: list[tuple[Any, str, str, bool]] = []
 
     def run(self, fn: Any) -> str:
         """Words for the function itself; all parts are complete afterwards."""
@@ -271,14 +264,7 @@ class _Walk:
         return "; ".join(words)
 
     def _mention(self, thing: Any, place: str, *, kind: str = "helper", decorators: bool = False) -> str:
-        """Words for what code names; "" if it does not count.
-
-        Args:
-            thing: a function, a value …
-            place: the name of a value that is found there.
-            kind: the kind of a function, in messages.
-            decorators: whether a function's decorators count.
-        """
+        """Words for what code names, a value of it by the name ``place``; "" if it does not count."""
         if isinstance(thing, types.FunctionType | type):
             return self._code(thing, kind=kind, decorators=decorators)
         if isinstance(thing, types.ModuleType):
@@ -311,7 +297,7 @@ class _Walk:
     def _value(self, value: Any, place: str) -> str:
         """Add a constant, a default, or what else is no code."""
         try:
-            words = self._values.hex(value)
+            words = value_digest(value, self._code)
         except DigestError:
             words = self._code(type(value))
         kind = "value" if place.endswith("]") else "constant"
@@ -558,19 +544,7 @@ def _distributions() -> Any:
 # joblib.hash will not do: equal values have several of its hashes if parts of them are one object, those of a
 # tensor depend on its address, and code counts by its name.
 
-_NUMBERS = {bool, int, float, complex, type(None)}
-_double = struct.Struct(">d").pack
-_SCALARS: dict[type, Callable[[Any], bytes]] = {
-    type(None): lambda value: b"",
-    type(...): lambda value: b"",
-    bool: lambda value: b"1" if value else b"0",
-    int: lambda value: hex(value).encode(),
-    float: _double,
-    complex: lambda value: _double(value.real) + _double(value.imag),
-    str: lambda value: value.encode("utf-8", "surrogatepass"),
-    bytes: bytes,
-    bytearray: bytes,
-}
+_OWN = {type(None), bool, int, float, str, bytes, bytearray, list, tuple, dict}  # as pickle writes them
 
 
 class DigestError(TypeError):
@@ -586,114 +560,105 @@ def joined(*parts: bytes | memoryview) -> bytes:
     return made.digest()
 
 
-class ValueDigests:
-    """Digests of values: equal ones have the same in every process.
+def value_digest(value: object, code: Callable[[Any], str]) -> str:
+    """Return a digest: equal values have the same in every process.
 
-    Arrays, tables and tensors count by their values, functions and classes by what ``code`` says of them, other
-    objects by what pickle would take of them.  The order of a dict counts, as a function may go through it.
+    Arrays, tables and tensors count by their values, functions and classes by what ``code`` says of them,
+    other objects by what pickle would take of them.  The order of a dict counts, as a function may go through
+    it.  Raises a DigestError if there is none.
 
-    >>> values = ValueDigests(lambda thing: thing.__qualname__)
-    >>> values.hex([1, (2.0, "x")]) == values.hex([1, (2.0, "x")]) != values.hex([1, (2, "x")])
+    >>> one, other = (value_digest([1, (number, "x")], lambda thing: thing.__qualname__) for number in (2.0, 2))
+    >>> one == value_digest([1, (2.0, "x")], lambda thing: thing.__qualname__) != other
     True
     """
-
-    def __init__(self, code: Callable[[Any], str]) -> None:
-        self._code = code
-        self._path: dict[int, int] = {}  # of the objects around the present one, their depths
-        self._known: dict[int, tuple[object, bytes]] = {}  # with the object, whose id is another's otherwise
-        self._highest = 0  # the least depth to which an object in the present one refers
-
-    def hex(self, value: object) -> str:
-        """Return the digest of a value; raises a DigestError if there is none."""
-        self._highest = 0
+    try:
         try:
-            return self._of(value).hex()
-        except (DigestError, MemoryError):
-            raise
-        except RecursionError:
-            raise DigestError("it is nested too deep") from None
-        except Exception as error:  # of code of the user's or of a package's
-            raise DigestError(f"{type(error).__name__}: {error}") from error
-        finally:
-            self._path.clear()
+            return _pickled_digest(value, code, is_fast=True)
+        except (ValueError, RecursionError):  # it holds itself: which of its parts are one object counts then
+            return _pickled_digest(value, code, is_fast=False)
+    except (DigestError, MemoryError):
+        raise
+    except RecursionError:
+        raise DigestError("it is nested too deep") from None
+    except Exception as error:  # of code of the user's or of a package's
+        raise DigestError(f"{type(error).__name__}: {error}") from error
 
-    def _of(self, value: Any) -> bytes:
-        scalar = _SCALARS.get(type(value))
-        if scalar is not None:
-            return joined(type(value).__name__.encode(), scalar(value))
-        if isinstance(value, type | types.FunctionType):
-            return joined(b"code", self._code(value).encode())
-        key, depth = id(value), len(self._path)
-        if key in self._known:
-            return self._known[key][1]
-        if key in self._path:
-            self._highest = min(self._highest, self._path[key])
-            return joined(b"around", str(depth - self._path[key]).encode())
-        self._path[key] = depth
-        outer, self._highest = self._highest, depth
-        made = self._of_parts(value)
-        del self._path[key]
-        if self._highest >= depth:  # else it counts by where it is in what is around it
-            self._known[key] = value, made
-        self._highest = min(outer, self._highest)
-        return made
 
-    def _of_parts(self, value: Any) -> bytes:
+def _pickled_digest(value: object, code: Callable[[Any], str], *, is_fast: bool) -> str:
+    made = hashlib.blake2b(digest_size=32)
+    pickler = _Pickler(types.SimpleNamespace(write=made.update), code)
+    pickler.fast = is_fast  # without notes of which parts are one object
+    pickler.dump(value)
+    return made.hexdigest()
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: Any, code: Callable[[Any], str]) -> None:
+        super().__init__(file, protocol=4)
+        self._code = code
+
+    def persistent_id(self, value: Any) -> Any:
+        """A description of what does not count as pickle has it."""
         kind = type(value)
-        if kind in (list, tuple):
-            tag = kind.__name__.encode()
-            if value and set(map(type, value)) <= _NUMBERS:
-                # Version 2 writes values only; later ones note which are the same object.
-                return joined(tag, marshal.dumps(value, 2))
-            return joined(tag, b"", *map(self._of, value))
-        if kind is dict:
-            return joined(b"dict", *(self._of(part) for pair in value.items() for part in pair))
+        if kind in _OWN:
+            return None
+        if isinstance(value, type | types.FunctionType):
+            return "code", self._code(value)
         if kind in (set, frozenset):
-            return joined(kind.__name__.encode(), *sorted(map(self._of, value)))
-        if kind in (np.ndarray, np.memmap):
-            return self._of_array(np.asarray(value))
-        if isinstance(value, np.generic):
-            return joined(b"scalar", kind.__name__.encode(), self._of_array(np.asarray(value)))
+            return kind.__name__, sorted(value_digest(one, self._code) for one in value)
+        if kind in (np.ndarray, np.memmap) or isinstance(value, np.generic):
+            return kind.__name__.replace("memmap", "ndarray"), *self._of_array(np.asarray(value))
         if isinstance(value, os.PathLike):
-            return joined(b"path", self._of(os.fspath(value)))
+            return "path", os.fspath(value)
         if isinstance(value, types.ModuleType):
-            return joined(b"module", value.__name__.encode())
-        return self._of_table(value) or self._of_tensor(value) or self._of_object(value)
+            return "module", value.__name__
+        return self._of_table(value) or self._of_tensor(value)
 
-    def _of_array(self, array: npt.NDArray[Any]) -> bytes:
+    def reducer_override(self, value: Any) -> Any:
+        """What pickle takes of any other object; in which order attributes were set does not count."""
+        if any(one.__name__ == "KerasSaveable" for one in type(value).__mro__):
+            raise DigestError(
+                "Keras writes the time into what it makes of a model; its get_weights() can be told"
+            )
+        reduce = copyreg.dispatch_table.get(type(value))
+        reduced: Any = reduce(value) if reduce is not None else value.__reduce_ex__(4)
+        if isinstance(reduced, str):
+            return tuple, (("global", str(getattr(value, "__module__", "")), reduced),)
+        function, arguments, state, *more = (*reduced, None)[: max(len(reduced), 3)]
+        has_slots = isinstance(state, tuple) and len(state) == 2
+        state = tuple(map(_ordered, state)) if has_slots else _ordered(state)
+        return function, arguments, state, *more
+
+    def _of_array(self, array: npt.NDArray[Any]) -> tuple[Any, ...]:
         dtype = array.dtype
-        tag = joined(b"array", repr((dtype.name, dtype.str, array.shape)).encode())
+        words = dtype.name, dtype.str, array.shape
         if dtype.names is not None:  # between the fields may be anything
-            fields = (joined(name.encode(), self._of_array(array[name])) for name in dtype.names)
-            return joined(tag, *fields)
+            return *words, [(name, array[name]) for name in dtype.names]
         if dtype.hasobject or dtype.kind == "T":
-            return joined(tag, *map(self._of, array.reshape(-1).tolist()))
-        if not array.nbytes:
-            return tag
-        as_bytes = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            return *words, array.reshape(-1).tolist()
+        as_bytes: Any = np.ascontiguousarray(array).reshape(-1)
+        as_bytes = as_bytes.view(np.uint8) if array.nbytes else as_bytes[:0]
         if dtype.char in "gG" and np.finfo(dtype).nmant == 63:  # 80 bits, of 128 that it takes
             as_bytes = as_bytes.reshape(-1, 16)[:, :10].reshape(-1)
-        return joined(tag, as_bytes.data)
+        return *words, joined(as_bytes.data if array.nbytes else b"")
 
-    def _of_table(self, value: Any) -> bytes | None:
+    def _of_table(self, value: Any) -> Any:
         """Of pandas' tables the values: how they lie in memory is another matter."""
         pandas = sys.modules.get("pandas")
         if pandas is None or not isinstance(value, pandas.Index | pandas.Series | pandas.DataFrame):
             return None
         if isinstance(value, pandas.DataFrame):
-            columns = (self._of(value.iloc[:, place]) for place in range(value.shape[1]))
-            return joined(b"frame", self._of(value.columns), self._of(value.index), *columns)
-        names = self._of(list(value.names) if isinstance(value, pandas.Index) else value.name)
-        index = self._of(value.index) if isinstance(value, pandas.Series) else b""
-        if isinstance(value.dtype, np.dtype) and not value.dtype.hasobject:
-            values = self._of_array(value.to_numpy())
-        else:
-            values = self._of(value.tolist())
+            return "frame", value.columns, value.index, [value.iloc[:, at] for at in range(value.shape[1])]
+        is_plain = isinstance(value.dtype, np.dtype) and not value.dtype.hasobject
+        values = value.to_numpy() if is_plain else value.tolist()
+        names, index = (
+            (list(value.names), None) if isinstance(value, pandas.Index) else (value.name, value.index)
+        )
         categories = getattr(value.dtype, "categories", None)
-        more = b"" if categories is None else self._of((categories.tolist(), value.dtype.ordered))
-        return joined(b"column", str(value.dtype).encode(), names, index, values, more)
+        more = None if categories is None else (categories.tolist(), value.dtype.ordered)
+        return "column", str(value.dtype), names, index, values, more
 
-    def _of_tensor(self, value: Any) -> bytes | None:
+    def _of_tensor(self, value: Any) -> Any:
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(value, torch.Tensor):
             return None
@@ -702,29 +667,10 @@ class ValueDigests:
         plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
         tag = type(value).__name__, str(value.dtype), tuple(value.shape), value.requires_grad
         values = memoryview(plain.view(torch.uint8).numpy()) if plain.numel() else b""
-        return joined(b"tensor", repr((*tag, value.device.type)).encode(), values)
+        return "tensor", *tag, value.device.type, joined(values)
 
-    def _of_object(self, value: Any) -> bytes:
-        """Of any other object, what pickle would take of it."""
-        if any(one.__name__ == "KerasSaveable" for one in type(value).__mro__):
-            raise DigestError(
-                "Keras writes the time into what it makes of a model; its get_weights() can be told"
-            )
-        reduce = copyreg.dispatch_table.get(type(value))
-        reduced: Any = reduce(value) if reduce is not None else value.__reduce_ex__(4)
-        if isinstance(reduced, str):
-            return joined(b"global", str(getattr(value, "__module__", "")).encode(), reduced.encode())
-        function, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
-        parts = [self._of(function), self._of(arguments), self._of_state(state)]
-        parts += [self._of(list(part)) if part is not None else b"" for part in (items, pairs)]
-        return joined(b"object", *parts)
 
-    def _of_state(self, state: Any) -> bytes:
-        if isinstance(state, tuple) and len(state) == 2:  # of a class with slots
-            return joined(b"slots", *map(self._of_state, state))
-        if type(state) is dict:  # in which order attributes were set does not count
-            return joined(b"state", *sorted(self._pairs(state.items())))
-        return self._of(state)
-
-    def _pairs(self, items: Iterable[tuple[Any, Any]]) -> Iterable[bytes]:
-        return (joined(self._of(name), self._of(value)) for name, value in items)
+def _ordered(state: Any) -> Any:
+    if type(state) is not dict:
+        return state
+    return dict(sorted(state.items(), key=lambda item: str(item[0])))

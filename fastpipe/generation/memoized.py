@@ -21,12 +21,12 @@ from fastpipe.core.private_folder import PrivateFolder
 from fastpipe.errors import CacheError, OptionError
 from fastpipe.generation.code import (
     DigestError,
-    ValueDigests,
     changed,
     code_name,
     code_version,
     joined,
     origin_of_module,
+    value_digest,
 )
 from fastpipe.generation.store import (
     FORMAT,
@@ -288,10 +288,10 @@ def _digests(
 
     ``own``, device and inode of the folder of entries, does not count where it is below another folder.
     """
-    values, digests, data = ValueDigests(_code), {}, {}
+    digests, data = {}, {}
     for argument, value in arguments.items():
         try:
-            digests[argument] = values.hex(value)
+            digests[argument] = value_digest(value, _code)
         except DigestError as error:
             raise OptionError(
                 f"memoize cannot tell argument {argument!r} of {name!r} from other values: {error}. It is a "
@@ -312,7 +312,7 @@ def _code(thing: Any) -> str:
 
 
 def _paths(value: Any, seen: set[int]) -> Iterator[str]:
-    """The files and folders that a value names; a string does if it is there, but for "/", "." and the like."""
+    """The files and folders that a value names; a string does if it is there, but not "/" or "."."""
     if isinstance(value, os.PathLike):
         yield os.fsdecode(value)
     elif isinstance(value, str):

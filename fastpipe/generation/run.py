@@ -338,8 +338,8 @@ class Run:
         if found:
             accept = _ACCEPT if job.code != self._code.digest else ""
             raise GenerationError(
-                f"{folder} is of a job that was not finished, and {', '.join(found)}. Go on with the arguments "
-                f"that it was begun with; or b{anew}{accept}"
+                f"{folder} is of a job that was not finished, and {', '.join(found)}. Go on with the "
+                f"arguments that it was begun with; or b{anew}{accept}"
             )
         return replace(job, code=self._code.digest, parts=self._code.parts)
 

@@ -1,4 +1,4 @@
-"""The schedule: which blocks are in flight, how large they are, what happens when one fails, what is shown."""
+"""The schedule: which blocks are in flight, how large they are, what happens when one fails; progress."""
 
 from __future__ import annotations
 

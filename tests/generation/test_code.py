@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastpipe.generation.code import DigestError, ValueDigests, changed, code_version
+from fastpipe.generation.code import DigestError, changed, code_version, value_digest
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -503,7 +503,7 @@ def test_a_file_that_was_edited_since_its_import_does_not_count(module: Any, tmp
 
 
 def _hex(value: object) -> str:
-    return ValueDigests(lambda thing: thing.__qualname__).hex(value)
+    return value_digest(value, lambda thing: thing.__qualname__)
 
 
 class _Plain:
