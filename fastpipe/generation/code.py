@@ -567,8 +567,8 @@ def value_digest(value: object, code: Callable[[Any], str]) -> str:
     other objects by what pickle would take of them.  The order of a dict counts, as a function may go through
     it.  Raises a DigestError if there is none.
 
-    >>> one, other = (value_digest([1, (number, "x")], lambda thing: thing.__qualname__) for number in (2.0, 2))
-    >>> one == value_digest([1, (2.0, "x")], lambda thing: thing.__qualname__) != other
+    >>> one, same, other = (value_digest([1, (number, "x")], repr) for number in (2.0, 4 / 2, 2))
+    >>> one == same != other
     True
     """
     try:

@@ -52,16 +52,15 @@ LEFT_OUT = "left out before"  # of a row that failed when a file was made, which
 
 @dataclass(frozen=True)
 class _Array:
-    """A dataset of a file: its name, type, the shape of a row, and attributes."""
+    """A dataset of a file."""
 
     name: str
     dtype: Any
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of a row
     attributes: Mapping[str, Any]
 
     @property
     def nbytes(self) -> int:
-        """Of a row."""
         return int(np.prod(self.shape, dtype=np.int64)) * int(np.dtype(self.dtype).itemsize)
 
 
@@ -133,12 +132,9 @@ def layout_of(job: Job, folder: Path) -> Layout:
     """Return where the rows of a job go."""
     scratch = folder / _STRUCTURE
     layout = Layout(folder, job.rows, job.shard_rows or job.rows, [])
-    counts = [len(layout.shard(number)) for number in range(layout.shards)]
+    counts, arrays = [len(layout.shard(number)) for number in range(layout.shards)], _fixed_arrays(job.schema)
     try:
-        found = {
-            count: _create(scratch, _fixed_arrays(job.schema), count, job.chunk_rows, {})
-            for count in dict.fromkeys(counts)
-        }
+        found = {count: _create(scratch, arrays, count, job.chunk_rows, {}) for count in set(counts)}
     finally:
         scratch.unlink(missing_ok=True)
     return replace(layout, regions=[found[count] for count in counts])
@@ -198,7 +194,7 @@ class OldRows:
         h5py = require("h5py", extra="generation")
         self._schema = schema
         self._files = [h5py.File(path, "r") for path in paths]
-        kept = [self._kept(file) for file in self._files]
+        kept = [_kept(file) for file in self._files]
         self._rows = np.concatenate(kept)  # the row of each sample that is there, file by file
         self._starts = np.cumsum([0, *map(len, kept)])
 
@@ -207,12 +203,11 @@ class OldRows:
         at = np.arange(*np.searchsorted(self._rows, (first, last)))
         rows = self._rows[at] - first
         block = Block(first, last, [], [], [])
-        for column in self._schema.columns:
-            if not column.is_ragged:
-                made = np.zeros((last - first, *column.inner), column.element)
-                made[rows] = self._read(column.name, at)
-                block.fixed.append(made)
-                continue
+        for column in self._schema.fixed:
+            made = np.zeros((last - first, *column.inner), column.element)
+            made[rows] = self._read(column.name, at)
+            block.fixed.append(made)
+        for column in self._schema.ragged:
             lengths, values = self._ragged(column, at)
             full = np.zeros(last - first, np.int64)
             full[rows] = lengths
@@ -223,13 +218,8 @@ class OldRows:
         return block
 
     def close(self) -> None:
-        """Close the files."""
         for file in self._files:
             file.close()
-
-    def _kept(self, file: Any) -> npt.NDArray[np.int64]:
-        skipped = file.attrs.get("skipped", np.zeros(0, np.int64))
-        return np.setdiff1d(np.arange(file.attrs["first_row"], file.attrs["last_row"]), skipped)
 
     def _read(self, name: str, at: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         parts = []
@@ -249,6 +239,11 @@ class OldRows:
         lengths = self._read(length_name(column.name), at)
         rows = [row[:length] for row, length in zip(values, lengths, strict=True)]
         return lengths, np.concatenate([np.zeros((0, *column.inner), column.element), *rows])
+
+
+def _kept(file: Any) -> npt.NDArray[np.int64]:
+    rows = np.arange(file.attrs["first_row"], file.attrs["last_row"])
+    return np.setdiff1d(rows, file.attrs.get("skipped", np.zeros(0, np.int64)))
 
 
 # ---- finished files ---------------------------------------------------------------------------------

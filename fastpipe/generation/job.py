@@ -24,8 +24,6 @@ from fastpipe.generation.rows import Policy
 from fastpipe.generation.storage import JOURNAL, Stored
 from fastpipe.generation.workers import FUNCTION
 
-__all__ = ["Finished", "Folder", "Job", "differences", "paths_of", "shard_path", "versions"]
-
 _FORMAT = 1
 _ATTRIBUTE = "fastpipe_generation"
 _OWN_SUFFIXES = (".data", ".spool", ".h5", ".unfinished", ".part")  # the last of earlier versions
@@ -33,33 +31,23 @@ _OWN_SUFFIXES = (".data", ".spool", ".h5", ".unfinished", ".part")  # the last o
 
 @dataclass(frozen=True)
 class Job:
-    """What is made.
-
-    Attributes:
-        function, code, parts: the function's name, and its version as of `code_version`.
-        seed, rows, schema: as given, and learned.
-        columns, chunk_rows, max_bytes, policy, seeds_globals: as given.
-        shard_rows: rows of a file, at most; None for all in one.
-        batch_rows: rows of a call of ``batch``; 0 without.
-        versions: of what had a hand in it.
-        extends: rows that come from files which are there already.
-    """
+    """What is made."""
 
     function: str
-    code: str
+    code: str  # digest and parts as of `code_version`
     parts: Mapping[str, str]
     seed: int
     rows: int
     schema: Schema
-    columns: str
+    columns: str  # as given
     chunk_rows: int | None
     max_bytes: int | None
     policy: Policy
     seeds_globals: bool
-    shard_rows: int | None
-    batch_rows: int
-    versions: Mapping[str, str]
-    extends: int = 0
+    shard_rows: int | None  # of a file, at most; None for all in one
+    batch_rows: int  # of a call of ``batch``; 0 without
+    versions: Mapping[str, str]  # of what had a hand in it
+    extends: int = 0  # rows that come from files which are there already
 
     def as_json(self) -> dict[str, Any]:
         """For the journal."""
@@ -69,28 +57,16 @@ class Job:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Job:
-        """As `as_json` gives it.
-
-        Raises:
-            GenerationError: it is of another version of fastpipe.
-        """
+        """As `as_json` gives it, if this version of fastpipe did."""
         if content.get("format") != _FORMAT:
             raise GenerationError("it was made by another version of fastpipe")
         values = {name: value for name, value in content.items() if name not in ("format", "form")}
         return cls(**{"parts": {}, "extends": 0, **values, "schema": Schema.from_json(content["form"])})
 
     def attributes(self, rows: range, skipped: Sequence[int], nan_rows: int) -> dict[str, Any]:
-        """Return the attributes of a finished file, for people and for extending it.
-
-        Args:
-            rows: of the file.
-            skipped: those of them that it lacks.
-            nan_rows: how many of the job's rows have a NaN.
-        """
-        content = self.as_json()
+        """Return the attributes of a finished file, for people and for extending it."""
         # Neither what the function is made of, which may be long, nor how it came about.
-        for name in ("parts", "extends"):
-            del content[name]
+        content = {name: value for name, value in self.as_json().items() if name not in ("parts", "extends")}
         found: dict[str, Any] = {
             "function": self.function,
             "code_version": self.code,
@@ -122,12 +98,9 @@ def differences(one: Job, wanted: Job) -> list[str]:
     """Say in what a job that is there differs from the wanted one, but for the number of rows."""
     found = []
     if one.code != wanted.code:
-        what = changed(one.parts, wanted.parts) if one.parts else []
-        found.append(
-            f"the function has changed ({'; '.join(what[:4])})"
-            if what
-            else "the function is another, or the version of Python or of a package is"
-        )
+        what = "; ".join(changed(one.parts, wanted.parts)[:4]) if one.parts else ""
+        other = "the function is another, or the version of Python or of a package is"
+        found.append(f"the function has changed ({what})" if what else other)
     for name, words in (
         ("seed", "seed"), ("seeds_globals", "seed_globals"), ("columns", "columns"),
         ("chunk_rows", "chunk_rows"), ("max_bytes", "max_bytes"), ("policy", "bad_samples"),
@@ -155,29 +128,16 @@ def paths_of(out: Path) -> tuple[Path, ...]:
 
 @dataclass(frozen=True)
 class Finished:
-    """Finished files.
-
-    Attributes:
-        paths: in the order of their rows.
-        job: what they are of.
-        skipped: rows that are in none of them.
-        nan_rows: how many rows have a NaN.
-    """
+    """Finished files, in the order of their rows."""
 
     paths: tuple[Path, ...]
     job: Job
-    skipped: tuple[int, ...]
+    skipped: tuple[int, ...]  # rows that are in none of them
     nan_rows: int
 
     @classmethod
     def at(cls, out: Path) -> Finished | None:
-        """Return the files of a name; None if there are none.
-
-        Raises:
-            OptionError: there is something else.
-            GenerationError: they are of another version of fastpipe.
-            OSError: they cannot be read.
-        """
+        """Return the files of a name; None if there are none, an OptionError if there is something else."""
         paths = paths_of(out)
         if not paths:
             return None
@@ -199,9 +159,8 @@ def _head(path: Path) -> dict[str, Any]:
     try:
         require_regular(path, os.stat(path))  # the library would wait for a writer of a fifo
         with h5py.File(path, "r") as file:
-            found: dict[str, Any] = {
-                name: int(file.attrs[name]) for name in ("first_row", "last_row", "nan_rows")
-            }
+            numbers = "first_row", "last_row", "nan_rows"
+            found: dict[str, Any] = {name: int(file.attrs[name]) for name in numbers}
             found[_ATTRIBUTE] = str(file.attrs[_ATTRIBUTE])
             found["skipped"] = file.attrs.get("skipped", np.zeros(0, np.int64)).tolist()
     except (OSError, KeyError) as error:
@@ -256,8 +215,5 @@ class Folder(GrowingFolder):
 
     def _own(self) -> list[str]:
         """The names of what jobs leave."""
-        return [
-            name
-            for name in os.listdir(self.folder)
-            if name in (JOURNAL, LOCK, FUNCTION) or name.endswith(_OWN_SUFFIXES)
-        ]
+        own = JOURNAL, LOCK, FUNCTION
+        return [one for one in os.listdir(self.folder) if one in own or one.endswith(_OWN_SUFFIXES)]

@@ -63,8 +63,7 @@ def replace_file(path: Path, content: bytes) -> None:
     write_whole(path, lambda file: file.write(content), sync=True, unfinished=unfinished)
 
 
-@dataclass(frozen=True)
-class Region:
+class Region(NamedTuple):
     """Where a dataset's rows are in a file, in bytes."""
 
     begin: int
@@ -78,22 +77,15 @@ class Region:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where rows are in the files.
-
-    Attributes:
-        folder: in which the files grow.
-        rows, shard_rows: of all, and of each file.
-        regions: for each file, where the rows of each column of one shape are.
-    """
+    """Where rows are in the files that grow in a folder."""
 
     folder: Path
     rows: int
-    shard_rows: int
-    regions: Sequence[Sequence[Region]]
+    shard_rows: int  # of each file
+    regions: Sequence[Sequence[Region]]  # for each file those of the columns of one shape
 
     @property
     def shards(self) -> int:
-        """How many files there are."""
         return -(-self.rows // self.shard_rows)
 
     def shard(self, number: int) -> range:
@@ -101,66 +93,52 @@ class Layout:
         first = number * self.shard_rows
         return range(first, min(first + self.shard_rows, self.rows))
 
-    def pieces(self, first: int, last: int) -> list[tuple[int, range, int]]:
+    def pieces(self, first: int, last: int) -> Iterator[tuple[int, range, int]]:
         """The rows of a block by file: its number, the rows, and the first one's place in it."""
-        found = []
         for number in range(first // self.shard_rows, -(-last // self.shard_rows)):
             shard = self.shard(number)
             rows = range(max(first, shard.start), min(last, shard.stop))
-            found.append((number, rows, rows.start - shard.start))
-        return found
+            yield number, rows, rows.start - shard.start
 
 
 class Spooled(NamedTuple):
-    """A ragged column of a block in a spool: its file, place, checksum, and greatest length."""
+    """A ragged column of a block in a spool."""
 
     file: str
     begin: int
     nbytes: int
     crc: int
-    longest: int
+    longest: int  # length of a row
 
 
 @dataclass(frozen=True)
 class Stored:
-    """What the journal says of a block.
-
-    Attributes:
-        first, last: its first row, and the one behind its last.
-        crcs: checksums of each column of one shape.
-        spooled: the ragged columns.
-        failed: rows that are left out, with the error.
-        with_nan, first_with_nan: how many rows have NaN, and the first of them.
-        nbytes: of its values.
-    """
+    """What the journal says of a block."""
 
     first: int
-    last: int
-    crcs: tuple[int, ...]
+    last: int  # the row behind its last one
+    crcs: tuple[int, ...]  # of each column of one shape
     spooled: tuple[Spooled, ...]
-    failed: tuple[tuple[int, str], ...] = ()
-    with_nan: int = 0
+    failed: tuple[tuple[int, str], ...] = ()  # rows that are left out, with the error
+    with_nan: int = 0  # rows
     first_with_nan: tuple[int, ...] = ()
-    nbytes: int = 0
+    nbytes: int = 0  # of its values
 
     def as_json(self) -> dict[str, Any]:
         """For the journal."""
-        found = {"spooled": self.spooled, "failed": self.failed}
-        if self.with_nan:
-            found["nan"] = (self.with_nan, self.first_with_nan)
-        always = {"rows": (self.first, self.last), "crcs": self.crcs, "nbytes": self.nbytes}
-        return {**always, **{name: value for name, value in found.items() if value}}
+        found: dict[str, Any] = {"rows": (self.first, self.last), "crcs": self.crcs, "nbytes": self.nbytes}
+        nan = (self.with_nan, self.first_with_nan) if self.with_nan else ()
+        more = {"spooled": self.spooled, "failed": self.failed, "nan": nan}
+        return found | {name: value for name, value in more.items() if value}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Stored:
         """As `as_json` gives it."""
-        count, rows = content.get("nan", (0, ()))
-        first, last = content["rows"]
-        return cls(
-            first, last, tuple(content["crcs"]), tuple(Spooled(*one) for one in content.get("spooled", ())),
-            tuple((index, text) for index, text in content.get("failed", ())), count, tuple(rows),
-            nbytes=content["nbytes"],
-        )  # fmt: skip
+        with_nan, rows = content.get("nan", (0, ()))
+        spooled = tuple(Spooled(*one) for one in content.get("spooled", ()))
+        failed = tuple((index, text) for index, text in content.get("failed", ()))
+        crcs, nbytes = tuple(content["crcs"]), content["nbytes"]
+        return cls(*content["rows"], crcs, spooled, failed, with_nan, tuple(rows), nbytes)
 
 
 def described(block: Block, spooled: tuple[Spooled, ...] = ()) -> Stored:
@@ -225,7 +203,6 @@ class Journal:
 
     Attributes:
         job: what is made; None in a new journal.
-        blocks: those that are stored.
         is_naming: whether all is done, and files are getting their names.
         damaged: how many lines cannot be read any more.
     """
@@ -250,11 +227,7 @@ class Journal:
         sync_folder(self._folder)
 
     def add(self, blocks: Sequence[Stored]) -> None:
-        """Add blocks whose data is on the disk.
-
-        Raises:
-            OSError: the disk is full, for instance; what was added before stays.
-        """
+        """Add blocks whose data is on the disk."""
         self._append([one.as_json() for one in blocks])
         self.blocks += blocks
 
