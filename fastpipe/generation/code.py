@@ -9,6 +9,7 @@ Python runs.  Packages and Python count by their versions.
 from __future__ import annotations
 
 import ast
+import contextlib
 import copyreg
 import dis
 import functools
@@ -26,9 +27,8 @@ import sysconfig
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,17 +36,11 @@ import numpy.typing as npt
 Origin = Literal["user", "package", "python"]
 
 
-@dataclass(frozen=True)
-class CodeVersion:
-    """A function's code, and all that it names, at one time.
-
-    Attributes:
-        digest: of everything, in hexadecimal digits.
-        parts: by ``"module:name"``, the kind of each part and its digest: ``"helper:3f0c…"``.
-    """
+class CodeVersion(NamedTuple):
+    """A function's code, and all that it names, at one time."""
 
     digest: str
-    parts: dict[str, str]
+    parts: dict[str, str]  # by ``"module:name"``, the kind of each part and its digest: ``"helper:3f0c…"``
 
 
 def code_version(fn: Callable[..., Any]) -> CodeVersion:
@@ -112,21 +106,15 @@ _LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FRO
 _SKIPPED = {"PUSH_NULL", "CACHE", "EXTENDED_ARG", "NOP", "NOT_TAKEN"}
 
 
-@dataclass(frozen=True)
-class _Code:
-    """What a code object does.
-
-    Attributes:
-        digest: of its instructions.
-        chains: the names it uses, each with the attributes that are looked up at once: ``np.random.normal``.
-        imports: modules that it imports, with the names it takes from them, and their level.
-        written: the global names that it assigns.
-    """
+class _Code(NamedTuple):
+    """What a code object does."""
 
     digest: str
-    chains: tuple[tuple[str, ...], ...]
-    imports: tuple[tuple[str, tuple[str, ...], int], ...]
-    written: frozenset[str]
+    chains: tuple[
+        tuple[str, ...], ...
+    ]  # names it uses, with the attributes looked up at once: np.random.normal
+    imports: tuple[tuple[str, tuple[str, ...], int], ...]  # modules, the names taken from them, their level
+    written: frozenset[str]  # the global names that it assigns
 
 
 @functools.lru_cache(4096)
@@ -170,54 +158,52 @@ def _scope(code: types.CodeType) -> tuple[Any, ...]:
     return *counts, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_flags & _COUNTING_FLAGS
 
 
-_texts: weakref.WeakKeyDictionary[types.FunctionType, tuple[str, str]] = weakref.WeakKeyDictionary()
+_digests: weakref.WeakKeyDictionary[types.FunctionType, str] = weakref.WeakKeyDictionary()
 
 
-def _text(fn: types.FunctionType) -> tuple[str, str]:
-    """A digest of what a function does, and its decorators, which are in its source only.
+def _body_digest(fn: types.FunctionType) -> str:
+    """A digest of what a function does, and of its decorators.
 
     By the source it is the same however that is formatted.  Where there is none, or one that is not of the
     code that runs, as its file was edited since, it is that of the instructions, and decorators do not count.
     """
-    if fn not in _texts:
+    if fn not in _digests:
         code = fn.__code__
         own = _read_code(code).digest
         linecache.checkcache(code.co_filename)  # what it has may be of an older file than the code
         source = "".join(linecache.getlines(code.co_filename, fn.__globals__))
         there = [
-            (line != code.co_firstlineno, node)
-            for line, other, node in _functions_in(source, code.co_filename).get(code.co_name, ())
-            if _read_code(other).digest == own
+            (line != code.co_firstlineno, number, node)
+            for number, (line, other, node) in enumerate(_functions_in(source, code.co_filename))
+            if other.co_name == code.co_name and _read_code(other).digest == own
         ]
         if there:  # should several be the same, the one of this line
-            node = min(there, key=lambda one: one[0])[1]
+            node = min(there)[2]
             scope = *_scope(code), code.co_names, sys.flags.optimize
-            body = _hex((scope, [ast.dump(one) for one in node.body]))
-            _texts[fn] = body, "; ".join(map(ast.unparse, node.decorator_list))
-        else:
-            _texts[fn] = own, ""
-    return _texts[fn]
+            own = _hex((scope, [ast.dump(one) for one in (*node.decorator_list, *node.body)]))
+        _digests[fn] = own
+    return _digests[fn]
 
 
 @functools.lru_cache(64)
-def _functions_in(source: str, filename: str) -> dict[str, list[tuple[int, types.CodeType, Any]]]:
-    """By name, the functions of a source: their first lines, their code, and the trees of their source."""
+def _functions_in(source: str, filename: str) -> list[tuple[int, types.CodeType, Any]]:
+    """The functions of a source: their first lines, their code, and the trees of their source."""
     try:
         tree = ast.parse(source, filename)
         todo = [compile(tree, filename, "exec", dont_inherit=True)]
     except (SyntaxError, ValueError, RecursionError):  # a file of something else by now
-        return {}
+        return []
     codes: dict[tuple[str, int], types.CodeType] = {}
     while todo:
         inner = [one for one in todo.pop().co_consts if isinstance(one, types.CodeType)]
         codes |= {(one.co_name, one.co_firstlineno): one for one in inner}
         todo += inner
-    found: dict[str, list[tuple[int, types.CodeType, Any]]] = {}
+    found = []
     for node in ast.walk(_without_docstrings(tree)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             line = min(one.lineno for one in (node, *node.decorator_list))
             if (node.name, line) in codes:
-                found.setdefault(node.name, []).append((line, codes[node.name, line], node))
+                found.append((line, codes[node.name, line], node))
     return found
 
 
@@ -245,8 +231,7 @@ class _Walk:
         self.parts = {"python": f"package:{sys.version_info.major}.{sys.version_info.minor}"}
         self._names: dict[int, tuple[object, str]] = {}
         self._written: dict[int, frozenset[str]] = {}
-        # Functions and classes: name, kind, and whether decorators count.
-        self._todo: list[tuple[Any, str, str, bool]] = []
+        self._todo: list[tuple[Any, str, str]] = []  # functions and classes, with name and kind
 
     def run(self, fn: Any) -> str:
         """Words for the function itself; all parts are complete afterwards."""
@@ -257,16 +242,15 @@ class _Walk:
         if callable(batch) and not isinstance(fn, types.FunctionType):
             words.append(self._mention(batch, f"{name}.batch"))
         while self._todo:
-            thing, name, kind, decorators = self._todo.pop(0)
-            is_class = isinstance(thing, type)
-            lines = self._of_class(thing, name) if is_class else self._of_function(thing, name, decorators)
+            thing, name, kind = self._todo.pop(0)
+            lines = (self._of_class if isinstance(thing, type) else self._of_function)(thing, name)
             self.parts[name] = f"{kind}:{_hex([line for line in lines if line])}"
         return "; ".join(words)
 
-    def _mention(self, thing: Any, place: str, *, kind: str = "helper", decorators: bool = False) -> str:
+    def _mention(self, thing: Any, place: str, *, kind: str = "helper") -> str:
         """Words for what code names, a value of it by the name ``place``; "" if it does not count."""
         if isinstance(thing, types.FunctionType | type):
-            return self._code(thing, kind=kind, decorators=decorators)
+            return self._code(thing, kind=kind)
         if isinstance(thing, types.ModuleType):
             return self._module(thing.__name__)
         if isinstance(thing, staticmethod | classmethod):
@@ -289,9 +273,9 @@ class _Walk:
             return code_name(thing)
         wrapped, module = _wrapped(thing), type(thing).__module__
         if wrapped is not None and callable(thing) and origin_of_module(module) != "user":
-            is_ours = module.startswith("fastpipe.")  # else functools.cache, numba.jit, tf.function …
-            maker = "" if is_ours else self._code(type(thing))
-            return f"{maker} {self._mention(wrapped, place, kind=kind, decorators=not is_ours)}"
+            # By functools.cache, numba.jit, tf.function …
+            maker = "" if module.startswith("fastpipe.") else self._code(type(thing))
+            return f"{maker} {self._mention(wrapped, place, kind=kind)}"
         return self._value(thing, place)
 
     def _value(self, value: Any, place: str) -> str:
@@ -313,7 +297,7 @@ class _Walk:
             name = f"{wanted}#{count}"
         return name
 
-    def _code(self, thing: Any, *, kind: str = "", decorators: bool = False) -> str:
+    def _code(self, thing: Any, *, kind: str = "") -> str:
         """The name of a function or class; the user's is followed later."""
         if id(thing) in self._names:
             return self._names[id(thing)][1]
@@ -324,12 +308,12 @@ class _Walk:
             self._package(module)
             inner = _wrapped(thing)  # what a package's decorator made of a function of the user's
             if inner is not None:
-                name = f"{module} {self._mention(inner, name, kind=kind or 'helper', decorators=True)}"
+                name = f"{module} {self._mention(inner, name, kind=kind or 'helper')}"
             return name
         name = self._free(name)
         self._names[id(thing)] = thing, name
         self.parts[name] = ""
-        self._todo.append((thing, name, "class" if is_class else kind or "helper", decorators))
+        self._todo.append((thing, name, "class" if is_class else kind or "helper"))
         return name
 
     def _package(self, module: str) -> None:
@@ -347,23 +331,17 @@ class _Walk:
             if attribute not in _LEFT_OUT and (not is_note or attribute in _FIELDS):
                 yield f"{attribute} = {self._mention(value, f'{name}.{attribute}')}"
 
-    def _of_function(self, fn: types.FunctionType, name: str, decorators: bool) -> Iterator[str]:
+    def _of_function(self, fn: types.FunctionType, name: str) -> Iterator[str]:
         code, read = fn.__code__, _read_code(fn.__code__)
-        body, decorating = _text(fn)
-        yield body
-        if decorators:
-            yield decorating
-        defaults = fn.__defaults__ or ()
-        last = code.co_varnames[: code.co_argcount][code.co_argcount - len(defaults) :]
-        given = [*zip(last, defaults, strict=True), *(fn.__kwdefaults__ or {}).items()]
-        for parameter, value in given:
+        yield _body_digest(fn)
+        defaults, first = fn.__defaults__ or (), code.co_argcount - len(fn.__defaults__ or ())
+        given = dict(zip(code.co_varnames[first : code.co_argcount], defaults, strict=True))
+        for parameter, value in (given | (fn.__kwdefaults__ or {})).items():
             yield f"{parameter} = {self._mention(value, f'{name}[{parameter}]')}"
         closure = {}
         for variable, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True):
-            try:
+            with contextlib.suppress(ValueError):  # not assigned yet
                 closure[variable] = cell.cell_contents
-            except ValueError:  # not assigned yet
-                continue
         for chain in read.chains:
             yield self._reference(chain, fn.__globals__, closure, name)
         for module, names, level in read.imports:
@@ -372,9 +350,7 @@ class _Walk:
             if callable(inner := fn.__dict__.get(attribute)):
                 yield f"{attribute} {self._mention(inner, f'{name}.{attribute}')}"
 
-    def _reference(
-        self, chain: tuple[str, ...], namespace: dict[str, Any], closure: dict[str, Any], name: str
-    ) -> str:
+    def _reference(self, chain: Sequence[str], namespace: Any, closure: dict[str, Any], name: str) -> str:
         """What a name, with attributes, stands for."""
         first, *attributes = chain
         holder, at = _module_name(str(namespace.get("__name__", "?"))), first
@@ -384,7 +360,9 @@ class _Walk:
             found, place = namespace[first], ""
         else:  # of Python, a local variable of a function around it, or not there yet
             return ""
-        while isinstance(found, types.ModuleType) and attributes and _is_users(found.__name__):
+        while (
+            isinstance(found, types.ModuleType) and attributes and origin_of_module(found.__name__) == "user"
+        ):
             namespace, holder, at = vars(found), _module_name(found.__name__), attributes.pop(0)
             found, place = getattr(found, at, None), ""
         is_value = not isinstance(found, types.FunctionType | types.ModuleType | type)
@@ -469,10 +447,6 @@ def origin_of_module(name: str) -> Origin:
     return _origin_of_file(top, file)
 
 
-def _is_users(module: str) -> bool:
-    return origin_of_module(module) == "user"
-
-
 @functools.lru_cache(4096)
 def _origin_of_file(top: str, file: str | None) -> Origin:
     path = None if file in (None, "built-in", "frozen") else PurePath(str(file))
@@ -497,29 +471,22 @@ def _module_name(name: str) -> str:
 
 def _module_file(name: str) -> tuple[Origin, str | None]:
     """Whose a module is, and the file with its source; nothing is imported for it."""
-    top, search, spec = name.partition(".")[0], None, None
-    if top == "fastpipe":
-        return "package", None
-    if top in sys.builtin_module_names:
-        return "python", None
-    parts = name.split(".")
-    for count in range(1, len(parts) + 1):
-        spec = _found(".".join(parts[:count]), search)
+    top, search, spec, at = name.partition(".")[0], None, None, ""
+    if top == "fastpipe" or top in sys.builtin_module_names:
+        return "package" if top == "fastpipe" else "python", None
+    for part in name.split("."):
+        at = f"{at}.{part}" if at else part
+        spec = getattr(sys.modules.get(at), "__spec__", None)
+        if not (isinstance(spec, importlib.machinery.ModuleSpec) and spec.has_location):
+            try:
+                spec = importlib.machinery.PathFinder.find_spec(at, search)
+            except (ImportError, ValueError):
+                spec = None
         if spec is None:
             return _origin_of_file(top, None), None
         search = spec.submodule_search_locations
     file = spec.origin if spec is not None and spec.has_location else None
     return _origin_of_file(top, file), file if file and file.endswith(".py") else None
-
-
-def _found(name: str, search: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
-    loaded = getattr(sys.modules.get(name), "__spec__", None)
-    if isinstance(loaded, importlib.machinery.ModuleSpec) and loaded.has_location:
-        return loaded
-    try:
-        return importlib.machinery.PathFinder.find_spec(name, search)
-    except (ImportError, ValueError):
-        return None
 
 
 @functools.cache
@@ -530,13 +497,8 @@ def _package_version(top: str) -> str:
     try:
         return importlib.metadata.version(top)
     except importlib.metadata.PackageNotFoundError:  # the distribution has another name
-        names = sorted(set(_distributions().get(top, ())))
+        names = sorted(set(importlib.metadata.packages_distributions().get(top, ())))
         return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
-
-
-@functools.cache
-def _distributions() -> Any:
-    return importlib.metadata.packages_distributions()
 
 
 # ---- digests of values --------------------------------------------------------------------------------
