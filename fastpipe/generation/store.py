@@ -73,23 +73,14 @@ class NotStorableError(TypeError):
 
 @dataclass(frozen=True)
 class Header:
-    """The call that an entry is of.
+    """The call that an entry is of."""
 
-    Attributes:
-        name: the function's.
-        key: of the call; also in the file's name.
-        parts: the parts of the function's code.
-        arguments: digests by name.
-        data: digests of the files that arguments name, by the arguments' names.
-        seconds: how long it took to compute.
-    """
-
-    name: str
-    key: str
-    parts: dict[str, str]
-    arguments: dict[str, str]
-    data: dict[str, str]
-    seconds: float = 0.0
+    name: str  # the function's
+    key: str  # of the call; also in the file's name
+    parts: dict[str, str]  # of the function's code
+    arguments: dict[str, str]  # digests by name
+    data: dict[str, str]  # digests of the files that arguments name, by the arguments' names
+    seconds: float = 0.0  # how long it took to compute
 
     @classmethod
     def from_json(cls, content: bytes) -> Header:
@@ -101,12 +92,7 @@ class Header:
 
 
 class Entries:
-    """The entries of one function in a folder.
-
-    Args:
-        folder: where they are.
-        name: the function's: ``"module:name"``.
-    """
+    """The entries of one function, of the name ``"module:name"``, in a folder."""
 
     def __init__(self, folder: PrivateFolder, name: str) -> None:
         self._folder, self._name = folder, name
@@ -118,11 +104,7 @@ class Entries:
         return f"{self._prefix}{key}{_SUFFIX}"
 
     def load(self, key: str, *, pickled: bool) -> tuple[Header, Any]:
-        """Return an entry's header and value.
-
-        Args:
-            key: of the call.
-            pickled: whether what the user has sealed may be unpickled.
+        """Return an entry's header and value; what the user has sealed only if ``pickled``.
 
         Raises:
             FileNotFoundError: there is none.
@@ -136,7 +118,7 @@ class Entries:
                 raise NeedsPickleError
             content, blobs = _read_checked(file, kind, check)
         try:
-            header, value = Header.from_json(content), _unpickled(blobs, kind)
+            header, value = Header.from_json(content), decode(blobs) if kind == _PLAIN else _unpickled(blobs)
         except (EntryError, MemoryError):
             raise
         except Exception as error:
@@ -148,17 +130,7 @@ class Entries:
         return header, value
 
     def store(self, header: Header, value: object, *, pickled: bool) -> None:
-        """Keep a value.
-
-        Args:
-            header: of the call.
-            value: anything that ``encode`` takes.
-            pickled: whether anything else may be pickled and sealed.
-
-        Raises:
-            NotStorableError: it is something else.
-            OSError: it cannot be written.
-        """
+        """Keep a value that ``encode`` takes; if ``pickled`` any other, sealed."""
         try:
             kind, blobs = _PLAIN, encode(value)
         except NotStorableError:
@@ -185,12 +157,12 @@ class Entries:
 
     def headers(self) -> list[Header]:
         """Return the headers of the newest entries that can be read."""
-        times: dict[str, int] = {}
+        times: list[tuple[int, str]] = []
         for name in self._names():
             with contextlib.suppress(FileNotFoundError):
-                times[name] = self._folder.stat(name).st_mtime_ns
+                times.append((self._folder.stat(name).st_mtime_ns, name))
         found = []
-        for name in sorted(times, key=lambda name: -times[name])[:_MOST_HEADERS]:
+        for _, name in sorted(times, reverse=True)[:_MOST_HEADERS]:
             with contextlib.suppress(OSError, EntryError, ValueError, TypeError), self._opened(name) as file:
                 _read_prefix(file)
                 size, _ = _SIZES.unpack(file.read(_SIZES.size).ljust(_SIZES.size))
@@ -214,10 +186,7 @@ class Entries:
 
 
 def _read_prefix(file: BinaryIO) -> tuple[bytes, bytes]:
-    prefix = file.read(_PREFIX.size)
-    if len(prefix) < _PREFIX.size:
-        raise EntryError("it is cut off")
-    magic, kind, check = _PREFIX.unpack(prefix)
+    magic, kind, check = _PREFIX.unpack(file.read(_PREFIX.size).ljust(_PREFIX.size))
     if magic != _MAGIC:
         is_other = magic.startswith(_ANY_MAGIC)
         raise EntryError("another version of fastpipe wrote it" if is_other else "it is no entry, or damaged")
@@ -252,11 +221,9 @@ def _read_checked(file: BinaryIO, kind: bytes, expected: bytes) -> tuple[bytes, 
     return header, blobs
 
 
-def _unpickled(blobs: list[ByteArray], kind: bytes) -> Any:
-    if kind == _SEALED:
-        first, *buffers = (blob.data for blob in blobs)
-        return pickle.loads(first, buffers=buffers)
-    return decode(blobs)
+def _unpickled(blobs: list[ByteArray]) -> Any:
+    first, *buffers = (blob.data for blob in blobs)
+    return pickle.loads(first, buffers=buffers)
 
 
 def _pickled(value: object) -> list[Bytes]:
@@ -283,9 +250,8 @@ _OWN = {type(None), bool, int, float, str, bytes, bytearray, list, tuple, set, f
 def encode(value: object) -> list[Bytes]:
     """Return a value as blobs, which may be memory of the value's own.
 
-    Raises:
-        NotStorableError: it holds something else than None, numbers, strings, bytes, arrays, tensors, and
-            lists, tuples, sets and dicts of those.
+    Raises a NotStorableError where it holds anything but None, numbers, strings, bytes, arrays, tensors, and
+    lists, tuples, sets and dicts of those.
     """
     file = io.BytesIO()
     writer = _Writer(file)
@@ -304,11 +270,7 @@ def encode(value: object) -> list[Bytes]:
 
 
 def decode(blobs: Sequence[ByteArray]) -> Any:
-    """Return the value again; arrays may have the memory of their blobs.
-
-    Raises:
-        Exception: of any kind, if the blobs are not of ``encode``.
-    """
+    """Return the value again, with arrays in their blobs' memory; any exception if these are not of ``encode``."""
     return _Reader(blobs).load()
 
 
@@ -473,33 +435,30 @@ def key_path() -> Path:
 def sealing_key() -> bytes:
     """Return the user's key, made when it is first needed; a CacheError where it is not the user's alone."""
     path = key_path()
+    what = f"the key of pickled entries, {str(path)!r}"
     if not path.is_absolute():
         raise CacheError("there is no folder for the key of pickled entries: this user has no home")
     with PrivateFolder(path.parent) as folder:
         try:
-            descriptor = folder.open(_KEY_NAME, os.O_RDWR | os.O_CREAT)
+            opened = os.fdopen(folder.open(_KEY_NAME, os.O_RDWR | os.O_CREAT), "r+b", buffering=0)
         except OSError as error:
-            raise CacheError(
-                f"the key of pickled entries, {str(path)!r}, cannot be used: {error.strerror or error}"
-            ) from error
-        try:
-            status = os.fstat(descriptor)
+            raise CacheError(f"{what}, cannot be used: {error.strerror or error}") from error
+        with opened as file:
+            status = os.fstat(file.fileno())
             mode = stat.S_IMODE(status.st_mode)
             if status.st_uid != os.geteuid() or mode & 0o077:
                 raise CacheError(
-                    f"the key of pickled entries, {str(path)!r}, must be a file of user {os.geteuid()} "
-                    f"that nobody else may open: it is of user {status.st_uid} and has mode {mode:04o}. "
-                    "Remove it; entries under it are computed again then"
+                    f"{what}, must be a file of user {os.geteuid()} that nobody else may open: it is of user "
+                    f"{status.st_uid} and has mode {mode:04o}. Remove it; entries under it are computed again"
                 )
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # ends as the descriptor is closed
-            key = os.pread(descriptor, _KEY_BYTES, 0)
+            fcntl.flock(file, fcntl.LOCK_EX)  # ends as the file is closed
+            key = file.read(_KEY_BYTES)
             if len(key) < _KEY_BYTES:  # new, or of somebody who ended just then and has sealed nothing
                 key = secrets.token_bytes(_KEY_BYTES)
-                os.pwrite(descriptor, key, 0)
-                os.fsync(descriptor)
+                file.seek(0)
+                file.write(key)
+                os.fsync(file.fileno())
             return key
-        finally:
-            os.close(descriptor)
 
 
 def _new_check(kind: bytes) -> Any:
