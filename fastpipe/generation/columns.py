@@ -116,7 +116,7 @@ class Schema:
     def learned(cls, sample: Any, wanted: Columns) -> Schema:
         """Return the schema of a sample: a dict, a tuple, or a single value.
 
-        Raises a SampleError where it cannot be stored, an OptionError where it lacks a column that was wanted.
+        Raises a SampleError where it cannot be stored, an OptionError where it lacks a wanted column.
         """
         known = declared(wanted)
         named, is_dict = _named(sample, list(known))
@@ -131,7 +131,8 @@ class Schema:
             columns.append(known.get(name) or _column(name, value))
         schema = cls(tuple(columns), is_dict)
         for column in columns:
-            if column.is_ragged and not column.is_text and (lengths := length_name(column.name)) in named:
+            lengths = length_name(column.name)
+            if column.is_ragged and not column.is_text and lengths in named:
                 raise OptionError(
                     f"the lengths of {column.name!r} are stored as {lengths!r}, which is a column of its own: "
                     "give that another name"
@@ -164,7 +165,7 @@ class Schema:
         return [one.name for one in self.columns]
 
     def arrays(self, sample: Any) -> list[npt.NDArray[Any]]:
-        """Return a sample's values as they are stored; raises a SampleError where it is not of this schema."""
+        """Return a sample's values as they are stored; a SampleError if it is not of this schema."""
         return [one.array(value) for one, value in zip(self.columns, self.values(sample), strict=True)]
 
     def values(self, sample: Any) -> list[Any]:

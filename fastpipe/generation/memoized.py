@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import inspect
 import logging
+import operator
 import os
 import stat
 import sys
@@ -144,21 +146,16 @@ class Memoized(Generic[P, T]):
         return f"<memoized {self._name} in {str(self._dir)!r}{', pickle=True' if self._pickle else ''}>"
 
     def __reduce__(self) -> Any:
-        found: Any = sys.modules.get(str(self._fn.__module__))
         name = str(getattr(self._fn, "__qualname__", ""))
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        if found is self:  # it stands in the function's place
-            return name
+        with contextlib.suppress(AttributeError):
+            if operator.attrgetter(name)(sys.modules.get(str(self._fn.__module__))) is self:
+                return name  # it stands in the function's place
         return functools.partial(Memoized, dir=self._dir, pickle=self._pickle), (self._fn,)
 
     def clear(self) -> int:
         """Remove this function's entries, of whatever arguments and code; return how many there were.
 
-        What was kept aside as damaged stays.
-
-        Raises:
-            CacheError: as of a call.
+        What was kept aside as damaged stays.  Raises a CacheError as a call does.
         """
         if not os.path.lexists(self._dir):
             return 0
@@ -197,10 +194,8 @@ class Memoized(Generic[P, T]):
         except (OSError, MemoryError) as error:
             what, done = f"{type(error).__name__}: {error}", "it is replaced"
         if is_alone:
-            _log.warning(
-                "%s: its entry %s cannot be loaded: %s; %s, and the result is computed again",
-                self._name, entries.file_name(key), what, done,
-            )  # fmt: skip
+            text = "%s: its entry %s cannot be loaded: %s; %s, and the result is computed again"
+            _log.warning(text, self._name, entries.file_name(key), what, done)
         return "its entry cannot be loaded"
 
     def _compute(self, entries: Entries, wanted: Header, reason: str, compute: Callable[[], T]) -> T:
@@ -211,15 +206,12 @@ class Memoized(Generic[P, T]):
         try:
             entries.store(replace(wanted, seconds=seconds), result, pickled=self._pickle)
         except Exception as error:  # it may have taken hours: whatever goes wrong, it is returned
-            what, remedy = f"{type(error).__name__}: {error}", "It is computed again at the next call"
+            what = f"{type(error).__name__}: {error}. It is computed again at the next call"
             if isinstance(error, NotStorableError):
                 also = "" if self._pickle else ", or pass pickle=True"
-                what = str(error)
-                remedy = f"Return arrays, numbers, strings, and dicts or lists of them{also}"
-            _log.warning(
-                "%s: its result, of %.1f s, is returned but not kept: %s. %s",
-                self._name, seconds, what, remedy,
-            )  # fmt: skip
+                what = f"{error}. Return arrays, numbers, strings, and dicts or lists of them{also}"
+            text = "%s: its result, of %.1f s, is returned but not kept: %s"
+            _log.warning(text, self._name, seconds, what)
         return result
 
 
@@ -353,9 +345,8 @@ def _of_folder(top: str, seen: set[tuple[int, int]]) -> Iterator[bytes]:
             except OSError:  # a link to nothing, or it has gone just now
                 yield joined(b"missing", name)
                 continue
-            place = (status.st_dev, status.st_ino)
             if not stat.S_ISDIR(status.st_mode):
                 yield joined(name, state_of(status))
-            elif place not in seen:
+            elif (place := (status.st_dev, status.st_ino)) not in seen:
                 seen.add(place)
                 todo.append(entry.path)

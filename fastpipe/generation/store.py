@@ -270,7 +270,7 @@ def encode(value: object) -> list[Bytes]:
 
 
 def decode(blobs: Sequence[ByteArray]) -> Any:
-    """Return the value again, with arrays in their blobs' memory; any exception if these are not of ``encode``."""
+    """Return the value again, arrays in their blobs' memory; any exception if they are not of ``encode``."""
     return _Reader(blobs).load()
 
 
@@ -510,7 +510,7 @@ def computing(folder: PrivateFolder, name: str) -> Iterator[None]:
 def _locked(folder: PrivateFolder, name: str) -> int:
     """A descriptor of the lock's file, locked; -1 where there are no locks."""
     while True:
-        descriptor = folder.open(name, os.O_RDWR | os.O_CREAT)
+        descriptor, is_alone = folder.open(name, os.O_RDWR | os.O_CREAT), False
         _held.add(descriptor)
         try:
             try:
@@ -520,16 +520,15 @@ def _locked(folder: PrivateFolder, name: str) -> int:
                 _log.info("%s: somebody else computes it just now, and is waited for", entry)
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             with contextlib.suppress(FileNotFoundError):  # it was removed while it was waited for
-                if os.path.samestat(folder.stat(name), os.fstat(descriptor)):
-                    return descriptor
+                is_alone = os.path.samestat(folder.stat(name), os.fstat(descriptor))
+            if is_alone:
+                return descriptor
         except OSError as error:
             _log.warning("two processes may compute the same: %s cannot be locked (%s)", name, error)
-            _drop(descriptor)
             return -1
-        except BaseException:
-            _drop(descriptor)
-            raise
-        _drop(descriptor)
+        finally:
+            if not is_alone:
+                _drop(descriptor)
 
 
 def _drop(descriptor: int) -> None:
@@ -539,9 +538,8 @@ def _drop(descriptor: int) -> None:
 
 def _leave_to_the_parent() -> None:
     """In a forked child, which would hold the locks after its parent's end."""
-    for descriptor in _held:
-        os.close(descriptor)
-    _held.clear()
+    while _held:
+        os.close(_held.pop())
 
 
 if hasattr(os, "register_at_fork"):
