@@ -134,8 +134,8 @@ class Schema:
             lengths = length_name(column.name)
             if column.is_ragged and not column.is_text and lengths in named:
                 raise OptionError(
-                    f"the lengths of {column.name!r} are stored as {lengths!r}, which is a column of its own: "
-                    "give that another name"
+                    f"the lengths of {column.name!r} are stored as {lengths!r}, which is a column of its "
+                    "own: give that another name"
                 )
             column.array(named[column.name])
         return schema

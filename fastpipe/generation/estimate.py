@@ -116,13 +116,7 @@ def look(
 ) -> ProbeReport:  # fmt: skip
     """Look at a function; takes about three seconds, or a few rows.
 
-    Args:
-        task: what is made.
-        rows: how many are to be made.
-        row_nbytes: about how large one is.
-        count: how many workers may be started.
-        are_threads: whether they are, or processes.
-        out: where rows will go.
+    ``count`` workers may be started; ``row_nbytes`` is about how large one of the ``rows`` is.
     """
     blocks = _Blocks(rows, max(task.batch_rows, 1))
     alone, cores = blocks.alone(Maker(task))

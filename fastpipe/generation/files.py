@@ -69,10 +69,7 @@ def _fixed_arrays(schema: Schema) -> list[_Array]:
 
 
 def _arrays(schema: Schema, widths: Sequence[int]) -> list[_Array]:
-    """All datasets of a finished file, given the greatest length in each ragged column.
-
-    A ragged column is text of the greatest length; or rows of the greatest length, and lengths.
-    """
+    """All datasets of a finished file, given the greatest length in each ragged column."""
     found = _fixed_arrays(schema)
     for column, longest in zip(schema.ragged, widths, strict=True):
         width = max(longest, 1)

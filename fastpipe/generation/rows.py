@@ -23,18 +23,12 @@ _AS_IT_IS: AbstractContextManager[None] = nullcontext()
 
 @dataclass(frozen=True)
 class Failure:
-    """A row that could not be made.
-
-    Attributes:
-        index: the row.
-        error, trace: type and message, and the traceback's text.
-        is_final: whether no policy goes on without it: others would fail as it did.
-    """
+    """A row that could not be made."""
 
     index: int
-    error: str
-    trace: str = ""
-    is_final: bool = False
+    error: str  # type and message
+    trace: str = ""  # of the traceback
+    is_final: bool = False  # no policy goes on without it: others would fail as it did
 
     @classmethod
     def of(cls, index: int, error: BaseException, note: str = "", *, is_final: bool = False) -> Failure:
@@ -47,22 +41,14 @@ class Failure:
 
 @dataclass
 class Block:
-    """Consecutive rows, as the arrays that are written.
-
-    Attributes:
-        first, last: the first row, and the one behind the last.
-        fixed: for each column of one shape its rows, (rows, …).
-        lengths: for each ragged column int64 (rows,).
-        flat: for each ragged column all values, one behind the other, (sum of lengths, …).
-        failed: rows that are left out; zeros, or no length, are in their places.
-    """
+    """Consecutive rows, as the arrays that are written."""
 
     first: int
-    last: int
-    fixed: list[npt.NDArray[Any]]
-    lengths: list[npt.NDArray[np.int64]]
-    flat: list[npt.NDArray[Any]]
-    failed: list[Failure] = field(default_factory=list)
+    last: int  # the row behind the last one
+    fixed: list[npt.NDArray[Any]]  # for each column of one shape its rows, (rows, …)
+    lengths: list[npt.NDArray[np.int64]]  # for each ragged column (rows,)
+    flat: list[npt.NDArray[Any]]  # and all values, one behind the other, (sum of lengths, …)
+    failed: list[Failure] = field(default_factory=list)  # rows left out: zeros, or no length, in their places
 
     @property
     def nbytes(self) -> int:
@@ -141,21 +127,13 @@ class _BlockBuilder:
 
 @dataclass(frozen=True)
 class Task:
-    """All about rows that does not change from block to block.
+    """All about rows that does not change from block to block."""
 
-    Attributes:
-        function: ``function(index, rng)``, perhaps with an attribute ``batch``.
-        seed: of all rows.
-        schema: of samples.
-        batch_rows: rows of a call of ``batch``; 0 where there is none.  A call always has the same rows,
-            however blocks are cut: in other company a row may come out with other last bits.
-        policy: what happens to a row that raises.
-        seeds_globals: whether global generators are seeded for each row.
-    """
-
-    function: Callable[..., Any]
+    function: Callable[..., Any]  # function(index, rng), perhaps with an attribute ``batch``
     seed: int
     schema: Schema
+    # Of a call of ``batch``; 0 without.  A call always has the same rows, however blocks are cut: in other
+    # company a row may come out with other last bits.
     batch_rows: int = 0
     policy: Policy = "raise"
     seeds_globals: bool = False

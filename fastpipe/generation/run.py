@@ -15,7 +15,7 @@ from concurrent.futures import Executor
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -106,29 +106,17 @@ _TIMED, _TIMED_S = 9, 0.002  # rows, and seconds from which on there are enough 
 _TOLERANCE = 1e-5  # relative, between a row and the same of a batch
 
 
-@dataclass(frozen=True)
-class First:
-    """What the first row shows.
-
-    Attributes:
-        schema: of samples.
-        row_nbytes, row_s: about how large one is in the file, and how long it takes.
-        batch_rows: rows of a call of ``batch``; 0 without.
-    """
+class First(NamedTuple):
+    """What the first row shows: about how large one is in the file, and how long it takes."""
 
     schema: Schema
     row_nbytes: int
     row_s: float
-    batch_rows: int
+    batch_rows: int  # of a call of ``batch``; 0 without
 
 
 def first_row(options: Options) -> First:
-    """Make the first row that can be made.
-
-    Raises:
-        GenerationError: none can.
-        OptionError: the columns asked for are not there; or rows of ``batch`` are others.
-    """
+    """Make the first row that can be made; an OptionError where columns, or rows of ``batch``, are others."""
     maker = Maker(options.task(Schema((), is_dict=True), 0))
     tried = min(_TRIED, options.rows)
     with OneThreadEach():
@@ -245,8 +233,10 @@ class Run:
     def __init__(self, options: Options, report: Report) -> None:
         self._options, self._report = options, report
         self._name, self._code = code_name(options.function), code_version(options.function)
-        wanted = declared(options.columns).items()
-        self._columns = "; ".join(f"{name}: {one.dtype} {one.shape}" if one else name for name, one in wanted)
+        self._columns = "; ".join(
+            f"{name}: {one.dtype} {one.shape}" if one else name
+            for name, one in declared(options.columns).items()
+        )
         self._first: First | None = None  # how long a row takes is unknown if rows are there already
 
     def run(self) -> Generated:
@@ -283,12 +273,7 @@ class Run:
         return made
 
     def _there(self, finished: Finished | None) -> Generated | None:
-        """What is there, if it is all that is asked for; None if it has fewer rows.
-
-        Raises:
-            OptionError: there are finished files, and all is to be made anew.
-            GenerationError: they are of another job, or have more rows.
-        """
+        """What is there, if it is all that is asked for; None if it has fewer rows."""
         if finished is None:
             return None
         path, job, rows = finished.paths[0], finished.job, self._options.rows
@@ -310,10 +295,8 @@ class Run:
 
     def _differences(self, job: Job) -> list[str]:
         """In what a job that is there differs from what is asked for, as far as that is not accepted."""
-        wanted = self._wanted(job)
-        if self._options.resume == "changed":
-            job = replace(job, code=wanted.code)
-        return differences(job, wanted)
+        is_accepted = self._options.resume == "changed"
+        return differences(replace(job, code=self._code.digest) if is_accepted else job, self._wanted(job))
 
     def _wanted(self, like: Job) -> Job:
         """The job that is asked for, of the schema of one that is there."""
@@ -472,8 +455,7 @@ class Run:
         if error.filename is not None:
             text += f": {os.fsdecode(error.filename)!r}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):  # of HDF5 the text has many lines
-            free = in_bytes(shutil.disk_usage(out.parent).free)
-            text = f"{os.strerror(error.errno or 0)} ({free} are free)"
+            text = f"{os.strerror(error.errno)} ({in_bytes(shutil.disk_usage(out.parent).free)} are free)"
         text = f"{text}; {again}"
         return type(error)(text) if error.errno is None else type(error)(error.errno, text)
 

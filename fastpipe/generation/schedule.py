@@ -33,14 +33,7 @@ _log = logging.getLogger("fastpipe.generate")
 
 
 class Report:
-    """Shows how far it is, in a ``with`` block.
-
-    Args:
-        name: of the file.
-        rows: of all.
-        is_shown: whether anything is; the log has what matters in any case.
-        console: where to; standard error.
-    """
+    """Shows how far a file of so many rows is, in a ``with`` block; the log has what matters in any case."""
 
     def __init__(
         self, name: str, rows: int, *, is_shown: bool = True, console: Console | None = None
@@ -114,11 +107,7 @@ class Report:
 class Interrupts:
     """Counts Ctrl-C instead of raising it, in a ``with`` block of the main thread.
 
-    Args:
-        is_here: whether this thread makes rows: then the second one is raised, as nobody would look for it.
-
-    Attributes:
-        count: of interrupts so far.
+    Where this thread makes rows the second one is raised, as nobody would look for it.
     """
 
     def __init__(self, *, is_here: bool = False) -> None:
@@ -144,12 +133,7 @@ class Interrupts:
 
 
 class Missing:
-    """The rows that are not made yet.
-
-    Args:
-        rows: of all.
-        done: blocks that are, in any order.
-        align: a block begins at a multiple of this, or where another ends.
+    """The rows that are not made yet; blocks of them begin at multiples of ``align``, or where others end.
 
     >>> missing = Missing(10, [(2, 4)])
     >>> missing.take(5), missing.take(5), missing.take(5), missing.left
@@ -190,11 +174,7 @@ class Missing:
 class Schedule:
     """Has all missing rows made, stored and added to the journal.
 
-    Args:
-        workers, missing: make rows, and which.
-        journal, writer: note what is done, and bring it to the disk.
-        report, interrupts: of the progress, and whether to stop.
-        expected: about how many seconds a row takes, and how many bytes; None where it is unknown.
+    ``expected`` is about how many seconds a row takes, and how many bytes; None where it is unknown.
     """
 
     def __init__(

@@ -137,8 +137,8 @@ class Stored:
         with_nan, rows = content.get("nan", (0, ()))
         spooled = tuple(Spooled(*one) for one in content.get("spooled", ()))
         failed = tuple((index, text) for index, text in content.get("failed", ()))
-        crcs, nbytes = tuple(content["crcs"]), content["nbytes"]
-        return cls(*content["rows"], crcs, spooled, failed, with_nan, tuple(rows), nbytes)
+        (first, last), crcs = content["rows"], tuple(content["crcs"])
+        return cls(first, last, crcs, spooled, failed, with_nan, tuple(rows), content["nbytes"])
 
 
 def described(block: Block, spooled: tuple[Spooled, ...] = ()) -> Stored:

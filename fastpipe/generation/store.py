@@ -332,7 +332,8 @@ class _Writer(pickle.Pickler):
 class _Reader(pickle.Unpickler):
     def __init__(self, blobs: Sequence[ByteArray]) -> None:
         super().__init__(io.BytesIO(blobs[0].data))
-        self._blobs, self._tensors = blobs, None
+        self._blobs = blobs
+        self._tensors: Any = None
 
     def find_class(self, module: str, name: str) -> Any:
         raise EntryError("it needs pickle, and its seal is missing")

@@ -36,21 +36,15 @@ FUNCTION = "function"  # the file with a task for the workers of an executor
 
 @dataclass(frozen=True)
 class Done:
-    """What a worker returns.
+    """What a worker returns."""
 
-    Attributes:
-        stored: the rows; none, where the first raised.
-        failure: what ended it.
-        seconds: it took.
-        who: made it: machine, process and thread.
-        sent: the rows by pickle, and their checksum, if they are still to be stored.
-    """
-
-    stored: Stored
-    failure: Failure | None
+    stored: Stored  # the rows; none, where the first raised
+    failure: Failure | None  # what ended it
     seconds: float
-    who: tuple[str, int, int]
-    sent: tuple[bytes, int] | None = None
+    who: tuple[str, int, int]  # machine, process and thread
+    sent: tuple[bytes, int] | None = (
+        None  # the rows by pickle, and a checksum, if they are still to be stored
+    )
 
     def block(self) -> Block | None:
         """Return the rows that were sent; a ValueError if they are not what was made."""
@@ -94,12 +88,7 @@ class _ThisThread(Executor):
 
 
 class Workers(AbstractContextManager["Workers"]):
-    """An executor that makes blocks; a ``with`` block ends it.
-
-    Attributes:
-        count: how many blocks are made at a time.
-        slots: how many may be in flight: while one is made, the next one waits.
-    """
+    """An executor that makes blocks, ``count`` at a time; a ``with`` block ends it."""
 
     def __init__(
         self, executor: Executor, run: Callable[[int, int], Done], count: int, *, limits: bool = True
@@ -113,6 +102,7 @@ class Workers(AbstractContextManager["Workers"]):
 
     @property
     def slots(self) -> int:
+        """How many blocks may be in flight: while one is made, the next one waits."""
         return 2 * self.count
 
     def submit(self, first: int, last: int) -> Future[Done]:
@@ -135,7 +125,7 @@ class Workers(AbstractContextManager["Workers"]):
 class ThisThread(Workers):
     """This thread: a block is made when it is submitted."""
 
-    slots = 1  # type: ignore[assignment]
+    slots = 1
 
     def __init__(self, task: Task, writer: Writer | None) -> None:
         super().__init__(_ThisThread(), _work(task, writer), 1)
@@ -150,13 +140,9 @@ class Threads(Workers):
 
 
 class Cluster(Workers):
-    """An executor of the user's, whose workers see the folder of the job and send the blocks they made.
+    """An executor of the user's, who closes it; its workers see the folder of the job, and send their blocks.
 
-    Args:
-        task: what is made.
-        folder: of the job.
-        executor: closed by its owner.
-        count: how many blocks are made at a time; None to learn it from who makes them.
+    Without a ``count`` it is learned from who makes them.
     """
 
     def __init__(self, task: Task, folder: Path, executor: Executor, count: int | None) -> None:
@@ -240,10 +226,7 @@ _LOOK_S = 0.5  # how often the parent looks whether a worker that it waits for i
 class Processes(Workers):
     """Worker processes; where one dies another takes its place, and the future raises a `WorkerError`.
 
-    Args:
-        task: what they make.
-        layout: where it goes; None to throw it away.
-        count: how many.
+    Without a layout what they make is thrown away.
     """
 
     def __init__(self, task: Task, layout: Layout | None, count: int) -> None:
@@ -305,12 +288,7 @@ class _Process:
                 self._pipe.send_bytes(part)
 
     def run(self, first: int, last: int) -> Done:
-        """Have rows made.
-
-        Raises:
-            WorkerError: it died.
-            Exception: as it was raised there.
-        """
+        """Have rows made; raises a WorkerError where it died, and what was raised there."""
         if self._process is None:
             if self._is_killed:
                 raise CancelledError
@@ -361,12 +339,7 @@ class _Process:
 
 
 def serve(descriptor: int, parent: int) -> None:
-    """Serve a parent as its worker, until the pipe is closed.
-
-    Args:
-        descriptor: of this end of the pipe.
-        parent: the process at the other end.
-    """
+    """Serve a parent as its worker, until the pipe is closed, of which this is the end's descriptor."""
     if not end_with_parent(parent) and sys.platform == "linux":
         return  # it has ended meanwhile; elsewhere the end of the pipe tells, when the block is done
     pipe = Connection(descriptor)
