@@ -24,8 +24,6 @@ from fastpipe.errors import AugmentError
 from fastpipe.tf.augment_ops import STREAM, change, uniforms
 from fastpipe.tf.options import check_choice
 
-__all__ = ["Augment"]
-
 _DRAWS = {"horizontal_flip": 1, "vertical_flip": 1, "affine": 6, "colour": 8, "cutout": 24}
 _COLOURS = ("brightness", "contrast", "saturation", "hue")
 _UNCHANGED = ((1, 1), (1, 1), (1, 1), (0, 0))
@@ -309,10 +307,8 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
 def _is_on_cpu(images: Sequence[Any]) -> bool:
     """Return whether the native core changes these images.
 
-    It does if their values are in the processor's memory, and while TensorFlow traces a function of
-    ``tf.data``, whose Python functions run on the processor when an element is made.  Any other function that
-    is being traced may be compiled by XLA, run on any device, or be saved: a trace is used again wherever the
-    function is called.
+    It does if their values are in the processor's memory, and while a function of ``tf.data`` is traced.
+    Any other trace may be compiled by XLA, run on any device, or be saved, and is used wherever it is called.
     """
     if tf.executing_eagerly():
         return all(tf.DeviceSpec.from_string(one.backing_device).device_type == "CPU" for one in images)
@@ -359,16 +355,8 @@ def change_natively(
 ) -> npt.NDArray[Any]:  # fmt: skip
     """Change images, to the same bits as the chains of ``fastpipe.augment``, without Python's lock.
 
-    Args:
-        images: (N, H, W, C): uint8, float16, bfloat16 or float32, in any order of memory.
-        u: uniform numbers, a row for each image.
-        used: the steps that change anything, in their order, and their columns of ``u``.
-        arguments: of ``Augment``.
-        colours: the ranges of brightness, contrast, saturation and hue; empty to leave colours.
-        memory: for the new images.
-
-    Returns:
-        (N, H, W, C), C-contiguous.
+    Images are (N, H, W, C), in any order of memory, and have a row of ``u`` each, of which ``used`` says the
+    steps' columns; ``colours`` has the ranges of brightness, contrast, saturation and hue, or is empty.
     """
     out: npt.NDArray[Any] = memory.take(images.shape, images.dtype)
     count, size = len(images), images.shape[1:3]

@@ -10,8 +10,6 @@ from typing import Any, Literal
 from fastpipe.core.types import Size
 from fastpipe.errors import OptionError
 
-__all__ = ["ImageSpec", "Modality", "check_choice", "spec_of"]
-
 _BOX_FORMATS = ("xyxy", "yxyx", "xywh", "center_xywh", "rel_xyxy", "rel_yxyx", "rel_xywh")
 _CHANNELS = {"rgb": 3, "grayscale": 1, "rgba": 4}
 # The names of filters: Keras's, and for Pillow's pixels to Pillow's, whose "box" is what Keras calls "area".
@@ -116,17 +114,7 @@ class Modality:
 
 @dataclass(frozen=True)
 class ImageSpec:
-    """How the images of one modality are made.
-
-    Attributes:
-        size: of the result.
-        channels: 1, 3 or 4.
-        filter: of resampling: in Pillow's words for ``"pil"``, in TensorFlow's for ``"tf"``.
-        antialias: whether it widens where images are made smaller.
-        parity: whose pixels: ``"pil"`` gives Pillow's bytes, ``"tf"`` TensorFlow's floats.
-        aspect: ``"crop"`` or ``"pad"`` to keep an image's proportions.
-        outside: of ``Modality``.
-    """
+    """What becomes of the images of a column."""
 
     size: Size
     channels: int
