@@ -120,11 +120,9 @@ class Scaling(NamedTuple):
 
     def as_native(self) -> tuple[int, float, float]:
         """Return it as the native core takes it."""
-        bytes_before, bytes_after = self.before == np.uint8, self.after == np.uint8
-        if bytes_before or bytes_after:
-            kind = 0 if bytes_before and bytes_after else 1 if bytes_before else 3
-        else:
-            kind = 0 if self.factor is None else 2
+        of_bytes = self.before == np.uint8, self.after == np.uint8
+        kinds = {(True, True): 0, (True, False): 1, (False, True): 3}
+        kind = kinds.get(of_bytes, 0 if self.factor is None else 2)
         return kind, 1.0 if self.factor is None else self.factor, self.offset
 
 
@@ -216,15 +214,17 @@ class PillowPixels:
         return converted(image.pil(), {1: "L", 3: "RGB", 4: "RGBA"}[self._spec.channels])
 
 
-class _PillowImage:
+class _PillowImage(NamedTuple):
     """An image that Pillow opened, with any channels."""
 
-    def __init__(self, opened: Any) -> None:
-        self._opened = opened
-        self.size = Size(opened.height, opened.width)
+    opened: Any
+
+    @property
+    def size(self) -> Size:
+        return Size(self.opened.height, self.opened.width)
 
     def pil(self) -> Any:
-        return self._opened
+        return self.opened
 
 
 class TensorFlowPixels:
@@ -316,8 +316,8 @@ def _native_plan(
 ) -> Any:  # fmt: skip
     """Return the ``native.ImagePlan`` of a column; None if a number does not fit.
 
-    ``filter_`` is of Pillow's resize, and the order of its passes; ``parity`` is 0 for Pillow's pixels, 1 and 2
-    for TensorFlow's, resized bilinearly or to the nearest.
+    ``filter_`` is of Pillow's resize, and the order of its passes; ``parity`` is 0 for Pillow's pixels, 1 and
+    2 for TensorFlow's, resized bilinearly or to the nearest.
     """
     spec, boxes = column
     size, steps = tuple(spec.size), []

@@ -53,7 +53,6 @@ class Table:
 
     @property
     def names(self) -> list[str]:
-        """The names of the columns."""
         return list(self._columns)
 
     def column(self, name: str, what: str) -> npt.NDArray[Any] | list[Any]:
