@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fastpipe.console import Progress, positive, print_line, size
 from fastpipe.errors import OptionError
-from fastpipe.generation.public import generate, probe
+from fastpipe.generation.run import generate, probe
 
 EPILOG = """\
 FUNCTION(index, rng) returns a dict of arrays, numbers and strings. It is imported from
