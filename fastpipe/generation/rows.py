@@ -51,9 +51,13 @@ class Block:
     failed: list[Failure] = field(default_factory=list)  # rows left out: zeros, or no length, in their places
 
     @property
+    def arrays(self) -> list[npt.NDArray[Any]]:
+        """All that is written."""
+        return [*self.fixed, *self.lengths, *self.flat]
+
+    @property
     def nbytes(self) -> int:
-        """Of all values."""
-        return sum(one.nbytes for one in (*self.fixed, *self.flat))
+        return sum(one.nbytes for one in self.arrays)
 
     def rows_with_nan(self) -> list[int]:
         """The rows in which a number is NaN."""
