@@ -79,8 +79,7 @@ def generate(
             ``fn.batch(indices, rng)`` makes several rows at once: ``indices`` is int64 (B,), ``rng`` has the
             methods of a Generator and gives a row for each, (B, …), and the result has arrays (B, …).
         n: how many rows.
-        out: the file.  While it grows there is a folder ``out.partial`` beside it, which has all rows, too:
-            until the file is finished they take twice its place on the disk.
+        out: the file.  While it grows there is a folder ``out.partial`` beside it.
         seed: what makes these samples and no others; 0 or more.
         workers: how many rows are made at a time; 0 makes them in this thread.  ``"auto"``: one for each core
             that this process may use, unless a look at the function shows that it gains nothing.
