@@ -272,6 +272,8 @@ class Schedule:
     def _take(self, done: Done, first: int, last: int) -> None:
         stored, rows = done.stored, done.stored.last - done.stored.first
         if rows:
+            if (block := done.block()) is not None:
+                stored = self._writer.put(block)
             self._pending.append(stored)
             self._report.advance(rows, stored.nbytes, len(stored.failed))
             row_s = max(done.seconds / rows, 1e-9)

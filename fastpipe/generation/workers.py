@@ -12,12 +12,14 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 from fastpipe.core.extras import require, require_threadpoolctl
 from fastpipe.core.files import open_regular
@@ -25,31 +27,50 @@ from fastpipe.core.machine import available_cpus
 from fastpipe.core.processes import end_with_parent, signal_name
 from fastpipe.core.text import printable
 from fastpipe.errors import FastpipeError, OptionError, WorkerError
-from fastpipe.generation.rows import Failure, Maker, Task
+from fastpipe.generation.rows import Block, Failure, Maker, Task
 from fastpipe.generation.storage import Stored, Writer, described, replace_file
 
 Kind = Literal["processes", "threads"]
 FUNCTION = "function"  # the file with a task for the workers of an executor
 
 
-class Done(NamedTuple):
+@dataclass(frozen=True)
+class Done:
     """What a worker returns."""
 
     stored: Stored  # the rows; none, where the first raised
     failure: Failure | None  # what ended it
     seconds: float
     who: tuple[str, int, int]  # machine, process and thread
+    sent: tuple[bytes, int] | None = (
+        None  # the rows by pickle, and a checksum, if they are still to be stored
+    )
+
+    def block(self) -> Block | None:
+        """Return the rows that were sent; a ValueError if they are not what was made."""
+        if self.sent is None:
+            return None
+        content, crc = self.sent
+        if zlib.crc32(content) != crc:
+            rows = f"rows {self.stored.first} to {self.stored.last - 1}"
+            raise ValueError(f"{rows} did not arrive as {self.who[0]} has sent them: checksums differ")
+        block: Block = pickle.loads(content)
+        return block
 
 
-def _work(task: Task, writer: Writer | None) -> Callable[[int, int], Done]:
-    """What makes and stores blocks in this process; without a writer they are thrown away."""
+def _work(task: Task, writer: Writer | None, *, sends: bool = False) -> Callable[[int, int], Done]:
+    """What makes and stores blocks in this process; without a writer they are thrown away, or sent."""
     maker, put = Maker(task), writer.put if writer else described
 
     def run(first: int, last: int) -> Done:
         begun = time.perf_counter()
         block, failure = maker.block(first, last)
-        stored, who = put(block), (socket.gethostname(), os.getpid(), threading.get_native_id())
-        return Done(stored, failure, time.perf_counter() - begun, who)
+        stored, sent = put(block), None
+        who = socket.gethostname(), os.getpid(), threading.get_native_id()
+        if sends:
+            content = pickle.dumps(block, pickle.HIGHEST_PROTOCOL)
+            sent = content, zlib.crc32(content)
+        return Done(stored, failure, time.perf_counter() - begun, who, sent)
 
     return run
 
@@ -119,7 +140,7 @@ class Threads(Workers):
 
 
 class Cluster(Workers):
-    """An executor of the user's, who closes it; its workers see the folder of the job, and write to it.
+    """An executor of the user's, who closes it; its workers see the folder of the job, and send their blocks.
 
     Without a ``count`` it is learned from who makes them.
     """
@@ -153,25 +174,24 @@ class Cluster(Workers):
 def _run_from_folder(folder: str, digest: str, first: int, last: int) -> Done:
     """Make rows in a worker of an executor, by the task in a folder that all of them see."""
     try:
-        run = _work_in(folder, digest, os.getpid())
-        with OneThreadEach():
-            return run(first, last)
+        task = _task(folder, digest)
     except FileNotFoundError as error:
-        if os.path.exists(os.path.join(folder, FUNCTION)):
-            raise
         raise FileNotFoundError(
             error.errno, f"a worker on {socket.gethostname()} does not see {folder!r}: name an out= in a "
             "folder that all workers of the executor share"
         ) from error  # fmt: skip
+    with OneThreadEach():
+        return _work(task, None, sends=True)(first, last)
 
 
 @functools.lru_cache(maxsize=4)
-def _work_in(folder: str, digest: str, process: int) -> Callable[[int, int], Done]:
+def _task(folder: str, digest: str) -> Task:
     with open(os.path.join(folder, FUNCTION), "rb", opener=open_regular) as file:
         data = file.read()
     if hashlib.sha256(data).hexdigest() != digest:
         raise OSError(printable(f"{Path(folder, FUNCTION)} holds another function than it was asked to run"))
-    return _work(pickle.loads(data), Writer(Path(folder)))
+    task: Task = pickle.loads(data)
+    return task
 
 
 def _pickled(task: Task) -> bytes:

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -587,3 +588,34 @@ def test_workers_have_the_arguments_of_the_script(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "script.py", "{it's}"], cwd=tmp_path, check=True)
     with h5py.File(tmp_path / "x.h5") as file:
         assert set(file["argument"].asstr()[:]) == {"{it's}"}
+
+
+class _Damaging(ThreadPoolExecutor):
+    """Sends one block otherwise than it was made, as a network may."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self._count = 0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self._count += 1
+        is_damaged = self._count == 3
+
+        def run() -> Any:
+            done = fn(*args, **kwargs)
+            content, crc = done.sent
+            return replace(done, sent=(content[:-9] + bytes(9), crc)) if is_damaged else done
+
+        return super().submit(run)
+
+
+def test_a_block_that_arrives_otherwise_is_not_kept(tmp_path: Path) -> None:
+    def sample(index: int, rng: np.random.Generator) -> dict[str, Any]:
+        return {"x": rng.normal(size=3), "r": np.arange(1 + index % 7)}
+
+    with _Damaging() as executor:
+        with pytest.raises(GenerationError, match=r"rows \d+ to \d+ did not arrive as .* checksums differ"):
+            made(sample, tmp_path / "x.h5", executor=executor, columns=_RAGGED)
+        found = made(sample, tmp_path / "x.h5", executor=executor, columns=_RAGGED)
+    alone = made(sample, tmp_path / "alone.h5", workers=0, columns=_RAGGED)
+    assert digests(found)[0][1] == digests(alone)[0][1]
