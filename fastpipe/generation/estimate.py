@@ -97,9 +97,9 @@ class ProbeReport:
             )
         gain, note = self.together / self.alone, "" if self.best_workers else "; they are not worth starting"
         yield f"{self.workers} workers: {self.together:.3g} rows/s, {gain:.2f} × a loop{note}"
-        if 2 * self.nbytes > self.free_nbytes:  # rows are there twice while files are made of them
-            needed, free = in_bytes(2 * self.nbytes), in_bytes(self.free_nbytes)
-            yield f"WARNING: {needed} do not fit the disk, where {free} are free"
+        if self.nbytes > self.free_nbytes:
+            free = in_bytes(self.free_nbytes)
+            yield f"WARNING: {in_bytes(self.nbytes)} do not fit the disk, where {free} are free"
         if self.seconds > _HOURS_S:
             yield f"WARNING: this takes {in_time(self.seconds)}. Of the time of a row goes:"
         elif self.top:

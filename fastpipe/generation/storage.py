@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import secrets
 import threading
@@ -89,15 +88,17 @@ class Stored:
 
     def block(self, folder: Path, schema: Schema) -> Block:
         """Return the block."""
-        data, at, rows = np.frombuffer(self.read(folder), np.uint8), 0, self.last - self.first
+        data, at, rows = self.read(folder), 0, self.last - self.first
 
-        def take(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        def take(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
             nonlocal at
-            begin, at = at, at + math.prod(shape) * dtype.itemsize
-            return data[begin:at].view(dtype).reshape(shape)
+            array: npt.NDArray[Any] = np.empty(shape, dtype)
+            view = _bytes_of(array)
+            view[:], at = data[at : at + len(view)], at + len(view)
+            return array
 
         fixed = [take((rows, *one.inner), one.element) for one in schema.fixed]
-        lengths = [take((rows,), np.dtype(np.int64)) for _ in schema.ragged]
+        lengths = [take((rows,), np.int64) for _ in schema.ragged]
         both = zip(schema.ragged, lengths, strict=True)
         flat = [take((int(some.sum()), *one.inner), one.element) for one, some in both]
         failed = [Failure(*one) for one in self.failed]
@@ -107,7 +108,7 @@ class Stored:
 def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
     """An array's bytes, also of types that Python's buffers do not know."""
     if not array.size:
-        return memoryview(b"")
+        return memoryview(bytearray())
     flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return memoryview(flat)
 
