@@ -1,7 +1,9 @@
-"""A job's files: what is there of it, the folder in which it grows, and the HDF5 files that are made of it.
+"""A job's files: what is there of it, and HDF5 files around rows that are already in place.
 
-A finished file depends on nothing but its rows, the job and the library: rows are written in order, chunks
-are allocated at once, so that they follow each other, and no times are noted.
+The library makes the structure of a file before there is any data, with chunks allocated at once and not
+filled.  Chunks of whole rows then follow each other, so that row ``r`` of a dataset lies at ``begin + r *
+row_nbytes``, whoever writes it and when; and the structure depends on nothing but the datasets, the library
+and the attributes.  So rows are written without the library, and the structure is put around them at the end.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ import errno
 import json
 import os
 import platform
+import zlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +33,17 @@ from fastpipe.errors import GenerationError, OptionError
 from fastpipe.generation.code import changed
 from fastpipe.generation.columns import Column, Schema, length_name
 from fastpipe.generation.rows import Block, Failure, Policy
-from fastpipe.generation.storage import JOURNAL, Journal, Stored
+from fastpipe.generation.storage import (
+    JOURNAL,
+    Journal,
+    Layout,
+    Region,
+    Stored,
+    bytes_of,
+    data_file,
+    opened,
+    write_all,
+)
 from fastpipe.generation.workers import FUNCTION
 
 _FORMAT = 1
@@ -38,6 +52,7 @@ _OWN_SUFFIXES = (".data", ".spool", ".h5", ".unfinished", ".part")  # the last o
 _CHUNK_NBYTES = 64 << 10
 _LARGEST_CHUNK = 2**32 - 1
 _AT_ONCE = 32 << 20
+_STRUCTURE, _COMPACT = "structure.h5", ".compact.data"
 LEFT_OUT = "left out before"  # of a row that failed when a file was made, which keeps no more of it
 
 
@@ -77,12 +92,6 @@ class Job:
             raise GenerationError("it was made by another version of fastpipe")
         values = {name: value for name, value in content.items() if name not in ("format", "form")}
         return cls(**{"parts": {}, "extends": 0, **values, "schema": Schema.from_json(content["form"])})
-
-    @property
-    def shards(self) -> list[range]:
-        """The rows of each file."""
-        size = self.shard_rows or self.rows
-        return [range(first, min(first + size, self.rows)) for first in range(0, self.rows, size)]
 
     def attributes(self, rows: range, skipped: Sequence[int], nan_rows: int) -> dict[str, Any]:
         """Return the attributes of a finished file, for people and for extending it."""
@@ -217,8 +226,8 @@ class Folder(GrowingFolder):
     def tidy(self, blocks: Sequence[Stored]) -> None:
         """Remove what was written and is not in the journal: where the disk was full, it is still."""
         ends: dict[str, int] = {}
-        for one in blocks:
-            ends[one.file] = max(ends.get(one.file, 0), one.begin + one.nbytes)
+        for spooled in (spooled for one in blocks for spooled in one.spooled):
+            ends[spooled.file] = max(ends.get(spooled.file, 0), spooled.begin + spooled.nbytes)
         for name in os.listdir(self.folder):
             if name.endswith((".unfinished", ".part")) or (name.endswith(".spool") and name not in ends):
                 os.unlink(self.folder / name)
@@ -240,14 +249,141 @@ class Folder(GrowingFolder):
         return [one for one in os.listdir(self.folder) if one in own or one.endswith(_OWN_SUFFIXES)]
 
 
+# ---- structure --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Array:
+    """A dataset of a file."""
+
+    name: str
+    dtype: Any
+    shape: tuple[int, ...]  # of a row
+    attributes: Mapping[str, Any]
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * int(np.dtype(self.dtype).itemsize)
+
+
+def _fixed_arrays(schema: Schema) -> list[_Array]:
+    return [_Array(one.name, one.element, one.inner, {}) for one in schema.fixed]
+
+
+def _arrays(schema: Schema, widths: Sequence[int]) -> list[_Array]:
+    """All datasets of a finished file, given the greatest length in each ragged column."""
+    found = _fixed_arrays(schema)
+    for column, longest in zip(schema.ragged, widths, strict=True):
+        width = max(longest, 1)
+        if column.is_text:
+            h5py = require("h5py", extra="generation")
+            found.append(_Array(column.name, h5py.string_dtype("utf-8", width), (), {}))
+        else:
+            lengths = length_name(column.name)
+            found.append(_Array(column.name, column.element, (width, *column.inner), {"lengths": lengths}))
+            found.append(_Array(lengths, np.dtype(np.int64), (), {}))
+    return found
+
+
+def _create(
+    path: Path, arrays: Sequence[_Array], rows: int, chunk_rows: int | None, attributes: Mapping[str, Any]
+) -> list[Region]:
+    """Make a file with structure and without data; return where the rows of each dataset go."""
+    h5py = require("h5py", extra="generation")
+    # Without times, by which no file would be like another.
+    creation, access = (h5py.h5p.create(kind) for kind in (h5py.h5p.FILE_CREATE, h5py.h5p.FILE_ACCESS))
+    creation.set_obj_track_times(False)
+    access.set_libver_bounds(h5py.h5f.LIBVER_V110, h5py.h5f.LIBVER_V110)
+    regions = []
+    with h5py.File(h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_TRUNC, creation, access)) as file:
+        for array in arrays:
+            regions.append(_create_dataset(h5py, file, array, rows, chunk_rows))
+        for array in arrays:
+            file[array.name].attrs.update(array.attributes)
+        file.attrs.update(attributes)
+    return regions
+
+
+def _create_dataset(h5py: Any, file: Any, array: _Array, rows: int, chunk_rows: int | None) -> Region:
+    limit = _LARGEST_CHUNK // array.nbytes
+    wanted = _CHUNK_NBYTES // array.nbytes if chunk_rows is None else min(chunk_rows, limit)
+    chunk = max(1, min(wanted, rows))
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_chunk((chunk, *array.shape))
+    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    properties.set_obj_track_times(False)
+    space = h5py.h5s.create_simple((rows, *array.shape))
+    kind = h5py.h5t.py_create(array.dtype, logical=True)
+    dataset = h5py.h5d.create(file.id, array.name.encode(), kind, space, properties)
+
+    def offset(row: int) -> int:
+        return int(dataset.get_chunk_info_by_coord((row, *(0,) * len(array.shape))).byte_offset)
+
+    region = Region(offset(0), array.nbytes, rows)
+    last = (rows - 1) // chunk * chunk
+    if offset(last) != region.begin + last * region.row_nbytes:
+        raise RuntimeError(f"HDF5 {array.name!r}: chunks do not follow each other; please report this")
+    return region
+
+
+def layout_of(job: Job, folder: Path) -> Layout:
+    """Return where the rows of a job go."""
+    scratch = folder / _STRUCTURE
+    layout = Layout(folder, job.rows, job.shard_rows or job.rows, [])
+    counts, arrays = [len(layout.shard(number)) for number in range(layout.shards)], _fixed_arrays(job.schema)
+    try:
+        found = {count: _create(scratch, arrays, count, job.chunk_rows, {}) for count in set(counts)}
+    finally:
+        scratch.unlink(missing_ok=True)
+    return replace(layout, regions=[found[count] for count in counts])
+
+
 # ---- rows that are there already --------------------------------------------------------------------
 
 
-def damaged(blocks: Sequence[Stored], folder: Path) -> list[Stored]:
+def damaged(blocks: Sequence[Stored], layout: Layout) -> list[Stored]:
     """Return blocks whose data is not what the journal says."""
+
+    def is_whole(stored: Stored) -> bool:
+        try:
+            crcs = [0] * len(stored.crcs)
+            for number, rows, at in layout.pieces(stored.first, stored.last):
+                with opened(data_file(layout.folder, number)) as descriptor:
+                    for column, region in enumerate(layout.regions[number]):
+                        begin = region.begin + at * region.row_nbytes
+                        crcs[column] = _crc(descriptor, begin, len(rows) * region.row_nbytes, crcs[column])
+            spooled = []
+            for one in stored.spooled:
+                with opened(layout.folder / one.file) as descriptor:
+                    spooled.append(_crc(descriptor, one.begin, one.nbytes, 0))
+        except EOFError:
+            return False
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return False  # the disk has lost it; to be made again is what can be done
+        return tuple(crcs) == stored.crcs and spooled == [one.crc for one in stored.spooled]
+
     with ThreadPoolExecutor(available_cpus()) as pool:
-        are_whole = pool.map(lambda one: one.is_whole(folder), blocks)
-        return [one for one, is_whole in zip(blocks, are_whole, strict=True) if not is_whole]
+        return [one for one, whole in zip(blocks, pool.map(is_whole, blocks), strict=True) if not whole]
+
+
+def _crc(descriptor: int, begin: int, nbytes: int, crc: int) -> int:
+    for data in _pieces(descriptor, begin, nbytes):
+        crc = zlib.crc32(data, crc)
+    return crc
+
+
+def _pieces(descriptor: int, begin: int, nbytes: int) -> Iterator[bytes]:
+    """Bytes of a file, so many at a time that they do not fill memory."""
+    end = begin + nbytes
+    while begin < end:
+        data = os.pread(descriptor, min(end - begin, _AT_ONCE), begin)
+        if not data:
+            raise EOFError(f"a file ends {end - begin:,} bytes too early")
+        yield data
+        begin += len(data)
 
 
 class OldRows:
@@ -312,121 +448,139 @@ def _kept(file: Any) -> npt.NDArray[np.int64]:
 # ---- finished files ---------------------------------------------------------------------------------
 
 
-def _files_with_rows(job: Job, blocks: Sequence[Stored]) -> dict[int, list[int]]:
+def _files_with_rows(layout: Layout, blocks: Sequence[Stored]) -> dict[int, list[int]]:
     """For each file that has any rows, by its number, the rows that it lacks as they failed."""
     failed = sorted(pair for one in blocks for pair in one.failed)
     found, indices = {}, [index for index, _ in failed]
-    for number, rows in enumerate(job.shards):
+    for number in range(layout.shards):
+        rows = layout.shard(number)
         skipped = indices[bisect_left(indices, rows.start) : bisect_left(indices, rows.stop)]
         if len(skipped) < len(rows):
             found[number] = skipped
     if not found:
-        raise GenerationError(f"all {job.rows:,} rows failed, the first with {failed[0][1]}")
+        raise GenerationError(f"all {layout.rows:,} rows failed, the first with {failed[0][1]}")
     return found
 
 
-def finish(job: Job, folder: Path, blocks: Sequence[Stored], say: Callable[[str], None]) -> None:
-    """Make files of rows that are all there; may be done again after it was cut off.
+def finish(job: Job, layout: Layout, blocks: Sequence[Stored], say: Callable[[str], None]) -> None:
+    """Put the structure around rows that are all in place; may be done again after it was cut off.
 
     Raises a GenerationError where all rows failed.
     """
     blocks = sorted(blocks, key=lambda one: one.first)
     firsts, lasts = [one.first for one in blocks], [one.last for one in blocks]
-    # Of each ragged column, the greatest length.
-    widths = [max(1, *lengths) for lengths in zip(*(one.longest for one in blocks), strict=True)]
-    nan_rows = sum(one.with_nan for one in blocks)
-    for number, skipped in _files_with_rows(job, blocks).items():
-        rows = job.shards[number]
+    columns = range(len(job.schema.ragged))
+    widths = [max((one.spooled[at].longest for one in blocks), default=0) for at in columns]
+    arrays, nan_rows = _arrays(job.schema, widths), sum(one.with_nan for one in blocks)
+    for number, skipped in _files_with_rows(layout, blocks).items():
+        rows = layout.shard(number)
         some = blocks[bisect_right(lasts, rows.start) : bisect_left(firsts, rows.stop)]
-        path, at = _made_file(folder, number), 0
-        _create(path, job, len(rows) - len(skipped), widths, job.attributes(rows, skipped, nan_rows))
-        with require("h5py", extra="generation").File(path, "r+") as file:
-            for stored in some:
-                indices = np.arange(stored.first, stored.last)
-                is_in = (indices >= rows.start) & (indices < rows.stop)
-                keep = np.flatnonzero(is_in & ~np.isin(indices, skipped))
-                _write_rows(file, at, job.schema, stored.block(folder, job.schema), keep)
-                at += len(keep)
-        descriptor = open_regular(path)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        say(f"file {number + 1} of {len(job.shards)}")
+        attributes = job.attributes(rows, skipped, nan_rows)
+        _finish_file(job, layout, number, arrays, attributes, skipped, some)
+        say(f"file {number + 1} of {layout.shards}")
 
 
-def _create(path: Path, job: Job, rows: int, widths: Sequence[int], attributes: Mapping[str, Any]) -> None:
-    """Make a file whose rows are still to be written; it takes all of its place on the disk."""
-    h5py = require("h5py", extra="generation")
-    creation, access = (h5py.h5p.create(kind) for kind in (h5py.h5p.FILE_CREATE, h5py.h5p.FILE_ACCESS))
-    creation.set_obj_track_times(False)
-    access.set_libver_bounds(h5py.h5f.LIBVER_V110, h5py.h5f.LIBVER_V110)
-    path.unlink(missing_ok=True)
-    with h5py.File(h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_EXCL, creation, access)) as file:
-        for column in job.schema.fixed:
-            _create_dataset(file, column.name, column.element, (rows, *column.inner), job.chunk_rows)
-        for column, width in zip(job.schema.ragged, widths, strict=True):
-            if column.is_text:
-                kind = h5py.string_dtype("utf-8", width)
-                _create_dataset(file, column.name, kind, (rows,), job.chunk_rows)
-                continue
-            _create_dataset(file, column.name, column.element, (rows, width, *column.inner), job.chunk_rows)
-            lengths = length_name(column.name)
-            _create_dataset(file, lengths, np.dtype(np.int64), (rows,), job.chunk_rows)
-            file[column.name].attrs["lengths"] = lengths
-        file.attrs.update(attributes)
-    if hasattr(os, "posix_fallocate"):  # the library does not survive a disk that is full
-        descriptor = open_regular(path, os.O_RDWR)
-        try:
-            os.posix_fallocate(descriptor, 0, path.stat().st_size)
-        finally:
-            os.close(descriptor)
+def _finish_file(
+    job: Job, layout: Layout, number: int, arrays: Sequence[_Array], attributes: Mapping[str, Any],
+    skipped: Sequence[int], blocks: Sequence[Stored],
+) -> None:  # fmt: skip
+    folder, rows, fixed = layout.folder, layout.shard(number), layout.regions[number]
+    scratch, compact = folder / _STRUCTURE, folder / f"{number:05d}{_COMPACT}"
+    with ExitStack() as stack:
+        stack.callback(scratch.unlink, missing_ok=True)
+        source = target = stack.enter_context(opened(data_file(folder, number)))
+        regions = _create(scratch, arrays, len(rows) - len(skipped), job.chunk_rows, attributes)
+        if skipped:
+            target = stack.enter_context(opened(compact))
+            _copy_kept(source, target, rows, skipped, fixed, regions)
+        else:  # one of before rows of this file were made again, which then did not fail
+            compact.unlink(missing_ok=True)
+            if [one.begin for one in regions[: len(fixed)]] != [one.begin for one in fixed]:
+                raise RuntimeError("HDF5 puts rows elsewhere than before; please report this")
+        _copy_structure(scratch, target, regions)
+        _write_ragged(job.schema, layout, rows, skipped, blocks, target, regions[len(fixed) :])
+        os.fsync(target)
 
 
-def _create_dataset(file: Any, name: str, dtype: Any, shape: tuple[int, ...], chunk_rows: int | None) -> None:
-    h5py, nbytes = require("h5py"), int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
-    wanted = _CHUNK_NBYTES // nbytes if chunk_rows is None else chunk_rows
-    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    properties.set_chunk((max(1, min(wanted, shape[0], _LARGEST_CHUNK // nbytes)), *shape[1:]))
-    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    properties.set_obj_track_times(False)
-    kind = h5py.h5t.py_create(dtype, logical=True)
-    h5py.h5d.create(file.id, name.encode(), kind, h5py.h5s.create_simple(shape), properties)
+def _copy_structure(scratch: Path, target: int, regions: Sequence[Region]) -> None:
+    """Copy all of a file but what is between its regions."""
+    descriptor = open_regular(scratch)
+    try:
+        at, size = 0, os.fstat(descriptor).st_size
+        os.ftruncate(target, size)
+        for region in (*sorted(regions, key=lambda one: one.begin), Region(size, 0, 0)):
+            _copy(descriptor, target, at, region.begin - at, at)
+            at = region.end
+    finally:
+        os.close(descriptor)
 
 
-def _write_rows(file: Any, at: int, schema: Schema, block: Block, keep: npt.NDArray[np.int64]) -> None:
-    """Write some rows of a block, ragged ones at the width of the longest."""
-    if not len(keep):
-        return
-    here = slice(at, at + len(keep))
-    for column, values in zip(schema.fixed, block.fixed, strict=True):
-        file[column.name][here] = values if len(keep) == len(values) else values[keep]
-    for column, lengths, flat in zip(schema.ragged, block.lengths, block.flat, strict=True):
-        dataset, ends = file[column.name], np.cumsum(lengths)
-        width = dataset.dtype.itemsize if column.is_text else dataset.shape[1]
-        step = max(1, _AT_ONCE // (width * column.nbytes))  # so that padded rows do not fill memory
-        for begin in range(0, len(keep), step):
-            some = keep[begin : begin + step]
-            padded = np.zeros((len(some), width, *column.inner), column.element)
-            for place, row in enumerate(some):
-                padded[place, : lengths[row]] = flat[ends[row] - lengths[row] : ends[row]]
-            texts_or_rows = padded.view(dataset.dtype)[:, 0] if column.is_text else padded
-            dataset[at + begin : at + begin + len(some)] = texts_or_rows
-        if not column.is_text:
-            file[length_name(column.name)][here] = lengths[keep]
+def _copy_kept(
+    source: int, target: int, rows: range, skipped: Sequence[int], old: Sequence[Region],
+    new: Sequence[Region],
+) -> None:  # fmt: skip
+    """Copy the rows that are there, in runs."""
+    at, first = 0, rows.start
+    for end in (*skipped, rows.stop):
+        for before, after in zip(old, new, strict=False):
+            nbytes = before.row_nbytes
+            start = before.begin + (first - rows.start) * nbytes
+            _copy(source, target, start, (end - first) * nbytes, after.begin + at * nbytes)
+        at, first = at + end - first, end + 1
 
 
-def _made_file(folder: Path, number: int) -> Path:
-    return folder / f"{number:05d}.h5"
+def _copy(source: int, target: int, start: int, nbytes: int, to: int) -> None:
+    for data in _pieces(source, start, nbytes):
+        write_all(target, memoryview(data), to)
+        to += len(data)
 
 
-def name_files(out: Path, folder: Path, job: Job, journal: Journal, old: Sequence[Path]) -> list[Path]:
+def _write_ragged(
+    schema: Schema, layout: Layout, rows: range, skipped: Sequence[int], blocks: Sequence[Stored],
+    target: int, regions: Sequence[Region],
+) -> None:  # fmt: skip
+    """Write ragged columns from the spools, each row at the width of the longest."""
+    columns_regions = iter(regions)
+    for number, column in enumerate(schema.ragged):
+        values, at = next(columns_regions), 0
+        lengths = None if column.is_text else next(columns_regions)
+        for stored in blocks:
+            spooled = stored.spooled[number]
+            with opened(layout.folder / spooled.file) as descriptor:
+                data = os.pread(descriptor, spooled.nbytes, spooled.begin)
+            count = np.frombuffer(data, np.int64, stored.last - stored.first)
+            flat = np.frombuffer(data, np.uint8, offset=count.nbytes)
+            indices = np.arange(stored.first, stored.last)
+            keep = (indices >= rows.start) & (indices < rows.stop) & ~np.isin(indices, skipped)
+            for padded in _padded(count * column.nbytes, flat, keep, values.row_nbytes):
+                write_all(target, bytes_of(padded), values.begin + at * values.row_nbytes)
+                at += len(padded)
+            if lengths is not None:
+                kept = np.ascontiguousarray(count[keep])
+                write_all(target, bytes_of(kept), lengths.begin + (at - len(kept)) * lengths.row_nbytes)
+
+
+def _padded(
+    sizes: npt.NDArray[np.int64], flat: npt.NDArray[np.uint8], keep: npt.NDArray[np.bool_], width: int
+) -> Iterator[npt.NDArray[np.uint8]]:
+    """Rows of one width in bytes, zeros behind; so many at a time that they do not fill memory."""
+    ends = np.cumsum(sizes)
+    rows = np.flatnonzero(keep)
+    step = max(1, _AT_ONCE // width)
+    for first in range(0, len(rows), step):
+        some = rows[first : first + step]
+        padded = np.zeros((len(some), width), np.uint8)
+        for place, row in enumerate(some):
+            padded[place, : sizes[row]] = flat[ends[row] - sizes[row] : ends[row]]
+        yield padded
+
+
+def name_files(out: Path, layout: Layout, journal: Journal, old: Sequence[Path]) -> list[Path]:
     """Give finished files their names, for good; and remove old ones, of fewer rows, whose place they take.
 
     Raises an OptionError where there is something else of this name meanwhile.
     """
-    numbers = list(_files_with_rows(job, journal.blocks))
+    numbers = list(_files_with_rows(layout, journal.blocks))
     paths = [shard_path(out, place, len(numbers)) for place in range(len(numbers))]
     if not journal.is_naming:
         taken = [path for path in paths if os.path.lexists(path) and path not in old]
@@ -434,7 +588,11 @@ def name_files(out: Path, folder: Path, job: Job, journal: Journal, old: Sequenc
             raise OptionError(f"{taken[0]} has come meanwhile; move it away, and call again")
         journal.name()
     for number, path in zip(numbers, paths, strict=True):
-        if (made := _made_file(folder, number)).exists():
+        compact, made = layout.folder / f"{number:05d}{_COMPACT}", data_file(layout.folder, number)
+        if compact.exists():
+            made.unlink(missing_ok=True)  # first: what is there afterwards has no name yet
+            made = compact
+        if made.exists():
             os.replace(made, path)
     for path in old:
         if path not in paths:

@@ -51,13 +51,9 @@ class Block:
     failed: list[Failure] = field(default_factory=list)  # rows left out: zeros, or no length, in their places
 
     @property
-    def arrays(self) -> list[npt.NDArray[Any]]:
-        """All that is written."""
-        return [*self.fixed, *self.lengths, *self.flat]
-
-    @property
     def nbytes(self) -> int:
-        return sum(one.nbytes for one in self.arrays)
+        """Of all values."""
+        return sum(one.nbytes for one in (*self.fixed, *self.flat))
 
     def rows_with_nan(self) -> list[int]:
         """The rows in which a number is NaN."""

@@ -38,13 +38,14 @@ from fastpipe.generation.files import (
     damaged,
     differences,
     finish,
+    layout_of,
     name_files,
     paths_of,
     versions,
 )
 from fastpipe.generation.rows import FAILURES, Failure, Maker, Policy, Task
 from fastpipe.generation.schedule import Interrupts, Missing, Report, Schedule
-from fastpipe.generation.storage import Journal, Stored, Writer
+from fastpipe.generation.storage import Journal, Layout, Stored, Writer
 from fastpipe.generation.workers import Cluster, Kind, OneThreadEach, Processes, ThisThread, Threads, Workers
 
 # ---- what users call ------------------------------------------------------------------------------
@@ -481,16 +482,16 @@ class Run:
             old = paths_of(self._options.out)
         elif job.extends and (finished := Finished.at(self._options.out)) is not None:
             old = finished.paths
-        made = 0
+        layout, made = layout_of(job, folder.folder), 0
         if not journal.is_naming:
-            writer = Writer(folder.folder)
-            self._check_stored(job, journal, folder.folder)
+            writer = Writer(layout)
+            self._check_stored(journal, layout)
             folder.tidy(journal.blocks)
             self._take_over(job, journal, writer, old)
-            made = self._make(job, journal, writer)
-            finish(job, folder.folder, journal.blocks, self._report.step)
+            made = self._make(job, journal, layout, writer)
+            finish(job, layout, journal.blocks, self._report.step)
         with opened_folder(self._options.out) as here:
-            paths = name_files(self._options.out, Path(here), job, journal, old)
+            paths = name_files(self._options.out, replace(layout, folder=Path(here)), journal, old)
         failed = tuple(sorted(pair for one in journal.blocks for pair in one.failed))
         nan_rows = sum(one.with_nan for one in journal.blocks)
         if nan_rows:
@@ -502,7 +503,7 @@ class Run:
             self._report.say(text, logging.WARNING)
         return Generated(tuple(paths), job.rows - len(failed), failed, nan_rows, made)
 
-    def _check_stored(self, job: Job, journal: Journal, folder: Path) -> None:
+    def _check_stored(self, journal: Journal, layout: Layout) -> None:
         """Check what was made before."""
         if not journal.blocks:
             return
@@ -510,11 +511,11 @@ class Run:
             text = f"{journal.damaged:,} lines of the journal are damaged; the rows of these are made again"
             self._report.say(text, logging.WARNING)
         self._report.step("reading what is there")
-        if lost := damaged(journal.blocks, folder):
+        if lost := damaged(journal.blocks, layout):
             journal.drop(lost)
             text = f"{_rows_of(lost):,} rows are not as they were noted, and are made again"
             self._report.say(text, logging.WARNING)
-        self._report.say(f"going on: {_rows_of(journal.blocks):,} of {job.rows:,} rows are there")
+        self._report.say(f"going on: {_rows_of(journal.blocks):,} of {layout.rows:,} rows are there")
 
     def _take_over(self, job: Job, journal: Journal, writer: Writer, old: Sequence[Path]) -> None:
         """Copy the rows of files that are finished, but for a last batch that was not a whole one."""
@@ -529,25 +530,25 @@ class Run:
                 writer.sync([stored])
                 journal.add([stored])
 
-    def _make(self, job: Job, journal: Journal, writer: Writer) -> int:
+    def _make(self, job: Job, journal: Journal, layout: Layout, writer: Writer) -> int:
         """Make the missing rows; return how many these are."""
         missing = Missing(job.rows, _noted(journal), max(job.batch_rows, 1))
         count = missing.left
         if not count:
             return 0
-        workers = self._workers(self._options.task(job.schema, job.batch_rows), writer, count)
+        workers = self._workers(self._options.task(job.schema, job.batch_rows), layout, writer, count)
         with workers, Interrupts(is_here=isinstance(workers, ThisThread)) as interrupts:
             self._report.begin(job.rows - count)
             expected = (self._first.row_s, self._first.row_nbytes) if self._first else None
             Schedule(workers, missing, journal, writer, self._report, interrupts, expected).run()
         return count
 
-    def _workers(self, task: Task, writer: Writer, rows: int) -> Workers:
+    def _workers(self, task: Task, layout: Layout, writer: Writer, rows: int) -> Workers:
         """Start workers."""
         options, count = self._options, self._options.most_workers
         if options.executor is not None and not isinstance(options.executor, str):
             asked = None if options.workers == "auto" else options.workers
-            return Cluster(task, writer.folder, options.executor, asked)
+            return Cluster(task, layout.folder, options.executor, asked)
         seconds = self._first.row_s * rows if self._first else math.inf
         if count == 0 or (options.workers == "auto" and seconds < _SHORT_S):
             return ThisThread(task, writer)
@@ -562,7 +563,7 @@ class Run:
         if are_threads:
             return Threads(task, writer, count)
         try:
-            return Processes(task, writer.folder, count)
+            return Processes(task, layout, count)
         except OSError as error:
             if options.workers != "auto":
                 raise

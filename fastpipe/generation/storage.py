@@ -1,30 +1,60 @@
 """Blocks on disk, and the journal of those that are complete.
 
-A block's values are in a *spool*, one file for each process that writes: arrays one behind the other.
+Rows of one shape are written to the place in the file that they will have.  The place of ragged rows depends
+on the longest, which is unknown until the end: they wait in a *spool*, as lengths and values.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import secrets
 import threading
 import zlib
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe.core.files import UNFINISHED, open_regular, retrying_open, sync_folder, write_whole
-from fastpipe.generation.columns import Schema
-from fastpipe.generation.rows import Block, Failure
+from fastpipe.generation.rows import Block
 
 JOURNAL = "journal"
 _MOST_NOTED = 20  # rows with NaN of a block, by number
+
+
+def data_file(folder: Path, shard: int) -> Path:
+    """Return the file that grows to be a shard."""
+    return folder / f"{shard:05d}.data"
+
+
+def bytes_of(array: npt.NDArray[Any]) -> memoryview:
+    """Return an array's bytes, also of types that Python's buffers do not know."""
+    if not array.size:
+        return memoryview(b"")
+    flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return memoryview(flat)
+
+
+def write_all(descriptor: int, view: memoryview, offset: int) -> None:
+    """Write all bytes at a place of a file."""
+    done = 0
+    while done < len(view):
+        done += os.pwrite(descriptor, view[done:], offset + done)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """Give the descriptor of a file, which is made if it is missing."""
+    descriptor = retrying_open(open_regular, path, os.O_RDWR | os.O_CREAT)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -33,135 +63,136 @@ def replace_file(path: Path, content: bytes) -> None:
     write_whole(path, lambda file: file.write(content), sync=True, unfinished=unfinished)
 
 
+class Region(NamedTuple):
+    """Where a dataset's rows are in a file, in bytes."""
+
+    begin: int
+    row_nbytes: int
+    rows: int
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.rows * self.row_nbytes
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where rows are in the files that grow in a folder."""
+
+    folder: Path
+    rows: int
+    shard_rows: int  # of each file
+    regions: Sequence[Sequence[Region]]  # for each file those of the columns of one shape
+
+    @property
+    def shards(self) -> int:
+        return -(-self.rows // self.shard_rows)
+
+    def shard(self, number: int) -> range:
+        """The rows of a file."""
+        first = number * self.shard_rows
+        return range(first, min(first + self.shard_rows, self.rows))
+
+    def pieces(self, first: int, last: int) -> Iterator[tuple[int, range, int]]:
+        """The rows of a block by file: its number, the rows, and the first one's place in it."""
+        for number in range(first // self.shard_rows, -(-last // self.shard_rows)):
+            shard = self.shard(number)
+            rows = range(max(first, shard.start), min(last, shard.stop))
+            yield number, rows, rows.start - shard.start
+
+
+class Spooled(NamedTuple):
+    """A ragged column of a block in a spool."""
+
+    file: str
+    begin: int
+    nbytes: int
+    crc: int
+    longest: int  # length of a row
+
+
 @dataclass(frozen=True)
 class Stored:
     """What the journal says of a block."""
 
     first: int
     last: int  # the row behind its last one
-    file: str  # the spool with its values
-    begin: int
-    nbytes: int
-    crc: int
-    longest: tuple[int, ...] = ()  # length of a row, for each ragged column
+    crcs: tuple[int, ...]  # of each column of one shape
+    spooled: tuple[Spooled, ...]
     failed: tuple[tuple[int, str], ...] = ()  # rows that are left out, with the error
     with_nan: int = 0  # rows
     first_with_nan: tuple[int, ...] = ()
+    nbytes: int = 0  # of its values
 
     def as_json(self) -> dict[str, Any]:
         """For the journal."""
-        found = asdict(self)
-        return {"rows": [found.pop("first"), found.pop("last")], **found}
+        found: dict[str, Any] = {"rows": (self.first, self.last), "crcs": self.crcs, "nbytes": self.nbytes}
+        nan = (self.with_nan, self.first_with_nan) if self.with_nan else ()
+        more = {"spooled": self.spooled, "failed": self.failed, "nan": nan}
+        return found | {name: value for name, value in more.items() if value}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Stored:
         """As `as_json` gives it."""
-        values = {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
-        first, last = values.pop("rows")
-        values["failed"] = tuple((index, text) for index, text in content["failed"])
-        return cls(first, last, **values)
-
-    def read(self, folder: Path) -> bytes:
-        """Return the bytes of the block, which may be damaged, or fewer."""
-        try:
-            descriptor = open_regular(folder / self.file)
-        except FileNotFoundError:
-            return b""
-        try:
-            parts, left = [], self.nbytes
-            while left and (part := os.pread(descriptor, left, self.begin + self.nbytes - left)):
-                parts.append(part)
-                left -= len(part)
-            return b"".join(parts)
-        finally:
-            os.close(descriptor)
-
-    def is_whole(self, folder: Path) -> bool:
-        """Whether the data is what the journal says."""
-        try:
-            data = self.read(folder)
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            return False  # the disk has lost it; to be made again is what can be done
-        return len(data) == self.nbytes and zlib.crc32(data) == self.crc
-
-    def block(self, folder: Path, schema: Schema) -> Block:
-        """Return the block."""
-        data, at, rows = self.read(folder), 0, self.last - self.first
-
-        def take(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-            nonlocal at
-            array: npt.NDArray[Any] = np.empty(shape, dtype)
-            view = _bytes_of(array)
-            view[:], at = data[at : at + len(view)], at + len(view)
-            return array
-
-        fixed = [take((rows, *one.inner), one.element) for one in schema.fixed]
-        lengths = [take((rows,), np.int64) for _ in schema.ragged]
-        both = zip(schema.ragged, lengths, strict=True)
-        flat = [take((int(some.sum()), *one.inner), one.element) for one, some in both]
-        failed = [Failure(*one) for one in self.failed]
-        return Block(self.first, self.last, fixed, lengths, flat, failed)
+        with_nan, rows = content.get("nan", (0, ()))
+        spooled = tuple(Spooled(*one) for one in content.get("spooled", ()))
+        failed = tuple((index, text) for index, text in content.get("failed", ()))
+        (first, last), crcs = content["rows"], tuple(content["crcs"])
+        return cls(first, last, crcs, spooled, failed, with_nan, tuple(rows), content["nbytes"])
 
 
-def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
-    """An array's bytes, also of types that Python's buffers do not know."""
-    if not array.size:
-        return memoryview(bytearray())
-    flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return memoryview(flat)
-
-
-def described(block: Block, file: str = "", begin: int = 0, crc: int = 0) -> Stored:
-    """Return what the journal says of a block, which is in a spool."""
+def described(block: Block, spooled: tuple[Spooled, ...] = ()) -> Stored:
+    """Return what the journal says of a block."""
     with_nan = block.rows_with_nan()
     return Stored(
-        block.first, block.last, file, begin, block.nbytes, crc,
-        tuple(int(one.max(initial=0)) for one in block.lengths),
-        tuple((one.index, one.error) for one in block.failed), len(with_nan), tuple(with_nan[:_MOST_NOTED]),
+        block.first, block.last, tuple(zlib.crc32(bytes_of(one)) for one in block.fixed), spooled,
+        tuple((one.index, one.error) for one in block.failed),
+        len(with_nan), tuple(with_nan[:_MOST_NOTED]), nbytes=block.nbytes,
     )  # fmt: skip
 
 
 class Writer:
-    """Writes blocks in a folder.  Safe between threads; processes have one each, with a spool of its own."""
+    """Writes blocks into place.  Safe between threads; processes have one each, with a spool of its own."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self._lock = folder, threading.Lock()
-        self._spool, self._end = f"{secrets.token_hex(4)}.spool", 0
-        self._synced: set[str] = set()
+    def __init__(self, layout: Layout) -> None:
+        self._layout, self._lock = layout, threading.Lock()
+        self._spool, self._spool_end = f"{secrets.token_hex(4)}.spool", 0
+        self._synced: set[Path] = set()
 
     def put(self, block: Block) -> Stored:
         """Write a block; raises an OSError where the disk is full, for instance."""
-        with self._lock:
-            begin, self._end = self._end, self._end + block.nbytes
-        at, crc = begin, 0
-        descriptor = self._opened(self._spool)
-        try:
-            for view in map(_bytes_of, block.arrays):
-                crc = zlib.crc32(view, crc)
-                while view:
-                    done = os.pwrite(descriptor, view, at)
-                    view, at = view[done:], at + done
-        finally:
-            os.close(descriptor)
-        return described(block, self._spool, begin, crc)
+        for number, rows, at in self._layout.pieces(block.first, block.last):
+            with opened(data_file(self._layout.folder, number)) as descriptor:
+                for array, region in zip(block.fixed, self._layout.regions[number], strict=True):
+                    some = array[rows.start - block.first : rows.stop - block.first]
+                    write_all(descriptor, bytes_of(some), region.begin + at * region.row_nbytes)
+        spooled = [self._put_ragged(*one) for one in zip(block.lengths, block.flat, strict=True)]
+        return described(block, tuple(spooled))
 
     def sync(self, blocks: Sequence[Stored]) -> None:
         """Wait until blocks are on the disk, whichever process has written them."""
-        names = {one.file for one in blocks}
-        for name in sorted(names):
-            descriptor = self._opened(name)
-            try:
+        folder = self._layout.folder
+        paths = {folder / spooled.file for one in blocks for spooled in one.spooled}
+        for one in blocks:
+            paths |= {data_file(folder, piece[0]) for piece in self._layout.pieces(one.first, one.last)}
+        for path in sorted(paths):
+            with opened(path) as descriptor:
                 os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        if not names <= self._synced:
-            sync_folder(self.folder)
-            self._synced |= names
+        if not paths <= self._synced:
+            sync_folder(folder)
+            self._synced |= paths
 
-    def _opened(self, name: str) -> int:
-        return retrying_open(open_regular, self.folder / name, os.O_RDWR | os.O_CREAT)
+    def _put_ragged(self, lengths: npt.NDArray[np.int64], flat: npt.NDArray[Any]) -> Spooled:
+        views = [bytes_of(lengths), bytes_of(flat)]
+        nbytes, crc = sum(map(len, views)), 0
+        with self._lock:
+            begin, self._spool_end = self._spool_end, self._spool_end + nbytes
+        at = begin
+        with opened(self._layout.folder / self._spool) as descriptor:
+            for view in views:
+                write_all(descriptor, view, at)
+                at, crc = at + len(view), zlib.crc32(view, crc)
+        return Spooled(self._spool, begin, nbytes, crc, int(lengths.max(initial=0)))
 
 
 class Journal:
@@ -249,10 +280,8 @@ class Journal:
                     self.job = entry["job"]
                 elif "naming" in entry:
                     self.is_naming = True
-                elif "file" in entry:
+                else:
                     self.blocks.append(Stored.from_json(entry))
-                else:  # of an earlier version
-                    self.damaged += 1
         os.ftruncate(self._descriptor, whole)
 
 

@@ -28,7 +28,7 @@ from fastpipe.core.processes import end_with_parent, signal_name
 from fastpipe.core.text import printable
 from fastpipe.errors import FastpipeError, OptionError, WorkerError
 from fastpipe.generation.rows import Block, Failure, Maker, Task
-from fastpipe.generation.storage import Stored, Writer, described, replace_file
+from fastpipe.generation.storage import Layout, Stored, Writer, described, replace_file
 
 Kind = Literal["processes", "threads"]
 FUNCTION = "function"  # the file with a task for the workers of an executor
@@ -226,11 +226,11 @@ _LOOK_S = 0.5  # how often the parent looks whether a worker that it waits for i
 class Processes(Workers):
     """Worker processes; where one dies another takes its place, and the future raises a `WorkerError`.
 
-    Without a folder what they make is thrown away.
+    Without a layout what they make is thrown away.
     """
 
-    def __init__(self, task: Task, folder: Path | None, count: int) -> None:
-        content = _pickled(task), pickle.dumps(folder)
+    def __init__(self, task: Task, layout: Layout | None, count: int) -> None:
+        content = _pickled(task), pickle.dumps(layout)
         self._processes = [_Process(content) for _ in range(count)]
         self._idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
         try:
@@ -351,8 +351,8 @@ def serve(descriptor: int, parent: int) -> None:
             answer: Any
             try:
                 if run is None:
-                    task, folder = pickle.loads(content), pickle.loads(where)
-                    run = _work(task, None if folder is None else Writer(folder))
+                    task, layout = pickle.loads(content), pickle.loads(where)
+                    run = _work(task, None if layout is None else Writer(layout))
                 answer = run(first, last)
             except BaseException as raised:
                 answer = raised

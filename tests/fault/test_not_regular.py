@@ -162,7 +162,7 @@ def test_an_image_of_a_command(
     "name",
     [
         "x.h5", "x.h5.partial", "x.h5.partial/lock", "x.h5.partial/journal", "x.h5.partial/function",
-        "x.h5.partial/00000.h5",
+        "x.h5.partial/00000.data",
     ],
 )  # fmt: skip
 def test_what_generate_finds(put: Put, tmp_path: Path, name: str) -> None:
