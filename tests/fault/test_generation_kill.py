@@ -258,7 +258,7 @@ def test_killed_again_and_again(tmp_path: Path, forked: Forked, job: str, seed: 
     undisturbed = whole(job, tmp_path / "whole")
     total = number_of_calls(job, begun(job, tmp_path / "x"))
     rng, kills = random.Random(seed), 0
-    out, die_at = begun(job, tmp_path / "x"), rng.randrange(8, 12)
+    out, die_at = begun(job, tmp_path / "x"), rng.randrange(12, total // 8)
     while killed(forked, job, out, die_at):
         kills += 1
         # Files are finished from the beginning each time, so that it would never come to an end.
