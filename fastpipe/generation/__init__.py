@@ -1,6 +1,6 @@
 """Make samples with a function on all cores and store each once; keep the results of functions.
 
-``public`` has ``generate`` and ``probe``, ``memoized`` has ``memoize``.  ARCHITECTURE.md has the map.
+``run`` has ``generate`` and ``probe``, ``memoized`` has ``memoize``.  ARCHITECTURE.md has the map.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from fastpipe.core.extras import load_part, load_rich
 if TYPE_CHECKING:
     from fastpipe.generation.estimate import ProbeReport
     from fastpipe.generation.memoized import memoize
-    from fastpipe.generation.public import generate, probe
-    from fastpipe.generation.run import Generated
+    from fastpipe.generation.run import Generated, generate, probe
 
 __all__ = ["Generated", "ProbeReport", "generate", "memoize", "probe"]
 
@@ -22,9 +21,9 @@ __all__ = ["Generated", "ProbeReport", "generate", "memoize", "probe"]
 _WHERE = {
     "Generated": "run",
     "ProbeReport": "estimate",
-    "generate": "public",
+    "generate": "run",
     "memoize": "memoized",
-    "probe": "public",
+    "probe": "run",
 }
 
 

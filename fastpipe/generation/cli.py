@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import operator
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +14,7 @@ from rich.console import Console
 
 from fastpipe.console import Progress, positive, print_line, size
 from fastpipe.errors import OptionError
-from fastpipe.generation.public import generate, probe
-
-__all__ = ["add_arguments", "run"]
-
+from fastpipe.generation.run import generate, probe
 
 EPILOG = """\
 FUNCTION(index, rng) returns a dict of arrays, numbers and strings. It is imported from
@@ -55,44 +53,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Make the file, or look at the function.
-
-    Returns:
-        0.
-    """
+    """Make the file, or look at the function."""
     progress.stop()
+    options: dict[str, Any] = {
+        "seed": args.seed, "workers": args.workers, "executor": "threads" if args.threads else None,
+        "seed_globals": args.seed_globals,
+    }  # fmt: skip
     fn = _imported(args.function)
     if args.dry_run:
-        found = probe(
-            fn, args.rows, args.out or "rows.h5", seed=args.seed, workers=args.workers,
-            executor="threads" if args.threads else None, seed_globals=args.seed_globals,
-        )  # fmt: skip
-        for text in found.lines():
+        for text in probe(fn, args.rows, args.out or "rows.h5", **options).lines():
             print_line(console, text)
         return 0
     if args.out is None:
         raise OptionError("--out names the file to make; or look only, with --dry-run")
     generate(
-        fn, args.rows, args.out, seed=args.seed, workers=args.workers,
-        executor="threads" if args.threads else None, chunk_rows=args.chunk_rows or "auto",
-        resume=not args.no_resume, max_bytes=args.max_bytes, bad_samples=args.bad_samples,
-        seed_globals=args.seed_globals,
+        fn, args.rows, args.out, chunk_rows=args.chunk_rows or "auto", resume=not args.no_resume,
+        max_bytes=args.max_bytes, bad_samples=args.bad_samples, **options,
     )  # fmt: skip
     return 0
 
 
 def _imported(name: str) -> Callable[..., Any]:
     """The function of a name."""
-    module, colon, path = name.partition(":")
-    if not (module and colon and path):
+    module, _, path = name.partition(":")
+    if not (module and path):
         raise OptionError(f"name a function as MODULE:FUNCTION, such as scenes:sample; got {name!r}")
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        found: Any = importlib.import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
+        found: Any = operator.attrgetter(path)(importlib.import_module(module))
     except ModuleNotFoundError as error:
         if error.name is not None and not f"{module}.".startswith(f"{error.name}."):
             raise  # of what the module imports
@@ -101,8 +91,7 @@ def _imported(name: str) -> Callable[..., Any]:
         raise OptionError(f"{module} has no {path!r}: {error}") from None
     if not callable(found):
         raise OptionError(f"{name} is no function: {found!r}")
-    function: Callable[..., Any] = found
-    return function
+    return found  # type: ignore[no-any-return]
 
 
 def _workers(text: str) -> int | str:

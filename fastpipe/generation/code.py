@@ -2,14 +2,14 @@
 
 The code of a function counts, and all of the user's that it names: functions, classes, constants, modules.
 Each of these is a *part* with a digest of its own, so that a difference can be named.  Code counts as the
-instructions that Python runs, without line numbers and docstrings: they are there for every function, and are
-those that run even if the file was edited since.  Packages and Python count by their versions.
+syntax tree of its source without docstrings, if that compiles to what runs; else as the instructions that
+Python runs.  Packages and Python count by their versions.
 """
 
 from __future__ import annotations
 
 import ast
-import bisect
+import contextlib
 import copyreg
 import dis
 import functools
@@ -18,48 +18,29 @@ import importlib.machinery
 import importlib.metadata
 import importlib.util
 import inspect
+import itertools
 import linecache
-import marshal
 import os
-import re
-import struct
+import pickle
 import sys
 import sysconfig
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "CodeVersion",
-    "DigestError",
-    "ValueDigests",
-    "changed",
-    "code_name",
-    "code_version",
-    "joined",
-    "origin_of_module",
-]
-
 Origin = Literal["user", "package", "python"]
 
 
-@dataclass(frozen=True)
-class CodeVersion:
-    """A function's code, and all that it names, at one time.
-
-    Attributes:
-        digest: of everything, in hexadecimal digits.
-        parts: by ``"module:name"``, the kind of each part and its digest: ``"helper:3f0c…"``.
-    """
+class CodeVersion(NamedTuple):
+    """A function's code, and all that it names, at one time."""
 
     digest: str
-    parts: dict[str, str]
+    parts: dict[str, str]  # by ``"module:name"``, the kind of each part and its digest: ``"helper:3f0c…"``
 
 
 def code_version(fn: Callable[..., Any]) -> CodeVersion:
@@ -123,30 +104,17 @@ _COUNTING_FLAGS = 0x3FF  # *args, **kwargs, generators, coroutines …, but not 
 _LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_GLOBALS",
           "LOAD_FROM_DICT_OR_DEREF"}  # fmt: skip
 _SKIPPED = {"PUSH_NULL", "CACHE", "EXTENDED_ARG", "NOP", "NOT_TAKEN"}
-_GOTOS = {"JUMP_FORWARD", "JUMP_ABSOLUTE", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"}
-_ENDS = {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"}
-_JUMPS = {*dis.hasjrel, *dis.hasjabs}
-# Which of the two a condition has depends on where its branches are.
-_TURNED = {"POP_JUMP_IF_TRUE": "POP_JUMP_IF_FALSE", "POP_JUMP_IF_NOT_NONE": "POP_JUMP_IF_NONE"}
-_FOREVER = -1  # where a loop goes that does nothing
-_NOTES = {"__doc__", "__firstlineno__", "__static_attributes__"}  # that Python writes into a class or module
 
 
-@dataclass(frozen=True)
-class _Code:
-    """What a code object does.
-
-    Attributes:
-        digest: of its instructions.
-        chains: the names it uses, each with the attributes that are looked up at once: ``np.random.normal``.
-        imports: modules that it imports, with the names it takes from them, and their level.
-        written: the global names that it assigns.
-    """
+class _Code(NamedTuple):
+    """What a code object does."""
 
     digest: str
-    chains: tuple[tuple[str, ...], ...]
-    imports: tuple[tuple[str, tuple[str, ...], int], ...]
-    written: frozenset[str]
+    chains: tuple[
+        tuple[str, ...], ...
+    ]  # names it uses, with the attributes looked up at once: np.random.normal
+    imports: tuple[tuple[str, tuple[str, ...], int], ...]  # modules, the names taken from them, their level
+    written: frozenset[str]  # the global names that it assigns
 
 
 @functools.lru_cache(4096)
@@ -156,19 +124,21 @@ def _read_code(code: types.CodeType) -> _Code:
     written: set[str] = set()
 
     def words(code: types.CodeType) -> Any:
-        steps = _steps(code)
+        steps = [step for step in dis.get_instructions(code) if step.opname not in _SKIPPED]
         for at, step in enumerate(steps):
             if step.opname in _LOADS:
-                chains.add((str(step.argval), *_attributes(steps, at + 1)))
+                then = itertools.takewhile(
+                    lambda one: one.opname in ("LOAD_ATTR", "LOAD_METHOD"), steps[at + 1 :]
+                )
+                chains.add((str(step.argval), *(str(one.argval) for one in then)))
             elif step.opname == "STORE_GLOBAL":
                 written.add(str(step.argval))
             elif step.opname == "IMPORT_NAME":
                 level, names = steps[at - 2].argval, steps[at - 1].argval
                 imports.add((str(step.argval), tuple(names or ()), int(level or 0)))
-        found = [(name, constant(value), then) for name, value, then in _flow(code, steps)]
-        counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount
-        names = code.co_varnames, code.co_freevars, code.co_cellvars
-        return found, names, counts, code.co_flags & _COUNTING_FLAGS
+        found = [(step.opname, constant(step.argval)) for step in steps]
+        handlers = getattr(code, "co_exceptiontable", b"")  # before 3.11 there are instructions for them
+        return found, handlers, _scope(code)
 
     def constant(value: Any) -> Any:
         if isinstance(value, types.CodeType):
@@ -183,144 +153,66 @@ def _read_code(code: types.CodeType) -> _Code:
     return _Code(digest, tuple(sorted(chains)), tuple(sorted(imports)), frozenset(written))
 
 
-def _steps(code: types.CodeType) -> list[dis.Instruction]:
-    """The instructions of code, but for those that do nothing and those that write notes."""
-    steps = [
-        one for step in dis.get_instructions(code) if step.opname not in _SKIPPED for one in _single(step)
-    ]
-    notes = {
-        one
-        for at, step in enumerate(steps)
-        if step.opname == "STORE_NAME" and step.argval in _NOTES and steps[at - 1].opname.startswith("LOAD_")
-        for one in (at - 1, at)
-    }
-    return [step for at, step in enumerate(steps) if at not in notes]
+def _scope(code: types.CodeType) -> tuple[Any, ...]:
+    counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount
+    return *counts, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_flags & _COUNTING_FLAGS
 
 
-def _single(step: dis.Instruction) -> Iterator[dis.Instruction]:
-    """The steps of one that does two at once, as those of a single line do."""
-    names = re.findall(r"[A-Z]+_FAST", step.opname)
-    if len(names) == 2 and isinstance(step.argval, tuple):
-        for at, (name, value) in enumerate(zip(names, step.argval, strict=True)):
-            yield step._replace(opname=name, argval=value, offset=step.offset + at)
-    else:
-        yield step._replace(opname=step.opname.replace("_BORROW", ""))
+_digests: weakref.WeakKeyDictionary[types.FunctionType, str] = weakref.WeakKeyDictionary()
 
 
-def _flow(code: types.CodeType, steps: Sequence[dis.Instruction]) -> Iterator[tuple[str, Any, Any]]:
-    """Give the steps as Python may come to them, each with its value and the numbers of what may follow.
+def _body_digest(fn: types.FunctionType) -> str:
+    """A digest of what a function does, and of its decorators.
 
-    Where they are in memory does not count, as what is skipped moves it; nor do jumps from one place to
-    another, as Python leaves some of them out by the line numbers.
+    By the source it is the same however that is formatted.  Where there is none, or one that is not of the
+    code that runs, as its file was edited since, it is that of the instructions, and decorators do not count.
     """
-    offsets = [step.offset for step in steps]
-    # From 3.11 on errors go to handlers by a table; before, by instructions.
-    table = sorted(getattr(dis.Bytecode(code), "exception_entries", ()), key=lambda entry: int(entry.start))
-    starts = [entry.start for entry in table]
-
-    def place(offset: int) -> int:
-        """The first step from an offset on."""
-        at, seen = bisect.bisect_left(offsets, offset), set[int]()
-        while steps[at].opname in _GOTOS:
-            if at in seen:
-                return _FOREVER
-            seen.add(at)
-            at = bisect.bisect_left(offsets, steps[at].argval)
-        return at
-
-    def jump(at: int) -> tuple[str, int]:
-        """What a step does that jumps, and whereto in the end."""
-        name, to = _name(steps[at]), place(steps[at].argval)
-        while (found := re.fullmatch("JUMP_IF_(TRUE|FALSE)_OR_POP", name)) is not None:
-            # Before 3.12 `a and b or c` has a jump to one that tests the same value again.
-            then = re.fullmatch("(POP_)?JUMP_IF_(TRUE|FALSE)(_OR_POP)?", _name(steps[to]))
-            if then is None:
-                break
-            is_same = then[2] == found[1]
-            name = name if is_same and then[3] else f"POP_JUMP_IF_{found[1]}"
-            to = place(steps[to].argval if is_same else steps[to].offset + 1)
-        return name, to
-
-    names: dict[int, str] = {}
-    after: dict[int, tuple[int, ...]] = {}
-    handlers: dict[int, tuple[int, int, bool]] = {}
-    todo = [place(0)]
-    while todo:
-        at = todo.pop()
-        if at in after or at == _FOREVER:
-            continue
-        step, names[at], then = steps[at], steps[at].opname, list[int]()
-        if step.opcode in _JUMPS:
-            names[at], to = jump(at)
-            then.append(to)
-        if step.opname not in _ENDS:
-            then.append(place(step.offset + 1))
-        after[at] = tuple(reversed(then) if names[at] in _TURNED else then)
-        entry = table[index] if (index := bisect.bisect_right(starts, step.offset) - 1) >= 0 else None
-        if entry is not None and step.offset < entry.end:
-            handlers[at] = place(entry.target), entry.depth, entry.lasti
-            todo.append(handlers[at][0])
-        todo += after[at]
-    numbers = {_FOREVER: _FOREVER} | {at: number for number, at in enumerate(after)}
-    for at, following in after.items():
-        step, (handler, *more) = steps[at], handlers.get(at, (_FOREVER,))
-        value = None if step.opcode in _JUMPS else step.argval
-        name = _TURNED.get(names[at], names[at])
-        yield name, value, ([numbers[one] for one in following], numbers[handler], more)
-
-
-def _name(step: dis.Instruction) -> str:
-    """What a step does, in whichever direction it jumps."""
-    return step.opname.replace("_FORWARD_", "_").replace("_BACKWARD_", "_")
-
-
-def _attributes(steps: list[dis.Instruction], at: int) -> Iterator[str]:
-    while at < len(steps) and steps[at].opname in ("LOAD_ATTR", "LOAD_METHOD"):
-        yield str(steps[at].argval)
-        at += 1
-
-
-_decorators_known: weakref.WeakKeyDictionary[types.FunctionType, str] = weakref.WeakKeyDictionary()
-
-
-def _decorators(fn: types.FunctionType) -> str:
-    """The decorators of a function, which are in its source only; "" without one.
-
-    A source that is not of the code that runs, as its file was edited since, has none: then the function
-    counts without them.  Whether nothing but a decorator was edited cannot be told.
-    """
-    if fn not in _decorators_known:
+    if fn not in _digests:
         code = fn.__code__
+        own = _read_code(code).digest
         linecache.checkcache(code.co_filename)  # what it has may be of an older file than the code
         source = "".join(linecache.getlines(code.co_filename, fn.__globals__))
-        there, found = _functions_in(source, code.co_filename).get(
-            (code.co_name, code.co_firstlineno), (code, "")
-        )
-        is_same = _read_code(there).digest == _read_code(code).digest
-        _decorators_known[fn] = found if is_same else ""
-    return _decorators_known[fn]
+        there = [
+            (line != code.co_firstlineno, number, node)
+            for number, (line, other, node) in enumerate(_functions_in(source, code.co_filename))
+            if other.co_name == code.co_name and _read_code(other).digest == own
+        ]
+        if there:  # should several be the same, the one of this line
+            node = min(there)[2]
+            scope = *_scope(code), code.co_names, sys.flags.optimize
+            own = _hex((scope, [ast.dump(one) for one in (*node.decorator_list, *node.body)]))
+        _digests[fn] = own
+    return _digests[fn]
 
 
 @functools.lru_cache(64)
-def _functions_in(source: str, filename: str) -> dict[tuple[str, int], tuple[types.CodeType, str]]:
-    """By name and first line, the functions of a source: their code, and their decorators."""
+def _functions_in(source: str, filename: str) -> list[tuple[int, types.CodeType, Any]]:
+    """The functions of a source: their first lines, their code, and the trees of their source."""
     try:
         tree = ast.parse(source, filename)
         todo = [compile(tree, filename, "exec", dont_inherit=True)]
     except (SyntaxError, ValueError, RecursionError):  # a file of something else by now
-        return {}
+        return []
     codes: dict[tuple[str, int], types.CodeType] = {}
     while todo:
         inner = [one for one in todo.pop().co_consts if isinstance(one, types.CodeType)]
         codes |= {(one.co_name, one.co_firstlineno): one for one in inner}
         todo += inner
-    found = {}
-    for node in ast.walk(tree):
+    found = []
+    for node in ast.walk(_without_docstrings(tree)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            key = node.name, min(one.lineno for one in (node, *node.decorator_list))
-            if key in codes:
-                found[key] = codes[key], "; ".join(map(ast.unparse, node.decorator_list))
+            line = min(one.lineno for one in (node, *node.decorator_list))
+            if (node.name, line) in codes:
+                found.append((line, codes[node.name, line], node))
     return found
+
+
+def _without_docstrings(tree: ast.AST) -> ast.AST:
+    for node in ast.walk(tree):
+        documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
+            del node.body[0]
+    return tree
 
 
 # ---- from one function to all that counts -------------------------------------------------------------
@@ -333,20 +225,13 @@ _FUNCTIONS = types.FunctionType, staticmethod, classmethod, property
 
 
 class _Walk:
-    """Collects the parts of a function.
-
-    Attributes:
-        parts: as of `CodeVersion`.
-    """
+    """Collects the parts of a function."""
 
     def __init__(self) -> None:
         self.parts = {"python": f"package:{sys.version_info.major}.{sys.version_info.minor}"}
         self._names: dict[int, tuple[object, str]] = {}
         self._written: dict[int, frozenset[str]] = {}
-        self._todo: list[
-            tuple[Any, str, str, bool]
-        ] = []  # functions and classes: name, kind, with decorators
-        self._values = ValueDigests(self._code)
+        self._todo: list[tuple[Any, str, str]] = []  # functions and classes, with name and kind
 
     def run(self, fn: Any) -> str:
         """Words for the function itself; all parts are complete afterwards."""
@@ -357,23 +242,15 @@ class _Walk:
         if callable(batch) and not isinstance(fn, types.FunctionType):
             words.append(self._mention(batch, f"{name}.batch"))
         while self._todo:
-            thing, name, kind, decorators = self._todo.pop(0)
-            is_class = isinstance(thing, type)
-            lines = self._of_class(thing, name) if is_class else self._of_function(thing, name, decorators)
+            thing, name, kind = self._todo.pop(0)
+            lines = (self._of_class if isinstance(thing, type) else self._of_function)(thing, name)
             self.parts[name] = f"{kind}:{_hex([line for line in lines if line])}"
         return "; ".join(words)
 
-    def _mention(self, thing: Any, place: str, *, kind: str = "helper", decorators: bool = False) -> str:
-        """Words for what code names; "" if it does not count.
-
-        Args:
-            thing: a function, a value …
-            place: the name of a value that is found there.
-            kind: the kind of a function, in messages.
-            decorators: whether a function's decorators count.
-        """
+    def _mention(self, thing: Any, place: str, *, kind: str = "helper") -> str:
+        """Words for what code names, a value of it by the name ``place``; "" if it does not count."""
         if isinstance(thing, types.FunctionType | type):
-            return self._code(thing, kind=kind, decorators=decorators)
+            return self._code(thing, kind=kind)
         if isinstance(thing, types.ModuleType):
             return self._module(thing.__name__)
         if isinstance(thing, staticmethod | classmethod):
@@ -396,15 +273,15 @@ class _Walk:
             return code_name(thing)
         wrapped, module = _wrapped(thing), type(thing).__module__
         if wrapped is not None and callable(thing) and origin_of_module(module) != "user":
-            is_ours = module.startswith("fastpipe.")  # else functools.cache, numba.jit, tf.function …
-            maker = "" if is_ours else self._code(type(thing))
-            return f"{maker} {self._mention(wrapped, place, kind=kind, decorators=not is_ours)}"
+            # By functools.cache, numba.jit, tf.function …
+            maker = "" if module.startswith("fastpipe.") else self._code(type(thing))
+            return f"{maker} {self._mention(wrapped, place, kind=kind)}"
         return self._value(thing, place)
 
     def _value(self, value: Any, place: str) -> str:
         """Add a constant, a default, or what else is no code."""
         try:
-            words = self._values.hex(value)
+            words = value_digest(value, self._code)
         except DigestError:
             words = self._code(type(value))
         kind = "value" if place.endswith("]") else "constant"
@@ -420,7 +297,7 @@ class _Walk:
             name = f"{wanted}#{count}"
         return name
 
-    def _code(self, thing: Any, *, kind: str = "", decorators: bool = False) -> str:
+    def _code(self, thing: Any, *, kind: str = "") -> str:
         """The name of a function or class; the user's is followed later."""
         if id(thing) in self._names:
             return self._names[id(thing)][1]
@@ -431,12 +308,12 @@ class _Walk:
             self._package(module)
             inner = _wrapped(thing)  # what a package's decorator made of a function of the user's
             if inner is not None:
-                name = f"{module} {self._mention(inner, name, kind=kind or 'helper', decorators=True)}"
+                name = f"{module} {self._mention(inner, name, kind=kind or 'helper')}"
             return name
         name = self._free(name)
         self._names[id(thing)] = thing, name
         self.parts[name] = ""
-        self._todo.append((thing, name, "class" if is_class else kind or "helper", decorators))
+        self._todo.append((thing, name, "class" if is_class else kind or "helper"))
         return name
 
     def _package(self, module: str) -> None:
@@ -454,22 +331,17 @@ class _Walk:
             if attribute not in _LEFT_OUT and (not is_note or attribute in _FIELDS):
                 yield f"{attribute} = {self._mention(value, f'{name}.{attribute}')}"
 
-    def _of_function(self, fn: types.FunctionType, name: str, decorators: bool) -> Iterator[str]:
+    def _of_function(self, fn: types.FunctionType, name: str) -> Iterator[str]:
         code, read = fn.__code__, _read_code(fn.__code__)
-        yield read.digest
-        if decorators:
-            yield _decorators(fn)
-        defaults = fn.__defaults__ or ()
-        last = code.co_varnames[: code.co_argcount][code.co_argcount - len(defaults) :]
-        given = [*zip(last, defaults, strict=True), *(fn.__kwdefaults__ or {}).items()]
-        for parameter, value in given:
+        yield _body_digest(fn)
+        defaults, first = fn.__defaults__ or (), code.co_argcount - len(fn.__defaults__ or ())
+        given = dict(zip(code.co_varnames[first : code.co_argcount], defaults, strict=True))
+        for parameter, value in (given | (fn.__kwdefaults__ or {})).items():
             yield f"{parameter} = {self._mention(value, f'{name}[{parameter}]')}"
         closure = {}
         for variable, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True):
-            try:
+            with contextlib.suppress(ValueError):  # not assigned yet
                 closure[variable] = cell.cell_contents
-            except ValueError:  # not assigned yet
-                continue
         for chain in read.chains:
             yield self._reference(chain, fn.__globals__, closure, name)
         for module, names, level in read.imports:
@@ -478,9 +350,7 @@ class _Walk:
             if callable(inner := fn.__dict__.get(attribute)):
                 yield f"{attribute} {self._mention(inner, f'{name}.{attribute}')}"
 
-    def _reference(
-        self, chain: tuple[str, ...], namespace: dict[str, Any], closure: dict[str, Any], name: str
-    ) -> str:
+    def _reference(self, chain: Sequence[str], namespace: Any, closure: dict[str, Any], name: str) -> str:
         """What a name, with attributes, stands for."""
         first, *attributes = chain
         holder, at = _module_name(str(namespace.get("__name__", "?"))), first
@@ -490,7 +360,9 @@ class _Walk:
             found, place = namespace[first], ""
         else:  # of Python, a local variable of a function around it, or not there yet
             return ""
-        while isinstance(found, types.ModuleType) and attributes and _is_users(found.__name__):
+        while (
+            isinstance(found, types.ModuleType) and attributes and origin_of_module(found.__name__) == "user"
+        ):
             namespace, holder, at = vars(found), _module_name(found.__name__), attributes.pop(0)
             found, place = getattr(found, at, None), ""
         is_value = not isinstance(found, types.FunctionType | types.ModuleType | type)
@@ -533,13 +405,13 @@ class _Walk:
             return module
         try:
             with open(file, "rb") as opened:
-                code = compile(opened.read(), file, "exec", dont_inherit=True)
+                tree = ast.parse(opened.read(), file)
+            imports = _read_code(compile(tree, file, "exec", dont_inherit=True)).imports
         except (OSError, SyntaxError, ValueError):
             return module
-        read = _read_code(code)
-        self.parts[module] = f"module:{read.digest}"
+        self.parts[module] = f"module:{_hex(ast.dump(_without_docstrings(tree)))}"
         package = module if file.endswith("__init__.py") else module.rpartition(".")[0]
-        for name, names, level in read.imports:
+        for name, names, level in imports:
             for _ in self._imported(name, names, level, package):
                 pass
         return module
@@ -575,10 +447,6 @@ def origin_of_module(name: str) -> Origin:
     return _origin_of_file(top, file)
 
 
-def _is_users(module: str) -> bool:
-    return origin_of_module(module) == "user"
-
-
 @functools.lru_cache(4096)
 def _origin_of_file(top: str, file: str | None) -> Origin:
     path = None if file in (None, "built-in", "frozen") else PurePath(str(file))
@@ -603,29 +471,22 @@ def _module_name(name: str) -> str:
 
 def _module_file(name: str) -> tuple[Origin, str | None]:
     """Whose a module is, and the file with its source; nothing is imported for it."""
-    top, search, spec = name.partition(".")[0], None, None
-    if top == "fastpipe":
-        return "package", None
-    if top in sys.builtin_module_names:
-        return "python", None
-    parts = name.split(".")
-    for count in range(1, len(parts) + 1):
-        spec = _found(".".join(parts[:count]), search)
+    top, search, spec, at = name.partition(".")[0], None, None, ""
+    if top == "fastpipe" or top in sys.builtin_module_names:
+        return "package" if top == "fastpipe" else "python", None
+    for part in name.split("."):
+        at = f"{at}.{part}" if at else part
+        spec = getattr(sys.modules.get(at), "__spec__", None)
+        if not (isinstance(spec, importlib.machinery.ModuleSpec) and spec.has_location):
+            try:
+                spec = importlib.machinery.PathFinder.find_spec(at, search)
+            except (ImportError, ValueError):
+                spec = None
         if spec is None:
             return _origin_of_file(top, None), None
         search = spec.submodule_search_locations
     file = spec.origin if spec is not None and spec.has_location else None
     return _origin_of_file(top, file), file if file and file.endswith(".py") else None
-
-
-def _found(name: str, search: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
-    loaded = getattr(sys.modules.get(name), "__spec__", None)
-    if isinstance(loaded, importlib.machinery.ModuleSpec) and loaded.has_location:
-        return loaded
-    try:
-        return importlib.machinery.PathFinder.find_spec(name, search)
-    except (ImportError, ValueError):
-        return None
 
 
 @functools.cache
@@ -636,13 +497,8 @@ def _package_version(top: str) -> str:
     try:
         return importlib.metadata.version(top)
     except importlib.metadata.PackageNotFoundError:  # the distribution has another name
-        names = sorted(set(_distributions().get(top, ())))
+        names = sorted(set(importlib.metadata.packages_distributions().get(top, ())))
         return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
-
-
-@functools.cache
-def _distributions() -> Any:
-    return importlib.metadata.packages_distributions()
 
 
 # ---- digests of values --------------------------------------------------------------------------------
@@ -650,19 +506,7 @@ def _distributions() -> Any:
 # joblib.hash will not do: equal values have several of its hashes if parts of them are one object, those of a
 # tensor depend on its address, and code counts by its name.
 
-_NUMBERS = {bool, int, float, complex, type(None)}
-_double = struct.Struct(">d").pack
-_SCALARS: dict[type, Callable[[Any], bytes]] = {
-    type(None): lambda value: b"",
-    type(...): lambda value: b"",
-    bool: lambda value: b"1" if value else b"0",
-    int: lambda value: hex(value).encode(),
-    float: _double,
-    complex: lambda value: _double(value.real) + _double(value.imag),
-    str: lambda value: value.encode("utf-8", "surrogatepass"),
-    bytes: bytes,
-    bytearray: bytes,
-}
+_OWN = {type(None), bool, int, float, str, bytes, bytearray, list, tuple, dict}  # as pickle writes them
 
 
 class DigestError(TypeError):
@@ -678,121 +522,105 @@ def joined(*parts: bytes | memoryview) -> bytes:
     return made.digest()
 
 
-class ValueDigests:
-    """Digests of values: equal ones have the same in every process.
+def value_digest(value: object, code: Callable[[Any], str]) -> str:
+    """Return a digest: equal values have the same in every process.
 
-    Arrays, tables and tensors count by their values, functions and classes by their code, other objects by
-    what pickle would take of them.  The order of a dict counts, as a function may go through it.
+    Arrays, tables and tensors count by their values, functions and classes by what ``code`` says of them,
+    other objects by what pickle would take of them.  The order of a dict counts, as a function may go through
+    it.  Raises a DigestError if there is none.
 
-    Args:
-        code: words for a function or a class, which are the same in every process.
-
-    >>> values = ValueDigests(lambda thing: thing.__qualname__)
-    >>> values.hex([1, (2.0, "x")]) == values.hex([1, (2.0, "x")]) != values.hex([1, (2, "x")])
+    >>> one, same, other = (value_digest([1, (number, "x")], repr) for number in (2.0, 4 / 2, 2))
+    >>> one == same != other
     True
     """
-
-    def __init__(self, code: Callable[[Any], str]) -> None:
-        self._code = code
-        self._path: dict[int, int] = {}  # of the objects around the present one, their depths
-        self._known: dict[int, tuple[object, bytes]] = {}  # with the object, whose id is another's otherwise
-        self._highest = 0  # the least depth to which an object in the present one refers
-
-    def hex(self, value: object) -> str:
-        """Return the digest of a value.
-
-        Raises:
-            DigestError: there is none.
-        """
-        self._highest = 0
+    try:
         try:
-            return self._of(value).hex()
-        except (DigestError, MemoryError):
-            raise
-        except RecursionError:
-            raise DigestError("it is nested too deep") from None
-        except Exception as error:  # of code of the user's or of a package's
-            raise DigestError(f"{type(error).__name__}: {error}") from error
-        finally:
-            self._path.clear()
+            return _pickled_digest(value, code, is_fast=True)
+        except (ValueError, RecursionError):  # it holds itself: which of its parts are one object counts then
+            return _pickled_digest(value, code, is_fast=False)
+    except (DigestError, MemoryError):
+        raise
+    except RecursionError:
+        raise DigestError("it is nested too deep") from None
+    except Exception as error:  # of code of the user's or of a package's
+        raise DigestError(f"{type(error).__name__}: {error}") from error
 
-    def _of(self, value: Any) -> bytes:
-        scalar = _SCALARS.get(type(value))
-        if scalar is not None:
-            return joined(type(value).__name__.encode(), scalar(value))
-        if isinstance(value, type | types.FunctionType):
-            return joined(b"code", self._code(value).encode())
-        key, depth = id(value), len(self._path)
-        if key in self._known:
-            return self._known[key][1]
-        if key in self._path:
-            self._highest = min(self._highest, self._path[key])
-            return joined(b"around", str(depth - self._path[key]).encode())
-        self._path[key] = depth
-        outer, self._highest = self._highest, depth
-        made = self._of_parts(value)
-        del self._path[key]
-        if self._highest >= depth:  # else it counts by where it is in what is around it
-            self._known[key] = value, made
-        self._highest = min(outer, self._highest)
-        return made
 
-    def _of_parts(self, value: Any) -> bytes:
+def _pickled_digest(value: object, code: Callable[[Any], str], *, is_fast: bool) -> str:
+    made = hashlib.blake2b(digest_size=32)
+    pickler = _Pickler(types.SimpleNamespace(write=made.update), code)
+    pickler.fast = is_fast  # without notes of which parts are one object
+    pickler.dump(value)
+    return made.hexdigest()
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: Any, code: Callable[[Any], str]) -> None:
+        super().__init__(file, protocol=4)
+        self._code = code
+
+    def persistent_id(self, value: Any) -> Any:
+        """A description of what does not count as pickle has it."""
         kind = type(value)
-        if kind in (list, tuple):
-            tag = kind.__name__.encode()
-            if value and set(map(type, value)) <= _NUMBERS:
-                # Version 2 writes values only; later ones note which are the same object.
-                return joined(tag, marshal.dumps(value, 2))
-            return joined(tag, b"", *map(self._of, value))
-        if kind is dict:
-            return joined(b"dict", *(self._of(part) for pair in value.items() for part in pair))
+        if kind in _OWN:
+            return None
+        if isinstance(value, type | types.FunctionType):
+            return "code", self._code(value)
         if kind in (set, frozenset):
-            return joined(kind.__name__.encode(), *sorted(map(self._of, value)))
-        if kind in (np.ndarray, np.memmap):
-            return self._of_array(np.asarray(value))
-        if isinstance(value, np.generic):
-            return joined(b"scalar", kind.__name__.encode(), self._of_array(np.asarray(value)))
+            return kind.__name__, sorted(value_digest(one, self._code) for one in value)
+        if kind in (np.ndarray, np.memmap) or isinstance(value, np.generic):
+            return kind.__name__.replace("memmap", "ndarray"), *self._of_array(np.asarray(value))
         if isinstance(value, os.PathLike):
-            return joined(b"path", self._of(os.fspath(value)))
+            return "path", os.fspath(value)
         if isinstance(value, types.ModuleType):
-            return joined(b"module", value.__name__.encode())
-        return self._of_table(value) or self._of_tensor(value) or self._of_object(value)
+            return "module", value.__name__
+        return self._of_table(value) or self._of_tensor(value)
 
-    def _of_array(self, array: npt.NDArray[Any]) -> bytes:
+    def reducer_override(self, value: Any) -> Any:
+        """What pickle takes of any other object; in which order attributes were set does not count."""
+        if any(one.__name__ == "KerasSaveable" for one in type(value).__mro__):
+            raise DigestError(
+                "Keras writes the time into what it makes of a model; its get_weights() can be told"
+            )
+        reduce = copyreg.dispatch_table.get(type(value))
+        reduced: Any = reduce(value) if reduce is not None else value.__reduce_ex__(4)
+        if isinstance(reduced, str):
+            return tuple, (("global", str(getattr(value, "__module__", "")), reduced),)
+        function, arguments, state, *more = (*reduced, None)[: max(len(reduced), 3)]
+        has_slots = isinstance(state, tuple) and len(state) == 2
+        state = tuple(map(_ordered, state)) if has_slots else _ordered(state)
+        return function, arguments, state, *more
+
+    def _of_array(self, array: npt.NDArray[Any]) -> tuple[Any, ...]:
         dtype = array.dtype
-        tag = joined(b"array", repr((dtype.name, dtype.str, array.shape)).encode())
+        words = dtype.name, dtype.str, array.shape
         if dtype.names is not None:  # between the fields may be anything
-            fields = (joined(name.encode(), self._of_array(array[name])) for name in dtype.names)
-            return joined(tag, *fields)
+            return *words, [(name, array[name]) for name in dtype.names]
         if dtype.hasobject or dtype.kind == "T":
-            return joined(tag, *map(self._of, array.reshape(-1).tolist()))
-        if not array.nbytes:
-            return tag
-        as_bytes = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            return *words, array.reshape(-1).tolist()
+        as_bytes: Any = np.ascontiguousarray(array).reshape(-1)
+        as_bytes = as_bytes.view(np.uint8) if array.nbytes else as_bytes[:0]
         if dtype.char in "gG" and np.finfo(dtype).nmant == 63:  # 80 bits, of 128 that it takes
             as_bytes = as_bytes.reshape(-1, 16)[:, :10].reshape(-1)
-        return joined(tag, as_bytes.data)
+        return *words, joined(as_bytes.data if array.nbytes else b"")
 
-    def _of_table(self, value: Any) -> bytes | None:
+    def _of_table(self, value: Any) -> Any:
         """Of pandas' tables the values: how they lie in memory is another matter."""
         pandas = sys.modules.get("pandas")
         if pandas is None or not isinstance(value, pandas.Index | pandas.Series | pandas.DataFrame):
             return None
         if isinstance(value, pandas.DataFrame):
-            columns = (self._of(value.iloc[:, place]) for place in range(value.shape[1]))
-            return joined(b"frame", self._of(value.columns), self._of(value.index), *columns)
-        names = self._of(list(value.names) if isinstance(value, pandas.Index) else value.name)
-        index = self._of(value.index) if isinstance(value, pandas.Series) else b""
-        if isinstance(value.dtype, np.dtype) and not value.dtype.hasobject:
-            values = self._of_array(value.to_numpy())
-        else:
-            values = self._of(value.tolist())
+            return "frame", value.columns, value.index, [value.iloc[:, at] for at in range(value.shape[1])]
+        is_plain = isinstance(value.dtype, np.dtype) and not value.dtype.hasobject
+        values = value.to_numpy() if is_plain else value.tolist()
+        names, index = (
+            (list(value.names), None) if isinstance(value, pandas.Index) else (value.name, value.index)
+        )
         categories = getattr(value.dtype, "categories", None)
-        more = b"" if categories is None else self._of((categories.tolist(), value.dtype.ordered))
-        return joined(b"column", str(value.dtype).encode(), names, index, values, more)
+        more = None if categories is None else (categories.tolist(), value.dtype.ordered)
+        return "column", str(value.dtype), names, index, values, more
 
-    def _of_tensor(self, value: Any) -> bytes | None:
+    def _of_tensor(self, value: Any) -> Any:
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(value, torch.Tensor):
             return None
@@ -801,29 +629,10 @@ class ValueDigests:
         plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
         tag = type(value).__name__, str(value.dtype), tuple(value.shape), value.requires_grad
         values = memoryview(plain.view(torch.uint8).numpy()) if plain.numel() else b""
-        return joined(b"tensor", repr((*tag, value.device.type)).encode(), values)
+        return "tensor", *tag, value.device.type, joined(values)
 
-    def _of_object(self, value: Any) -> bytes:
-        """Of any other object, what pickle would take of it."""
-        if any(one.__name__ == "KerasSaveable" for one in type(value).__mro__):
-            raise DigestError(
-                "Keras writes the time into what it makes of a model; its get_weights() can be told"
-            )
-        reduce = copyreg.dispatch_table.get(type(value))
-        reduced: Any = reduce(value) if reduce is not None else value.__reduce_ex__(4)
-        if isinstance(reduced, str):
-            return joined(b"global", str(getattr(value, "__module__", "")).encode(), reduced.encode())
-        function, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
-        parts = [self._of(function), self._of(arguments), self._of_state(state)]
-        parts += [self._of(list(part)) if part is not None else b"" for part in (items, pairs)]
-        return joined(b"object", *parts)
 
-    def _of_state(self, state: Any) -> bytes:
-        if isinstance(state, tuple) and len(state) == 2:  # of a class with slots
-            return joined(b"slots", *map(self._of_state, state))
-        if type(state) is dict:  # in which order attributes were set does not count
-            return joined(b"state", *sorted(self._pairs(state.items())))
-        return self._of(state)
-
-    def _pairs(self, items: Iterable[tuple[Any, Any]]) -> Iterable[bytes]:
-        return (joined(self._of(name), self._of(value)) for name, value in items)
+def _ordered(state: Any) -> Any:
+    if type(state) is not dict:
+        return state
+    return dict(sorted(state.items(), key=lambda item: str(item[0])))

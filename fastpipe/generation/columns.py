@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -13,9 +14,6 @@ import numpy.typing as npt
 from fastpipe.core.casting import unheld
 from fastpipe.core.extras import require
 from fastpipe.errors import OptionError
-
-__all__ = ["Column", "Columns", "SampleError", "Schema", "declared"]
-
 
 _TEXT = "text"
 _LARGEST_ROW = 2**32 - 1  # of an HDF5 chunk
@@ -30,23 +28,15 @@ class SampleError(ValueError):
 
 @dataclass(frozen=True)
 class Column:
-    """One value of every sample.
-
-    Attributes:
-        name: the dataset's.
-        dtype: of its elements as NumPy spells it, or ``"text"``.
-        shape: of a sample's value; ``None`` in the place of the first length where it differs.
-        is_declared: whether the caller asked for this type: then values of another may be cast to it.
-    """
+    """One value of every sample."""
 
     name: str
-    dtype: str
-    shape: tuple[int | None, ...] = ()
-    is_declared: bool = False
+    dtype: str  # of its elements as NumPy spells it, or "text"
+    shape: tuple[int | None, ...] = ()  # None in the place of the first length where it differs
+    is_declared: bool = False  # then values of another type may be cast to it
 
     @cached_property
     def is_text(self) -> bool:
-        """Whether values are strings."""
         return self.dtype == _TEXT
 
     @cached_property
@@ -57,7 +47,8 @@ class Column:
     @cached_property
     def element(self) -> np.dtype[Any]:
         """The type of what is stored; bytes for text."""
-        return np.dtype(np.uint8) if self.is_text else np.dtype(_dtype(self.dtype))
+        dtype = ast.literal_eval(self.dtype) if self.dtype.startswith("[") else self.dtype
+        return np.dtype(np.uint8 if self.is_text else dtype)
 
     @cached_property
     def inner(self) -> tuple[int, ...]:
@@ -72,17 +63,15 @@ class Column:
     def array(self, value: Any) -> npt.NDArray[Any]:
         """Return a value as it is stored: of the column's type; ragged ones (length, …).
 
-        Raises:
-            SampleError: it is none of this column's.
+        Raises a SampleError where it is none of this column's.
         """
         # As most are: of a hundred thousand rows a second each microsecond shows.
         if type(value) is np.ndarray and value.dtype == self.element and value.shape == self.shape:
             return value
         if self.is_text:
             if not isinstance(value, str) or "\0" in value:
-                raise SampleError(
-                    f"{self.name!r} is {_described(value)}, and text without NUL in other samples"
-                )
+                text = f"{self.name!r} is {_described(value)}, and text without NUL in other samples"
+                raise SampleError(text)
             return np.frombuffer(value.encode(), np.uint8)
         array = _as_array(self.name, value)
         if array.dtype != self.element:
@@ -97,53 +86,37 @@ class Column:
                     f"hold: declare a larger type in columns={{{self.name!r}: …}}"
                 )
             array = array.astype(self.element)
-        fits = len(array.shape) == len(self.shape) and all(
-            want in (None, got) for want, got in zip(self.shape, array.shape, strict=True)
-        )
-        if not fits:
-            raise SampleError(
-                f"{self.name!r} has shape {array.shape}, and {_shown(self.shape)} in other samples."
-                + self._as_ragged(array)
-            )
+        pairs = list(zip(self.shape, array.shape, strict=False))
+        has_all = len(array.shape) == len(self.shape)
+        if not has_all or any(want not in (None, got) for want, got in pairs):
+            shown = ", ".join("…" if one is None else str(one) for one in self.shape)
+            text = f"{self.name!r} has shape {array.shape}, and ({shown}) in other samples."
+            if has_all and self.shape and array.shape[1:] == self.shape[1:]:
+                text += _as_ragged(self.name, self.dtype, self.shape)
+            raise SampleError(text)
         return array
 
     def stacked(self, values: Any, count: int) -> npt.NDArray[Any]:
         """Return the values of several samples, which are not ragged: (count, …)."""
         return replace(self, shape=(count, *self.shape)).array(values)
 
-    def _as_ragged(self, array: npt.NDArray[Any]) -> str:
-        """How to have both shapes, if that is possible."""
-        if len(array.shape) != len(self.shape) or not self.shape or array.shape[1:] != self.shape[1:]:
-            return ""
-        return (
-            f" Where samples differ in length, say so: columns={{{self.name!r}: "
-            f"({self.dtype!r}, {(None, *self.shape[1:])})}}"
-        )
+
+def _as_ragged(name: str, dtype: str, shape: Sequence[int | None]) -> str:
+    return f" Where samples differ in length, say so: columns={{{name!r}: ({dtype!r}, {(None, *shape[1:])})}}"
 
 
 @dataclass(frozen=True)
 class Schema:
-    """The columns of all samples.
-
-    Attributes:
-        columns: in the order of the file.
-        is_dict: whether samples are dicts; else tuples.
-    """
+    """The columns of all samples, in the order of the file."""
 
     columns: tuple[Column, ...]
-    is_dict: bool
+    is_dict: bool  # whether samples are dicts; else tuples
 
     @classmethod
     def learned(cls, sample: Any, wanted: Columns) -> Schema:
-        """Return the schema of a sample.
+        """Return the schema of a sample: a dict, a tuple, or a single value.
 
-        Args:
-            sample: a dict, a tuple, or a single value.
-            wanted: names of a tuple's values; or for some names the type, or a type and a shape.
-
-        Raises:
-            SampleError: it cannot be stored.
-            OptionError: it lacks a column that was declared.
+        Raises a SampleError where it cannot be stored, an OptionError where it lacks a wanted column.
         """
         known = declared(wanted)
         named, is_dict = _named(sample, list(known))
@@ -157,8 +130,13 @@ class Schema:
                 raise SampleError(f"{name!r} is no name of a dataset: give a string without '/'")
             columns.append(known.get(name) or _column(name, value))
         schema = cls(tuple(columns), is_dict)
-        schema._check_lengths()
         for column in columns:
+            lengths = length_name(column.name)
+            if column.is_ragged and not column.is_text and lengths in named:
+                raise OptionError(
+                    f"the lengths of {column.name!r} are stored as {lengths!r}, which is a column of its "
+                    "own: give that another name"
+                )
             column.array(named[column.name])
         return schema
 
@@ -182,41 +160,30 @@ class Schema:
         """The columns whose values have lengths of their own."""
         return [one for one in self.columns if one.is_ragged]
 
-    def arrays(self, sample: Any) -> list[npt.NDArray[Any]]:
-        """Return a sample's values as they are stored, in the order of columns.
+    @cached_property
+    def _names(self) -> list[str]:
+        return [one.name for one in self.columns]
 
-        Raises:
-            SampleError: it is not of this schema.
-        """
-        if type(sample) is dict and sample.keys() == self._names:
-            return [column.array(sample[column.name]) for column in self.columns]
-        values = self.values(sample)
-        return [column.array(value) for column, value in zip(self.columns, values, strict=True)]
+    def arrays(self, sample: Any) -> list[npt.NDArray[Any]]:
+        """Return a sample's values as they are stored; a SampleError if it is not of this schema."""
+        return [one.array(value) for one, value in zip(self.columns, self.values(sample), strict=True)]
 
     def values(self, sample: Any) -> list[Any]:
         """Return a sample's values, or a batch's, in the order of columns."""
-        names = [one.name for one in self.columns]
+        names = self._names
+        if type(sample) is dict and self.is_dict and len(sample) == len(names):  # as most are
+            try:
+                return [sample[name] for name in names]
+            except KeyError:
+                pass
         named, is_dict = _named(sample, names)
         if is_dict != self.is_dict or named.keys() != set(names):
             raise SampleError(f"it has the values {list(named)}, and {names} in other samples")
         return [named[name] for name in names]
 
-    @cached_property
-    def _names(self) -> set[str]:
-        return {one.name for one in self.columns} if self.is_dict else set()
-
     def row_nbytes(self, sample: Any) -> int:
         """Return about how many bytes of the file one sample needs."""
         return sum(max(one.nbytes, 1) for one in self.arrays(sample))
-
-    def _check_lengths(self) -> None:
-        names = {one.name for one in self.columns}
-        for column in self.ragged:
-            if not column.is_text and length_name(column.name) in names:
-                raise OptionError(
-                    f"the lengths of {column.name!r} are stored as {length_name(column.name)!r}, "
-                    "which is a column of its own: give that another name"
-                )
 
 
 def length_name(name: str) -> str:
@@ -227,21 +194,17 @@ def length_name(name: str) -> str:
 def declared(wanted: Columns) -> dict[str, Column | None]:
     """Return the columns that ``columns=`` describes, by name; None where only the name is given.
 
-    Raises:
-        OptionError: it cannot be understood.
+    Raises an OptionError where it cannot be understood.
     """
     if wanted is None:
         return {}
     if isinstance(wanted, str) or not isinstance(wanted, (Mapping, Sequence)):
         raise OptionError(f"columns= is names, or a mapping of names to types, got {wanted!r}")
-    if not isinstance(wanted, Mapping):
-        return dict.fromkeys(map(str, wanted))
-    return {str(name): _declared_column(str(name), spec) for name, spec in wanted.items()}
+    specs = wanted if isinstance(wanted, Mapping) else dict.fromkeys(wanted)
+    return {str(name): spec if spec is None else _declared(str(name), spec) for name, spec in specs.items()}
 
 
-def _declared_column(name: str, spec: Any) -> Column | None:
-    if spec is None:
-        return None
+def _declared(name: str, spec: Any) -> Column:
     kind, shape = spec if isinstance(spec, tuple) and len(spec) == 2 else (spec, ())
     if kind is str:
         return Column(name, _TEXT, is_declared=True)
@@ -254,7 +217,7 @@ def _declared_column(name: str, spec: Any) -> Column | None:
             f"columns= has {spec!r} for {name!r}: {error}. Give str, a type such as 'float32', or a type and "
             "a shape such as ('float32', (None, 25, 3))"
         ) from None
-    return _checked(Column(name, _spelled(dtype), lengths, is_declared=True))
+    return _checked(name, dtype, lengths, is_declared=True)
 
 
 def _column(name: str, value: Any) -> Column:
@@ -265,25 +228,26 @@ def _column(name: str, value: Any) -> Column:
     if isinstance(value, bytes):
         return Column(name, "|u1", (None,))
     if 0 in array.shape:
-        raise SampleError(
-            f"{name!r} has shape {array.shape}: it is empty. Where samples differ in length, say so: "
-            f"columns={{{name!r}: ({array.dtype.name!r}, {(None, *array.shape[1:])})}}"
-        )
-    return _checked(Column(name, _spelled(array.dtype), array.shape))
+        how = _as_ragged(name, array.dtype.name, array.shape)
+        raise SampleError(f"{name!r} has shape {array.shape}: it is empty.{how}")
+    return _checked(name, array.dtype, array.shape)
 
 
-def _checked(column: Column) -> Column:
-    """Raise an error for a column that HDF5 cannot have."""
+def _checked(
+    name: str, dtype: np.dtype[Any], shape: tuple[int | None, ...], *, is_declared: bool = False
+) -> Column:
+    """The column of a type, if HDF5 can have it."""
     h5py = require("h5py", extra="generation")
     try:
-        h5py.h5t.py_create(column.element, logical=True)
+        h5py.h5t.py_create(dtype, logical=True)
     except (TypeError, ValueError):
         raise SampleError(
-            f"{column.name!r} is of {column.element}, which HDF5 has not: {_HINT}; dates as int64, "
-            "arrays of strings as fixed-length bytes ('S16')"
+            f"{name!r} is of {dtype}, which HDF5 has not: {_HINT}; dates as int64, arrays of strings as "
+            "fixed-length bytes ('S16')"
         ) from None
+    column = Column(name, dtype.str if dtype.names is None else repr(dtype.descr), shape, is_declared)
     if column.nbytes > _LARGEST_ROW:
-        raise SampleError(f"{column.name!r} has {column.nbytes:,} bytes; a value may have 4 GiB at most")
+        raise SampleError(f"{name!r} has {column.nbytes:,} bytes; a value may have 4 GiB at most")
     return column
 
 
@@ -296,9 +260,8 @@ def _as_array(name: str, value: Any) -> npt.NDArray[Any]:
     try:
         array = np.asarray(value)
     except Exception as error:
-        raise SampleError(
-            f"{name!r} is {_described(value)}, of which no array can be made: {error}"
-        ) from error
+        text = f"{name!r} is {_described(value)}, of which no array can be made: {error}"
+        raise SampleError(text) from error
     if array.dtype.hasobject:
         raise SampleError(f"{name!r} is {_described(value)}, which is no array of numbers: {_HINT}")
     return np.ascontiguousarray(array).reshape(array.shape)
@@ -314,21 +277,5 @@ def _named(sample: Any, names: Sequence[str]) -> tuple[dict[str, Any], bool]:
     return dict(zip(names or map(str, range(len(values))), values, strict=True)), False
 
 
-def _spelled(dtype: np.dtype[Any]) -> str:
-    """A type as text that gives it again."""
-    return dtype.str if dtype.names is None else repr(dtype.descr)
-
-
-def _dtype(text: str) -> Any:
-    """As of `_spelled`."""
-    import ast  # only structured types need it
-
-    return ast.literal_eval(text) if text.startswith("[") else text
-
-
 def _described(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
-
-
-def _shown(shape: tuple[int | None, ...]) -> str:
-    return f"({', '.join('…' if one is None else str(one) for one in shape)})"

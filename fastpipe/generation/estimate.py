@@ -8,15 +8,13 @@ import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from fastpipe.console import in_time
 from fastpipe.core.text import in_bytes, in_duration
 from fastpipe.generation.rows import Maker, Task
 from fastpipe.generation.workers import Done, Processes, ThisThread, Threads, Workers
-
-__all__ = ["Probe", "ProbeReport", "TopFunction"]
 
 _ALONE_S, _PROFILED_S, _TOGETHER_S = 0.8, 0.6, 1.6
 _BLOCK_S = 0.05  # at least, of a block of quick rows
@@ -64,7 +62,7 @@ class ProbeReport:
     workers: int
     together: float
     free_nbytes: int
-    top: tuple[TopFunction, ...] = field(default=())
+    top: tuple[TopFunction, ...] = ()
 
     @property
     def best_workers(self) -> int:
@@ -113,59 +111,54 @@ class ProbeReport:
         return "\n".join(self.lines())
 
 
-class Probe:
-    """A look at a function.
+def look(
+    task: Task, rows: int, row_nbytes: int, count: int, are_threads: bool, out: Path
+) -> ProbeReport:  # fmt: skip
+    """Look at a function; takes about three seconds, or a few rows.
 
-    Args:
-        task: what is made.
-        rows: how many are to be made.
-        row_nbytes: about how large one is.
-        workers: that may be started.
-        are_threads: whether they are, or processes.
-        out: where rows will go.
+    ``count`` workers may be started; ``row_nbytes`` is about how large one of the ``rows`` is.
     """
+    blocks = _Blocks(rows, max(task.batch_rows, 1))
+    alone, cores = blocks.alone(Maker(task))
+    single = blocks.rate(ThisThread(task, None), _ALONE_S) if cores > _MANY_CORES else alone
+    top = tuple(blocks.profiled(Maker(task)))
+    if not count:
+        workers: Workers = ThisThread(task, None)
+    else:
+        workers = Threads(task, None, count) if are_threads else Processes(task, None, count)
+    together, free = blocks.rate(workers, _TOGETHER_S), shutil.disk_usage(out.parent).free
+    return ProbeReport(rows, row_nbytes, alone, cores, single, max(count, 1), together, free, top)
 
-    def __init__(
-        self, task: Task, rows: int, row_nbytes: int, workers: int, are_threads: bool, out: Path
-    ) -> None:
-        self._task, self._rows, self._row_nbytes = task, rows, row_nbytes
-        self._workers, self._are_threads, self._out = workers, are_threads, out
-        self._step = max(task.batch_rows, 1)
 
-    def run(self) -> ProbeReport:
-        """Look; takes about three seconds, or a few rows."""
-        alone, cores = self._alone()
-        single = self._rate(ThisThread(self._task, None), _ALONE_S) if cores > _MANY_CORES else alone
-        top = tuple(self._profiled())
-        together = self._rate(self._started(), _TOGETHER_S)
-        free, workers = shutil.disk_usage(self._out.parent).free, max(self._workers, 1)
-        return ProbeReport(
-            self._rows, self._row_nbytes, alone, cores, single, workers, together, free, top
-        )  # fmt: skip
+class _Blocks:
+    """Makes blocks of some rows again and again, and throws them away."""
 
-    def _started(self) -> Workers:
-        if not self._workers:
-            return ThisThread(self._task, None)
-        if self._are_threads:
-            return Threads(self._task, None, self._workers)
-        return Processes(self._task, None, self._workers)
+    def __init__(self, rows: int, step: int) -> None:
+        self._rows, self._step = rows, step
 
-    def _alone(self) -> tuple[float, float]:
+    def _block(self, at: int) -> tuple[int, int]:
+        first = at // self._step % max(self._rows // self._step, 1) * self._step
+        return first, min(first + self._step, self._rows)
+
+    def _make(self, maker: Maker, at: int) -> int:
+        """Make the rows from a place on; return the next one."""
+        first, last = self._block(at)
+        maker.block(first, last)
+        return at + last - first
+
+    def alone(self, maker: Maker) -> tuple[float, float]:
         """Rows a second in this thread, and how many cores are busy."""
-        maker, made = Maker(self._task), 0
-        begun, used = time.perf_counter(), time.process_time()
+        made, begun, used = 0, time.perf_counter(), time.process_time()
         while made == 0 or time.perf_counter() - begun < _ALONE_S:
-            first, last = self._block(made)
             start = time.perf_counter()
-            maker.block(first, last)
-            made += last - first
+            made = self._make(maker, made)
             if time.perf_counter() - start < _BLOCK_S / 2:  # what a block costs beside its rows is not theirs
                 self._step *= 2
         seconds = max(time.perf_counter() - begun, 1e-9)
         return made / seconds, (time.process_time() - used) / seconds
 
-    def _rate(self, workers: Workers, seconds: float) -> float:
-        """Rows a second, from when all workers have begun; what they make is thrown away."""
+    def rate(self, workers: Workers, seconds: float) -> float:
+        """Rows a second, from when all workers have begun."""
         with workers:
             # The first block of each has its start in it.
             wait([workers.submit(*self._block(number * self._step)) for number in range(workers.count)])
@@ -178,28 +171,16 @@ class Probe:
                     at += last - first
                 if not flying:
                     return done / max(time.perf_counter() - begun, 1e-9)
-                ready, _ = wait(flying, return_when=FIRST_COMPLETED)
-                for future in ready:
+                for future in wait(flying, return_when=FIRST_COMPLETED).done:
                     future.result()
                     done += flying.pop(future)
 
-    def _block(self, at: int) -> tuple[int, int]:
-        """Some rows, beginning anew behind the last."""
-        first = at // self._step % max(self._rows // self._step, 1) * self._step
-        return first, min(first + self._step, self._rows)
-
-    def _profiled(self) -> Iterator[TopFunction]:
+    def profiled(self, maker: Maker) -> Iterator[TopFunction]:
         """Where the time of a row goes."""
-        maker, profile, at = Maker(self._task), cProfile.Profile(), 0
-        begun = time.perf_counter()
-        profile.enable()
-        try:
-            while at == 0 or time.perf_counter() - begun < _PROFILED_S:
-                first, last = self._block(at)
-                maker.block(first, last)
-                at += last - first
-        finally:
-            profile.disable()
+        made, begun = 0, time.perf_counter()
+        with cProfile.Profile() as profile:
+            while made == 0 or time.perf_counter() - begun < _PROFILED_S:
+                made = self._make(maker, made)
         stats = pstats.Stats(profile)
         total = max(getattr(stats, "total_tt", 0.0), 1e-9)
         own, shown = Path(__file__).parent, 0
@@ -207,8 +188,8 @@ class Probe:
         for (file, line, name), (_, calls, _, cumulative, _) in found:
             if shown == _TOP or cumulative / total < _LEAST_SHARE:
                 return
-            if Path(file).parent == own or name.startswith("<method 'disable'"):
+            if Path(file).parent == own or name.startswith("<method 'disable'") or file == cProfile.__file__:
                 continue
             shown += 1
             where = name if file.startswith(("~", "<")) else f"{name} ({Path(file).name}:{line})"
-            yield TopFunction(where, cumulative / total, calls / at)
+            yield TopFunction(where, cumulative / total, calls / made)

@@ -1,4 +1,4 @@
-"""HDF5 files around rows that are already in place.
+"""A job's files: what is there of it, and HDF5 files around rows that are already in place.
 
 The library makes the structure of a file before there is any data, with chunks allocated at once and not
 filled.  Chunks of whole rows then follow each other, so that row ``r`` of a dataset lies at ``begin + r *
@@ -8,8 +8,11 @@ and the attributes.  So rows are written without the library, and the structure 
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import json
 import os
+import platform
 import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,25 +26,29 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.core.extras import require
-from fastpipe.core.files import open_regular, sync_folder
+from fastpipe.core.files import open_regular, require_regular, sync_folder
+from fastpipe.core.growing_folder import LOCK, GrowingFolder, has_empty_lock
 from fastpipe.core.machine import available_cpus
 from fastpipe.errors import GenerationError, OptionError
+from fastpipe.generation.code import changed
 from fastpipe.generation.columns import Column, Schema, length_name
-from fastpipe.generation.job import Job, shard_path
-from fastpipe.generation.rows import Block, Failure
+from fastpipe.generation.rows import Block, Failure, Policy
 from fastpipe.generation.storage import (
+    JOURNAL,
     Journal,
     Layout,
     Region,
     Stored,
-    Writer,
     bytes_of,
     data_file,
+    opened,
     write_all,
 )
+from fastpipe.generation.workers import FUNCTION
 
-__all__ = ["LEFT_OUT", "OldRows", "damaged", "finish", "layout_of", "name_files"]
-
+_FORMAT = 1
+_ATTRIBUTE = "fastpipe_generation"
+_OWN_SUFFIXES = (".data", ".spool", ".h5", ".unfinished", ".part")  # the last of earlier versions
 _CHUNK_NBYTES = 64 << 10
 _LARGEST_CHUNK = 2**32 - 1
 _AT_ONCE = 32 << 20
@@ -49,21 +56,213 @@ _STRUCTURE, _COMPACT = "structure.h5", ".compact.data"
 LEFT_OUT = "left out before"  # of a row that failed when a file was made, which keeps no more of it
 
 
+# ---- jobs, their files and their folder -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is made."""
+
+    function: str
+    code: str  # digest and parts as of `code_version`
+    parts: Mapping[str, str]
+    seed: int
+    rows: int
+    schema: Schema
+    columns: str  # as given
+    chunk_rows: int | None
+    max_bytes: int | None
+    policy: Policy
+    seeds_globals: bool
+    shard_rows: int | None  # of a file, at most; None for all in one
+    batch_rows: int  # of a call of ``batch``; 0 without
+    versions: Mapping[str, str]  # of what had a hand in it
+    extends: int = 0  # rows that come from files which are there already
+
+    def as_json(self) -> dict[str, Any]:
+        """For the journal."""
+        values = {name: value for name, value in self.__dict__.items() if name != "schema"}
+        return {"format": _FORMAT, **values, "parts": dict(self.parts), "form": self.schema.as_json(),
+                "versions": dict(self.versions)}  # fmt: skip
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Job:
+        """As `as_json` gives it, if this version of fastpipe did."""
+        if content.get("format") != _FORMAT:
+            raise GenerationError("it was made by another version of fastpipe")
+        values = {name: value for name, value in content.items() if name not in ("format", "form")}
+        return cls(**{"parts": {}, "extends": 0, **values, "schema": Schema.from_json(content["form"])})
+
+    def attributes(self, rows: range, skipped: Sequence[int], nan_rows: int) -> dict[str, Any]:
+        """Return the attributes of a finished file, for people and for extending it."""
+        # Neither what the function is made of, which may be long, nor how it came about.
+        content = {name: value for name, value in self.as_json().items() if name not in ("parts", "extends")}
+        found: dict[str, Any] = {
+            "function": self.function,
+            "code_version": self.code,
+            "seed": str(self.seed),
+            "rows": self.rows,
+            "first_row": rows.start,
+            "last_row": rows.stop,
+            "nan_rows": nan_rows,
+            "versions": json.dumps(dict(self.versions), sort_keys=True),
+            _ATTRIBUTE: json.dumps(content, sort_keys=True),
+        }
+        if skipped:
+            found["skipped"] = np.array(skipped, np.int64)
+        return found
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what has a hand in the rows, and in the file."""
+    h5py = require("h5py", extra="generation")
+    return {
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "h5py": h5py.__version__,
+        "hdf5": h5py.version.hdf5_version,
+    }
+
+
+def differences(one: Job, wanted: Job) -> list[str]:
+    """Say in what a job that is there differs from the wanted one, but for the number of rows."""
+    found = []
+    if one.code != wanted.code:
+        what = "; ".join(changed(one.parts, wanted.parts)[:4]) if one.parts else ""
+        other = "the function is another, or the version of Python or of a package is"
+        found.append(f"the function has changed ({what})" if what else other)
+    for name, words in (
+        ("seed", "seed"), ("seeds_globals", "seed_globals"), ("columns", "columns"),
+        ("chunk_rows", "chunk_rows"), ("max_bytes", "max_bytes"), ("policy", "bad_samples"),
+    ):  # fmt: skip
+        old, new = getattr(one, name), getattr(wanted, name)
+        if old != new:
+            found.append(f"{words} was {old!r} and is {new!r}")
+    return found
+
+
+def shard_path(out: Path, number: int, count: int) -> Path:
+    """Return a file's name: ``out`` of a single one, else with a number."""
+    return out if count == 1 else out.with_name(f"{out.stem}-{number:05d}{out.suffix}")
+
+
+def paths_of(out: Path) -> tuple[Path, ...]:
+    """Return the files that are there under a name, or under that with numbers."""
+    if os.path.lexists(out):
+        return (out,)
+    found: list[Path] = []
+    while os.path.lexists(path := shard_path(out, len(found), 2)):
+        found.append(path)
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Finished files, in the order of their rows."""
+
+    paths: tuple[Path, ...]
+    job: Job
+    skipped: tuple[int, ...]  # rows that are in none of them
+    nan_rows: int
+
+    @classmethod
+    def at(cls, out: Path) -> Finished | None:
+        """Return the files of a name; None if there are none, an OptionError if there is something else."""
+        paths = paths_of(out)
+        if not paths:
+            return None
+        heads = [_head(path) for path in paths]
+        skipped, at = [], 0
+        for path, head in zip(paths, heads, strict=True):
+            if head[_ATTRIBUTE] != heads[0][_ATTRIBUTE]:
+                raise OptionError(f"{path} is of another job than {paths[0]}: move one of them away")
+            skipped += [*range(at, head["first_row"]), *head["skipped"]]
+            at = head["last_row"]
+        job = Job.from_json(json.loads(heads[0][_ATTRIBUTE]))
+        skipped += range(at, job.rows)
+        return cls(paths, job, tuple(skipped), heads[0]["nan_rows"])
+
+
+def _head(path: Path) -> dict[str, Any]:
+    """The attributes of a finished file."""
+    h5py = require("h5py", extra="generation")
+    try:
+        require_regular(path, os.stat(path))  # the library would wait for a writer of a fifo
+        with h5py.File(path, "r") as file:
+            numbers = "first_row", "last_row", "nan_rows"
+            found: dict[str, Any] = {name: int(file.attrs[name]) for name in numbers}
+            found[_ATTRIBUTE] = str(file.attrs[_ATTRIBUTE])
+            found["skipped"] = file.attrs.get("skipped", np.zeros(0, np.int64)).tolist()
+    except (OSError, KeyError) as error:
+        # HDF5's own have no number, and what is no file has this one.
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise
+        raise OptionError(
+            f"{path} exists, and fastpipe.generate has not made it; name another file, or remove it"
+        ) from None
+    return found
+
+
+class Folder(GrowingFolder):
+    """The folder ``OUT.partial``, locked, in which a job's files grow."""
+
+    def __init__(self, out: Path) -> None:
+        super().__init__(out, GenerationError)
+
+    def _check_own(self) -> None:
+        there, own = os.listdir(self.folder), self._own()
+        is_own = has_empty_lock(self.folder) and (JOURNAL in own or len(own) == len(there))
+        if there and not is_own:
+            raise OptionError(
+                f"{self.folder} is not that of an unfinished job; move it away, or remove it, and try again"
+            )
+
+    def clear(self) -> None:
+        """Remove what jobs have left, but for the journal, which is begun anew."""
+        for name in self._own():
+            if name not in (JOURNAL, LOCK):
+                os.unlink(self.folder / name)
+
+    def tidy(self, blocks: Sequence[Stored]) -> None:
+        """Remove what was written and is not in the journal: where the disk was full, it is still."""
+        ends: dict[str, int] = {}
+        for spooled in (spooled for one in blocks for spooled in one.spooled):
+            ends[spooled.file] = max(ends.get(spooled.file, 0), spooled.begin + spooled.nbytes)
+        for name in os.listdir(self.folder):
+            if name.endswith((".unfinished", ".part")) or (name.endswith(".spool") and name not in ends):
+                os.unlink(self.folder / name)
+            elif name in ends:
+                os.truncate(self.folder / name, ends[name])
+
+    def remove(self) -> None:
+        """Remove the folder, the journal last but for the lock; what others have put into it stays."""
+        names = sorted(self._own(), key=lambda name: (name == LOCK, name == JOURNAL))
+        for name in names:  # with the lock: nobody may take it in a folder that goes
+            (self.folder / name).unlink(missing_ok=True)
+        self.close()
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+
+    def _own(self) -> list[str]:
+        """The names of what jobs leave."""
+        own = JOURNAL, LOCK, FUNCTION
+        return [one for one in os.listdir(self.folder) if one in own or one.endswith(_OWN_SUFFIXES)]
+
+
 # ---- structure --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Array:
-    """A dataset of a file: its name, type, the shape of a row, and attributes."""
+    """A dataset of a file."""
 
     name: str
     dtype: Any
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of a row
     attributes: Mapping[str, Any]
 
     @property
     def nbytes(self) -> int:
-        """Of a row."""
         return int(np.prod(self.shape, dtype=np.int64)) * int(np.dtype(self.dtype).itemsize)
 
 
@@ -72,10 +271,7 @@ def _fixed_arrays(schema: Schema) -> list[_Array]:
 
 
 def _arrays(schema: Schema, widths: Sequence[int]) -> list[_Array]:
-    """All datasets of a finished file, given the greatest length in each ragged column.
-
-    A ragged column is text of the greatest length; or rows of the greatest length, and lengths.
-    """
+    """All datasets of a finished file, given the greatest length in each ragged column."""
     found = _fixed_arrays(schema)
     for column, longest in zip(schema.ragged, widths, strict=True):
         width = max(longest, 1)
@@ -135,12 +331,9 @@ def layout_of(job: Job, folder: Path) -> Layout:
     """Return where the rows of a job go."""
     scratch = folder / _STRUCTURE
     layout = Layout(folder, job.rows, job.shard_rows or job.rows, [])
-    counts = [len(layout.shard(number)) for number in range(layout.shards)]
+    counts, arrays = [len(layout.shard(number)) for number in range(layout.shards)], _fixed_arrays(job.schema)
     try:
-        found = {
-            count: _create(scratch, _fixed_arrays(job.schema), count, job.chunk_rows, {})
-            for count in dict.fromkeys(counts)
-        }
+        found = {count: _create(scratch, arrays, count, job.chunk_rows, {}) for count in set(counts)}
     finally:
         scratch.unlink(missing_ok=True)
     return replace(layout, regions=[found[count] for count in counts])
@@ -149,20 +342,20 @@ def layout_of(job: Job, folder: Path) -> Layout:
 # ---- rows that are there already --------------------------------------------------------------------
 
 
-def damaged(blocks: Sequence[Stored], layout: Layout, writer: Writer) -> list[Stored]:
+def damaged(blocks: Sequence[Stored], layout: Layout) -> list[Stored]:
     """Return blocks whose data is not what the journal says."""
 
     def is_whole(stored: Stored) -> bool:
         try:
             crcs = [0] * len(stored.crcs)
             for number, rows, at in layout.pieces(stored.first, stored.last):
-                with writer.file(data_file(layout.folder, number).name) as descriptor:
+                with opened(data_file(layout.folder, number)) as descriptor:
                     for column, region in enumerate(layout.regions[number]):
                         begin = region.begin + at * region.row_nbytes
                         crcs[column] = _crc(descriptor, begin, len(rows) * region.row_nbytes, crcs[column])
             spooled = []
             for one in stored.spooled:
-                with writer.file(one.file) as descriptor:
+                with opened(layout.folder / one.file) as descriptor:
                     spooled.append(_crc(descriptor, one.begin, one.nbytes, 0))
         except EOFError:
             return False
@@ -200,7 +393,7 @@ class OldRows:
         h5py = require("h5py", extra="generation")
         self._schema = schema
         self._files = [h5py.File(path, "r") for path in paths]
-        kept = [self._kept(file) for file in self._files]
+        kept = [_kept(file) for file in self._files]
         self._rows = np.concatenate(kept)  # the row of each sample that is there, file by file
         self._starts = np.cumsum([0, *map(len, kept)])
 
@@ -209,12 +402,11 @@ class OldRows:
         at = np.arange(*np.searchsorted(self._rows, (first, last)))
         rows = self._rows[at] - first
         block = Block(first, last, [], [], [])
-        for column in self._schema.columns:
-            if not column.is_ragged:
-                made = np.zeros((last - first, *column.inner), column.element)
-                made[rows] = self._read(column.name, at)
-                block.fixed.append(made)
-                continue
+        for column in self._schema.fixed:
+            made = np.zeros((last - first, *column.inner), column.element)
+            made[rows] = self._read(column.name, at)
+            block.fixed.append(made)
+        for column in self._schema.ragged:
             lengths, values = self._ragged(column, at)
             full = np.zeros(last - first, np.int64)
             full[rows] = lengths
@@ -225,13 +417,8 @@ class OldRows:
         return block
 
     def close(self) -> None:
-        """Close the files."""
         for file in self._files:
             file.close()
-
-    def _kept(self, file: Any) -> npt.NDArray[np.int64]:
-        skipped = file.attrs.get("skipped", np.zeros(0, np.int64))
-        return np.setdiff1d(np.arange(file.attrs["first_row"], file.attrs["last_row"]), skipped)
 
     def _read(self, name: str, at: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         parts = []
@@ -253,6 +440,11 @@ class OldRows:
         return lengths, np.concatenate([np.zeros((0, *column.inner), column.element), *rows])
 
 
+def _kept(file: Any) -> npt.NDArray[np.int64]:
+    rows = np.arange(file.attrs["first_row"], file.attrs["last_row"])
+    return np.setdiff1d(rows, file.attrs.get("skipped", np.zeros(0, np.int64)))
+
+
 # ---- finished files ---------------------------------------------------------------------------------
 
 
@@ -270,18 +462,10 @@ def _files_with_rows(layout: Layout, blocks: Sequence[Stored]) -> dict[int, list
     return found
 
 
-def finish(
-    job: Job, layout: Layout, blocks: Sequence[Stored], writer: Writer, say: Callable[[str], None]
-) -> None:
+def finish(job: Job, layout: Layout, blocks: Sequence[Stored], say: Callable[[str], None]) -> None:
     """Put the structure around rows that are all in place; may be done again after it was cut off.
 
-    Args:
-        job, layout, blocks, writer: what is there.
-        say: shows what is done.
-
-    Raises:
-        GenerationError: all rows failed.
-        OSError: the disk is full, for instance.
+    Raises a GenerationError where all rows failed.
     """
     blocks = sorted(blocks, key=lambda one: one.first)
     firsts, lasts = [one.first for one in blocks], [one.last for one in blocks]
@@ -292,29 +476,29 @@ def finish(
         rows = layout.shard(number)
         some = blocks[bisect_right(lasts, rows.start) : bisect_left(firsts, rows.stop)]
         attributes = job.attributes(rows, skipped, nan_rows)
-        _finish_file(job, layout, number, arrays, attributes, skipped, some, writer)
+        _finish_file(job, layout, number, arrays, attributes, skipped, some)
         say(f"file {number + 1} of {layout.shards}")
 
 
 def _finish_file(
     job: Job, layout: Layout, number: int, arrays: Sequence[_Array], attributes: Mapping[str, Any],
-    skipped: Sequence[int], blocks: Sequence[Stored], writer: Writer,
+    skipped: Sequence[int], blocks: Sequence[Stored],
 ) -> None:  # fmt: skip
     folder, rows, fixed = layout.folder, layout.shard(number), layout.regions[number]
-    scratch, compact = folder / _STRUCTURE, f"{number:05d}{_COMPACT}"
+    scratch, compact = folder / _STRUCTURE, folder / f"{number:05d}{_COMPACT}"
     with ExitStack() as stack:
         stack.callback(scratch.unlink, missing_ok=True)
-        source = target = stack.enter_context(writer.file(data_file(folder, number).name))
+        source = target = stack.enter_context(opened(data_file(folder, number)))
         regions = _create(scratch, arrays, len(rows) - len(skipped), job.chunk_rows, attributes)
         if skipped:
-            target = stack.enter_context(writer.file(compact))
+            target = stack.enter_context(opened(compact))
             _copy_kept(source, target, rows, skipped, fixed, regions)
         else:  # one of before rows of this file were made again, which then did not fail
-            (folder / compact).unlink(missing_ok=True)
+            compact.unlink(missing_ok=True)
             if [one.begin for one in regions[: len(fixed)]] != [one.begin for one in fixed]:
                 raise RuntimeError("HDF5 puts rows elsewhere than before; please report this")
         _copy_structure(scratch, target, regions)
-        _write_ragged(job.schema, rows, skipped, blocks, writer, target, regions[len(fixed) :])
+        _write_ragged(job.schema, layout, rows, skipped, blocks, target, regions[len(fixed) :])
         os.fsync(target)
 
 
@@ -352,7 +536,7 @@ def _copy(source: int, target: int, start: int, nbytes: int, to: int) -> None:
 
 
 def _write_ragged(
-    schema: Schema, rows: range, skipped: Sequence[int], blocks: Sequence[Stored], writer: Writer,
+    schema: Schema, layout: Layout, rows: range, skipped: Sequence[int], blocks: Sequence[Stored],
     target: int, regions: Sequence[Region],
 ) -> None:  # fmt: skip
     """Write ragged columns from the spools, each row at the width of the longest."""
@@ -362,7 +546,7 @@ def _write_ragged(
         lengths = None if column.is_text else next(columns_regions)
         for stored in blocks:
             spooled = stored.spooled[number]
-            with writer.file(spooled.file) as descriptor:
+            with opened(layout.folder / spooled.file) as descriptor:
                 data = os.pread(descriptor, spooled.nbytes, spooled.begin)
             count = np.frombuffer(data, np.int64, stored.last - stored.first)
             flat = np.frombuffer(data, np.uint8, offset=count.nbytes)
@@ -392,16 +576,9 @@ def _padded(
 
 
 def name_files(out: Path, layout: Layout, journal: Journal, old: Sequence[Path]) -> list[Path]:
-    """Give finished files their names, at once and for good; and remove those that they take the place of.
+    """Give finished files their names, for good; and remove old ones, of fewer rows, whose place they take.
 
-    Args:
-        out: the name.
-        layout: which files.
-        journal: what is in them; notes that it has begun.
-        old: files of fewer rows.
-
-    Raises:
-        OptionError: there is something else of this name meanwhile.
+    Raises an OptionError where there is something else of this name meanwhile.
     """
     numbers = list(_files_with_rows(layout, journal.blocks))
     paths = [shard_path(out, place, len(numbers)) for place in range(len(numbers))]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import inspect
 import logging
+import operator
 import os
 import stat
 import sys
@@ -21,12 +23,12 @@ from fastpipe.core.private_folder import PrivateFolder
 from fastpipe.errors import CacheError, OptionError
 from fastpipe.generation.code import (
     DigestError,
-    ValueDigests,
     changed,
     code_name,
     code_version,
     joined,
     origin_of_module,
+    value_digest,
 )
 from fastpipe.generation.store import (
     FORMAT,
@@ -38,8 +40,6 @@ from fastpipe.generation.store import (
     computing,
     is_computing,
 )
-
-__all__ = ["Memoized", "memoize"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -73,7 +73,7 @@ def memoize(
     has no side effects, and draws no random numbers.
 
     None, numbers, strings, bytes, NumPy's arrays and scalars, torch's tensors, and lists, tuples, sets and
-    dicts of them are kept without pickle, and come back equal in types and bits.  An entry that is damaged,
+    dicts of them come back equal in types and bits, and no code is run for it.  An entry that is damaged,
     or cannot be loaded, is kept under another name, and the result is computed again.  A result that cannot
     be kept is returned all the same.  The logger ``"fastpipe.memoize"`` says at level INFO what was loaded,
     and why something was not; at level WARNING what went wrong.
@@ -146,21 +146,16 @@ class Memoized(Generic[P, T]):
         return f"<memoized {self._name} in {str(self._dir)!r}{', pickle=True' if self._pickle else ''}>"
 
     def __reduce__(self) -> Any:
-        found: Any = sys.modules.get(str(self._fn.__module__))
         name = str(getattr(self._fn, "__qualname__", ""))
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        if found is self:  # it stands in the function's place
-            return name
-        return _again, (self._fn, self._dir, self._pickle)
+        with contextlib.suppress(AttributeError):
+            if operator.attrgetter(name)(sys.modules.get(str(self._fn.__module__))) is self:
+                return name  # it stands in the function's place
+        return functools.partial(Memoized, dir=self._dir, pickle=self._pickle), (self._fn,)
 
     def clear(self) -> int:
         """Remove this function's entries, of whatever arguments and code; return how many there were.
 
-        What was kept aside as damaged stays.
-
-        Raises:
-            CacheError: as of a call.
+        What was kept aside as damaged stays.  Raises a CacheError as a call does.
         """
         if not os.path.lexists(self._dir):
             return 0
@@ -199,10 +194,8 @@ class Memoized(Generic[P, T]):
         except (OSError, MemoryError) as error:
             what, done = f"{type(error).__name__}: {error}", "it is replaced"
         if is_alone:
-            _log.warning(
-                "%s: its entry %s cannot be loaded: %s; %s, and the result is computed again",
-                self._name, entries.file_name(key), what, done,
-            )  # fmt: skip
+            text = "%s: its entry %s cannot be loaded: %s; %s, and the result is computed again"
+            _log.warning(text, self._name, entries.file_name(key), what, done)
         return "its entry cannot be loaded"
 
     def _compute(self, entries: Entries, wanted: Header, reason: str, compute: Callable[[], T]) -> T:
@@ -213,31 +206,21 @@ class Memoized(Generic[P, T]):
         try:
             entries.store(replace(wanted, seconds=seconds), result, pickled=self._pickle)
         except Exception as error:  # it may have taken hours: whatever goes wrong, it is returned
-            what, remedy = f"{type(error).__name__}: {error}", "It is computed again at the next call"
+            what = f"{type(error).__name__}: {error}. It is computed again at the next call"
             if isinstance(error, NotStorableError):
                 also = "" if self._pickle else ", or pass pickle=True"
-                what = str(error)
-                remedy = f"Return arrays, numbers, strings, and dicts or lists of them{also}"
-            _log.warning(
-                "%s: its result, of %.1f s, is returned but not kept: %s. %s",
-                self._name, seconds, what, remedy,
-            )  # fmt: skip
+                what = f"{error}. Return arrays, numbers, strings, and dicts or lists of them{also}"
+            text = "%s: its result, of %.1f s, is returned but not kept: %s"
+            _log.warning(text, self._name, seconds, what)
         return result
-
-
-def _again(fn: Callable[P, T], dir: Path, pickle: bool) -> Memoized[P, T]:
-    return Memoized(fn, dir=dir, pickle=pickle)
 
 
 def _checked_signature(fn: Callable[..., Any]) -> inspect.Signature:
     """A function's signature, or an ``OptionError`` if what it returns can never be kept."""
-    for is_kind, kind in (
-        (inspect.isgeneratorfunction, "a generator"),
-        (inspect.isasyncgenfunction, "a generator"),
-        (inspect.iscoroutinefunction, "a coroutine"),
-    ):
-        if is_kind(fn):
-            raise OptionError(f"memoize keeps what a function returns, got {kind}: return a list or an array")
+    is_generator = inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn)
+    if is_generator or inspect.iscoroutinefunction(fn):
+        kind = "generator" if is_generator else "coroutine"
+        raise OptionError(f"memoize keeps what a function returns, got a {kind}: return a list or an array")
     try:
         return inspect.signature(fn)
     except (TypeError, ValueError) as error:
@@ -263,33 +246,28 @@ def _held(fn: Any) -> dict[str, Any]:
 
 def _reason(headers: list[Header], wanted: Header) -> str:
     """Why there is no entry, by the one that differs least."""
-    found = [(_differences(header, wanted), header) for header in headers]
+    found = []
+    for header in headers:
+        arguments = _other(header.arguments, wanted.arguments)
+        files = [name for name in _other(header.data, wanted.data) if name not in arguments]
+        code = changed(header.parts, wanted.parts)[:_MOST_CHANGES]
+        found.append((len(arguments) + len(files) + bool(code), arguments, files, code))
     if not found:
         return "no entry yet"
-    (arguments, files, is_other_code), nearest = min(
-        found, key=lambda one: len(one[0][0]) + len(one[0][1]) + one[0][2]
-    )
+    _, arguments, files, code = min(found, key=lambda one: one[0])
     words = []
-    if len(arguments) == 1:
-        words.append(f"argument {arguments[0]!r} is another value than in the nearest entry")
-    elif arguments:
-        words.append(
-            f"arguments {', '.join(map(repr, arguments))} are other values than in the nearest entry"
-        )
+    if arguments:
+        words.append(f"another value of {', '.join(map(repr, arguments))} than in the nearest entry")
     if files:
         words.append(f"the files of {', '.join(map(repr, files))} changed")
-    if is_other_code:
-        words.append(f"the code changed: {'; '.join(changed(nearest.parts, wanted.parts)[:_MOST_CHANGES])}")
+    if code:
+        words.append(f"the code changed: {'; '.join(code)}")
     return "; ".join(words) or "no entry yet"
 
 
-def _differences(header: Header, wanted: Header) -> tuple[list[str], list[str], bool]:
-    """Arguments, files of arguments, and whether the code is another."""
-    names = [*wanted.arguments, *(name for name in header.arguments if name not in wanted.arguments)]
-    arguments = [name for name in names if header.arguments.get(name) != wanted.arguments.get(name)]
-    data = sorted({*header.data, *wanted.data} - set(arguments))
-    files = [name for name in data if header.data.get(name) != wanted.data.get(name)]
-    return arguments, files, header.parts != wanted.parts
+def _other(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    """The names of what differs."""
+    return [name for name in {**other, **one} if one.get(name) != other.get(name)]
 
 
 # ---- arguments, and the files that they name --------------------------------------------------------
@@ -298,20 +276,14 @@ def _differences(header: Header, wanted: Header) -> tuple[list[str], list[str], 
 def _digests(
     name: str, arguments: Mapping[str, Any], own: tuple[int, int]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Digests of arguments' values, and of the files and folders that they name, by the arguments' names.
+    """Digests of the values of a function's arguments, and of the files and folders that they name.
 
-    An ``os.PathLike`` names a file or folder, and so does a string that is the path of one, also inside
-    lists, tuples, sets and dicts; ``"/"``, ``"."`` and the like are no paths as strings.
-
-    Args:
-        name: of the function, for messages.
-        arguments: by name.
-        own: device and inode of the folder of entries, which does not count where it is below another.
+    ``own``, device and inode of the folder of entries, does not count where it is below another folder.
     """
-    values, digests, data = ValueDigests(_code), {}, {}
+    digests, data = {}, {}
     for argument, value in arguments.items():
         try:
-            digests[argument] = values.hex(value)
+            digests[argument] = value_digest(value, _code)
         except DigestError as error:
             raise OptionError(
                 f"memoize cannot tell argument {argument!r} of {name!r} from other values: {error}. It is a "
@@ -332,6 +304,7 @@ def _code(thing: Any) -> str:
 
 
 def _paths(value: Any, seen: set[int]) -> Iterator[str]:
+    """The files and folders that a value names; a string does if it is there, but not "/" or "."."""
     if isinstance(value, os.PathLike):
         yield os.fsdecode(value)
     elif isinstance(value, str):
@@ -372,9 +345,8 @@ def _of_folder(top: str, seen: set[tuple[int, int]]) -> Iterator[bytes]:
             except OSError:  # a link to nothing, or it has gone just now
                 yield joined(b"missing", name)
                 continue
-            place = (status.st_dev, status.st_ino)
             if not stat.S_ISDIR(status.st_mode):
                 yield joined(name, state_of(status))
-            elif place not in seen:
+            elif (place := (status.st_dev, status.st_ino)) not in seen:
                 seen.add(place)
                 todo.append(entry.path)

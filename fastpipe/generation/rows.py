@@ -14,8 +14,6 @@ import numpy.typing as npt
 from fastpipe.generation.columns import SampleError, Schema
 from fastpipe.generation.seeds import RowGenerators, globals_seeded, row_generator, row_generators
 
-__all__ = ["FAILURES", "Block", "Failure", "Maker", "Policy", "Task"]
-
 Policy = Literal["raise", "skip", "retry"]
 
 _ATTEMPTS = 10  # of a row that is tried again
@@ -25,38 +23,32 @@ _AS_IT_IS: AbstractContextManager[None] = nullcontext()
 
 @dataclass(frozen=True)
 class Failure:
-    """A row that could not be made.
-
-    Attributes:
-        index: the row.
-        error, trace: type and message, and the traceback's text.
-        is_final: whether no policy goes on without it: others would fail as it did.
-    """
+    """A row that could not be made."""
 
     index: int
-    error: str
-    trace: str = ""
-    is_final: bool = False
+    error: str  # type and message
+    trace: str = ""  # of the traceback
+    is_final: bool = False  # no policy goes on without it: others would fail as it did
+
+    @classmethod
+    def of(cls, index: int, error: BaseException, note: str = "", *, is_final: bool = False) -> Failure:
+        """Describe an error."""
+        # Without memory, or a module, all rows from here on would be left out.
+        is_final = is_final or isinstance(error, (MemoryError, ImportError))
+        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        return cls(index, f"{type(error).__name__}: {error}{note}", trace, is_final)
 
 
 @dataclass
 class Block:
-    """Consecutive rows, as the arrays that are written.
-
-    Attributes:
-        first, last: the first row, and the one behind the last.
-        fixed: for each column of one shape its rows, (rows, …).
-        lengths: for each ragged column int64 (rows,).
-        flat: for each ragged column all values, one behind the other, (sum of lengths, …).
-        failed: rows that are left out; zeros, or no length, are in their places.
-    """
+    """Consecutive rows, as the arrays that are written."""
 
     first: int
-    last: int
-    fixed: list[npt.NDArray[Any]]
-    lengths: list[npt.NDArray[np.int64]]
-    flat: list[npt.NDArray[Any]]
-    failed: list[Failure] = field(default_factory=list)
+    last: int  # the row behind the last one
+    fixed: list[npt.NDArray[Any]]  # for each column of one shape its rows, (rows, …)
+    lengths: list[npt.NDArray[np.int64]]  # for each ragged column (rows,)
+    flat: list[npt.NDArray[Any]]  # and all values, one behind the other, (sum of lengths, …)
+    failed: list[Failure] = field(default_factory=list)  # rows left out: zeros, or no length, in their places
 
     @property
     def nbytes(self) -> int:
@@ -67,19 +59,17 @@ class Block:
         """The rows in which a number is NaN."""
         found: set[int] = set()
         for array in self.fixed:
-            # A sum is NaN if any number is, or if infinities meet: then each is looked at.
-            if array.dtype.kind in "fc" and array.size:
-                with np.errstate(all="ignore"):
-                    is_clean = not np.isnan(array.sum(dtype=array.dtype))
-                if not is_clean:
-                    rows = np.isnan(array).reshape(len(array), -1).any(1)
-                    found.update((np.flatnonzero(rows) + self.first).tolist())
+            found.update(_with_nan(array))
         for lengths, flat in zip(self.lengths, self.flat, strict=True):
-            if flat.dtype.kind in "fc" and flat.size:
-                at = np.flatnonzero(np.isnan(flat).reshape(len(flat), -1).any(1))
-                rows = np.searchsorted(np.cumsum(lengths), at, side="right")
-                found.update((np.unique(rows) + self.first).tolist())
-        return sorted(found)
+            found.update(np.searchsorted(np.cumsum(lengths), _with_nan(flat), side="right").tolist())
+        return sorted(self.first + row for row in found)
+
+
+def _with_nan(array: npt.NDArray[Any]) -> list[int]:
+    if array.dtype.kind not in "fc" or not array.size:
+        return []
+    found: list[int] = np.flatnonzero(np.isnan(array).reshape(len(array), -1).any(1)).tolist()
+    return found
 
 
 class _BlockBuilder:
@@ -88,73 +78,62 @@ class _BlockBuilder:
     def __init__(self, schema: Schema, first: int, last: int) -> None:
         self._schema, self._first, self._count = schema, first, 0
         rows = last - first
-        self._fixed = [np.empty((rows, *one.inner), one.element) for one in schema.fixed]
-        self._lengths = [np.zeros(rows, np.int64) for _ in schema.ragged]
-        self._flat: list[list[npt.NDArray[Any]]] = [[] for _ in schema.ragged]
-        # Where the values of a column go: which of the fixed or the ragged ones it is.
-        self._places = [
-            (one.is_ragged, (schema.ragged if one.is_ragged else schema.fixed).index(one))
-            for one in schema.columns
-        ]
+        self._fixed = {one.name: np.empty((rows, *one.inner), one.element) for one in schema.fixed}
+        self._lengths = {one.name: np.zeros(rows, np.int64) for one in schema.ragged}
+        self._flat: dict[str, list[npt.NDArray[Any]]] = {one.name: [] for one in schema.ragged}
         self._failed: list[Failure] = []
 
     def add(self, values: Sequence[npt.NDArray[Any]]) -> None:
         """Add a row, by column."""
         at = self._count
-        for value, (is_ragged, place) in zip(values, self._places, strict=True):
-            if is_ragged:
-                self._flat[place].append(value.copy())
-                self._lengths[place][at] = len(value)
+        for value, column in zip(values, self._schema.columns, strict=True):
+            if column.is_ragged:
+                self._flat[column.name].append(value.copy())
+                self._lengths[column.name][at] = len(value)
             else:
-                self._fixed[place][at] = value
+                self._fixed[column.name][at] = value
         self._count = at + 1
 
     def add_many(self, values: Sequence[Any], rows: int) -> None:
         """Add rows, by column: an array (rows, …), or of a ragged one a list of arrays."""
-        at = self._count
-        for value, (is_ragged, place) in zip(values, self._places, strict=True):
-            if is_ragged:
-                self._flat[place] += [one.copy() for one in value]
-                self._lengths[place][at : at + rows] = [len(one) for one in value]
+        at, end = self._count, self._count + rows
+        for value, column in zip(values, self._schema.columns, strict=True):
+            if column.is_ragged:
+                self._flat[column.name] += [one.copy() for one in value]
+                self._lengths[column.name][at:end] = [len(one) for one in value]
             else:
-                self._fixed[place][at : at + rows] = value
-        self._count = at + rows
+                self._fixed[column.name][at:end] = value
+        self._count = end
 
     def leave_out(self, failure: Failure) -> None:
         """Leave zeros, and no length, in the place of a row that failed."""
         self._failed.append(failure)
-        for array in self._fixed:
+        for array in self._fixed.values():
             array[self._count] = np.zeros((), array.dtype)
         self._count += 1
 
     def block(self) -> Block:
         """All that was added."""
-        count, flat = self._count, []
-        for column, values in zip(self._schema.ragged, self._flat, strict=True):
-            flat.append(np.concatenate([np.zeros((0, *column.inner), column.element), *values]))
+        count = self._count
+        flat = [
+            np.concatenate([np.zeros((0, *one.inner), one.element), *self._flat[one.name]])
+            for one in self._schema.ragged
+        ]
         return Block(
-            self._first, self._first + count, [one[:count] for one in self._fixed],
-            [one[:count] for one in self._lengths], flat, self._failed,
+            self._first, self._first + count, [one[:count] for one in self._fixed.values()],
+            [one[:count] for one in self._lengths.values()], flat, self._failed,
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Task:
-    """All about rows that does not change from block to block.
+    """All about rows that does not change from block to block."""
 
-    Attributes:
-        function: ``function(index, rng)``, perhaps with an attribute ``batch``.
-        seed: of all rows.
-        schema: of samples.
-        batch_rows: rows of a call of ``batch``; 0 where there is none.  A call always has the same rows,
-            however blocks are cut: in other company a row may come out with other last bits.
-        policy: what happens to a row that raises.
-        seeds_globals: whether global generators are seeded for each row.
-    """
-
-    function: Callable[..., Any]
+    function: Callable[..., Any]  # function(index, rng), perhaps with an attribute ``batch``
     seed: int
     schema: Schema
+    # Of a call of ``batch``; 0 without.  A call always has the same rows, however blocks are cut: in other
+    # company a row may come out with other last bits.
     batch_rows: int = 0
     policy: Policy = "raise"
     seeds_globals: bool = False
@@ -167,11 +146,7 @@ class Maker:
         self._task, self._schema, self._seed = task, task.schema, task.seed
 
     def block(self, first: int, last: int) -> tuple[Block, Failure | None]:
-        """Make rows.
-
-        Args:
-            first: row; of a function with ``batch`` one at which a call begins.
-            last: the row behind the last.
+        """Make rows, from one at which a call of ``batch`` begins.
 
         Returns:
             The rows; and what ended it, but under ``"skip"``, with the rows before.
@@ -191,8 +166,7 @@ class Maker:
     def batch(self, indices: Sequence[int], attempt: int = 0) -> list[Any]:
         """Return what ``batch`` returns for rows, by column: an array, or of a ragged one a list of arrays.
 
-        Raises:
-            SampleError: it is not of the schema.
+        Raises a SampleError where it is not of the schema.
         """
         rngs = (
             RowGenerators(row_generator(self._seed, index, attempt) for index in indices)
@@ -247,8 +221,8 @@ class Maker:
             if self._task.policy != "raise":
                 builder.add(values)
         if not is_found:
-            text = f"{_text(error)} (in a batch with rows up to {indices[-1]}; alone none of them fails)"
-            yield Failure(indices[0], text, _trace(error), is_final=True)
+            note = f" (in a batch with rows up to {indices[-1]}; alone none of them fails)"
+            yield Failure.of(indices[0], error, note, is_final=True)
 
     def _again(
         self, builder: _BlockBuilder, index: int, error: BaseException, make: Callable[[int, int], list[Any]]
@@ -260,9 +234,7 @@ class Maker:
                 return
             except FAILURES as another:
                 error = another
-        # Without memory, or a module, all rows from here on would be left out.
-        is_of_machine = isinstance(error, (MemoryError, ImportError))
-        yield Failure(index, _text(error), _trace(error), is_of_machine)
+        yield Failure.of(index, error)
 
     def _row(self, index: int, attempt: int = 0) -> list[Any]:
         return self._schema.arrays(self.sample(index, attempt))
@@ -272,11 +244,3 @@ class Maker:
 
     def _seeded(self, index: int, attempt: int) -> AbstractContextManager[None]:
         return globals_seeded(self._seed, index, attempt) if self._task.seeds_globals else _AS_IT_IS
-
-
-def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _trace(error: BaseException) -> str:
-    return "".join(traceback.format_exception(type(error), error, error.__traceback__))

@@ -1,4 +1,4 @@
-"""One call of ``generate``: its options, what is there and what is missing, and what comes of it."""
+"""``generate``: samples of a function, by all cores, stored once, never lost; ``probe``: a look before."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import errno
 import inspect
 import logging
 import math
+import operator
 import os
 import shutil
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -27,16 +28,144 @@ from fastpipe.core.text import in_bytes
 from fastpipe.errors import FastpipeError, GenerationError, MissingDependencyError, OptionError, WorkerError
 from fastpipe.generation.code import code_name, code_version
 from fastpipe.generation.columns import Columns, SampleError, Schema, declared
-from fastpipe.generation.estimate import Probe, ProbeReport
-from fastpipe.generation.files import LEFT_OUT, OldRows, damaged, finish, layout_of, name_files
-from fastpipe.generation.job import Finished, Folder, Job, differences, paths_of, versions
-from fastpipe.generation.progress import Report
-from fastpipe.generation.rows import FAILURES, Maker, Policy, Task
-from fastpipe.generation.schedule import Interrupts, Missing, Schedule
+from fastpipe.generation.estimate import ProbeReport, look
+from fastpipe.generation.files import (
+    LEFT_OUT,
+    Finished,
+    Folder,
+    Job,
+    OldRows,
+    damaged,
+    differences,
+    finish,
+    layout_of,
+    name_files,
+    paths_of,
+    versions,
+)
+from fastpipe.generation.rows import FAILURES, Failure, Maker, Policy, Task
+from fastpipe.generation.schedule import Interrupts, Missing, Report, Schedule
 from fastpipe.generation.storage import Journal, Layout, Stored, Writer
 from fastpipe.generation.workers import Cluster, Kind, OneThreadEach, Processes, ThisThread, Threads, Workers
 
-__all__ = ["First", "Generated", "Options", "Run", "first_row"]
+# ---- what users call ------------------------------------------------------------------------------
+
+
+def generate(
+    fn: Callable[..., Any],
+    n: int,
+    out: str | os.PathLike[str],
+    *,
+    seed: int,
+    workers: int | Literal["auto"] = "auto",
+    executor: Executor | Kind | None = None,
+    columns: Columns = None,
+    chunk_rows: int | Literal["auto"] = "auto",
+    resume: bool | Literal["changed"] = True,
+    probe: bool = True,
+    max_bytes: int | None = None,
+    bad_samples: Policy = "raise",
+    seed_globals: bool = False,
+    progress: bool = True,
+) -> Generated:
+    """Make samples with a function, and store each once, in an HDF5 file for :class:`FastHDF5Dataset`.
+
+    Row ``i`` is what ``fn(i, np.random.default_rng([seed, i]))`` returns, and depends on nothing else: the
+    file is the same for any number of workers, on any executor, and however often it was interrupted.
+    Killed, the same call goes on; with a larger ``n`` it makes the rows that are missing.
+
+    Args:
+        fn: ``fn(index, rng)`` returns a dict of arrays, numbers, strings or bytes; or a tuple of them, or
+            one.  ``index`` is 0 to ``n - 1``, ``rng`` a ``np.random.Generator``.  If there is ``fn.batch``,
+            ``fn.batch(indices, rng)`` makes several rows at once: ``indices`` is int64 (B,), ``rng`` has the
+            methods of a Generator and gives a row for each, (B, …), and the result has arrays (B, …).
+        n: how many rows.
+        out: the file.  While it grows there is a folder ``out.partial`` beside it.
+        seed: what makes these samples and no others; 0 or more.
+        workers: how many rows are made at a time; 0 makes them in this thread.  ``"auto"``: one for each core
+            that this process may use, unless a look at the function shows that it gains nothing.
+        executor: ``"processes"`` (the default), ``"threads"``, or any ``concurrent.futures.Executor``, such
+            as Dask's ``client.get_executor()``; its workers must see the folder of ``out``.
+        columns: names for a tuple's values; or for some columns their type, ``str`` or ``"float32"``, or type
+            and shape: ``{"motion": ("float32", (None, 25, 3))}``, where ``None`` is a length of each sample's
+            own.  Else types and shapes are those of the first row.
+        chunk_rows: rows of a chunk; ``"auto"``: as many as make 64 KiB.
+        resume: go on with what is there.  False begins anew; ``"changed"`` also goes on if ``fn`` is not what
+            it was, for corrections that leave rows as they are.
+        probe: look for three seconds at how long it will take, and why, before work that takes long.
+        max_bytes: about the size from which on there are several files, ``out-00000.h5`` and so on.
+        bad_samples: what happens where ``fn`` raises.  ``"raise"`` stops, keeping all rows before; ``"skip"``
+            leaves the row out of the file; ``"retry"`` calls again with other random numbers, ten times.
+        seed_globals: seed ``random``, ``np.random`` and torch for each row, for code that draws from them.
+        progress: show how far it is, on standard error; a bar in a terminal.
+
+    Returns:
+        What was made.
+
+    Ragged columns are padded with zeros to the longest; their lengths are in ``NAME_length``.  NaN are kept,
+    and counted.  Libraries use one thread each while rows are made, so that sums come out the same anywhere.
+
+    Raises:
+        GenerationError: a row failed; or what is there is of another function, seed or number of rows.
+        OptionError: an option cannot work, or ``out`` is something else.
+        OSError: the disk is full, for instance; the same call goes on.
+        KeyboardInterrupt: rows that were begun were finished and kept; a second one does not wait for them.
+
+    >>> import h5py, os, tempfile
+    >>> def sample(index, rng):
+    ...     return {"wave": rng.normal(size=8).astype("float32"), "index": index}
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = os.path.join(folder.name, "waves.h5")
+    >>> made = generate(sample, 100, path, seed=0, progress=False)
+    >>> with h5py.File(path) as file:
+    ...     file["wave"].shape, int(file["index"][99])
+    ((100, 8), 99)
+    >>> folder.cleanup()
+    """
+    begun = time.monotonic()
+    options = Options(
+        fn, operator.index(n), Path(out).absolute(), operator.index(seed), workers, executor, columns,
+        None if chunk_rows == "auto" else chunk_rows, resume, probe, max_bytes, bad_samples, seed_globals,
+    )  # fmt: skip
+    with Report(Path(out).name, options.rows, is_shown=progress) as report:
+        made = Run(options, report).run()
+        made = replace(made, seconds=time.monotonic() - begun)
+        report.say(str(made))
+    return made
+
+
+def probe(
+    fn: Callable[..., Any],
+    n: int,
+    out: str | os.PathLike[str] = "rows.h5",
+    *,
+    seed: int = 0,
+    workers: int | Literal["auto"] = "auto",
+    executor: Kind | None = None,
+    columns: Columns = None,
+    seed_globals: bool = False,
+) -> ProbeReport:
+    """Say how long ``generate`` will take, how large the file will be, why, and what workers bring.
+
+    Makes rows for about three seconds, and keeps none.
+
+    Args:
+        fn, n, out, seed, workers, executor, columns, seed_globals: as of :func:`fastpipe.generate`.
+
+    Returns:
+        What was measured; ``print`` it.
+
+    Raises:
+        As ``generate``.
+
+    >>> found = probe(lambda index, rng: rng.normal(size=100), 1000, workers=1, executor="threads")
+    >>> found.rows, found.row_nbytes, found.seconds > 0
+    (1000, 800, True)
+    """
+    options = Options(fn, n, Path(out), seed, workers, executor, columns, seeds_globals=seed_globals)
+    first = first_row(options)
+    task, are_threads = options.task(first.schema, first.batch_rows), executor == "threads"
+    return look(task, n, first.row_nbytes, options.most_workers, are_threads, options.out)
 
 
 # ---- options ----------------------------------------------------------------------------------------
@@ -63,17 +192,16 @@ class Options:
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise OptionError(f"fn= is a function fn(index, rng), got {type(self.function).__name__}")
+        workers = None if self.workers == "auto" else self.workers
         for name, value, least in (
             ("n", self.rows, 1), ("seed", self.seed, 0), ("chunk_rows", self.chunk_rows, 1),
-            ("max_bytes", self.max_bytes, 1),
-            ("workers", None if self.workers == "auto" else self.workers, 0),
+            ("max_bytes", self.max_bytes, 1), ("workers", workers, 0),
         ):  # fmt: skip
             if value is not None and (not isinstance(value, int) or value < least):
                 raise OptionError(f"{name}= is a whole number from {least}, got {value!r}")
         if self.policy not in get_args(Policy):
             raise OptionError(f"bad_samples= is one of {get_args(Policy)}, got {self.policy!r}")
-        is_named = self.executor in (None, *get_args(Kind))
-        if not is_named and not callable(getattr(self.executor, "submit", None)):
+        if self.executor not in (None, *get_args(Kind)) and not hasattr(self.executor, "submit"):
             raise OptionError(
                 "executor= is 'processes', 'threads', or a concurrent.futures.Executor, got "
                 f"{self.executor!r}"
@@ -93,7 +221,6 @@ class Options:
 
     @property
     def most_workers(self) -> int:
-        """How many workers there may be."""
         if self.workers != "auto":
             return self.workers
         return 0 if self.executor != "threads" and why_no_processes() else default_threads()
@@ -112,29 +239,17 @@ _TIMED, _TIMED_S = 9, 0.002  # rows, and seconds from which on there are enough 
 _TOLERANCE = 1e-5  # relative, between a row and the same of a batch
 
 
-@dataclass(frozen=True)
-class First:
-    """What the first row shows.
-
-    Attributes:
-        schema: of samples.
-        row_nbytes, row_s: about how large one is in the file, and how long it takes.
-        batch_rows: rows of a call of ``batch``; 0 without.
-    """
+class First(NamedTuple):
+    """What the first row shows: about how large one is in the file, and how long it takes."""
 
     schema: Schema
     row_nbytes: int
     row_s: float
-    batch_rows: int
+    batch_rows: int  # of a call of ``batch``; 0 without
 
 
 def first_row(options: Options) -> First:
-    """Make the first row that can be made.
-
-    Raises:
-        GenerationError: none can.
-        OptionError: the columns asked for are not there; or rows of ``batch`` are others.
-    """
+    """Make the first row that can be made; an OptionError where columns, or rows of ``batch``, are others."""
     maker = Maker(options.task(Schema((), is_dict=True), 0))
     tried = min(_TRIED, options.rows)
     with OneThreadEach():
@@ -146,11 +261,10 @@ def first_row(options: Options) -> First:
             except (OptionError, MissingDependencyError):
                 raise
             except FAILURES as error:
-                if options.policy == "raise" or isinstance(error, (MemoryError, ImportError)):
-                    raise GenerationError(
-                        f"row {index} failed: {type(error).__name__}: {error}", index=index
-                    ) from error
-                continue
+                failure = Failure.of(index, error)
+                if options.policy != "raise" and not failure.is_final:
+                    continue
+                raise GenerationError(f"row {index} failed: {failure.error}", index=index) from error
             row_s = time.perf_counter() - begun
             row_nbytes = schema.row_nbytes(sample)
             if not callable(getattr(options.function, "batch", None)):
@@ -193,8 +307,7 @@ def _check_batch(options: Options, schema: Schema, index: int, first: list[Any],
         return row_s
     for at, alone in ((0, first), (len(rows) - 1, schema.arrays(maker.sample(rows[-1])))):
         for column, values, value in zip(schema.columns, made, alone, strict=True):
-            one = np.asarray(values[at])
-            if one.shape != value.shape or not _equal(one, value):
+            if not _equal(np.asarray(values[at]), value):
                 raise OptionError(
                     f"fn.batch makes other rows than fn: {column.name!r} of row {rows[at]} differs. Draw "
                     "numbers with the methods of the rng that batch is given, in the order of fn's"
@@ -203,7 +316,7 @@ def _check_batch(options: Options, schema: Schema, index: int, first: list[Any],
 
 
 def _equal(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
-    if one.dtype.kind in "fc":
+    if one.shape == other.shape and one.dtype.kind in "fc":
         return np.allclose(one, other, _TOLERANCE, _TOLERANCE, equal_nan=True)
     return bool(np.array_equal(one, other))
 
@@ -253,8 +366,10 @@ class Run:
     def __init__(self, options: Options, report: Report) -> None:
         self._options, self._report = options, report
         self._name, self._code = code_name(options.function), code_version(options.function)
-        wanted = declared(options.columns).items()
-        self._columns = "; ".join(f"{name}: {one.dtype} {one.shape}" if one else name for name, one in wanted)
+        self._columns = "; ".join(
+            f"{name}: {one.dtype} {one.shape}" if one else name
+            for name, one in declared(options.columns).items()
+        )
         self._first: First | None = None  # how long a row takes is unknown if rows are there already
 
     def run(self) -> Generated:
@@ -262,9 +377,7 @@ class Run:
         out = self._options.out
         if not folder_of(out).exists() and (there := self._there(Finished.at(out))) is not None:
             return there
-        with Folder(out) as folder, ExitStack() as stack:
-            journal = Journal(folder.folder)
-            stack.callback(journal.close)
+        with Folder(out) as folder, closing(Journal(folder.folder)) as journal:
             is_begun = bool(journal.blocks) or journal.is_naming  # else there is nothing that could be lost
             if not self._options.resume or not is_begun:
                 finished = Finished.at(out)  # no other process can have made them from here on
@@ -279,7 +392,13 @@ class Run:
                     folder.remove()  # nothing is lost with it
                     raise
             job = self._checked_journal(journal)
-            made = self._made(job, folder, journal)
+            try:
+                made = self._made(job, folder, journal)
+            except (KeyboardInterrupt, OSError, GenerationError) as error:
+                found = self._explained(error, journal.blocks, job)
+                if isinstance(error, KeyboardInterrupt):
+                    self._report.say(str(found), logging.WARNING)
+                raise found from found.__cause__
             folder.remove()
         if job.rows < self._options.rows:  # what was begun is finished; what is asked for is more
             more = self.run()
@@ -287,12 +406,7 @@ class Run:
         return made
 
     def _there(self, finished: Finished | None) -> Generated | None:
-        """What is there, if it is all that is asked for; None if it has fewer rows.
-
-        Raises:
-            OptionError: there are finished files, and all is to be made anew.
-            GenerationError: they are of another job, or have more rows.
-        """
+        """What is there, if it is all that is asked for; None if it has fewer rows."""
         if finished is None:
             return None
         path, job, rows = finished.paths[0], finished.job, self._options.rows
@@ -314,10 +428,8 @@ class Run:
 
     def _differences(self, job: Job) -> list[str]:
         """In what a job that is there differs from what is asked for, as far as that is not accepted."""
-        wanted = self._wanted(job)
-        if self._options.resume == "changed":
-            job = replace(job, code=wanted.code)
-        return differences(job, wanted)
+        is_accepted = self._options.resume == "changed"
+        return differences(replace(job, code=self._code.digest) if is_accepted else job, self._wanted(job))
 
     def _wanted(self, like: Job) -> Job:
         """The job that is asked for, of the schema of one that is there."""
@@ -331,25 +443,19 @@ class Run:
     def _checked_journal(self, journal: Journal) -> Job:
         """The job of a journal, if it is the same, of no more rows."""
         folder, rows = folder_of(self._options.out), self._options.rows
-        removed = f"which removes {_rows_of(journal.blocks):,} rows"
+        anew = f"egin anew with resume=False, which removes {_rows_of(journal.blocks):,} rows"
         if journal.job is None:
-            raise GenerationError(
-                f"{folder} is of a job, and its journal, which says of which, is damaged. Begin anew with "
-                f"resume=False, {removed}"
-            )
-        remedy = (
-            f"Go on with the arguments that it was begun with; or begin anew with resume=False, {removed}"
-        )
+            text = "is of a job, and its journal, which says of which, is damaged"
+            raise GenerationError(f"{folder} {text}. B{anew}")
         job = Job.from_json(journal.job)
-        if found := self._differences(job):
-            remedy += _ACCEPT if job.code != self._code.digest else ""
+        found = self._differences(job)
+        if not found and job.rows > rows:
+            found = [f"it is of {job.rows:,} rows, and n={rows:,} is less"]
+        if found:
+            accept = _ACCEPT if job.code != self._code.digest else ""
             raise GenerationError(
-                f"{folder} is of a job that was not finished, and {', '.join(found)}. {remedy}"
-            )
-        if job.rows > rows:
-            raise GenerationError(
-                f"{folder} is of a job of {job.rows:,} rows that was not finished, and n={rows:,} is less. "
-                f"{remedy}"
+                f"{folder} is of a job that was not finished, and {', '.join(found)}. Go on with the "
+                f"arguments that it was begun with; or b{anew}{accept}"
             )
         return replace(job, code=self._code.digest, parts=self._code.parts)
 
@@ -371,35 +477,19 @@ class Run:
 
     def _made(self, job: Job, folder: Folder, journal: Journal) -> Generated:
         """Make the missing rows of a job, and the files of them."""
-        try:
-            return self._all_made(job, folder, journal, self._old(job, journal))
-        except (KeyboardInterrupt, OSError, GenerationError) as error:
-            found = self._explained(error, journal.blocks, job)
-            if isinstance(error, KeyboardInterrupt):
-                self._report.say(str(found), logging.WARNING)
-            raise found from found.__cause__
-
-    def _old(self, job: Job, journal: Journal) -> tuple[Path, ...]:
-        """The files whose rows a job takes over, and whose place its own take."""
-        if not job.extends:
-            return ()
-        if journal.is_naming:  # some of them may be of this job already
-            return paths_of(self._options.out)
-        finished = Finished.at(self._options.out)
-        return finished.paths if finished else ()
-
-    def _all_made(self, job: Job, folder: Folder, journal: Journal, old: Sequence[Path]) -> Generated:
+        old: Sequence[Path] = ()  # files whose rows a job takes over, and whose place its own take
+        if job.extends and journal.is_naming:  # some of them may be of this job already
+            old = paths_of(self._options.out)
+        elif job.extends and (finished := Finished.at(self._options.out)) is not None:
+            old = finished.paths
         layout, made = layout_of(job, folder.folder), 0
-        writer = Writer(layout)
-        try:
-            if not journal.is_naming:
-                self._check_stored(journal, layout, writer)
-                folder.tidy(journal.blocks)
-                self._take_over(job, journal, writer, old)
-                made = self._make(job, journal, layout, writer)
-                finish(job, layout, journal.blocks, writer, self._report.step)
-        finally:
-            writer.close()
+        if not journal.is_naming:
+            writer = Writer(layout)
+            self._check_stored(journal, layout)
+            folder.tidy(journal.blocks)
+            self._take_over(job, journal, writer, old)
+            made = self._make(job, journal, layout, writer)
+            finish(job, layout, journal.blocks, self._report.step)
         with opened_folder(self._options.out) as here:
             paths = name_files(self._options.out, replace(layout, folder=Path(here)), journal, old)
         failed = tuple(sorted(pair for one in journal.blocks for pair in one.failed))
@@ -413,7 +503,7 @@ class Run:
             self._report.say(text, logging.WARNING)
         return Generated(tuple(paths), job.rows - len(failed), failed, nan_rows, made)
 
-    def _check_stored(self, journal: Journal, layout: Layout, writer: Writer) -> None:
+    def _check_stored(self, journal: Journal, layout: Layout) -> None:
         """Check what was made before."""
         if not journal.blocks:
             return
@@ -421,7 +511,7 @@ class Run:
             text = f"{journal.damaged:,} lines of the journal are damaged; the rows of these are made again"
             self._report.say(text, logging.WARNING)
         self._report.step("reading what is there")
-        if lost := damaged(journal.blocks, layout, writer):
+        if lost := damaged(journal.blocks, layout):
             journal.drop(lost)
             text = f"{_rows_of(lost):,} rows are not as they were noted, and are made again"
             self._report.say(text, logging.WARNING)
@@ -434,14 +524,11 @@ class Run:
         align = max(job.batch_rows, 1)
         missing = Missing(job.extends // align * align, _noted(journal), align)
         row_nbytes = sum(path.stat().st_size for path in old) // max(job.extends, 1)
-        rows = OldRows(old, job.schema)
-        try:
+        with closing(OldRows(old, job.schema)) as rows:
             while (block := missing.take(max(1, _COPIED_NBYTES // max(row_nbytes, 1)))) is not None:
                 stored = writer.put(rows.block(*block))
                 writer.sync([stored])
                 journal.add([stored])
-        finally:
-            rows.close()
 
     def _make(self, job: Job, journal: Journal, layout: Layout, writer: Writer) -> int:
         """Make the missing rows; return how many these are."""
@@ -452,10 +539,8 @@ class Run:
         workers = self._workers(self._options.task(job.schema, job.batch_rows), layout, writer, count)
         with workers, Interrupts(is_here=isinstance(workers, ThisThread)) as interrupts:
             self._report.begin(job.rows - count)
-            schedule = Schedule(workers, missing, journal, writer, self._report, interrupts)
-            if self._first is not None:
-                schedule.expect(self._first.row_s, self._first.row_nbytes)
-            schedule.run()
+            expected = (self._first.row_s, self._first.row_nbytes) if self._first else None
+            Schedule(workers, missing, journal, writer, self._report, interrupts, expected).run()
         return count
 
     def _workers(self, task: Task, layout: Layout, writer: Writer, rows: int) -> Workers:
@@ -467,11 +552,15 @@ class Run:
         seconds = self._first.row_s * rows if self._first else math.inf
         if count == 0 or (options.workers == "auto" and seconds < _SHORT_S):
             return ThisThread(task, writer)
+        are_threads = options.executor == "threads"
         if self._first and options.probe and seconds / count > _PROBED_S:
-            found = self._probed(task, rows, self._first.row_nbytes, count)
-            if options.workers == "auto" and found is not None and not found.best_workers:
-                return ThisThread(task, writer)
-        if options.executor == "threads":
+            with suppress(WorkerError, OSError):  # of a worker that died or cannot start, as is found later
+                found = look(task, rows, self._first.row_nbytes, count, are_threads, options.out)
+                for line in found.lines():
+                    self._report.say(line)
+                if options.workers == "auto" and not found.best_workers:
+                    return ThisThread(task, writer)
+        if are_threads:
             return Threads(task, writer, count)
         try:
             return Processes(task, layout, count)
@@ -481,17 +570,6 @@ class Run:
             text = f"no worker processes can be started ({error}): this one makes the rows"
             self._report.say(text, logging.WARNING)
             return ThisThread(task, writer)
-
-    def _probed(self, task: Task, rows: int, row_nbytes: int, workers: int) -> ProbeReport | None:
-        """Look, and say what was seen; None where a worker died or cannot start, as both are found later."""
-        are_threads = self._options.executor == "threads"
-        try:
-            found = Probe(task, rows, row_nbytes, workers, are_threads, self._options.out).run()
-        except (WorkerError, OSError):
-            return None
-        for line in found.lines():
-            self._report.say(line)
-        return found
 
     def _explained(self, error: BaseException, blocks: Sequence[Stored], job: Job) -> BaseException:
         """An error that says what is kept, and how to go on."""
@@ -510,8 +588,7 @@ class Run:
         if error.filename is not None:
             text += f": {os.fsdecode(error.filename)!r}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):  # of HDF5 the text has many lines
-            free = in_bytes(shutil.disk_usage(out.parent).free)
-            text = f"{os.strerror(error.errno or 0)} ({free} are free)"
+            text = f"{os.strerror(error.errno)} ({in_bytes(shutil.disk_usage(out.parent).free)} are free)"
         text = f"{text}; {again}"
         return type(error)(text) if error.errno is None else type(error)(error.errno, text)
 

@@ -1,7 +1,8 @@
-"""The schedule: which blocks are in flight, how large they are, and what happens when one fails."""
+"""The schedule: which blocks are in flight, how large they are, what happens when one fails; progress."""
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 import time
@@ -10,12 +11,14 @@ from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from types import FrameType
 from typing import Any
 
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from fastpipe.console import in_time, print_line
+from fastpipe.core.text import in_bytes, printable
 from fastpipe.errors import GenerationError, WorkerError
-from fastpipe.generation.progress import Report
 from fastpipe.generation.storage import Journal, Stored, Writer
 from fastpipe.generation.workers import Done, Workers
-
-__all__ = ["Interrupts", "Missing", "Schedule"]
 
 _BLOCK_S = 1.0
 _FIRST_BLOCK_S = 0.1  # while nothing is known of how long rows take in workers
@@ -24,16 +27,87 @@ _BLOCK_NBYTES = 8 << 20  # so that memory is used again, and is in the cache whe
 _COMMIT_S = 1.0
 _DEATHS = 3  # of workers in which a row may be found before it is taken for the cause
 _LOOK_S = 0.25  # how often it is looked whether to stop
+_LINE_S = 30.0  # between lines of progress, where there is no terminal
+_RATE_S = 0.2  # at least, before a rate is shown
+_log = logging.getLogger("fastpipe.generate")
+
+
+class Report:
+    """Shows how far a file of so many rows is, in a ``with`` block; the log has what matters in any case."""
+
+    def __init__(
+        self, name: str, rows: int, *, is_shown: bool = True, console: Console | None = None
+    ) -> None:
+        self._name, self._rows, self._is_shown = name, rows, is_shown
+        self._console = console or Console(stderr=True)
+        self._done = self._made = self._nbytes = self._failed = 0
+        self._begun = self._said = time.monotonic()
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+
+    def __enter__(self) -> Report:
+        if self._is_shown and self._console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description}", markup=False), BarColumn(),
+                TextColumn("{task.fields[told]}", markup=False), console=self._console, transient=True,
+            )  # fmt: skip
+            self._task = self._bar.add_task(printable(self._name), total=self._rows, told="")
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def begin(self, done: int) -> None:
+        """Start the clock, with so many rows that are there already."""
+        self._done, self._begun = done, time.monotonic()
+        self._said = self._begun
+        self._show()
+
+    def advance(self, rows: int, nbytes: int, failed: int) -> None:
+        """Add rows that were made, the bytes of their values, and how many of them are left out."""
+        self._done += rows
+        self._made += rows
+        self._nbytes += nbytes
+        self._failed += failed
+        self._show()
+
+    def step(self, text: str) -> None:
+        """Show what is done beside rows; in a terminal only."""
+        if self._bar is not None:
+            self._bar.update(self._task, told=printable(text))
+
+    def say(self, text: str, level: int = logging.INFO) -> None:
+        """Print a line that stays, and log it."""
+        _log.log(level, "%s", text)
+        if self._is_shown:
+            print_line(self._console, text)
+
+    def _show(self) -> None:
+        now = time.monotonic()
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._done, told=self._told(now))
+        elif now - self._said > _LINE_S:
+            self._said = now
+            self.say(f"{self._name}: {self._told(now)}")
+
+    def _told(self, now: float) -> str:
+        words = [f"{self._done:,} of {self._rows:,} rows"]
+        seconds = now - self._begun
+        if seconds > _RATE_S and self._made:
+            rate = self._made / seconds
+            words.append(f"{rate:,.3g} rows/s" if rate < 100 else f"{rate:,.0f} rows/s")
+            words += [in_bytes(self._nbytes), f"{in_time((self._rows - self._done) / rate)} left"]
+        if self._failed:
+            words.append(f"{self._failed:,} failed")
+        return ", ".join(words)
 
 
 class Interrupts:
     """Counts Ctrl-C instead of raising it, in a ``with`` block of the main thread.
 
-    Args:
-        is_here: whether this thread makes rows: then the second one is raised, as nobody would look for it.
-
-    Attributes:
-        count: of interrupts so far.
+    Where this thread makes rows the second one is raised, as nobody would look for it.
     """
 
     def __init__(self, *, is_here: bool = False) -> None:
@@ -59,12 +133,7 @@ class Interrupts:
 
 
 class Missing:
-    """The rows that are not made yet.
-
-    Args:
-        rows: of all.
-        done: blocks that are, in any order.
-        align: a block begins at a multiple of this, or where another ends.
+    """The rows that are not made yet; blocks of them begin at multiples of ``align``, or where others end.
 
     >>> missing = Missing(10, [(2, 4)])
     >>> missing.take(5), missing.take(5), missing.take(5), missing.left
@@ -105,32 +174,23 @@ class Missing:
 class Schedule:
     """Has all missing rows made, stored and added to the journal.
 
-    Args:
-        workers: make rows.
-        missing: rows.
-        journal: of what is done.
-        writer: of this process: brings data to the disk.
-        report: of the progress.
-        interrupts: whether to stop.
+    ``expected`` is about how many seconds a row takes, and how many bytes; None where it is unknown.
     """
 
     def __init__(
         self, workers: Workers, missing: Missing, journal: Journal, writer: Writer, report: Report,
-        interrupts: Interrupts,
+        interrupts: Interrupts, expected: tuple[float, int] | None = None,
     ) -> None:  # fmt: skip
         self._workers, self._missing, self._journal, self._writer = workers, missing, journal, writer
         self._report, self._interrupts = report, interrupts
-        self._row_s, self._row_nbytes, self._is_measured = _FIRST_BLOCK_S, 1, False
+        self._row_s, self._row_nbytes = expected or (_FIRST_BLOCK_S, 1)
+        self._is_measured = False
         self._flying: dict[Future[Done], tuple[int, int]] = {}
         self._pending: list[Stored] = []
         self._committed = time.monotonic()
         self._deaths: dict[int, int] = {}
         self._most: dict[int, int] = {}  # rows of a block that begins there, after a worker died in it
         self._stop: BaseException | None = None
-
-    def expect(self, row_s: float, row_nbytes: int) -> None:
-        """Say about how long a row takes, and how large it is."""
-        self._row_s, self._row_nbytes = row_s, row_nbytes
 
     def run(self) -> None:
         """Make everything; what is done stays done, however this ends.
@@ -212,9 +272,8 @@ class Schedule:
     def _take(self, done: Done, first: int, last: int) -> None:
         stored, rows = done.stored, done.stored.last - done.stored.first
         if rows:
-            if done.block is not None:
-                stored = self._writer.put(done.block)
-                done.check_arrived(stored)
+            if (block := done.block()) is not None:
+                stored = self._writer.put(block)
             self._pending.append(stored)
             self._report.advance(rows, stored.nbytes, len(stored.failed))
             row_s = max(done.seconds / rows, 1e-9)

@@ -11,25 +11,20 @@ from __future__ import annotations
 import random
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 from numpy.random.bit_generator import ISpawnableSeedSequence
 
-__all__ = ["RowGenerators", "globals_seeded", "row_generator", "row_generators"]
-
-UInt32Array = npt.NDArray[np.uint32]
-UInt64Array = npt.NDArray[np.uint64]
-
 _GLOBALS = threading.RLock()  # threads, also those of an executor, share the global generators
 _FEW = 8  # so many are made sooner one by one
-_POOL = 4
+_POOL, _MASK = 4, 0xFFFFFFFF
 _INIT_A, _MULT_A, _INIT_B, _MULT_B = 0x43B0D7E5, 0x931E8875, 0x8B51F9DD, 0x58F38DED
-_MIX_L, _MIX_R = np.uint32(0xCA01F9DD), np.uint32(0x4973F715)
-_SHIFT, _MASK = np.uint32(16), 0xFFFFFFFF
+_MIX_L, _MIX_R, _SHIFT = np.uint32(0xCA01F9DD), np.uint32(0x4973F715), np.uint32(16)
 
 
 def row_generator(seed: int, index: int, attempt: int = 0) -> np.random.Generator:
@@ -44,11 +39,12 @@ def row_generators(seed: int, indices: Sequence[int]) -> RowGenerators:
     >>> rows[2].random() == np.random.default_rng([7, 2]).random()
     True
     """
-    if len(indices) < _FEW:
+    words = _hashed(seed, indices) if len(indices) >= _FEW and max(seed, *indices) <= _MASK else None
+    if words is None:
         return RowGenerators(row_generator(seed, int(index)) for index in indices)
     return RowGenerators(
-        np.random.Generator(np.random.PCG64(_Hashed(seed, index, words)))  # type: ignore[arg-type]
-        for index, words in zip(indices, _hashed(seed, indices), strict=True)
+        np.random.Generator(np.random.PCG64(_Hashed([seed, int(index)], own)))  # type: ignore[arg-type]
+        for index, own in zip(indices, words, strict=True)
     )
 
 
@@ -112,87 +108,52 @@ def globals_seeded(seed: int, index: int, attempt: int = 0) -> Iterator[None]:
 class _Hashed(ISpawnableSeedSequence):
     """A row's ``SeedSequence``, of which the words for a PCG64 are known; the rest is NumPy's own."""
 
-    __slots__ = ("_index", "_own", "_seed", "_words")
+    def __init__(self, entropy: list[int], words: npt.NDArray[np.uint64]) -> None:
+        self._entropy, self._words = entropy, words
 
-    def __init__(self, seed: int, index: int, words: UInt64Array) -> None:
-        self._seed, self._index, self._words = seed, index, words
-        self._own: np.random.SeedSequence | None = None
+    @cached_property
+    def _own(self) -> np.random.SeedSequence:
+        return np.random.SeedSequence(self._entropy)
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Any:
-        if n_words == _POOL and dtype is np.uint64:
-            return self._words
-        return self._real().generate_state(n_words, dtype)
+        is_known = n_words == _POOL and dtype is np.uint64
+        return self._words if is_known else self._own.generate_state(n_words, dtype)
 
     def spawn(self, n_children: int) -> list[np.random.SeedSequence]:  # type: ignore[override]
-        return self._real().spawn(n_children)
+        return self._own.spawn(n_children)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Hashed, (self._seed, self._index, self._words)
-
-    def _real(self) -> np.random.SeedSequence:
-        if self._own is None:
-            self._own = np.random.SeedSequence([self._seed, int(self._index)])
-        return self._own
+        return _Hashed, (self._entropy, self._words)
 
 
-def _hashed(seed: int, indices: Sequence[int]) -> UInt64Array:
-    """What ``SeedSequence([seed, i]).generate_state(4, np.uint64)`` is for each ``i``: (B, 4)."""
-    rows = np.asarray(indices, np.uint64)
-    words = np.empty((len(rows), _POOL), np.uint64)
-    start = [seed & _MASK]  # in words of 32 bits, the lowest first
-    while seed >> 32 * len(start):
-        start.append(seed >> 32 * len(start) & _MASK)
-    for is_long in (False, True):
-        some = np.flatnonzero((rows > _MASK) == is_long)
-        if len(some):
-            low = (rows[some] & np.uint64(_MASK)).astype(np.uint32)
-            high = [(rows[some] >> np.uint64(32)).astype(np.uint32)] if is_long else []
-            words[some] = _state(
-                _pool([*(np.full(len(some), word, np.uint32) for word in start), low, *high])
-            )
-    # Should NumPy's algorithm ever become another one.
-    first = np.random.SeedSequence([seed, int(rows[0])]).generate_state(_POOL, np.uint64)
-    if not np.array_equal(first, words[0]):
-        own = (np.random.SeedSequence([seed, int(row)]) for row in rows)
-        words[:] = [one.generate_state(_POOL, np.uint64) for one in own]
-    return words
+def _hashed(seed: int, indices: Sequence[int]) -> npt.NDArray[np.uint64] | None:
+    """What ``SeedSequence([seed, i]).generate_state(4, np.uint64)`` is for each ``i``: (B, 4).
 
-
-class _Hash:
-    """One hash after another, each with a constant of its own."""
-
-    def __init__(self, constant: int, factor: int) -> None:
-        self._constant, self._factor = constant, factor
-
-    def __call__(self, value: UInt32Array) -> UInt32Array:
-        value = value ^ np.uint32(self._constant)
-        self._constant = self._constant * self._factor & _MASK
-        value = value * np.uint32(self._constant)
-        return value ^ (value >> _SHIFT)
-
-
-def _pool(entropy: list[UInt32Array]) -> list[UInt32Array]:
-    """The mixed entropy of each row."""
-    hashed = _Hash(_INIT_A, _MULT_A)
-
-    def mixed(one: UInt32Array, other: UInt32Array) -> UInt32Array:
-        result: UInt32Array = _MIX_L * one - _MIX_R * other
-        return result ^ (result >> _SHIFT)
-
-    zero = np.zeros_like(entropy[0])
-    pool = [hashed(entropy[at] if at < len(entropy) else zero) for at in range(_POOL)]
+    None should NumPy's algorithm ever become another one.
+    """
+    rows = np.asarray(indices, np.uint32)
+    hashed, zero = _hash(_INIT_A, _MULT_A), np.zeros_like(rows)
+    pool = [hashed(one) for one in (np.full_like(rows, seed), rows, zero, zero)]
     for source in range(_POOL):
         for target in range(_POOL):
             if source != target:
-                pool[target] = mixed(pool[target], hashed(pool[source]))
-    for more in entropy[_POOL:]:
-        for target in range(_POOL):
-            pool[target] = mixed(pool[target], hashed(more))
-    return pool
+                mixed = _MIX_L * pool[target] - _MIX_R * hashed(pool[source])
+                pool[target] = mixed ^ (mixed >> _SHIFT)
+    hashed = _hash(_INIT_B, _MULT_B)
+    state = np.stack([hashed(pool[at % _POOL]) for at in range(2 * _POOL)], axis=1)
+    words = state.astype("<u4").view("<u8").astype(np.uint64)
+    first = np.random.SeedSequence([seed, int(rows[0])]).generate_state(_POOL, np.uint64)
+    return words if np.array_equal(first, words[0]) else None
 
 
-def _state(pool: list[UInt32Array]) -> UInt64Array:
-    """Four words of 64 bits for each row: (B, 4)."""
-    hashed = _Hash(_INIT_B, _MULT_B)
-    words = np.stack([hashed(pool[at % _POOL]) for at in range(2 * _POOL)], axis=1)
-    return words.astype("<u4").view("<u8").astype(np.uint64)
+def _hash(constant: int, factor: int) -> Callable[[Any], npt.NDArray[np.uint32]]:
+    """One hash after another, each with a constant of its own."""
+
+    def hashed(value: Any) -> npt.NDArray[np.uint32]:
+        nonlocal constant
+        value = value ^ np.uint32(constant)
+        constant = constant * factor & _MASK
+        value = value * np.uint32(constant)
+        return value ^ (value >> _SHIFT)  # type: ignore[no-any-return]
+
+    return hashed

@@ -20,16 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.core.files import UNFINISHED, is_tight, open_regular, retrying_open, sync_folder, write_whole
+from fastpipe.core.files import UNFINISHED, open_regular, retrying_open, sync_folder, write_whole
 from fastpipe.generation.rows import Block
 
-__all__ = [
-    "JOURNAL", "Journal", "Layout", "Region", "Spooled", "Stored", "Writer", "bytes_of", "data_file",
-    "described", "ragged_crcs", "replace_file", "write_all",
-]  # fmt: skip
-
 JOURNAL = "journal"
-_MOST_OPEN = 64  # files, of which there may be thousands
 _MOST_NOTED = 20  # rows with NaN of a block, by number
 
 
@@ -53,14 +47,23 @@ def write_all(descriptor: int, view: memoryview, offset: int) -> None:
         done += os.pwrite(descriptor, view[done:], offset + done)
 
 
+@contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """Give the descriptor of a file, which is made if it is missing."""
+    descriptor = retrying_open(open_regular, path, os.O_RDWR | os.O_CREAT)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def replace_file(path: Path, content: bytes) -> None:
     """Make or replace a file, on the disk when this returns: all of it or nothing."""
     unfinished = path.with_name(f"{path.name}{UNFINISHED}")
     write_whole(path, lambda file: file.write(content), sync=True, unfinished=unfinished)
 
 
-@dataclass(frozen=True)
-class Region:
+class Region(NamedTuple):
     """Where a dataset's rows are in a file, in bytes."""
 
     begin: int
@@ -74,22 +77,15 @@ class Region:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where rows are in the files.
-
-    Attributes:
-        folder: in which the files grow.
-        rows, shard_rows: of all, and of each file.
-        regions: for each file, where the rows of each column of one shape are.
-    """
+    """Where rows are in the files that grow in a folder."""
 
     folder: Path
     rows: int
-    shard_rows: int
-    regions: Sequence[Sequence[Region]]
+    shard_rows: int  # of each file
+    regions: Sequence[Sequence[Region]]  # for each file those of the columns of one shape
 
     @property
     def shards(self) -> int:
-        """How many files there are."""
         return -(-self.rows // self.shard_rows)
 
     def shard(self, number: int) -> range:
@@ -97,77 +93,52 @@ class Layout:
         first = number * self.shard_rows
         return range(first, min(first + self.shard_rows, self.rows))
 
-    def pieces(self, first: int, last: int) -> list[tuple[int, range, int]]:
+    def pieces(self, first: int, last: int) -> Iterator[tuple[int, range, int]]:
         """The rows of a block by file: its number, the rows, and the first one's place in it."""
-        found = []
         for number in range(first // self.shard_rows, -(-last // self.shard_rows)):
             shard = self.shard(number)
             rows = range(max(first, shard.start), min(last, shard.stop))
-            found.append((number, rows, rows.start - shard.start))
-        return found
+            yield number, rows, rows.start - shard.start
 
 
 class Spooled(NamedTuple):
-    """A ragged column of a block in a spool: its file, place, checksum, and greatest length."""
+    """A ragged column of a block in a spool."""
 
     file: str
     begin: int
     nbytes: int
     crc: int
-    longest: int
+    longest: int  # length of a row
 
 
 @dataclass(frozen=True)
 class Stored:
-    """What the journal says of a block.
-
-    Attributes:
-        first, last: its first row, and the one behind its last.
-        crcs: checksums of each column of one shape.
-        spooled: the ragged columns.
-        failed: rows that are left out, with the error.
-        with_nan, first_with_nan: how many rows have NaN, and the first of them.
-        nbytes: of its values.
-    """
+    """What the journal says of a block."""
 
     first: int
-    last: int
-    crcs: tuple[int, ...]
+    last: int  # the row behind its last one
+    crcs: tuple[int, ...]  # of each column of one shape
     spooled: tuple[Spooled, ...]
-    failed: tuple[tuple[int, str], ...] = ()
-    with_nan: int = 0
+    failed: tuple[tuple[int, str], ...] = ()  # rows that are left out, with the error
+    with_nan: int = 0  # rows
     first_with_nan: tuple[int, ...] = ()
-    nbytes: int = 0
+    nbytes: int = 0  # of its values
 
     def as_json(self) -> dict[str, Any]:
         """For the journal."""
-        found: dict[str, Any] = {"rows": [self.first, self.last], "crcs": self.crcs, "nbytes": self.nbytes}
-        if self.spooled:
-            found["spooled"] = self.spooled
-        if self.failed:
-            found["failed"] = self.failed
-        if self.with_nan:
-            found["nan"] = [self.with_nan, self.first_with_nan]
-        return found
+        found: dict[str, Any] = {"rows": (self.first, self.last), "crcs": self.crcs, "nbytes": self.nbytes}
+        nan = (self.with_nan, self.first_with_nan) if self.with_nan else ()
+        more = {"spooled": self.spooled, "failed": self.failed, "nan": nan}
+        return found | {name: value for name, value in more.items() if value}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Stored:
         """As `as_json` gives it."""
-        count, rows = content.get("nan", (0, ()))
-        first, last = content["rows"]
-        return cls(
-            first, last, tuple(content["crcs"]), tuple(Spooled(*one) for one in content.get("spooled", ())),
-            tuple((index, text) for index, text in content.get("failed", ())), count, tuple(rows),
-            nbytes=content["nbytes"],
-        )  # fmt: skip
-
-
-def ragged_crcs(block: Block) -> tuple[int, ...]:
-    """Return the checksums of a block's ragged columns, as they are in a spool."""
-    return tuple(
-        zlib.crc32(bytes_of(flat), zlib.crc32(bytes_of(lengths)))
-        for lengths, flat in zip(block.lengths, block.flat, strict=True)
-    )
+        with_nan, rows = content.get("nan", (0, ()))
+        spooled = tuple(Spooled(*one) for one in content.get("spooled", ()))
+        failed = tuple((index, text) for index, text in content.get("failed", ()))
+        (first, last), crcs = content["rows"], tuple(content["crcs"])
+        return cls(first, last, crcs, spooled, failed, with_nan, tuple(rows), content["nbytes"])
 
 
 def described(block: Block, spooled: tuple[Spooled, ...] = ()) -> Stored:
@@ -180,84 +151,44 @@ def described(block: Block, spooled: tuple[Spooled, ...] = ()) -> Stored:
     )  # fmt: skip
 
 
-@dataclass
-class _Open:
-    """An open file, and how many use it just now."""
-
-    descriptor: int
-    users: int = 0
-
-
 class Writer:
     """Writes blocks into place.  Safe between threads; processes have one each, with a spool of its own."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout, self._lock = layout, threading.Lock()
-        self._files: dict[str, _Open] = {}  # the one that was used last is the last
-        self._spool, self._spool_end = "", 0
-        self._synced: set[str] = set()  # names
+        self._spool, self._spool_end = f"{secrets.token_hex(4)}.spool", 0
+        self._synced: set[Path] = set()
 
     def put(self, block: Block) -> Stored:
-        """Write a block.
-
-        Raises:
-            OSError: the disk is full, for instance.
-        """
+        """Write a block; raises an OSError where the disk is full, for instance."""
         for number, rows, at in self._layout.pieces(block.first, block.last):
-            with self.file(data_file(self._layout.folder, number).name) as descriptor:
+            with opened(data_file(self._layout.folder, number)) as descriptor:
                 for array, region in zip(block.fixed, self._layout.regions[number], strict=True):
                     some = array[rows.start - block.first : rows.stop - block.first]
                     write_all(descriptor, bytes_of(some), region.begin + at * region.row_nbytes)
         spooled = [self._put_ragged(*one) for one in zip(block.lengths, block.flat, strict=True)]
         return described(block, tuple(spooled))
 
-    @contextmanager
-    def file(self, name: str) -> Iterator[int]:
-        """Give the descriptor of a file of the folder, which is made if it is missing."""
-        with self._lock:
-            one, too_many = self._files.pop(name, None), 0
-            if one is None:
-                one = _Open(retrying_open(open_regular, self._layout.folder / name, os.O_RDWR | os.O_CREAT))
-                too_many = 1 if is_tight(one.descriptor) else max(len(self._files) + 1 - _MOST_OPEN, 0)
-            self._files[name] = one
-            one.users += 1
-            idle = [key for key, other in self._files.items() if not other.users]
-            for key in idle[:too_many]:
-                os.close(self._files.pop(key).descriptor)
-        try:
-            yield one.descriptor
-        finally:
-            with self._lock:
-                one.users -= 1
-
     def sync(self, blocks: Sequence[Stored]) -> None:
         """Wait until blocks are on the disk, whichever process has written them."""
-        names = {spooled.file for one in blocks for spooled in one.spooled}
+        folder = self._layout.folder
+        paths = {folder / spooled.file for one in blocks for spooled in one.spooled}
         for one in blocks:
-            pieces = self._layout.pieces(one.first, one.last)
-            names |= {data_file(self._layout.folder, number).name for number, _, _ in pieces}
-        for name in sorted(names):
-            with self.file(name) as descriptor:
+            paths |= {data_file(folder, piece[0]) for piece in self._layout.pieces(one.first, one.last)}
+        for path in sorted(paths):
+            with opened(path) as descriptor:
                 os.fsync(descriptor)
-        if not names <= self._synced:
-            sync_folder(self._layout.folder)
-            self._synced |= names
-
-    def close(self) -> None:
-        """Close the files."""
-        with self._lock:
-            files, self._files = self._files, {}
-        for one in files.values():
-            os.close(one.descriptor)
+        if not paths <= self._synced:
+            sync_folder(folder)
+            self._synced |= paths
 
     def _put_ragged(self, lengths: npt.NDArray[np.int64], flat: npt.NDArray[Any]) -> Spooled:
         views = [bytes_of(lengths), bytes_of(flat)]
         nbytes, crc = sum(map(len, views)), 0
         with self._lock:
-            self._spool = self._spool or f"{secrets.token_hex(4)}.spool"
             begin, self._spool_end = self._spool_end, self._spool_end + nbytes
         at = begin
-        with self.file(self._spool) as descriptor:
+        with opened(self._layout.folder / self._spool) as descriptor:
             for view in views:
                 write_all(descriptor, view, at)
                 at, crc = at + len(view), zlib.crc32(view, crc)
@@ -272,7 +203,6 @@ class Journal:
 
     Attributes:
         job: what is made; None in a new journal.
-        blocks: those that are stored.
         is_naming: whether all is done, and files are getting their names.
         damaged: how many lines cannot be read any more.
     """
@@ -297,11 +227,7 @@ class Journal:
         sync_folder(self._folder)
 
     def add(self, blocks: Sequence[Stored]) -> None:
-        """Add blocks whose data is on the disk.
-
-        Raises:
-            OSError: the disk is full, for instance; what was added before stays.
-        """
+        """Add blocks whose data is on the disk."""
         self._append([one.as_json() for one in blocks])
         self.blocks += blocks
 

@@ -12,14 +12,13 @@ import subprocess
 import sys
 import threading
 import time
-from abc import ABC, abstractmethod
+import zlib
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar, Literal
 
 from fastpipe.core.extras import require, require_threadpoolctl
@@ -29,20 +28,7 @@ from fastpipe.core.processes import end_with_parent, signal_name
 from fastpipe.core.text import printable
 from fastpipe.errors import FastpipeError, OptionError, WorkerError
 from fastpipe.generation.rows import Block, Failure, Maker, Task
-from fastpipe.generation.storage import Layout, Stored, Writer, described, ragged_crcs, replace_file
-
-__all__ = [
-    "FUNCTION",
-    "Cluster",
-    "Done",
-    "Kind",
-    "OneThreadEach",
-    "Processes",
-    "ThisThread",
-    "Threads",
-    "Workers",
-    "serve",
-]  # fmt: skip
+from fastpipe.generation.storage import Layout, Stored, Writer, described, replace_file
 
 Kind = Literal["processes", "threads"]
 FUNCTION = "function"  # the file with a task for the workers of an executor
@@ -50,60 +36,68 @@ FUNCTION = "function"  # the file with a task for the workers of an executor
 
 @dataclass(frozen=True)
 class Done:
-    """What a worker returns.
+    """What a worker returns."""
 
-    Attributes:
-        stored: the rows; none, where the first raised.
-        failure: what ended it.
-        seconds: it took.
-        who: made it: machine, process and thread.
-        block: the rows, if they are still to be stored.
-        ragged_crcs: checksums of its ragged columns; those of the others are in ``stored``.
-    """
-
-    stored: Stored
-    failure: Failure | None
+    stored: Stored  # the rows; none, where the first raised
+    failure: Failure | None  # what ended it
     seconds: float
-    who: tuple[str, int, int]
-    block: Block | None = None
-    ragged_crcs: tuple[int, ...] = ()
+    who: tuple[str, int, int]  # machine, process and thread
+    sent: tuple[bytes, int] | None = (
+        None  # the rows by pickle, and a checksum, if they are still to be stored
+    )
 
-    def check_arrived(self, stored: Stored) -> None:
-        """Compare what was stored of a block that was sent with what was made.
-
-        Raises:
-            ValueError: it is something else.
-        """
-        if (stored.crcs, tuple(one.crc for one in stored.spooled)) != (self.stored.crcs, self.ragged_crcs):
+    def block(self) -> Block | None:
+        """Return the rows that were sent; a ValueError if they are not what was made."""
+        if self.sent is None:
+            return None
+        content, crc = self.sent
+        if zlib.crc32(content) != crc:
             rows = f"rows {self.stored.first} to {self.stored.last - 1}"
             raise ValueError(f"{rows} did not arrive as {self.who[0]} has sent them: checksums differ")
+        block: Block = pickle.loads(content)
+        return block
 
 
-class _Work:
-    """Makes and writes blocks in this process; without a writer they are thrown away, or sent."""
+def _work(task: Task, writer: Writer | None, *, sends: bool = False) -> Callable[[int, int], Done]:
+    """What makes and stores blocks in this process; without a writer they are thrown away, or sent."""
+    maker, put = Maker(task), writer.put if writer else described
 
-    def __init__(self, task: Task, writer: Writer | None, *, sends: bool = False) -> None:
-        self._maker, self._put, self._sends = Maker(task), writer.put if writer else described, sends
-
-    def run(self, first: int, last: int) -> Done:
-        """Make and store rows."""
+    def run(first: int, last: int) -> Done:
         begun = time.perf_counter()
-        block, failure = self._maker.block(first, last)
-        stored = self._put(block)
+        block, failure = maker.block(first, last)
+        stored, sent = put(block), None
         who = socket.gethostname(), os.getpid(), threading.get_native_id()
-        sent = (block, ragged_crcs(block)) if self._sends else (None, ())
-        return Done(stored, failure, time.perf_counter() - begun, who, *sent)
+        if sends:
+            content = pickle.dumps(block, pickle.HIGHEST_PROTOCOL)
+            sent = content, zlib.crc32(content)
+        return Done(stored, failure, time.perf_counter() - begun, who, sent)
+
+    return run
 
 
-class Workers(ABC):
-    """What all kinds of workers have; a ``with`` block ends them."""
+class _ThisThread(Executor):
+    """Runs what is submitted at once."""
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class Workers(AbstractContextManager["Workers"]):
+    """An executor that makes blocks, ``count`` at a time; a ``with`` block ends it."""
+
+    def __init__(
+        self, executor: Executor, run: Callable[[int, int], Done], count: int, *, limits: bool = True
+    ) -> None:
+        self._executor, self._run, self._count = executor, run, count
+        self._limits = OneThreadEach() if limits else None
 
     @property
     def count(self) -> int:
-        """How many blocks are made at a time."""
         return self._count
 
     @property
@@ -111,82 +105,52 @@ class Workers(ABC):
         """How many blocks may be in flight: while one is made, the next one waits."""
         return 2 * self.count
 
-    @abstractmethod
     def submit(self, first: int, last: int) -> Future[Done]:
         """Have rows made."""
+        return self._executor.submit(self._run, first, last)
 
-    def abandon(self) -> None:  # noqa: B027
+    def abandon(self) -> None:
         """End without finishing what is in flight, if that is possible."""
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """End, when what is in flight is done."""
+        self._executor.shutdown(cancel_futures=True)
+        if self._limits is not None:
+            self._limits.lift()
 
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 class ThisThread(Workers):
     """This thread: a block is made when it is submitted."""
 
+    slots = 1
+
     def __init__(self, task: Task, writer: Writer | None) -> None:
-        super().__init__(1)
-        self._limits = OneThreadEach()
-        self._work = _Work(task, writer)
-
-    @property
-    def slots(self) -> int:
-        return 1
-
-    def submit(self, first: int, last: int) -> Future[Done]:
-        future: Future[Done] = Future()
-        try:
-            future.set_result(self._work.run(first, last))
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-    def close(self) -> None:
-        self._limits.lift()
+        super().__init__(_ThisThread(), _work(task, writer), 1)
 
 
 class Threads(Workers):
     """Threads, for functions that release the interpreter's lock."""
 
     def __init__(self, task: Task, writer: Writer | None, count: int) -> None:
-        super().__init__(count)
-        self._limits = OneThreadEach()
-        self._work = _Work(task, writer)
-        self._pool = ThreadPoolExecutor(count, "fastpipe-generate", limit_this_thread)
-
-    def submit(self, first: int, last: int) -> Future[Done]:
-        return self._pool.submit(self._work.run, first, last)
-
-    def close(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
-        self._limits.lift()
+        pool = ThreadPoolExecutor(count, "fastpipe-generate", limit_this_thread)
+        super().__init__(pool, _work(task, writer), count)
 
 
 class Cluster(Workers):
-    """An executor of the user's, whose workers see the folder of the job and send the blocks they made.
+    """An executor of the user's, who closes it; its workers see the folder of the job, and send their blocks.
 
-    Args:
-        task: what is made.
-        folder: of the job.
-        executor: closed by its owner.
-        count: how many blocks are made at a time; None to learn it from who makes them.
+    Without a ``count`` it is learned from who makes them.
     """
 
     def __init__(self, task: Task, folder: Path, executor: Executor, count: int | None) -> None:
-        super().__init__(count or getattr(executor, "_max_workers", None) or 0)
         content = _pickled(task)
-        self._folder, self._digest = str(folder.resolve()), hashlib.sha256(content).hexdigest()
         replace_file(folder / FUNCTION, content)
-        self._executor, self._limits = executor, OneThreadEach()  # its workers may be threads of this process
+        run = functools.partial(_run_from_folder, str(folder.resolve()), hashlib.sha256(content).hexdigest())
+        # Its workers may be threads of this process.
+        super().__init__(executor, run, count or getattr(executor, "_max_workers", None) or 0)
         self._seen: set[tuple[str, int, int]] = set()
 
     @property
@@ -194,13 +158,12 @@ class Cluster(Workers):
         return self._count or len(self._seen) + 1
 
     def submit(self, first: int, last: int) -> Future[Done]:
-        future: Future[Done] = self._executor.submit(
-            _run_from_folder, self._folder, self._digest, first, last
-        )
+        future = super().submit(first, last)
         future.add_done_callback(self._see)
         return future
 
     def close(self) -> None:
+        assert self._limits is not None
         self._limits.lift()
 
     def _see(self, future: Future[Done]) -> None:
@@ -218,7 +181,7 @@ def _run_from_folder(folder: str, digest: str, first: int, last: int) -> Done:
             "folder that all workers of the executor share"
         ) from error  # fmt: skip
     with OneThreadEach():
-        return _Work(task, None, sends=True).run(first, last)
+        return _work(task, None, sends=True)(first, last)
 
 
 @functools.lru_cache(maxsize=4)
@@ -227,8 +190,7 @@ def _task(folder: str, digest: str) -> Task:
         data = file.read()
     if hashlib.sha256(data).hexdigest() != digest:
         raise OSError(printable(f"{Path(folder, FUNCTION)} holds another function than it was asked to run"))
-    task = pickle.loads(data)
-    assert isinstance(task, Task)
+    task: Task = pickle.loads(data)
     return task
 
 
@@ -259,102 +221,60 @@ _CHILD = """import sys; sys.path[:] = {path!r}; sys.argv[:] = {argv!r}
 from fastpipe.generation.workers import serve; serve({descriptor}, {parent})"""
 _END_S = 5.0  # for a worker that was asked to end, before it is killed
 _LOOK_S = 0.5  # how often the parent looks whether a worker that it waits for is there
-_QUIT = None
 
 
 class Processes(Workers):
-    """Worker processes; where one dies another takes its place.
+    """Worker processes; where one dies another takes its place, and the future raises a `WorkerError`.
 
-    Args:
-        task: what they make.
-        layout: where it goes; None to throw it away.
-        count: how many.
+    Without a layout what they make is thrown away.
     """
 
     def __init__(self, task: Task, layout: Layout | None, count: int) -> None:
-        super().__init__(count)
         content = _pickled(task), pickle.dumps(layout)
-        self._tasks: queue.SimpleQueue[tuple[Future[Done], int, int] | None] = queue.SimpleQueue()
-        self._is_closed = False
-        self._workers: list[_Process] = []
+        self._processes = [_Process(content) for _ in range(count)]
+        self._idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
         try:
-            for _ in range(count):
-                self._workers.append(_Process(content))
+            for process in self._processes:
+                process.start()
+                self._idle.put(process)
         except BaseException:
-            for worker in self._workers:
-                worker.kill()
-                worker.close()
+            for process in self._processes:
+                process.end(kills=True)
             raise
-        self._threads = [
-            threading.Thread(
-                target=self._serve, args=(worker,), name=f"fastpipe-generate-{number}", daemon=True
-            )
-            for number, worker in enumerate(self._workers)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def submit(self, first: int, last: int) -> Future[Done]:
-        """Have rows made; the future raises a `WorkerError` where the worker died."""
-        future: Future[Done] = Future()
-        self._tasks.put((future, first, last))
-        return future
+        pool = ThreadPoolExecutor(count, "fastpipe-generate")  # each thread waits for one of them
+        super().__init__(pool, self._run_in_one, count, limits=False)
 
     def abandon(self) -> None:
-        self._is_closed = True
-        for worker in self._workers:
-            worker.kill()
+        for process in self._processes:
+            process.kill()
         self.close()
 
     def close(self) -> None:
-        self._is_closed = True
-        for _ in self._threads:
-            self._tasks.put(_QUIT)
-        for thread in self._threads:
-            thread.join()
-        for worker in self._workers:
-            worker.close()
+        super().close()
+        for process in self._processes:
+            process.end()
 
-    def _serve(self, worker: _Process) -> None:
-        """The parent's side of a worker: one task after another."""
-        while (task := self._tasks.get()) is not _QUIT:
-            future, first, last = task
-            if self._is_closed and not worker.is_alive():
-                if future.cancel():
-                    future.set_running_or_notify_cancel()  # else nobody who waits for it learns of it
-                continue
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(worker.run(first, last))
-            except BaseException as error:
-                future.set_exception(error)
-                if isinstance(error, WorkerError) and not self._is_closed:
-                    try:
-                        worker.start()
-                    except OSError as unstarted:
-                        worker.unstarted = unstarted
+    def _run_in_one(self, first: int, last: int) -> Done:
+        process = self._idle.get()
+        try:
+            return process.run(first, last)
+        finally:
+            self._idle.put(process)
 
 
 class _Process:
-    """One process, and the pipe to it.
-
-    Attributes:
-        unstarted: why there is none in the place of one that died.
-    """
+    """One process, and the pipe to it."""
 
     def __init__(self, content: tuple[bytes, bytes]) -> None:
         self._content = content
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
-        self.unstarted: OSError | None = None
-        self.start()
+        self._is_killed = False
 
     def start(self) -> None:
-        """Start it, in the place of one that is gone."""
-        self.close()
-        own, its = Pipe()
-        try:
+        """Start it."""
+        self._pipe, its = Pipe()
+        with its:
             path = [one for one in sys.path if isinstance(one, str)]  # Python passes over all else
             code = _CHILD.format(path=path, argv=sys.argv, descriptor=its.fileno(), parent=os.getpid())
             flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
@@ -363,27 +283,16 @@ class _Process:
                 start_new_session=True,  # Ctrl-C is the parent's, who lets this block be finished
                 env={**os.environ, **ONE_THREAD},
             )  # fmt: skip
-        except BaseException:
-            own.close()
-            raise
-        finally:
-            its.close()
-        self._pipe = own
-        try:
+        with suppress(OSError):  # it is gone already, as the first task will show
             for part in self._content:
-                own.send_bytes(part)
-        except OSError:  # it is gone already, as the first task will show
-            pass
+                self._pipe.send_bytes(part)
 
     def run(self, first: int, last: int) -> Done:
-        """Have rows made.
-
-        Raises:
-            WorkerError: it died.
-            Exception: as it was raised there.
-        """
-        if self.unstarted is not None:
-            raise self.unstarted
+        """Have rows made; raises a WorkerError where it died, and what was raised there."""
+        if self._process is None:
+            if self._is_killed:
+                raise CancelledError
+            self.start()
         assert self._process is not None and self._pipe is not None
         try:
             self._pipe.send((first, last))
@@ -393,32 +302,35 @@ class _Process:
                     raise EOFError
             found = self._pipe.recv()
         except (EOFError, OSError) as error:
+            pid = self._process.pid
             self._process.kill()
             code = self._process.wait()
+            if not self._is_killed:
+                self.end()  # another is started for the next rows
             how = f"was ended by {signal_name(-code)}" if code < 0 else f"exited with {code}"
             raise WorkerError(
-                f"the worker process {self._process.pid} {how} while it made rows {first} to {last - 1}",
-                pid=self._process.pid,
+                f"the worker process {pid} {how} while it made rows {first} to {last - 1}", pid=pid
             ) from error
         if isinstance(found, BaseException):
             raise found
         assert isinstance(found, Done)
         return found
 
-    def is_alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
     def kill(self) -> None:
+        """Let it be gone, for good."""
+        self._is_killed = True
         if self._process is not None:
             self._process.kill()
 
-    def close(self) -> None:
-        """End it."""
+    def end(self, *, kills: bool = False) -> None:
+        """Let it end, and wait until it has."""
         pipe, self._pipe = self._pipe, None
         process, self._process = self._process, None
         if pipe is not None:
             pipe.close()
         if process is not None:
+            if kills:
+                process.kill()
             try:
                 process.wait(_END_S)
             except subprocess.TimeoutExpired:
@@ -427,44 +339,30 @@ class _Process:
 
 
 def serve(descriptor: int, parent: int) -> None:
-    """Serve a parent as its worker, until the pipe is closed.
-
-    Args:
-        descriptor: of this end of the pipe.
-        parent: the process at the other end.
-    """
+    """Serve a parent as its worker, until the pipe is closed, of which this is the end's descriptor."""
     if not end_with_parent(parent) and sys.platform == "linux":
         return  # it has ended meanwhile; elsewhere the end of the pipe tells, when the block is done
     pipe = Connection(descriptor)
-    run: Callable[[int, int], Done]
-    try:
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent has closed its end
         content, where = pipe.recv_bytes(), pipe.recv_bytes()
-        task, layout = pickle.loads(content), pickle.loads(where)
-        run = _Work(task, None if layout is None else Writer(layout)).run
-    except EOFError:
-        return
-    except BaseException as error:
-        run = functools.partial(_raise, error)
-    while True:
-        try:
+        run: Callable[[int, int], Done] | None = None
+        while True:
             first, last = pipe.recv()
-        except (EOFError, OSError):
-            return
-        answer: Any
-        try:
-            answer = run(first, last)
-        except BaseException as raised:
-            answer = raised
-        try:
-            pipe.send(answer)
-        except (BrokenPipeError, ConnectionResetError):
-            return
-        except Exception as unsent:
-            pipe.send(RuntimeError(f"{type(answer).__name__}: {answer} (which cannot be sent: {unsent})"))
-
-
-def _raise(error: BaseException, first: int, last: int) -> Done:
-    raise error
+            answer: Any
+            try:
+                if run is None:
+                    task, layout = pickle.loads(content), pickle.loads(where)
+                    run = _work(task, None if layout is None else Writer(layout))
+                answer = run(first, last)
+            except BaseException as raised:
+                answer = raised
+            try:
+                pipe.send(answer)
+            except (BrokenPipeError, ConnectionResetError):
+                raise
+            except Exception as unsent:
+                text = f"{type(answer).__name__}: {answer} (which cannot be sent: {unsent})"
+                pipe.send(RuntimeError(text))
 
 
 # ---- libraries' own threads: workers are enough, and sums come out the same anywhere --------------------
@@ -519,18 +417,17 @@ class OneThreadEach(AbstractContextManager["OneThreadEach"]):
 
     @classmethod
     def _end(cls) -> None:
-        for name, value in cls._environment.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        given = cls._environment
+        for name in ONE_THREAD:
+            del os.environ[name]
+        os.environ.update({name: value for name, value in given.items() if value is not None})
         _let_this_thread_set_limits()
         cls._limits.restore_original_limits()
+        wanted = given["OPENBLAS_NUM_THREADS"] or given["OMP_NUM_THREADS"] or ""
         for library in _libraries("blas").lib_controllers:
             if library.filepath not in cls._known:  # loaded meanwhile: as it would have been without this
-                library.set_num_threads(_default_threads(cls._environment))
+                library.set_num_threads(int(wanted) if wanted.isdigit() else available_cpus())
         _let_this_thread_set_limits()
-        cls._limits = None
 
 
 def limit_this_thread() -> Any:
@@ -552,11 +449,3 @@ def _let_this_thread_set_limits() -> None:
 def _libraries(kind: str) -> Any:
     """Those of a kind that are loaded.  Whoever limits them puts back these alone."""
     return require_threadpoolctl("generation").ThreadpoolController().select(user_api=kind)
-
-
-def _default_threads(environment: dict[str, str | None]) -> int:
-    """How many threads a library would have taken."""
-    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
-        if (environment.get(name) or "").isdigit():
-            return int(environment[name] or 1)
-    return available_cpus()

@@ -30,8 +30,6 @@ from fastpipe.tf.dataset import About, Dataset, stream_dataset
 from fastpipe.tf.options import check_choice
 from fastpipe.tf.stream import AHEAD, IN_FLIGHT, Batch, Batching, PendingBatch, Stream, batching_of
 
-__all__ = ["hdf5_dataset", "patch_dataset"]
-
 Int64Array = npt.NDArray[np.int64]
 
 _log = logging.getLogger("fastpipe.tf")
@@ -284,13 +282,8 @@ def _reference(stream: _ArrayStream, is_single: bool) -> Dataset:
 class _ArrayStream(Stream):
     """The batches of rows of HDF5 datasets, or of patches of volumes.
 
-    Args:
-        samples: all of them.
-        rows: int64 (N,): those that an epoch has, as positions in ``samples``.
-        batching: how they become batches.
-        arrangement: by which groups of them are shuffled; None to shuffle samples.
-        form: of the elements.
-        stock: gives the same samples in order, as batches of one, read by the formats' own libraries.
+    ``rows``, int64 (N,), are those that an epoch has; ``arrangement`` has groups that are shuffled, None to
+    shuffle samples; ``stock`` gives them in order, as batches of one, read by the formats' own libraries.
     """
 
     def __init__(
@@ -383,14 +376,8 @@ class _Value(NamedTuple):
 class _ArrayForm:
     """The form of elements, and TensorFlow's types of their tensors.
 
-    Args:
-        form: of the inputs.
-        values: of a sample; if there is one more than the form has, the last is the label.
-        channels_of: the number of dimensions of patches, if what is in front of them becomes the last
-            dimension; None to leave arrays as they are stored.
-
-    Raises:
-        OptionError: TensorFlow has no type for a value, or it has too many dimensions.
+    If there is one value more than the form has, the last is the label.  ``channels_of`` is the number of
+    dimensions of patches, if what is in front of them becomes the last one; None to leave arrays as they are.
     """
 
     def __init__(self, form: Form, values: Sequence[_Value], channels_of: int | None = None) -> None:

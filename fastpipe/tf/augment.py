@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from fastpipe.augment.distributions import affine_table, erasing_table, jitter_table
 from fastpipe.augment.matrices import inverse_affine
-from fastpipe.augment.parameters import Float64Array, uniform_rows
+from fastpipe.augment.parameters import Float64Array, increasing, probability, two_numbers, uniform_rows
 from fastpipe.augment.steps import Step, plan_of, run_plan
 from fastpipe.core.machine import default_threads
 from fastpipe.core.slots import KEPT_SLOTS, SlotPool
@@ -23,8 +23,6 @@ from fastpipe.core.types import Key
 from fastpipe.errors import AugmentError
 from fastpipe.tf.augment_ops import STREAM, change, uniforms
 from fastpipe.tf.options import check_choice
-
-__all__ = ["Augment"]
 
 _DRAWS = {"horizontal_flip": 1, "vertical_flip": 1, "affine": 6, "colour": 8, "cutout": 24}
 _COLOURS = ("brightness", "contrast", "saturation", "hue")
@@ -113,22 +111,23 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
         **layer: Any,
     ) -> None:
         super().__init__(name=name, **{"autocast": False, **layer})
+        shifts: Any = translation if isinstance(translation, Sequence) else (translation, translation)
         self._arguments: dict[str, Any] = {
-            "horizontal_flip": _part(horizontal_flip, "horizontal_flip"),
-            "vertical_flip": _part(vertical_flip, "vertical_flip"),
+            "horizontal_flip": probability(horizontal_flip, "horizontal_flip"),
+            "vertical_flip": probability(vertical_flip, "vertical_flip"),
             "rotation": _range(rotation, "rotation", 0.0),
-            "translation": _shifts(translation),
+            "translation": (probability(shifts[0], "translation"), probability(shifts[1], "translation")),
             "zoom": _range(zoom, "zoom", 1.0, low=0.0),
             "brightness": _range(brightness, "brightness", 1.0, low=0.0),
             "contrast": _range(contrast, "contrast", 1.0, low=0.0),
             "saturation": _range(saturation, "saturation", 1.0, low=0.0),
             "hue": _range(hue, "hue", 0.0, low=-0.5, high=0.5),
-            "cutout": _part(cutout, "cutout"),
-            "cutout_scale": _increasing(cutout_scale, "cutout_scale", 1.0),
-            "cutout_ratio": _increasing(cutout_ratio, "cutout_ratio", np.inf),
+            "cutout": probability(cutout, "cutout"),
+            "cutout_scale": increasing(cutout_scale, "cutout_scale", 1.0),
+            "cutout_ratio": increasing(cutout_ratio, "cutout_ratio"),
             "interpolation": interpolation,
             "fill": float(fill),
-            "value_range": _values(value_range),
+            "value_range": two_numbers(value_range),
             "modalities": None if modalities is None else tuple(modalities),
             "colours": None if colours is None else tuple(colours),
             "seed": int(np.random.randint(2**31)) if seed is None else operator.index(seed),
@@ -137,6 +136,8 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
         check_choice("interpolation", interpolation, ("bilinear", "nearest"))
         if self._arguments["zoom"][0] <= 0:
             raise AugmentError(f"zoom= must give factors above 0, got {zoom!r}")
+        if not -np.inf < self._arguments["value_range"][0] < self._arguments["value_range"][1] < np.inf:
+            raise AugmentError(f"value_range= must be two numbers that increase, got {value_range!r}")
         self._steps = self._used()
         self.supports_jit = True
         # The number of calls is a part of the state, so that a loaded model goes on with other numbers.
@@ -248,18 +249,16 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
         if not tf.executing_eagerly():
             dtypes = [one.dtype for one in given]
             made = tf.numpy_function(changed, [seed, epoch, draws, *given], dtypes, stateful=False)
-            return {
-                name: tf.ensure_shape(one, images[name].shape) for name, one in zip(names, made, strict=True)
-            }
+            made = [tf.ensure_shape(one, like.shape) for one, like in zip(made, given, strict=True)]
+            return dict(zip(names, made, strict=True))
 
         @tf.custom_gradient  # type: ignore[untyped-decorator]
         def recorded(*given: Any) -> Any:
             def gradient(*upstream: Any) -> Any:
                 with tf.GradientTape() as tape:
                     tape.watch(given)
-                    made = list(
-                        self._change(dict(zip(names, given, strict=True)), seed, epoch, draws).values()
-                    )
+                    named = dict(zip(names, given, strict=True))
+                    made = list(self._change(named, seed, epoch, draws).values())
                 return tape.gradient(made, given, list(upstream))
 
             arrays = changed(*(np.asarray(one) for one in (seed, epoch, draws, *given)))
@@ -309,10 +308,8 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
 def _is_on_cpu(images: Sequence[Any]) -> bool:
     """Return whether the native core changes these images.
 
-    It does if their values are in the processor's memory, and while TensorFlow traces a function of
-    ``tf.data``, whose Python functions run on the processor when an element is made.  Any other function that
-    is being traced may be compiled by XLA, run on any device, or be saved: a trace is used again wherever the
-    function is called.
+    It does if their values are in the processor's memory, and while a function of ``tf.data`` is traced.
+    Any other trace may be compiled by XLA, run on any device, or be saved, and is used wherever it is called.
     """
     if tf.executing_eagerly():
         return all(tf.DeviceSpec.from_string(one.backing_device).device_type == "CPU" for one in images)
@@ -328,19 +325,15 @@ def _is_on_cpu(images: Sequence[Any]) -> bool:
 
 
 def _check(name: str, image: Any) -> None:
-    of = f" of {name!r}" if name else ""
+    what = ""
     if len(image.shape) != 4:
-        raise AugmentError(
-            f"Augment takes batches (N, H, W, C); the input{of} has shape {tuple(image.shape)}"
-        )
-    if image.shape[3] is None or image.shape[3] > 16:
-        raise AugmentError(
-            f"Augment takes images with channels last; the input{of} has shape {tuple(image.shape)}"
-        )
-    if image.dtype not in (tf.uint8, tf.float16, tf.bfloat16, tf.float32):
-        raise AugmentError(
-            f"Augment takes uint8, float16, bfloat16 or float32; the input{of} is {image.dtype.name}"
-        )
+        what = f"batches (N, H, W, C); the input{{}} has shape {tuple(image.shape)}"
+    elif image.shape[3] is None or image.shape[3] > 16:
+        what = f"images with channels last; the input{{}} has shape {tuple(image.shape)}"
+    elif image.dtype not in (tf.uint8, tf.float16, tf.bfloat16, tf.float32):
+        what = f"uint8, float16, bfloat16 or float32; the input{{}} is {image.dtype.name}"
+    if what:
+        raise AugmentError("Augment takes " + what.format(f" of {name!r}" if name else ""))
 
 
 def _word(value: Any) -> Any:
@@ -359,16 +352,8 @@ def change_natively(
 ) -> npt.NDArray[Any]:  # fmt: skip
     """Change images, to the same bits as the chains of ``fastpipe.augment``, without Python's lock.
 
-    Args:
-        images: (N, H, W, C): uint8, float16, bfloat16 or float32, in any order of memory.
-        u: uniform numbers, a row for each image.
-        used: the steps that change anything, in their order, and their columns of ``u``.
-        arguments: of ``Augment``.
-        colours: the ranges of brightness, contrast, saturation and hue; empty to leave colours.
-        memory: for the new images.
-
-    Returns:
-        (N, H, W, C), C-contiguous.
+    Images are (N, H, W, C), in any order of memory, and have a row of ``u`` each, of which ``used`` says the
+    steps' columns; ``colours`` has the ranges of brightness, contrast, saturation and hue, or is empty.
     """
     out: npt.NDArray[Any] = memory.take(images.shape, images.dtype)
     count, size = len(images), images.shape[1:3]
@@ -431,46 +416,16 @@ _cores = cache(default_threads)
 # ---- arguments -----------------------------------------------------------------------------------
 
 
-def _part(value: float, name: str) -> float:
-    if not 0.0 <= value <= 1.0:  # NaN neither
-        raise AugmentError(f"{name}= must be a part of the images, from 0 to 1, got {value!r}")
-    return float(value)
-
-
 def _range(
     value: float | Sequence[float], name: str, centre: float, low: float = -np.inf, high: float = np.inf
 ) -> tuple[float, float]:
-    try:
-        if isinstance(value, Sequence):
-            first, last = (float(one) for one in value)
-        else:
-            first, last = max(centre - float(value), low), centre + float(value)
-    except (TypeError, ValueError):
-        first, last = np.nan, np.nan
+    if isinstance(value, Sequence):
+        first, last = two_numbers(value)
+    else:
+        first, last = two_numbers((max(centre - value, low), centre + value))
     if not low <= first <= last <= high:  # NaN neither
         raise AugmentError(
             f"{name}= must be a number of at least 0, or two numbers in increasing order, from {low} to "
             f"{high}, got {value!r}"
         )
-    return first, last
-
-
-def _shifts(value: float | Sequence[float]) -> tuple[float, float]:
-    x, y = value if isinstance(value, Sequence) and len(value) == 2 else (value, value)
-    return _part(x, "translation"), _part(y, "translation")  # type: ignore[arg-type]
-
-
-def _increasing(value: Sequence[float], name: str, most: float) -> tuple[float, float]:
-    first, last = _range(value, name, 0.0) if isinstance(value, Sequence) else (np.nan, np.nan)
-    if not 0 < first <= last <= most:
-        raise AugmentError(
-            f"{name}= must be two numbers above 0 in increasing order, at most {most}, got {value!r}"
-        )
-    return first, last
-
-
-def _values(value: Sequence[float]) -> tuple[float, float]:
-    first, last = _range(value, "value_range", 0.0) if isinstance(value, Sequence) else (np.nan, np.nan)
-    if not first < last < np.inf:
-        raise AugmentError(f"value_range= must be two different numbers in increasing order, got {value!r}")
     return first, last

@@ -11,8 +11,6 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["STREAM", "change", "uniforms"]
-
 # As ``augment.draws`` has it: augmentations of batches draw from another stream than a dataset's transform.
 STREAM = 0x6175676D656E74
 
@@ -25,15 +23,10 @@ def change(
     step: str, arguments: Mapping[str, Any], ranges: Mapping[int, tuple[float, float]], values: Any, u: Any,
     of_bytes: bool,
 ) -> Any:  # fmt: skip
-    """Do one step of ``Augment``.
+    """Do one step of ``Augment`` on float32 (N, H, W, C), with its uniform numbers, float64 (N, K).
 
-    Args:
-        step: its name.
-        arguments: of ``Augment``.
-        ranges: of those of brightness, contrast, saturation and hue, which are 0 to 3, that change images.
-        values: float32 (N, H, W, C).
-        u: float64 (N, K), the step's uniform numbers.
-        of_bytes: whether values are whole numbers from 0 to 255, and have to be afterwards.
+    ``ranges`` are of those of brightness, contrast, saturation and hue, which are 0 to 3, that change images;
+    ``of_bytes`` says whether values are whole numbers to 255, and have to be afterwards.
     """
     low, high = (0.0, 1.0) if of_bytes else arguments["value_range"]
     if step in ("horizontal_flip", "vertical_flip"):
@@ -237,13 +230,7 @@ _MIX_2 = 0x94D0_49BB_1331_11EB
 def uniforms(seed: Any, epoch: Any, draws: Any, count: int) -> Any:
     """Return the numbers of ``core.keys.uniforms``, in or outside a graph, also under XLA.
 
-    Args:
-        seed, epoch: int64 scalars, taken modulo 2**64.
-        draws: int64 (N,): each sample's position in the epoch's order.
-        count: how many numbers a sample needs.
-
-    Returns:
-        float64 (N, count), in [0, 1); a row depends on its own key only.
+    Of seed and epoch, int64 modulo 2**64, and draws, int64 (N,): float64 (N, count), in [0, 1).
     """
     golden = _word(_GOLDEN)
     one = _word(1)

@@ -20,28 +20,18 @@ from fastpipe.errors import ClosedError, OptionError
 from fastpipe.tf.augment import Augment
 from fastpipe.tf.stream import Batching, Stream
 
-__all__ = ["About", "Dataset", "ImageDataset", "dataset_options", "map_function", "stream_dataset"]
-
 _DATA = tf.data.experimental
 
 
 class About(NamedTuple):
-    """What is known of a dataset, whatever is done to its elements.
+    """What is known of a dataset, whatever is done to its elements."""
 
-    Attributes:
-        plan: returns lines that say which engine makes what.
-        reference: makes the dataset of stock parts that gives the same.
-        stream: makes its batches in this process, or None.
-        class_names, file_paths: of ``ImageDataset``.
-        keeps: what else has to live as long as the dataset.
-    """
-
-    plan: Callable[[], str]
-    reference: Callable[[], Any]
-    stream: Stream | None
+    plan: Callable[[], str]  # lines that say which engine makes what
+    reference: Callable[[], Any]  # makes the dataset of stock parts that gives the same
+    stream: Stream | None  # makes its batches in this process
     class_names: list[str] | None = None
     file_paths: Any = None
-    keeps: Any = None
+    keeps: Any = None  # what else has to live as long as the dataset
 
 
 class Dataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow ships no types
@@ -132,11 +122,7 @@ for _name in (
 def stream_dataset(stream: Stream, is_single: bool, augment: Callable[..., Any] | None) -> Any:
     """Return a stream as a plain ``tf.data.Dataset``.
 
-    Args:
-        stream: makes its batches.
-        is_single: whether elements are single samples.
-        augment: an ``Augment``, whose numbers are then those of seed, epoch and position; or a function for
-            each element; or None.
+    ``augment`` is an ``Augment``, with numbers of seed, epoch and position; or a function; or None.
     """
     keyed = augment if isinstance(augment, Augment) else None
     made = _batches(stream, keyed)
@@ -243,10 +229,10 @@ _is_registered = False
 
 @contextmanager
 def _delay_exit() -> Iterator[bool]:
-    """Let the interpreter wait for a block that a thread of TensorFlow runs.
+    """Let the interpreter wait for a block that a thread of TensorFlow runs; False if the epoch has to end.
 
     Python ends a thread that asks for the GIL once the interpreter is taken down, and TensorFlow waits for it
-    for ever when its iterator is freed a little later.  The block gets False when the epoch has to end.
+    for ever when its iterator is freed a little later.
     """
     global _inside, _left_s, _is_registered
     with _changed:
@@ -284,12 +270,11 @@ _is_done = False
 
 
 def _reuse_freed_memory() -> None:
-    """Let glibc use freed memory again, as it does by default.
+    """Let glibc use freed memory again, as it does by default, unless the environment sets a threshold.
 
     The first generator dataset of a process makes TensorFlow set ``M_TRIM_THRESHOLD`` to 128 KiB, upon which
-    glibc leaves ``M_MMAP_THRESHOLD`` at 128 KiB as well: every larger piece of memory is then mapped anew,
-    page by page, which is a tenth of the time of image decoders.  Called once TensorFlow has done so.  Does
-    nothing if the environment sets a threshold, nor without glibc.
+    glibc leaves ``M_MMAP_THRESHOLD`` there as well: every larger piece of memory is then mapped anew, a tenth
+    of the time of image decoders.  Called once TensorFlow has done so.
     """
     global _is_done
     if _is_done:

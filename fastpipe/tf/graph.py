@@ -18,8 +18,6 @@ from fastpipe.tf.pixels import load
 from fastpipe.tf.rows import Column, Form, Rows
 from fastpipe.tf.stream import Batching
 
-__all__ = ["graph_dataset", "reference_dataset", "why_not_graph"]
-
 _FORMATS = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
 _MAGIC = (b"\x89PNG", b"BM", b"GIF8")  # of all but JPEG
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}

@@ -25,8 +25,6 @@ from fastpipe.tf.options import Modality, check_choice
 from fastpipe.tf.rows import Column, Form, RowOptions, Rows, rows_of_directory, rows_of_table
 from fastpipe.tf.stream import Batching, batching_of
 
-__all__ = ["image_dataset"]
-
 _log = logging.getLogger("fastpipe.tf")
 
 

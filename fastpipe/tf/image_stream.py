@@ -35,8 +35,6 @@ from fastpipe.tf.pixels import PixelMaker, Preprocessing, Scaling, pixel_maker
 from fastpipe.tf.rows import Column, Form, Rows
 from fastpipe.tf.stream import IN_FLIGHT, Batch, Batching, PendingBatch, Stream
 
-__all__ = ["ImageOptions", "RowStream"]
-
 Array = npt.NDArray[Any]
 Int64Array = npt.NDArray[np.int64]
 
@@ -189,10 +187,9 @@ class _Runtime:
 
 
 class _ColumnCache:
-    """The samples of one column as they are before they are scaled: small, and the same in every epoch.
+    """The samples of one column as they are before they are scaled, or as the script's code is given them.
 
-    Other columns and datasets with the same images share them.  If the script's code has a part in a column's
-    samples, the cache has what that code is given.
+    Other columns and datasets with the same images share them.
     """
 
     def __init__(self, store: EntryStore, column: Column, pixels: PixelMaker) -> None:
@@ -204,11 +201,7 @@ class _ColumnCache:
         ] = {}  # by the reader's rules, which a script may change
 
     def identify(self, row: int) -> FileIdentity:
-        """Return the identity of a row's sample: its file as it is now, its box, and the reader's rules.
-
-        Raises:
-            OSError: there is no such file.
-        """
+        """Return the identity of a row's sample: its file as it is now, its box, and the reader's rules."""
         boxes, tag = self._column.boxes, self._current_tag()
         return identify(self._column.paths[row], tag if boxes is None else tag + boxes.edges[row].tobytes())
 
@@ -221,10 +214,7 @@ class _ColumnCache:
         return self._native[1], self.store.max_bytes if self.store.has_room(1) else 0
 
     def put(self, identity: FileIdentity, sample: UInt8Array, pixels: int) -> None:
-        """Store a sample, uint8 (h, w, bytes of a pixel), if there is room.
-
-        An image of so many ``pixels`` that Pillow warns of it is left out, to be opened each time.
-        """
+        """Store a sample, uint8 (h, w, bytes of a pixel), if there is room and Pillow warns of no image."""
         if identity.is_settled and not self._reader.objects_to(pixels):
             note = b"" if self.store.is_in_memory else identity.note()
             self.store.put(identity.digest, sample, note=note)
@@ -259,15 +249,10 @@ def _column_caches(
 
 @dataclass(frozen=True)
 class _RowItem(Item):
-    """A row; ``index`` is its number in the script's table.
+    """A row; ``index`` is its number in the script's table."""
 
-    Attributes:
-        position: among the dataset's rows.
-        seed: of its random numbers in this epoch.
-    """
-
-    position: int = -1
-    seed: int = 0
+    position: int = -1  # among the dataset's rows
+    seed: int = 0  # of its random numbers in this epoch
 
 
 class _Opened(NamedTuple):
@@ -356,14 +341,9 @@ class _ColumnMaker:
 
     @ranged("sample")
     def make(self, item: _RowItem, out: Array, opened: _Opened | None = None) -> UInt8Array | None:
-        """Make one sample into ``out``, (H * W * C,).
+        """Make one sample into ``out``, (H * W * C,); or return what ``finish`` has to give to the script.
 
-        Returns:
-            None; or uint8 (h, w, C), which ``finish`` has to give to the script's code.
-
-        Raises:
-            UnreadableError: the file is bad.
-            Exception: the script's code raised it.
+        Raises an UnreadableError where the file is bad, and what the script's code raises.
         """
         try:
             sample = self._sample(opened or self.open(item))

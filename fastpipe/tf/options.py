@@ -10,8 +10,6 @@ from typing import Any, Literal
 from fastpipe.core.types import Size
 from fastpipe.errors import OptionError
 
-__all__ = ["ImageSpec", "Modality", "check_choice", "spec_of"]
-
 _BOX_FORMATS = ("xyxy", "yxyx", "xywh", "center_xywh", "rel_xyxy", "rel_yxyx", "rel_xywh")
 _CHANNELS = {"rgb": 3, "grayscale": 1, "rgba": 4}
 # The names of filters: Keras's, and for Pillow's pixels to Pillow's, whose "box" is what Keras calls "area".
@@ -83,17 +81,13 @@ class Modality:
         if isinstance(value, cls):
             return value
         if not isinstance(value, Mapping):
-            raise OptionError(
-                f"modalities={{{name!r}: …}} must be a dict of options or a fastpipe.tf.Modality, got "
-                f"{value!r}"
-            )
+            what = "must be a dict of options or a fastpipe.tf.Modality"
+            raise OptionError(f"modalities={{{name!r}: …}} {what}, got {value!r}")
         known = [field.name for field in fields(cls)]
-        unknown = [key for key in value if key not in known]
-        if unknown:
-            raise OptionError(
-                f"modalities={{{name!r}: …}} has no option {unknown[0]!r}; there are {', '.join(known)}"
-            )
         try:
+            for key in value:
+                if key not in known:
+                    raise OptionError(f"has no option {key!r}; there are {', '.join(known)}")
             return cls(**value)
         except OptionError as error:
             raise OptionError(f"modalities={{{name!r}: …}}: {error}") from None
@@ -116,17 +110,7 @@ class Modality:
 
 @dataclass(frozen=True)
 class ImageSpec:
-    """How the images of one modality are made.
-
-    Attributes:
-        size: of the result.
-        channels: 1, 3 or 4.
-        filter: of resampling: in Pillow's words for ``"pil"``, in TensorFlow's for ``"tf"``.
-        antialias: whether it widens where images are made smaller.
-        parity: whose pixels: ``"pil"`` gives Pillow's bytes, ``"tf"`` TensorFlow's floats.
-        aspect: ``"crop"`` or ``"pad"`` to keep an image's proportions.
-        outside: of ``Modality``.
-    """
+    """What becomes of the images of a column."""
 
     size: Size
     channels: int
@@ -176,11 +160,8 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
 
 def _size(value: Any) -> tuple[int, int]:
     size = (value, value) if isinstance(value, int) else value
-    if (
-        not isinstance(size, (tuple, list))
-        or len(size) != 2
-        or not all(isinstance(one, int) and one > 0 for one in size)
-    ):
+    is_pair = isinstance(size, (tuple, list)) and len(size) == 2
+    if not is_pair or not all(isinstance(one, int) and one > 0 for one in size):
         raise OptionError(f"image_size must be (height, width) in pixels, got {value!r}")
     return int(size[0]), int(size[1])
 
@@ -190,7 +171,6 @@ def _rescale(value: Any) -> tuple[float, float]:
     try:
         scale, offset = (float(one) for one in pair)
     except (TypeError, ValueError):
-        raise OptionError(
-            f"rescale must be a factor such as 1/255, or (factor, offset), got {value!r}"
-        ) from None
+        text = f"rescale must be a factor such as 1/255, or (factor, offset), got {value!r}"
+        raise OptionError(text) from None
     return scale, offset

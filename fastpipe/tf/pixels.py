@@ -25,16 +25,6 @@ from fastpipe.options import Decode
 from fastpipe.tf.options import ImageSpec
 from fastpipe.tf.rows import Boxes
 
-__all__ = [
-    "PillowPixels",
-    "PixelMaker",
-    "Preprocessing",
-    "Scaling",
-    "TensorFlowPixels",
-    "load",
-    "pixel_maker",
-]
-
 Array = npt.NDArray[Any]
 
 _MARGIN = 2  # columns beside a part of a JPEG that have to be decoded with it
@@ -48,13 +38,7 @@ _RESIZES = {"bilinear": 1, "nearest": 2}  # TensorFlow's that the native core ha
 def load(raw: Any, box: Any, spec: ImageSpec) -> Any:
     """Decode, crop and resample by TensorFlow's operations, in or outside a graph.
 
-    Args:
-        raw: a string tensor, the file's content.
-        box: int32 (4,): top, left, height, width; None for the whole image.
-        spec: says how.
-
-    Returns:
-        float32 (H, W, C), 0 to 255; for Pillow's pixels, whole numbers.
+    Of a file's content and a box, int32 (4,): top, left, height, width, or None: float32 (H, W, C), 0 to 255.
     """
     return _resized(_decoded(raw, box, spec.channels, spec.parity), spec)
 
@@ -136,25 +120,16 @@ class Scaling(NamedTuple):
 
     def as_native(self) -> tuple[int, float, float]:
         """Return it as the native core takes it."""
-        bytes_before, bytes_after = self.before == np.uint8, self.after == np.uint8
-        if bytes_before or bytes_after:
-            kind = 0 if bytes_before and bytes_after else 1 if bytes_before else 3
-        else:
-            kind = 0 if self.factor is None else 2
+        of_bytes = self.before == np.uint8, self.after == np.uint8
+        kinds = {(True, True): 0, (True, False): 1, (False, True): 3}
+        kind = kinds.get(of_bytes, 0 if self.factor is None else 2)
         return kind, 1.0 if self.factor is None else self.factor, self.offset
 
 
 class PillowPixels:
-    """Samples as ``Image.open(path).convert(…).crop(box).resize(size)`` gives them, on any thread.
+    """Samples as ``Image.open(path).convert(…).crop(box).resize(size)`` gives them, on any thread."""
 
-    Attributes:
-        word: NumPy type of a sample's numbers.
-        reader: opens images.
-        tag: says all that makes a difference to samples, but the reader's rules.
-        dct: libjpeg's transform with which a decoder of batches gives these pixels; None if none does.
-    """
-
-    word = np.uint8
+    word = np.uint8  # NumPy type of a sample's numbers
 
     def __init__(self, spec: ImageSpec, reader: ImageReader) -> None:
         self._spec, self.reader = spec, reader
@@ -166,8 +141,10 @@ class PillowPixels:
             steps = [described_step(GREY, channels=1)] if spec.channels == 1 else []
             self._steps = None if resize is None else [*steps, described_step(BOX, outside=2), resize]
         self._how = Conversion("bytes", spec.channels, interleaved=True)
+        # All that makes a difference to samples, but the reader's rules.
         self.tag = f"pillow {spec} {reader.settings()}"
-        # Pillow opens images with transparency, whatever their format.
+        # Libjpeg's transform with which a decoder of batches gives these pixels; None if none does: Pillow
+        # opens images with transparency, whatever their format.
         self.dct: Literal["exact"] | None = None if spec.channels == 4 else "exact"
 
     def describe(self) -> str:
@@ -237,22 +214,21 @@ class PillowPixels:
         return converted(image.pil(), {1: "L", 3: "RGB", 4: "RGBA"}[self._spec.channels])
 
 
-class _PillowImage:
+class _PillowImage(NamedTuple):
     """An image that Pillow opened, with any channels."""
 
-    def __init__(self, opened: Any) -> None:
-        self._opened = opened
-        self.size = Size(opened.height, opened.width)
+    opened: Any
+
+    @property
+    def size(self) -> Size:
+        return Size(self.opened.height, self.opened.width)
 
     def pil(self) -> Any:
-        return self._opened
+        return self.opened
 
 
 class TensorFlowPixels:
-    """Samples as ``tf.image.decode_image``, ``crop_to_bounding_box`` and ``resize`` give them.
-
-    Attributes and methods are those of ``PillowPixels``.
-    """
+    """Samples as ``tf.image.decode_image``, ``crop_to_bounding_box`` and ``resize`` give them."""
 
     word = np.float32
 
@@ -340,12 +316,8 @@ def _native_plan(
 ) -> Any:  # fmt: skip
     """Return the ``native.ImagePlan`` of a column; None if a number does not fit.
 
-    Args:
-        column: its spec and boxes.
-        reader: whose limits hold.
-        filter_: of Pillow's resize, and the order of its passes.
-        parity: 0 for Pillow's pixels; 1, 2 for TensorFlow's, resized bilinearly or to the nearest.
-        scaling, keeps: as of ``PillowPixels.native``.
+    ``filter_`` is of Pillow's resize, and the order of its passes; ``parity`` is 0 for Pillow's pixels, 1 and
+    2 for TensorFlow's, resized bilinearly or to the nearest.
     """
     spec, boxes = column
     size, steps = tuple(spec.size), []
@@ -419,11 +391,7 @@ class Preprocessing:
     def run(self, pixels: UInt8Array, row: int, seed: int) -> Array:
         """Call it with an image, uint8 (h, w, C); ``row`` is for errors.
 
-        Returns:
-            uint8 (h, w, C), which is still to be resampled; or float32 (H, W, C).
-
-        Raises:
-            OptionError: it returned something else, or floats that the dataset's type cannot hold.
+        Return uint8 (h, w, C), which is still to be resampled; or float32 (H, W, C).
         """
         more = {"rng": np.random.default_rng(seed)} if self._takes_rng else {}
         made = np.asarray(self._function(_as_pillow(pixels), **more))

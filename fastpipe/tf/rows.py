@@ -23,9 +23,6 @@ from fastpipe.tf.tables import (
     values_of,
 )  # fmt: skip
 
-__all__ = ["Boxes", "Column", "Form", "RowOptions", "Rows", "rows_of_directory", "rows_of_table"]
-
-
 # ---- boxes ---------------------------------------------------------------------------------------
 
 
@@ -35,22 +32,14 @@ class BadBoxError(ValueError):
 
 @dataclass(frozen=True)
 class Boxes:
-    """The boxes of a column.
+    """The boxes of a column."""
 
-    Attributes:
-        edges: float64 (N, 4): left, top, right, bottom.
-        is_relative: whether they are parts of the image, and not pixels.
-    """
-
-    edges: npt.NDArray[np.float64]
-    is_relative: bool
+    edges: npt.NDArray[np.float64]  # (N, 4): left, top, right, bottom
+    is_relative: bool  # parts of the image, and not pixels
 
     @classmethod
     def of(cls, values: Any, box_format: str, name: str) -> Boxes:
         """Return (N, 4) numbers of a table as boxes; ``name`` is the column's, for errors.
-
-        Raises:
-            OptionError: they are no boxes, or one is empty.
 
         >>> Boxes.of([[10, 20, 30, 40]], "xywh", "photo").edges
         array([[10., 20., 40., 60.]])
@@ -92,11 +81,7 @@ class Boxes:
         return cls(np.ascontiguousarray(edges), is_relative)
 
     def box(self, row: int, image: Size, outside: Literal["error", "clip", "pad"]) -> Box:
-        """Return the box of a row in its image, in whole pixels, rounded as ``PIL.Image.crop`` does.
-
-        Raises:
-            BadBoxError: it is empty, or reaches outside and must not.
-        """
+        """Return the box of a row in its image, in whole pixels, rounded as ``PIL.Image.crop`` does."""
         left, top, right, bottom = self.edges[row].tolist()
         if self.is_relative:
             left, right = left * image.width, right * image.width
@@ -125,45 +110,27 @@ class Boxes:
 
 
 class Column(NamedTuple):
-    """One image of every row.
+    """One image of every row."""
 
-    Attributes:
-        name: of the modality; empty if there is only one image.
-        paths: of the files.
-        boxes: the parts that are used; None for whole images.
-        spec: what becomes of them.
-        rescale: factor and offset, or None.
-        preprocess, thread_safe: of ``image_dataset``.
-    """
-
-    name: str
+    name: str  # of the modality; empty if there is only one image
     paths: Sequence[str]
-    boxes: Boxes | None
+    boxes: Boxes | None  # the parts that are used; None for whole images
     spec: ImageSpec
-    rescale: tuple[float, float] | None
+    rescale: tuple[float, float] | None  # factor and offset
     preprocess: Callable[..., Any] | None
     thread_safe: bool
 
 
 @dataclass(frozen=True)
 class Rows:
-    """All samples.
-
-    Attributes:
-        columns: their images.
-        labels: (N, …) as a batch has them; None without.
-        classes: int64 (N,): samples of the same class; None if there are none.
-        tabular: further inputs by name, float32 (N,) or (N, K).
-        class_names: of the labels, or None.
-        numbers: int64 (N,): the rows' numbers in the script's table, for messages.
-    """
+    """All samples."""
 
     columns: Sequence[Column]
-    labels: npt.NDArray[Any] | None
-    classes: npt.NDArray[np.int64] | None
-    tabular: dict[str, npt.NDArray[np.float32]]
+    labels: npt.NDArray[Any] | None  # (N, …) as a batch has them
+    classes: npt.NDArray[np.int64] | None  # (N,): samples of the same class
+    tabular: dict[str, npt.NDArray[np.float32]]  # further inputs by name, (N,) or (N, K)
     class_names: list[str] | None
-    numbers: npt.NDArray[np.int64]
+    numbers: npt.NDArray[np.int64]  # (N,), in the script's table, for messages
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -195,21 +162,13 @@ class Rows:
 
 
 class Form(NamedTuple):
-    """The form of a dataset's elements.
+    """The form of a dataset's elements."""
 
-    Attributes:
-        names: of the images; empty if the input is the image itself.
-        tabular: names of the other inputs.
-        has_labels: whether an element is a pair.
-        is_planar: images are (C, H, W).
-        output: NumPy's name of their type.
-    """
-
-    names: Sequence[str]
-    tabular: Sequence[str]
+    names: Sequence[str]  # of the images; empty if the input is the image itself
+    tabular: Sequence[str]  # names of the other inputs
     has_labels: bool
-    is_planar: bool
-    output: str
+    is_planar: bool  # images are (C, H, W)
+    output: str  # NumPy's name of their type
 
     @classmethod
     def of(cls, rows: Rows, data_format: str, output: str) -> Form:
@@ -274,10 +233,7 @@ class RowOptions(NamedTuple):
 
 
 def rows_of_directory(directory: Any, options: RowOptions, more: Mapping[str, Any]) -> list[Rows]:
-    """Return the rows of a folder, or of its subsets for training and validation.
-
-    ``more`` are further arguments of Keras's loader.
-    """
+    """Return the rows of a folder, or of its subsets; ``more`` are further arguments of Keras's loader."""
     modality = options.modality
     if options.modalities is not None or options.tabular is not None:
         raise OptionError("modalities= and tabular= are for tables; a folder has one image in each sample")

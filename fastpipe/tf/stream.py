@@ -19,8 +19,6 @@ from fastpipe.core.order import ShardedBatches
 from fastpipe.errors import OptionError
 from fastpipe.options import BadSamples, Shard, Shuffle
 
-__all__ = ["AHEAD", "IN_FLIGHT", "Batch", "Batching", "PendingBatch", "Stream", "batching_of", "shard_of"]
-
 Array = npt.NDArray[Any]
 Int64Array = npt.NDArray[np.int64]
 
@@ -43,18 +41,11 @@ class Batching(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A batch.
+    """A batch."""
 
-    Attributes:
-        arrays: (n, …) for each value of a sample.
-        samples: int64 (n,), the samples' indices.
-        draws: int64 (n,), their positions in the epoch's order.
-        epoch: its number.
-    """
-
-    arrays: list[Array]
-    samples: Int64Array
-    draws: Int64Array
+    arrays: list[Array]  # (n, …) for each value of a sample
+    samples: Int64Array  # (n,), indices
+    draws: Int64Array  # (n,), positions in the epoch's order
     epoch: int
 
     def select(self, part: Any) -> Batch:
@@ -191,11 +182,7 @@ def batching_of(
     shard: Shard | Literal["auto"] | tf.distribute.InputContext | None,
     bad_samples: BadSamples | Literal["raise", "replace", "skip"], *, draws: bool = False,
 ) -> Batching:  # fmt: skip
-    """Check a script's arguments; ``draws`` says whether something besides the order is random.
-
-    Raises:
-        OptionError: an argument cannot work.
-    """
+    """Check a script's arguments; ``draws`` says whether something besides the order is random."""
     if batch_size is not None and operator.index(batch_size) < 1:
         raise OptionError(f"batch_size must be a number from 1, or None for single samples, got {batch_size}")
     if not isinstance(shuffle, (bool, Shuffle)):
@@ -211,11 +198,7 @@ def batching_of(
 
 
 def shard_of(shard: object, *, is_shuffled: bool, seed: int | None) -> Shard | None:
-    """Return the shard that an argument means; None for all samples.
-
-    Raises:
-        OptionError: it means none, or workers would have different orders.
-    """
+    """Return the shard that an argument means; None for all samples."""
     if shard is None:
         if is_shuffled and seed is None and _rank_of_tf_config(strict=False)[1] > 1:
             _log.warning(
@@ -243,10 +226,7 @@ def shard_of(shard: object, *, is_shuffled: bool, seed: int | None) -> Shard | N
 
 
 def _rank_of_tf_config(*, strict: bool = True) -> tuple[int, int]:
-    """Return this worker's rank and the number of workers in ``TF_CONFIG``; (0, 1) without it.
-
-    ``strict`` raises an OptionError in a process that is none of the cluster's workers.
-    """
+    """Return this worker's rank and the number of workers in ``TF_CONFIG``; (0, 1) without it."""
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     spec = resolver.cluster_spec().as_dict()
     jobs = [(job, len(spec[job])) for job in ("chief", "worker") if job in spec]

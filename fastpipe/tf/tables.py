@@ -14,10 +14,6 @@ import tensorflow as tf
 from fastpipe.core.casting import unheld
 from fastpipe.errors import OptionError
 
-__all__ = [
-    "Table", "as_tensor_slices", "classes_of", "form_labels", "labels_of", "list_directory", "values_of",
-]  # fmt: skip
-
 _REMEDY = "leave the row out, fill it in, or give labels=None"
 
 
@@ -28,9 +24,6 @@ class Table:
     """Columns of the same length: of a pandas or Polars data frame, a dict, or a list of file names.
 
     An argument ``what`` of its methods names the script's argument, for errors.
-
-    Raises:
-        OptionError: the source is none of these, or its columns differ in length.
     """
 
     def __init__(self, source: Any) -> None:
@@ -60,7 +53,6 @@ class Table:
 
     @property
     def names(self) -> list[str]:
-        """The names of the columns."""
         return list(self._columns)
 
     def column(self, name: str, what: str) -> npt.NDArray[Any] | list[Any]:
@@ -71,11 +63,7 @@ class Table:
         return column
 
     def stack(self, names: Sequence[str], what: str) -> npt.NDArray[Any] | list[Any]:
-        """Return several columns as one with several values in each row.
-
-        Raises:
-            OptionError: they have no common type that holds all of their values.
-        """
+        """Return several columns as one with several values in each row."""
         columns = [self.column(name, what) for name in names]
         if all(isinstance(column, list) for column in columns):
             return [list(row) for row in zip(*columns, strict=True)]
@@ -104,15 +92,9 @@ class Table:
         return paths
 
     def numbers(self, name: Any, dtype: npt.DTypeLike, what: str) -> npt.NDArray[Any]:
-        """Return numbers of one column, (N,) or (N, K), or of several, (N, K).
+        """Return numbers of one column, (N,) or (N, K), or of several, (N, K), in a type of floats.
 
-        Args:
-            name: of the column; or names; or the numbers themselves.
-            dtype: a type of floats for them.
-            what: for errors.
-
-        Raises:
-            OptionError: they are no numbers, not one for each row, or one that the type cannot hold.
+        ``name`` is of the column; or names; or the numbers themselves.
         """
         if isinstance(name, str):
             values = [self.column(name, what)]
@@ -170,11 +152,7 @@ def _as_floats(values: npt.NDArray[Any], dtype: npt.DTypeLike, what: str) -> npt
 
 
 def as_tensor_slices(values: Any) -> npt.NDArray[Any]:
-    """Return what ``tf.data.Dataset.from_tensor_slices`` makes of a list or an array: Python's integers
-    become int32, or int64 if one needs it, its floats float32; arrays keep their types; texts are bytes.
-
-    Raises:
-        TypeError, ValueError: TensorFlow has no type for them.
+    """Return what ``tf.data.Dataset.from_tensor_slices`` makes of a list or an array.
 
     >>> as_tensor_slices([1, 2**40]).dtype, as_tensor_slices([0.5]).dtype
     (dtype('int64'), dtype('float32'))
@@ -191,14 +169,6 @@ def labels_of(
 
     Names become int32 places among the sorted names, or in ``class_names``; numbers, one or several in each
     row, get the types of ``as_tensor_slices``.
-
-    Args:
-        values: (N, …), a list or an array.
-        class_names: the classes, or None for those that occur.
-        label_mode: Keras's word for what a batch has.
-
-    Raises:
-        OptionError: a label is none of the classes, no label at all, or does not fit ``label_mode``.
     """
     # Arrays of objects, such as pandas and Polars make of a column of lists, have no type of their own.
     if isinstance(values, np.ndarray) and values.dtype == object:
@@ -278,10 +248,7 @@ def _refused(given: list[Any]) -> str:
 
 
 def form_labels(labels: npt.NDArray[Any], label_mode: str, count: int) -> npt.NDArray[Any]:
-    """Return labels (N, …) as a batch has them.
-
-    ``"int"`` leaves them as they are; ``"binary"`` makes them float32 (N, …, 1), ``"categorical"`` float32
-    (N, …, count) with one 1 for each.
+    """Return labels (N, …) as a batch has them, in Keras's words: (N, …), (N, …, 1) or (N, …, count).
 
     >>> form_labels(np.array([1, 0]), "categorical", 2)
     array([[0., 1.],
@@ -318,17 +285,7 @@ def list_directory(
     """List a folder by ``keras.utils.image_dataset_from_directory``, which also checks the arguments,
     prints what it prints, and chooses a subset.
 
-    Args:
-        directory: the folder.
-        arguments: Keras's; ``seed`` is not None.
-
-    Returns:
-        Paths, labels (None without) and class names (or None), in Keras's order; of two subsets if
-        ``subset`` is ``"both"``.
-
-    Raises:
-        ValueError: Keras's own, for its arguments.
-        OptionError: there is no such folder.
+    Return paths, labels (None without) and class names (or None), in Keras's order; of one or two subsets.
     """
     directory = os.fspath(directory)
     if not os.path.isdir(directory):

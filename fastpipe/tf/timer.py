@@ -16,8 +16,6 @@ import tensorflow as tf
 
 from fastpipe.core.epoch_times import EpochTimes, WaitLimits, epoch_times
 
-__all__ = ["EpochTimer"]
-
 _log = logging.getLogger("fastpipe.tf")
 
 

@@ -24,7 +24,7 @@ from fastpipe.cli import main
 from fastpipe.console import PlainTable, Progress, in_any_encoding, print_line
 from fastpipe.core.class_folders import find_classes
 from fastpipe.core.text import printable, printable_lines
-from fastpipe.generation.progress import Report
+from fastpipe.generation.schedule import Report
 from fastpipe.sampling import Grid
 from fastpipe.tools.epochs import Bars
 

@@ -624,7 +624,7 @@ def test_a_finished_file_beside_what_was_left_of_a_job(
 def test_fewer_rows_than_there_are(tmp_path: Path, small_blocks: None) -> None:
     out = unfinished(sample, tmp_path)
     before = content(folder_of(out))
-    with pytest.raises(GenerationError, match="a job of 30 rows that was not finished, and n=29 is less"):
+    with pytest.raises(GenerationError, match="not finished, and it is of 30 rows, and n=29 is less"):
         changed({}, out, N - 1)
     assert content(folder_of(out)) == before
     changed({}, out)

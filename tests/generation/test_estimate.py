@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -111,8 +112,8 @@ def test_a_first_row_that_loads_things_is_not_taken_for_the_pace(
         probed.append(args)
         raise WorkerError("no look", pid=0)
 
-    monkeypatch.setattr(run, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    monkeypatch.setattr(run, "Probe", probe_of)
+    monkeypatch.setattr(run, "time", SimpleNamespace(perf_counter=lambda: clock[0], monotonic=time.monotonic))
+    monkeypatch.setattr(run, "look", probe_of)
     generate(sample, 50, tmp_path / "x.h5", seed=0, workers=1, executor="threads", progress=False)
     assert bool(probed) == is_probed
 

@@ -259,9 +259,9 @@ def test_the_reason_is_another_argument(folder: Path, said: Any) -> None:
     reasons = [message.split(": computed: ")[1] for message in said()]
     assert reasons == [
         "no entry yet",
-        "argument 'epochs' is another value than in the nearest entry",
-        "arguments 'data', 'epochs' are other values than in the nearest entry",
-        "argument 'epochs' is another value than in the nearest entry",
+        "another value of 'epochs' than in the nearest entry",
+        "another value of 'data', 'epochs' than in the nearest entry",
+        "another value of 'epochs' than in the nearest entry",
     ]
 
 
@@ -317,10 +317,8 @@ def test_the_reason_is_a_file(folder: Path, tmp_path: Path, said: Any, trace: Tr
             assert call(path).startswith("loaded")
         (data / "c.txt").unlink()
         assert call(path).startswith("loaded"), "it is as it was"
-    assert (
-        call(str(data.parent), 2) == "computed: argument 'scale' is another value than in the nearest entry"
-    )
-    assert call(data / "a.txt") == "computed: argument 'folder' is another value than in the nearest entry"
+    assert call(str(data.parent), 2) == "computed: another value of 'scale' than in the nearest entry"
+    assert call(data / "a.txt") == "computed: another value of 'folder' than in the nearest entry"
 
 
 # ---- data ------------------------------------------------------------------------------------------

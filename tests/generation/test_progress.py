@@ -9,15 +9,15 @@ import logging
 import pytest
 from rich.console import Console
 
-from fastpipe.generation import progress
-from fastpipe.generation.progress import Report
+from fastpipe.generation import schedule
+from fastpipe.generation.schedule import Report
 
 
 @pytest.fixture
 def a_second_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look at the clock is a second after the one before."""
     ticks = itertools.count()
-    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(ticks)))
+    monkeypatch.setattr(schedule.time, "monotonic", lambda: float(next(ticks)))
 
 
 def test_a_bar_with_rate_size_failures_and_what_is_left(a_second_each: None) -> None:
@@ -40,7 +40,7 @@ def test_lines_now_and_then_where_there_is_no_terminal(
 ) -> None:
     caplog.set_level(logging.INFO, "fastpipe.generate")
     clock = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(schedule.time, "monotonic", lambda: clock[0])
     output = io.StringIO()
     with Report("motion.h5", 1000, console=Console(file=output, width=200)) as report:
         report.begin(0)

@@ -540,7 +540,7 @@ def test_graph_engine_and_single_samples(photo_table: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"horizontal_flip": 1.5}, "horizontal_flip= must be a part of the images"),
+        ({"horizontal_flip": 1.5}, "horizontal_flip= is a probability"),
         ({"rotation": (10, -10)}, "rotation= must be a number of at least 0, or two"),
         ({"rotation": -5}, "rotation="),
         ({"zoom": 1.5}, "zoom="),
