@@ -20,12 +20,6 @@ from fastpipe.core.slots import SlotPool
 from fastpipe.core.types import Key
 from fastpipe.errors import AugmentError
 
-__all__ = [
-    "FLOATS", "Augmentation", "Chain", "Layout", "OfBatches", "Ops", "Shape", "applied_table", "columns_of",
-    "drawn_table", "dtype_after", "for_masks", "shape_after", "untraced", "uploaded",
-]  # fmt: skip
-
-
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _Made = TypeVar("_Made")
 Ops = Sequence[Any]  # augmentations, of which the methods of ``Augmentation`` are called

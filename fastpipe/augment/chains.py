@@ -38,24 +38,6 @@ from fastpipe.core.slots import SlotPool
 from fastpipe.core.types import Key
 from fastpipe.errors import AugmentError
 
-__all__ = [
-    "BatchTransform",
-    "Columns",
-    "ImageChain",
-    "Moves",
-    "RandomApply",
-    "Size",
-    "chain_type_of",
-    "checked_ops",
-    "chosen",
-    "kind_of",
-    "moves_of",
-    "on_device",
-    "on_processor",
-    "per_channel",
-]
-
-
 # What is applied, where the images are: name → float32 tensor (N,).
 Columns = Mapping[str, Tensor]
 Size = tuple[int, int]  # height and width

@@ -25,9 +25,6 @@ from fastpipe.augment.parameters import (
 from fastpipe.augment.steps import Step
 from fastpipe.errors import AugmentError
 
-__all__ = ["ColorJitter", "GaussianBlur", "Normalize", "RandomErasing", "RandomGrayscale", "ToDtype"]
-
-
 _KINDS = ("brightness", "contrast", "saturation", "hue")
 _PLACES = ("first", "second", "third", "fourth")
 _GREY = (0.2989, 0.587, 0.114)

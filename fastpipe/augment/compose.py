@@ -34,8 +34,6 @@ from fastpipe.core.types import Key
 from fastpipe.errors import AugmentError
 from fastpipe.images.steps import is_pristine, is_torchvision
 
-__all__ = ["Compose", "from_torchvision", "translated"]
-
 
 class Compose(OfBatches):
     """Augmentations one after the other: images are what torchvision's transforms in this order make of them.

@@ -15,11 +15,6 @@ import numpy.typing as npt
 
 from fastpipe.augment.parameters import Float64Array
 
-__all__ = [
-    "BETA_DRAWS", "Drawn", "about_one", "affine_table", "beta", "between", "crop_boxes", "drawn",
-    "erased_boxes", "erasing_table", "integers", "jitter_table",
-]  # fmt: skip
-
 _TRIES = 10
 _GAMMA_TRIES = 12
 _SEEDS = 1 << 24  # whole numbers up to this are exact as float32

@@ -29,9 +29,6 @@ from fastpipe.augment.matrices import about_centres, inverted
 from fastpipe.augment.parameters import Float64Array, fill_numbers
 from fastpipe.augment.steps import Step
 
-__all__ = ["FusedRun", "fused"]
-
-
 # ---- several changes of colours as one map, for each sample ----------------------------------------
 #
 # With x a pixel's red, green and blue in [0, 1] and m their means over the image, each change is

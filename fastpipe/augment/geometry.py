@@ -31,12 +31,6 @@ from fastpipe.augment.parameters import (
 from fastpipe.augment.steps import Step
 from fastpipe.errors import AugmentError
 
-__all__ = [
-    "MATRIX", "RandomAffine", "RandomHorizontalFlip", "RandomResizedCrop", "RandomRotation",
-    "RandomVerticalFlip", "axis_weights", "is_fused", "resampled", "sampling_grid", "warp_step",
-]  # fmt: skip
-
-
 # ---- flips and crops -------------------------------------------------------------------------------
 
 _INTERPOLATIONS = ("nearest", "bilinear", "bicubic")

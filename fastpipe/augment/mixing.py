@@ -15,8 +15,6 @@ from fastpipe.augment.parameters import Float64Array
 from fastpipe.augment.steps import Step
 from fastpipe.errors import AugmentError
 
-__all__ = ["CutMix", "MixUp"]
-
 
 class _Mixing(BatchTransform):
     mixes = True

@@ -18,12 +18,6 @@ from fastpipe.core.native import native
 from fastpipe.core.slots import SlotPool
 from fastpipe.errors import AugmentError
 
-__all__ = [
-    "Int64Array", "MotionChain", "MotionMirror", "MotionScale", "MotionSpeed", "MotionTransform",
-    "MotionTranslation", "Sequences", "motion_reference", "on_motion",
-]  # fmt: skip
-
-
 Int64Array = npt.NDArray[np.int64]
 # Numbers of types in the native core; NumPy sees halves as int16.
 _TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}

@@ -13,13 +13,6 @@ from fastpipe.core.keys import uniforms
 from fastpipe.core.types import Key
 from fastpipe.errors import AugmentError, OptionError
 
-__all__ = [
-    "Fill", "Float32Array", "Float64Array", "Parameters", "check_fill", "fill_numbers", "filling_of",
-    "increasing", "interpolation_of", "plain", "probability", "range_about_zero", "two_numbers",
-    "uniform_rows",
-]  # fmt: skip
-
-
 Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
 

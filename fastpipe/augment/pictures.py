@@ -26,8 +26,6 @@ from fastpipe.errors import AugmentError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["GridRow", "Pixels", "caption", "draw_grid", "fitted", "grey", "heat", "preview", "title"]
-
 
 # ---- rows of small pictures with titles, headings and captions ---------------------------------------
 

@@ -28,8 +28,6 @@ from fastpipe.augment.parameters import (
 from fastpipe.augment.steps import Step
 from fastpipe.errors import AugmentError
 
-__all__ = ["RandAugment", "TrivialAugmentWide"]
-
 # torchvision's list, in its order; ``change`` is an index of it.
 _CHANGES = (
     "Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast",

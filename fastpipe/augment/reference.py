@@ -14,8 +14,6 @@ from torch import Tensor
 from fastpipe.augment.parameters import Parameters
 from fastpipe.core.extras import require
 
-__all__ = ["chain_reference"]
-
 Row = dict[str, float]
 Changes = Mapping[str, Callable[[Any, Tensor, Row], Any]]  # what changes a sample, by an operation's name
 

@@ -17,8 +17,6 @@ from fastpipe.augment.parameters import Float64Array, probability, range_about_z
 from fastpipe.augment.steps import Step
 from fastpipe.errors import AugmentError
 
-__all__ = ["RandomGain", "SpecAugment", "TimeShift"]
-
 
 class _OfSpectrograms(BatchTransform, ABC):
     ranks = (3, 4)

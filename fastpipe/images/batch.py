@@ -21,8 +21,6 @@ from fastpipe.images.plan import Plan
 if TYPE_CHECKING:
     from fastpipe.images.cache import KeptBatch
 
-__all__ = ["MADE", "PENDING", "Arriving", "Described", "ImageBatch", "RowsOf", "Then"]
-
 PENDING, MADE = 0, 1  # outcomes of fastpipe/native/status.h
 
 

@@ -17,9 +17,6 @@ from fastpipe.images.pixels import Conversion, draw, fold
 from fastpipe.images.steps import described_short_side, resized_size
 from fastpipe.options import Cache
 
-__all__ = ["ImageCache", "KeptBatch", "ShortSide", "WholeImage", "open_cache"]
-
-
 _ENOUGH = 32  # entries whose mean size says how large the others will be
 
 

@@ -16,9 +16,6 @@ import numpy as np
 from fastpipe.core.extras import require
 from fastpipe.core.types import Box
 
-__all__ = ["DaliDecoder", "decodes_regions", "make_batch_decoder", "region_of"]
-
-
 # ---- Whether a part of a JPEG can be decoded on a GPU, or all of it has to be -----------------------
 
 # https://github.com/NVIDIA/nvImageCodec/issues/55: there, parts of ordinary JPEGs end in errors on some GPUs,

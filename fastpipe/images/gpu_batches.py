@@ -21,9 +21,6 @@ from fastpipe.images.nvjpeg import NvJpegDecoder
 from fastpipe.images.pixels import Resampling
 from fastpipe.options import Decode
 
-__all__ = ["BatchThere", "DeviceDecoder", "DeviceMaker", "Turn", "device_decoder", "share_of"]
-
-
 _log = logging.getLogger("fastpipe.torch")
 _TELLING = 8  # images of a batch that tell of a decoder
 

@@ -19,9 +19,6 @@ from fastpipe.core.transfer import uploaded
 from fastpipe.images.kernels import Axis, axis_tables
 from fastpipe.images.pixels import Resampling
 
-__all__ = ["Tables", "resample_by_torch", "resample_by_triton", "tables_of"]
-
-
 # ----------------------------------------------------------------------------------------------------
 # Resampling of images that are on a device, to the very bytes that the CPU's kernels make.
 #

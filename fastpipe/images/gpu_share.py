@@ -9,9 +9,6 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Literal, Protocol
 
-__all__ = ["GivenShare", "MeasuredShare", "Share", "new_share", "takes"]
-
-
 _log = logging.getLogger("fastpipe.torch")
 
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)

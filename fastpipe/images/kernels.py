@@ -10,12 +10,6 @@ import numpy.typing as npt
 from fastpipe.core.native import native
 from fastpipe.core.types import UInt8Array
 
-__all__ = [
-    "BICUBIC", "BILINEAR", "BOX", "HAMMING", "LANCZOS", "NARROW", "NEAREST", "NEAREST_FLOOR", "SHARP_BICUBIC",
-    "SHARP_BILINEAR", "TORCH_BICUBIC", "TORCH_BILINEAR", "Axis", "axis", "axis_tables", "noise", "resample",
-    "resized",
-]  # fmt: skip
-
 # Filters, as of fastpipe/native/resample.h.
 # A flag: weights of 16 bits, as torch and Pillow-SIMD have them, instead of Pillow's 22.
 NARROW = 16

@@ -16,9 +16,6 @@ from fastpipe.core.extras import briefly_set, require
 from fastpipe.core.types import Box
 from fastpipe.images.dali import decodes_regions, region_of
 
-__all__ = ["NvJpegDecoder", "quiet_stderr"]
-
-
 # ---- Keeping lines that C code writes to the terminal away from it ----------------------------------
 
 _stderr_lock = threading.Lock()

@@ -28,9 +28,6 @@ from fastpipe.core.types import UInt8Array
 from fastpipe.images import kernels
 from fastpipe.images.kernels import noise, resized
 
-__all__ = ["FILTERS", "decodes_as_pillow", "grey_is_known", "pillow_filter", "torch_filter"]
-
-
 _log = logging.getLogger("fastpipe.read")
 
 # By the names of Pillow's ``Resampling``, in lower case: as torchvision's ``InterpolationMode`` has them.

@@ -15,19 +15,6 @@ from fastpipe.core.native import native
 from fastpipe.core.types import Box, EncodedImage, Size, UInt8Array
 from fastpipe.images import kernels
 
-__all__ = [
-    "Conversion",
-    "Region",
-    "Resampling",
-    "draw",
-    "fold",
-    "part_of",
-    "reduction",
-    "render",
-    "resampling_of",
-]
-
-
 # ----------------------------------------------------------------------------------------------------
 # Ask the native core to fold a chain of steps: into the part of an image to decode, and its resampling.
 

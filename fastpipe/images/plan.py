@@ -49,8 +49,6 @@ from fastpipe.images.steps import (
     state_of,
 )
 
-__all__ = ["Layout", "Plan", "TensorSpec", "compile_plan", "plan_state", "shortened"]
-
 
 @dataclass(frozen=True)
 class TensorSpec:

@@ -17,20 +17,6 @@ from fastpipe.core.extras import require
 from fastpipe.images.pixels import Conversion, Words
 from fastpipe.images.steps import Domain
 
-__all__ = [
-    "Layout",
-    "conversion_of",
-    "domain_of",
-    "first_ramp",
-    "is_pil",
-    "layout_of",
-    "of_kind",
-    "rows_of",
-    "tensor_over",
-    "tensor_shaped",
-]
-
-
 Layout = Literal["contiguous", "channels_last"]
 
 # Memory types: for each torch dtype the NumPy type of the same width that holds its bits.

@@ -22,8 +22,6 @@ from fastpipe.errors import MissingDependencyError, OptionError
 from fastpipe.images.pillow_rules import decodes_as_pillow
 from fastpipe.options import Decode
 
-__all__ = ["ImageReader", "JpegHeader", "PillowImage", "converted", "read_jpeg_header", "read_many"]
-
 _log = logging.getLogger("fastpipe.read")
 
 # As Pillow has them: of PNGs with more text than that it raises an error.

@@ -22,27 +22,6 @@ from fastpipe.core.types import Box, Size
 from fastpipe.images import kernels
 from fastpipe.images.pillow_rules import FILTERS, grey_is_known, pillow_filter, torch_filter
 
-__all__ = [
-    "BOX",
-    "FLIP",
-    "GREY",
-    "PROPORTION",
-    "RESIZE",
-    "Domain",
-    "Step",
-    "described_short_side",
-    "described_step",
-    "filter_of",
-    "flatten",
-    "is_pristine",
-    "is_torchvision",
-    "random_resized_crop_box",
-    "recognise",
-    "resized_size",
-    "state_of",
-]
-
-
 # ----------------------------------------------------------------------------------------------------
 # Containers of transforms, taken apart: ``Compose``, ``Sequential``, the presets of weights.
 

@@ -32,11 +32,6 @@ from fastpipe.core.native import native
 from fastpipe.core.slots import SlotPool
 from fastpipe.errors import AugmentError
 
-__all__ = [
-    "AXES", "PerChannel", "VolumeChain", "VolumeTransform", "axes_of", "limits_of", "on_volumes",
-]  # fmt: skip
-
-
 # ---- chains ----------------------------------------------------------------------------------------
 
 # A ``native.VolumePlan``, the shape and the dtype of a volume afterwards, and how NumPy has that.

@@ -25,8 +25,6 @@ from fastpipe.augment.volumes.volume import (
 )
 from fastpipe.errors import AugmentError
 
-__all__ = ["RandomAffine3D", "RandomElastic3D", "RandomFlip3D", "RandomRotate90"]
-
 # Up to this factor nothing is missing in scaled volumes, as in nnU-Net: for more their patches would have
 # to be several times as large.
 _MOST_COVERED = 1 / 0.85

@@ -12,9 +12,6 @@ from fastpipe.augment.volumes.base import PerChannel, VolumeTransform, axes_of, 
 from fastpipe.augment.volumes.volume import SEEDS, Volume, add_noise, along, gaussian, lower_resolution
 from fastpipe.errors import AugmentError
 
-__all__ = ["Brightness3D", "Contrast3D", "Gamma3D", "GaussianBlur3D", "GaussianNoise3D", "LowResolution3D"]
-
-
 _LEAST = 1e-7  # what numbers are divided by
 
 

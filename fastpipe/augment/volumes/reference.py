@@ -13,8 +13,6 @@ from torch import Tensor
 from fastpipe.augment.volumes.volume import SEEDS, normal_noise
 from fastpipe.core.extras import require
 
-__all__ = ["VOLUME_CHANGES"]
-
 Row = dict[str, float]
 Values = Any  # float64, of NumPy
 

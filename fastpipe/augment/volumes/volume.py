@@ -16,12 +16,6 @@ from torch.nn.functional import grid_sample, interpolate
 from fastpipe.augment.base import uploaded
 from fastpipe.augment.parameters import Float32Array, Float64Array
 
-__all__ = [
-    "NO_BENDS", "SEEDS", "Fill3D", "Map", "Volume", "add_noise", "along", "cropped", "gaussian",
-    "lower_resolution", "normal_noise", "warped",
-]  # fmt: skip
-
-
 PIECE = 1 << 17  # voxels that are worked on where more memory is needed for them
 
 
