@@ -18,11 +18,11 @@ from fastpipe.augment.base import (
     FLOATS,
     Augmentation,
     Chain,
+    Layout,
     Ops,
     Shape,
     applied_table,
     columns_of,
-    drawn_table,
     for_masks,
     shape_after,
     untraced,
@@ -101,7 +101,7 @@ class ImageChain(Chain):
             out: (M, …), where images go.
             places: which of ``out`` each becomes; default: the one of its number.
         """
-        rows = self.layout(True, shape[1]).computed(self.table(shape, None, key), tuple(shape[1:]))
+        rows = self.applied(torch.from_numpy(self.table(shape, None, key)), shape)
         (part,) = _parts(self.steps, tuple(shape[1:]), torch.uint8)
         assert part.plan is not None  # there are only augmentations of fastpipe's, and none mixes
         elements = _ELEMENTS[torch.uint8], _ELEMENTS[out.dtype]
@@ -114,14 +114,11 @@ class ImageChain(Chain):
     def _mixed_labels(self, labels: Any, images: Tensor, table: Tensor) -> Tensor:
         next(op for op in self.steps if op.mixes).check_labels(labels, len(images))
         applied = torch.ops.fastpipe.applied(table, self.number, images.shape[1:], labels.is_cuda)
-        applied, begin = applied.to(labels.device, non_blocking=True), 0
-        for op in self.steps:
-            end = begin + len(op.names_applied)
+        applied = applied.to(labels.device, non_blocking=True)
+        for op, own in columns_of(self.steps, images.shape[1], of_applied=True):
             if op.mixes:
                 op.check_labels(labels, len(images))
-                columns = dict(zip(op.names_applied, applied[:, begin:end].unbind(1), strict=True))
-                labels = op.mixed_labels(labels, columns)
-            begin = end
+                labels = op.mixed_labels(labels, op.columns(applied[:, own]))
         mixed: Tensor = labels
         return mixed
 
@@ -158,10 +155,9 @@ class BatchTransform(Augmentation, ABC):
             of_bytes: whether they are whole numbers of 0 … 255, and have to be afterwards.
         """
 
-    def columns(self, rows: Float64Array) -> Columns:
-        """Return what is applied, (N, len(applied_names)), as ``on_tensors`` takes it."""
-        values = torch.from_numpy(rows.astype(np.float32)).unbind(1)
-        return dict(zip(self.names_applied, values, strict=True))
+    def columns(self, applied: Tensor) -> Columns:
+        """Return what is applied, float32 (N, len(applied_names)), as ``on_tensors`` takes it."""
+        return dict(zip(self.applied_names_for(), applied.unbind(1), strict=True))
 
     def moves(self, table: Float64Array, shape: Shape, of_points: bool) -> Moves | None:
         """Return where pixels go, for boxes and keypoints; None if they stay.
@@ -227,15 +223,13 @@ def on_device(ops: Ops, images: Tensor, applied: Tensor) -> Tensor:
 
     ``applied`` is float32, on the same device.
     """
-    dtype, begin = images.dtype, 0
+    dtype = images.dtype
     # Mixed precision is for the model: half a digit less of weights and coordinates would show.
     with torch.autocast(images.device.type, enabled=False):
         values = images.float()
-        for op in ops:
-            names = op.names_applied
-            columns = {name: applied[:, begin + at] for at, name in enumerate(names)}
-            values = op.on_tensors(values, columns, dtype == torch.uint8)
-            dtype, begin = op.dtype_after(dtype), begin + len(names)
+        for op, own in columns_of(ops, 1, of_applied=True):
+            values = op.on_tensors(values, op.columns(applied[:, own]), dtype == torch.uint8)
+            dtype = op.dtype_after(dtype)
     return values.to(dtype, memory_format=_layout(images))
 
 
@@ -292,7 +286,8 @@ def on_processor(ops: Ops, images: Tensor, applied: Float64Array, memory: SlotPo
             if part.op is not None:
                 of_bytes = images.dtype == torch.uint8
                 with torch.autocast("cpu", enabled=False):  # as on devices
-                    images = part.op.on_tensors(images.float(), part.op.columns(rows), of_bytes).to(dtype)
+                    columns = part.op.columns(torch.from_numpy(rows.astype(np.float32)))
+                    images = part.op.on_tensors(images.float(), columns, of_bytes).to(dtype)
             else:
                 out = _empty((len(images), *part.shape), dtype, is_last, memory)
                 elements = _ELEMENTS[images.dtype], _ELEMENTS[dtype]
@@ -343,10 +338,6 @@ class RandomApply(BatchTransform):
         self._chain = self.chain_type([self], "RandomApply")
         self.ranks = tuple(rank for rank in (3, 4, 5) if all(rank in op.ranks for op in self.ops))
 
-    @property
-    def inner(self) -> Sequence[Augmentation]:
-        return self.ops
-
     def draws_for(self, channels: int) -> int:
         found: int = 1 + sum(op.draws_for(channels) for op in self.ops)
         return found
@@ -354,7 +345,7 @@ class RandomApply(BatchTransform):
     def names_for(self, channels: int) -> tuple[str, ...]:
         return ("is_applied", *_nested([op.names_for(channels) for op in self.ops]))
 
-    def applied_names_for(self, channels: int) -> tuple[str, ...]:
+    def applied_names_for(self, channels: int = 1) -> tuple[str, ...]:
         return ("is_applied", *_nested([op.applied_names_for(channels) for op in self.ops]))
 
     def check(self, shape: Sequence[int]) -> None:
@@ -376,10 +367,13 @@ class RandomApply(BatchTransform):
         return dtype
 
     def table(self, u: Float64Array, shape: Shape) -> Float64Array:
-        return drawn_table([self], u, shape)
+        return np.concatenate([u[:, :1] < self.p, self._inner(shape).drawn(u[:, 1:], shape)], axis=1)
 
     def applied(self, table: Float64Array, shape: Shape) -> Float64Array:
-        return applied_table([self], table, shape)
+        return np.concatenate([table[:, :1], self._inner(shape).computed(table[:, 1:], shape)], axis=1)
+
+    def _inner(self, shape: Shape) -> Layout:
+        return self._chain.kept(("inner", shape[0]), lambda: Layout(self.ops, shape[0]))
 
     def moves(self, table: Float64Array, shape: Shape, of_points: bool) -> Moves | None:
         if self.for_masks() is None:
@@ -411,7 +405,7 @@ class RandomApply(BatchTransform):
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         changed = images
         for at, op in enumerate(self.ops):
-            own = {name: columns[f"{at}.{name}"] for name in op.names_applied}
+            own = {name: columns[f"{at}.{name}"] for name in op.applied_names_for()}
             changed = op.on_tensors(changed, own, of_bytes)
         return chosen(columns["is_applied"], changed, images)
 
@@ -421,7 +415,7 @@ class RandomApply(BatchTransform):
 
     def neutral(self) -> Float64Array:
         """Return what is applied to sequences to leave them as they are."""
-        return np.zeros(len(self.names_applied))
+        return np.zeros(len(self.applied_names_for()))
 
     def extra_repr(self) -> str:
         return f"{list(self.ops)}, p={self.p}"
@@ -435,9 +429,9 @@ class _Untouched(BatchTransform):
     """Leaves images as they are, and stands for an operation that others of its table come after."""
 
     def __init__(self, op: Augmentation) -> None:
-        self._op, self.names, self.kind = op, op.names_applied, op.kind
+        self._op, self.names, self.kind = op, op.applied_names_for(), op.kind
 
-    def applied_names_for(self, channels: int) -> tuple[str, ...]:
+    def applied_names_for(self, channels: int = 1) -> tuple[str, ...]:
         return self._op.applied_names_for(channels)
 
     def steps(self, column: int, shape: Shape) -> list[Step]:
@@ -499,7 +493,7 @@ def follow(ops: Ops, table: Tensor, shape: Sequence[int], others: Sequence[Any])
     for op in ops:
         if op.mixes:
             raise AugmentError(f"masks, boxes and keypoints do not go along with {op}: mix the images apart")
-    return untraced(lambda: [_Follower(ops, table.numpy(), shape, kinds).of_batch(other) for other in others])
+    return untraced(lambda: [_Follower(ops, table.numpy(), shape, kinds).changed(other) for other in others])
 
 
 def _has_any(thing: Any, kind: type) -> bool:
@@ -517,35 +511,30 @@ class _Follower:
         self.ops, self.table, self.kinds = ops, table, kinds
         self.count, self.shape, self.size = shape[0], tuple(shape[1:]), (shape[2], shape[3])
 
-    def of_batch(self, thing: Any) -> Any:
-        """Change what belongs to all images, in the order of these."""
+    def changed(self, thing: Any, at: int | None = None) -> Any:
+        """Change what belongs to all images, in the order of these, or to the one of a number."""
         if isinstance(thing, dict):
-            return {name: self.of_batch(value) for name, value in thing.items()}
+            return {name: self.changed(value, at) for name, value in thing.items()}
         if isinstance(thing, (list, tuple)):
+            if at is not None:
+                return type(thing)(self.changed(value, at) for value in thing)
             if len(thing) != self.count and _has_any(thing, self.kinds.TVTensor):
                 raise AugmentError(
                     f"there are {self.count} images, and {len(thing)} of what goes along with them"
                 )
-            return type(thing)(self.of_sample(value, at) for at, value in enumerate(thing))
+            return type(thing)(self.changed(value, number) for number, value in enumerate(thing))
+        if not isinstance(thing, (self.kinds.Mask, self.kinds.KeyPoints, self.kinds.BoundingBoxes)):
+            return thing
+        values = thing.as_subclass(Tensor)
+        if at is not None:
+            return self._moved(thing, values[None], slice(at, at + 1), is_one=True)
         if isinstance(thing, self.kinds.BoundingBoxes):
             raise AugmentError("boxes of a batch come as a list, with BoundingBoxes for each image")
-        if isinstance(thing, (self.kinds.Mask, self.kinds.KeyPoints)):
-            if len(thing) != self.count:
-                raise AugmentError(
-                    f"there are {self.count} images, and {type(thing).__name__} of shape {tuple(thing.shape)}"
-                )
-            return self._moved(thing, thing.as_subclass(Tensor), slice(None))
-        return thing
-
-    def of_sample(self, thing: Any, at: int) -> Any:
-        """Change what belongs to one image."""
-        if isinstance(thing, dict):
-            return {name: self.of_sample(value, at) for name, value in thing.items()}
-        if isinstance(thing, (list, tuple)):
-            return type(thing)(self.of_sample(value, at) for value in thing)
-        if isinstance(thing, (self.kinds.Mask, self.kinds.KeyPoints, self.kinds.BoundingBoxes)):
-            return self._moved(thing, thing.as_subclass(Tensor)[None], slice(at, at + 1), is_one=True)
-        return thing
+        if len(thing) != self.count:
+            raise AugmentError(
+                f"there are {self.count} images, and {type(thing).__name__} of shape {tuple(thing.shape)}"
+            )
+        return self._moved(thing, values, slice(None))
 
     def _moved(self, thing: Any, values: Tensor, rows: slice, is_one: bool = False) -> Any:
         """Change a ``TVTensor`` as some images were; ``values`` is a batch of it."""

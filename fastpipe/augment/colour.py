@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
-from fastpipe.augment.base import Shape
+from fastpipe.augment.base import Shape, Table
 from fastpipe.augment.chains import BatchTransform, Columns, chosen, per_channel
-from fastpipe.augment.distributions import Drawn, erasing_table, jitter_table
+from fastpipe.augment.distributions import between, erasing_table, jitter_table
 from fastpipe.augment.parameters import (
     Float64Array,
     check_fill,
@@ -167,8 +167,8 @@ class RandomGrayscale(BatchTransform):
     def __init__(self, p: float = 0.1) -> None:
         self.p = probability(p)
 
-    def drawn_as(self, channels: int) -> Sequence[Drawn]:
-        return [Drawn("flag", self.p)]
+    def table(self, u: Float64Array, shape: Shape) -> Table:
+        return u < self.p
 
     def steps(self, column: int, shape: Shape) -> list[Step]:
         return [Step("grey", column)]
@@ -271,8 +271,8 @@ class GaussianBlur(BatchTransform):
                 f"{shape[2]}×{shape[3]} pixels are too few for it: take a smaller kernel"
             )
 
-    def drawn_as(self, channels: int) -> Sequence[Drawn]:
-        return [Drawn("between", *self.sigma)]
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
+        return between(u, *self.sigma)
 
     def steps(self, column: int, shape: Shape, least: float = 1.0) -> list[Step]:
         return [Step("blur", column, self.kernel_size, (least,))]

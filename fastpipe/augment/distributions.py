@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,28 +25,6 @@ def between(u: Float64Array, low: Any, high: Any) -> Float64Array:
     """Return numbers in [low, high) for uniform ones."""
     found: Float64Array = low + u * (high - low)
     return found
-
-
-class Drawn(NamedTuple):
-    """A parameter that is computed from one uniform number.
-
-    Its kind is ``"flag"``, whether the number is below ``low``; ``"whole"``, a whole number below ``low``; or
-    ``"between"`` or ``"about_one"``, see these functions.
-    """
-
-    kind: str
-    low: float
-    high: float = 0.0
-
-
-def drawn(kind: str, u: Float64Array, low: Any, high: Any) -> npt.NDArray[Any]:
-    """Return parameters for uniform numbers (N, K): see ``Drawn``; ``low`` and ``high`` may be (K,)."""
-    if kind == "flag":
-        found: npt.NDArray[Any] = u < low
-        return found
-    if kind == "whole":
-        return np.asarray(np.floor(u * low))
-    return between(u, low, high) if kind == "between" else about_one(u, low, high)
 
 
 def about_one(u: Float64Array, low: Any, high: Any) -> Float64Array:

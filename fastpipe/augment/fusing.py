@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-from fastpipe.augment.base import Shape, columns_of, drawn_table, dtype_after, shape_after
+from fastpipe.augment.base import Layout, Shape, columns_of, dtype_after, shape_after
 from fastpipe.augment.chains import BatchTransform, Columns, Moves, RandomApply, Size, moves_of, per_channel
 from fastpipe.augment.colour import ColorJitter, GaussianBlur, Normalize, RandomGrayscale, ToDtype
 from fastpipe.augment.geometry import (
@@ -171,7 +171,7 @@ class FusedRun(BatchTransform):
         maps = [f"map{at}" for at in range(IDENTITY.size)] if self.colours else []
         self.applied_names = (
             *((*MATRIX, *_BOX) if self.geometry else ()), *maps,
-            *(f"blur{at}.{name}" for at, op in enumerate(self.blurs) for name in op.names_applied),
+            *(f"blur{at}.{name}" for at, op in enumerate(self.blurs) for name in op.applied_names_for()),
         )  # fmt: skip
 
     def check(self, shape: Sequence[int]) -> None:
@@ -187,7 +187,7 @@ class FusedRun(BatchTransform):
         return dtype_after(self.ops, dtype)
 
     def table(self, u: Float64Array, shape: Shape) -> Float64Array:
-        return drawn_table(self.ops, u, shape)
+        return Layout(self.ops, shape[0]).drawn(u, shape)
 
     def moves(self, table: Float64Array, shape: Shape, of_points: bool) -> Moves | None:
         return moves_of(self.ops, table, shape, of_points) if self.geometry else None
@@ -221,7 +221,7 @@ class FusedRun(BatchTransform):
             at += IDENTITY.size
         for op in self.blurs:
             found += _blur_steps(op, at)
-            at += len(op.names_applied)
+            at += len(op.applied_names_for())
         return [*found, Step("round", at)]
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
@@ -233,7 +233,7 @@ class FusedRun(BatchTransform):
                 images, columns, 255.0 if of_bytes else 1.0, 255.0 if gives_bytes else 1.0
             )
         for at, op in enumerate(self.blurs):
-            own = {name: columns[f"blur{at}.{name}"] for name in op.names_applied}
+            own = {name: columns[f"blur{at}.{name}"] for name in op.applied_names_for()}
             images = op.on_tensors(images, own, of_bytes=False)
         return images.round().clamp(0, 255) if gives_bytes else images
 
@@ -280,7 +280,7 @@ class _FusedMask(BatchTransform):
 
     def __init__(self, run: FusedRun) -> None:
         self.run, self.fill = run, fill_numbers(run.fill)[0]
-        self.names = self.applied_names = run.names_applied
+        self.names = run.applied_names_for()
 
     def shape_after(self, shape: Shape) -> Shape:
         return self.run.shape_after(shape)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-from fastpipe.augment.base import Shape
+from fastpipe.augment.base import Shape, Table
 from fastpipe.augment.chains import BatchTransform, Columns, Moves, Size, chosen, per_channel
-from fastpipe.augment.distributions import Drawn, affine_table, crop_boxes
+from fastpipe.augment.distributions import affine_table, between, crop_boxes
 from fastpipe.augment.matrices import forward_affine, identity, inverse_affine, of_crops
 from fastpipe.augment.parameters import (
     Fill,
@@ -44,8 +44,8 @@ class _RandomFlip(BatchTransform):
     def __init__(self, p: float = 0.5) -> None:
         self.p = probability(p)
 
-    def drawn_as(self, channels: int) -> Sequence[Drawn]:
-        return [Drawn("flag", self.p)]
+    def table(self, u: Float64Array, shape: Shape) -> Table:
+        return u < self.p
 
     def for_masks(self) -> BatchTransform:
         return self
@@ -304,8 +304,8 @@ class RandomRotation(_Affine):
     draws = 1
     names = ("angle",)
 
-    def drawn_as(self, channels: int) -> Sequence[Drawn]:
-        return [Drawn("between", *self.degrees)]
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
+        return between(u, *self.degrees)
 
     def _maps(self, table: Float64Array) -> Maps:
         none = np.zeros((len(table), 2))

@@ -11,8 +11,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fastpipe.augment.base import FLOATS, Augmentation, Chain, Ops, columns_of, untraced, uploaded
-from fastpipe.augment.distributions import Drawn, between
+from fastpipe.augment.base import (
+    FLOATS,
+    Augmentation,
+    Chain,
+    Ops,
+    Shape,
+    Table,
+    columns_of,
+    untraced,
+    uploaded,
+)
+from fastpipe.augment.distributions import between
 from fastpipe.augment.parameters import Float64Array, Parameters, increasing, probability
 from fastpipe.core.native import native
 from fastpipe.core.slots import SlotPool
@@ -344,7 +354,7 @@ class MotionTransform(Augmentation, ABC):
 
     def neutral(self) -> Float64Array:
         """Return what is applied to leave sequences as they are: (len(applied_names),).  Default: zeros."""
-        return np.zeros(len(self.names_applied))
+        return np.zeros(len(self.applied_names_for()))
 
 
 class _Factors(MotionTransform):
@@ -353,7 +363,7 @@ class _Factors(MotionTransform):
     draws = 1
     limits: tuple[float, float]
 
-    def table(self, u: Float64Array, shape: tuple[int, ...]) -> Float64Array:
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         found: Float64Array = np.exp(between(u, *np.log(self.limits)))
         return found
 
@@ -412,7 +422,7 @@ class MotionTranslation(MotionTransform):
                 "give one for each"
             )
 
-    def table(self, u: Float64Array, shape: tuple[int, ...]) -> Float64Array:
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         return np.asarray((2 * u - 1) * np.array(self._limits))
 
     def onto(self, sequences: Sequences, rows: Float64Array) -> None:
@@ -492,8 +502,8 @@ class MotionMirror(MotionTransform):
         if self.axis >= shape[3]:
             raise AugmentError(f"axis={self.axis} is none of {shape[3]} coordinates, shape {tuple(shape)}")
 
-    def drawn_as(self, channels: int) -> Sequence[Drawn]:
-        return [Drawn("flag", self.p)]
+    def table(self, u: Float64Array, shape: Shape) -> Table:
+        return u < self.p
 
     def order(self, joints: int) -> Int64Array:
         """Return the joint that each one becomes: int64 (J,)."""

@@ -128,8 +128,9 @@ class _Policy(BatchTransform):
         return [Step("policy", at, options, fill_numbers(self.fill)) for at in places]
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
-        for at in range(0, len(self.names_applied), len(_OF_CHANGE)):
-            own = {name: columns[of] for name, of in zip(_OF_CHANGE, self.names_applied[at:], strict=False)}
+        names = self.applied_names_for()
+        for at in range(0, len(names), len(_OF_CHANGE)):
+            own = {name: columns[of] for name, of in zip(_OF_CHANGE, names[at:], strict=False)}
             images = self._changed(images, own, of_bytes)
         return images
 

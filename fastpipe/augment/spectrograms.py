@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fastpipe.augment.base import Shape
 from fastpipe.augment.chains import BatchTransform, Columns
-from fastpipe.augment.distributions import Drawn
+from fastpipe.augment.distributions import between
 from fastpipe.augment.parameters import Float64Array, probability, range_about_zero
 from fastpipe.augment.steps import Step
 from fastpipe.errors import AugmentError
@@ -131,8 +131,8 @@ class RandomGain(_OfSpectrograms):
             raise AugmentError(f"scale= is 'amplitude', 'power' or 'decibel', got {scale!r}")
         self.gain_db, self.scale = range_about_zero(gain_db, "gain_db"), scale
 
-    def drawn_as(self, channels: int) -> Sequence[Drawn]:
-        return [Drawn("between", *self.gain_db)]
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
+        return between(u, *self.gain_db)
 
     def applied(self, table: Float64Array, shape: Shape) -> Float64Array:
         if self.scale == "decibel":

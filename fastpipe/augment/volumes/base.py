@@ -16,13 +16,14 @@ from fastpipe.augment.base import (
     Augmentation,
     Chain,
     Ops,
+    Shape,
     columns_of,
     dtype_after,
     for_masks,
     shape_after,
+    shaped_as,
     untraced,
 )
-from fastpipe.augment.distributions import Drawn
 from fastpipe.augment.parameters import Float64Array, Parameters, plain, two_numbers
 from fastpipe.augment.reference import chain_reference
 from fastpipe.augment.steps import Step
@@ -53,8 +54,7 @@ class VolumeChain(Chain):
             return super().given(samples, batch, table, others)
         applied = self.applied(table, batch.shape)
         changed = on_volumes(self.steps, batch, applied, self.memory, kept=self.kept)
-        changed = changed.squeeze(1) if samples.ndim < batch.ndim else changed
-        return (changed, *self._followed(applied, batch.shape, others))
+        return (shaped_as(samples, changed), *self._followed(applied, batch.shape, others))
 
     def by_kernels(self, samples: Tensor, table: Tensor) -> Tensor:
         applied = self.applied(table, samples.shape)
@@ -205,7 +205,7 @@ class VolumeTransform(Augmentation, ABC):
         return None
 
     @abstractmethod
-    def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
+    def steps(self, column: int, shape: Shape) -> list[Step]:
         """Return the native core's steps for volumes of a shape (C, D, H, W) before them."""
 
     @abstractmethod
@@ -233,13 +233,16 @@ class PerChannel(VolumeTransform):
     def names_for(self, channels: int) -> tuple[str, ...]:
         return tuple(f"{c}.{name}" for c in range(channels) for name in self.of_channel)
 
-    def applied_names_for(self, channels: int) -> tuple[str, ...]:
+    def applied_names_for(self, channels: int = 1) -> tuple[str, ...]:
         return self.names_for(channels)
 
-    def drawn_as(self, channels: int) -> Sequence[Drawn]:
-        return [Drawn("flag", self.p_channel), *self.channel_drawn_as()] * channels
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
+        u = u.reshape(len(u), -1, len(self.of_channel))
+        found = np.empty_like(u)
+        found[..., 0], found[..., 1:] = u[..., 0] < self.p_channel, self.numbers(u[..., 1:])
+        return found.reshape(len(u), -1)
 
-    def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
+    def steps(self, column: int, shape: Shape) -> list[Step]:
         return [Step(self.step, column, self.step_options())]
 
     def step_options(self) -> tuple[int, ...]:
@@ -247,8 +250,8 @@ class PerChannel(VolumeTransform):
         return ()
 
     @abstractmethod
-    def channel_drawn_as(self) -> Sequence[Drawn]:
-        """Say how each parameter of a changed channel is computed from its uniform number."""
+    def numbers(self, u: Float64Array) -> Float64Array:
+        """Return the parameters of channels behind the first, for uniform numbers (N, C, K)."""
 
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
         for channel, (is_changed, *numbers) in enumerate(row.reshape(-1, len(self.of_channel)).tolist()):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastpipe.augment.distributions import Drawn
+from fastpipe.augment.base import Shape, Table
 from fastpipe.augment.matrices import covering, rotations
 from fastpipe.augment.parameters import Float32Array, Float64Array, plain, probability, range_about_zero
 from fastpipe.augment.steps import Step
@@ -58,15 +58,15 @@ class RandomFlip3D(_Geometry):
         self.axes, self.p = axes_of(axes), probability(p)
         self.draws, self.names = len(self.axes), tuple(f"flips_{AXES[axis]}" for axis in self.axes)
 
-    def drawn_as(self, channels: int) -> Sequence[Drawn]:
-        return [Drawn("flag", self.p)] * len(self.axes)
+    def table(self, u: Float64Array, shape: Shape) -> Table:
+        return u < self.p
 
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
         axes = [axis for axis, is_flipped in zip(self.axes, row, strict=True) if is_flipped]
         for channel in canvas.values if axes else ():
             channel[...] = channel.flip(axes)
 
-    def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
+    def steps(self, column: int, shape: Shape) -> list[Step]:
         return [Step("flip", column, self.axes)]
 
 
@@ -100,14 +100,14 @@ class RandomRotate90(_Geometry):
                 f"{first} and {second} here, and have to be the same; axes= says which they are"
             )
 
-    def table(self, u: Float64Array, shape: tuple[int, ...]) -> Float64Array:
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         return (u[:, :1] < self.p) * (1.0 + np.minimum(np.floor(3 * u[:, 1:]), 2.0))
 
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
         for channel in canvas.values if row[0] else ():
             channel[...] = torch.rot90(channel, int(row[0]), self.axes)
 
-    def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
+    def steps(self, column: int, shape: Shape) -> list[Step]:
         return [Step("rotate90", column, self.axes)]
 
 
@@ -169,10 +169,10 @@ class RandomAffine3D(VolumeTransform):
         if self.size is not None and any(map(int.__gt__, self.size, size)):
             raise AugmentError(f"size={self.size} is larger than the volumes, which are {size}")
 
-    def shape_after(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shape_after(self, shape: Shape) -> tuple[int, ...]:
         return shape if self.size is None else (shape[0], *self.size)
 
-    def size_before(self, size: tuple[int, ...]) -> tuple[int, ...]:
+    def size_before(self, size: Shape) -> tuple[int, ...]:
         if self.size is None:
             raise AugmentError(
                 f"{self} cuts nothing off: give size=, as large as patches are to be, for a margin"
@@ -185,7 +185,7 @@ class RandomAffine3D(VolumeTransform):
         largest = (largest + 2 * np.array(self.translate) * size) * scales
         return tuple(int(np.ceil(one - 1e-6)) for one in largest)
 
-    def table(self, u: Float64Array, shape: tuple[int, ...]) -> Float64Array:
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         size = self.shape_after(shape)[1:]
         moves = [part * length for part, length in zip(self.translate, size, strict=True)]
         low = np.array([*(one for one, _ in self.degrees), self.scale[0], *(-one for one in moves)])
@@ -195,7 +195,7 @@ class RandomAffine3D(VolumeTransform):
         found[u[:, 8] >= self.p_scale, 3] = 1.0
         return found
 
-    def applied(self, table: Float64Array, shape: tuple[int, ...]) -> Float64Array:
+    def applied(self, table: Float64Array, shape: Shape) -> Float64Array:
         found = np.zeros((len(table), 13))
         found[:, 1:] = _IDENTITY
         is_moved = (table[:, :7] != _STILL).any(axis=1)
@@ -284,17 +284,17 @@ class RandomElastic3D(RandomAffine3D):
             )
         self.points, self.sigma, self.p = given, _three(sigma, "sigma", 0.0), probability(p)
 
-    def size_before(self, size: tuple[int, ...]) -> tuple[int, ...]:
+    def size_before(self, size: Shape) -> tuple[int, ...]:
         # Two standard deviations more on each side, of those that are cut at all.
         largest = super().size_before(size)
         more = self.sigma if self.p else (0.0,) * 3
         return tuple(one + 2 * int(np.ceil(2 * by)) for one, by in zip(largest, more, strict=True))
 
-    def table(self, u: Float64Array, shape: tuple[int, ...]) -> Float64Array:
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         first = super().table(u[:, :-2], shape)
         return np.concatenate([first, u[:, -2:-1] < self.p, np.floor(u[:, -1:] * SEEDS)], axis=1)
 
-    def applied(self, table: Float64Array, shape: tuple[int, ...]) -> Float64Array:
+    def applied(self, table: Float64Array, shape: Shape) -> Float64Array:
         found = super().applied(table[:, :-2], shape)
         found[:, 0] = np.maximum(found[:, 0], table[:, -2])
         return np.concatenate([found, table[:, -2:]], axis=1)
@@ -318,9 +318,9 @@ class _LabelAffine(_Geometry):
     """Moves labels as volumes were."""
 
     def __init__(self, op: RandomAffine3D) -> None:
-        self._op, self.names = op, op.names_applied
+        self._op, self.names = op, op.applied_names_for()
 
-    def shape_after(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shape_after(self, shape: Shape) -> tuple[int, ...]:
         return self._op.shape_after(shape)
 
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
@@ -335,7 +335,7 @@ class _LabelAffine(_Geometry):
             raise AugmentError(f"label_fill={fill:g} is no label of {dtype}")
         return dtype
 
-    def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
+    def steps(self, column: int, shape: Shape) -> list[Step]:
         return self._op.steps(column, shape, is_labels=True)
 
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fastpipe.augment.distributions import Drawn
+import numpy as np
+
+from fastpipe.augment.base import Shape
+from fastpipe.augment.distributions import about_one, between
 from fastpipe.augment.parameters import Float64Array, probability
 from fastpipe.augment.steps import Step
 from fastpipe.augment.volumes.base import PerChannel, VolumeTransform, axes_of, limits_of
@@ -34,10 +37,10 @@ class GaussianNoise3D(VolumeTransform):
     def __init__(self, std: Any = (0.0, 0.1)) -> None:
         self.std = limits_of(std, "std")
 
-    def drawn_as(self, channels: int) -> Sequence[Drawn]:
-        return Drawn("between", *self.std), Drawn("whole", SEEDS)
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
+        return np.stack([between(u[:, 0], *self.std), np.floor(u[:, 1] * SEEDS)], axis=1)
 
-    def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
+    def steps(self, column: int, shape: Shape) -> list[Step]:
         return [Step("noise", column)]
 
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
@@ -51,9 +54,9 @@ class _Factor(PerChannel):
     of_channel: tuple[str, ...] = ("is_changed", "factor")
     limits: tuple[float, float]
 
-    def channel_drawn_as(self) -> Sequence[Drawn]:
-        kind = "about_one" if self.limits[0] < 1.0 < self.limits[1] else "between"
-        return [Drawn(kind, *self.limits)]
+    def numbers(self, u: Float64Array) -> Float64Array:
+        drawn = about_one if self.limits[0] < 1.0 < self.limits[1] else between
+        return drawn(u, *self.limits)
 
 
 class Brightness3D(_Factor):
@@ -177,9 +180,8 @@ class GaussianBlur3D(PerChannel):
         self.sigma, self.axes = limits_of(sigma, "sigma"), axes_of(axes)
         self.p_channel = probability(p_channel, "p_channel")
 
-    def channel_drawn_as(self) -> Sequence[Drawn]:
-        limits = [self.sigma if axis in self.axes else (0.0, 0.0) for axis in range(3)]
-        return [Drawn("between", *one) for one in limits]
+    def numbers(self, u: Float64Array) -> Float64Array:
+        return between(u, *self.sigma) * [axis in self.axes for axis in range(3)]
 
     def on_channel(self, canvas: Volume, channel: int, *numbers: float) -> None:
         for axis, sigma in enumerate(numbers):
@@ -213,8 +215,8 @@ class LowResolution3D(PerChannel):
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise AugmentError(f"scale= is a part of the voxels, above 0 and at most 1, got {scale!r}")
 
-    def channel_drawn_as(self) -> Sequence[Drawn]:
-        return [Drawn("between", *self.scale)]
+    def numbers(self, u: Float64Array) -> Float64Array:
+        return between(u, *self.scale)
 
     def on_channel(self, canvas: Volume, channel: int, *numbers: float) -> None:
         (scale,) = numbers
