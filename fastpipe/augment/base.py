@@ -153,6 +153,27 @@ class OfBatches:
         """
         return self._chain(images, others, generator, key)
 
+    def apply(
+        self, images: Tensor, parameters: Parameters | Sequence[Parameters], lengths: Tensor | None = None
+    ) -> Any:
+        """Return images changed by parameters that were drawn before; errors as of a call.
+
+        With the ``lengths`` of motion a tuple of it and its new lengths.
+        """
+        given = [parameters] if isinstance(parameters, Parameters) else parameters
+        return self._chain.apply(images, given, lengths)
+
+    def reference(
+        self, images: Tensor, parameters: Parameters | Sequence[Parameters], lengths: Tensor | None = None
+    ) -> Any:
+        """Return what torchvision's functions make of the images, one by one, with the same parameters.
+
+        Of volumes and motion, what NumPy and SciPy make of them.  It is slow, and there to compare with; it
+        has the shape and the dtype of what ``apply`` gives.
+        """
+        given = [parameters] if isinstance(parameters, Parameters) else parameters
+        return self._chain.reference(images, given, lengths)
+
     def margin(self, size: Sequence[int]) -> tuple[int, ...]:
         """Return how many voxels more volumes should have, on each side, for a result of a size (D, H, W), so
         that little of it is from beyond: ``margin=`` of a ``FastPatchDataset``.
@@ -172,7 +193,7 @@ class Augmentation(OfBatches):
     Images are changed by a ``BatchTransform``; volumes and motion have classes of their own.
 
     Attributes:
-        draws: uniform numbers that a sample needs.
+        draws: uniform numbers that a sample needs; default: as many as ``names`` are.
         names: of its parameters.
         applied_names: of what is applied, where that is computed from the parameters first.
         kind: what it is for: ``"images"``, which spectrograms are as well, ``"volumes"`` or ``"motion"``.
@@ -188,6 +209,13 @@ class Augmentation(OfBatches):
     mixes: bool = False
     chain_type: type[Chain]  # what calls it, alone or in a Compose
 
+    step: str | None = None  # the native core's name for it, where that takes no more than columns
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "names" in cls.__dict__ and "draws" not in cls.__dict__:
+            cls.draws = len(cls.names)
+
     def __new__(cls: type[_Own], *args: Any, **options: Any) -> _Own:
         # Here, where the compiler does not look.
         made = super().__new__(cls)
@@ -199,21 +227,6 @@ class Augmentation(OfBatches):
     ) -> Parameters:
         """Return parameters for a batch of this shape; further arguments as of a call."""
         return self._chain.draw(shape, generator, key)[0]
-
-    def apply(self, images: Tensor, parameters: Parameters, lengths: Tensor | None = None) -> Any:
-        """Return images changed by parameters that were drawn before; errors as of a call.
-
-        With the ``lengths`` of motion a tuple of it and its new lengths.
-        """
-        return self._chain.apply(images, [parameters], lengths)
-
-    def reference(self, images: Tensor, parameters: Parameters, lengths: Tensor | None = None) -> Any:
-        """Return what torchvision's functions make of the images, one by one, with the same parameters.
-
-        Of volumes and motion, what NumPy and SciPy make of them.  It is slow, and there to compare with; it
-        has the shape and the dtype of what ``apply`` gives.
-        """
-        return self._chain.reference(images, [parameters], lengths)
 
     def __setattr__(self, name: str, value: Any) -> None:
         global _changes
@@ -258,13 +271,13 @@ class Augmentation(OfBatches):
         return table
 
     def steps(self, column: int, shape: Shape) -> Sequence[Step] | None:
-        """Return the native core's steps for a sample of this shape.  Default: None, if there are none.
+        """Return the native core's steps for a sample of this shape; None, if there are none.
 
         Args:
             column: where its numbers begin in what is applied for a chain.
             shape: of a sample, (C, H, W).
         """
-        return None
+        return None if self.step is None else [Step(self.step, column)]
 
     def shape_after(self, shape: Shape) -> Shape:
         """Return the shape of a sample afterwards."""

@@ -139,8 +139,8 @@ class BatchTransform(Augmentation, ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         # Steps are those of the operation that it was; what a script has instead is done here, too.
-        if "on_tensors" in cls.__dict__ and "steps" not in cls.__dict__:
-            cls.steps = Augmentation.steps  # type: ignore[method-assign]
+        if "on_tensors" in cls.__dict__ and not {"step", "steps"} & set(cls.__dict__):
+            cls.step, cls.steps = None, Augmentation.steps  # type: ignore[method-assign]
 
     def for_masks(self) -> BatchTransform | None:
         return None

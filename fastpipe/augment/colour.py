@@ -48,8 +48,8 @@ class ColorJitter(BatchTransform):
     tensor([0.5000])
     """
 
-    draws = 8
     names = (*_KINDS, *_PLACES)
+    step = "jitter"
     channels = (3, 1)
 
     def __init__(
@@ -67,9 +67,6 @@ class ColorJitter(BatchTransform):
     def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         ranges = (self.brightness, self.contrast, self.saturation, self.hue)
         return jitter_table(u, ranges)
-
-    def steps(self, column: int, shape: Shape) -> list[Step]:
-        return [Step("jitter", column)]
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         factors = [columns[kind].view(-1, 1, 1, 1) for kind in _KINDS]
@@ -160,8 +157,8 @@ class RandomGrayscale(BatchTransform):
         p: the part of them.
     """
 
-    draws = 1
     names = ("is_grey",)
+    step = "grey"
     channels = (3, 1)
 
     def __init__(self, p: float = 0.1) -> None:
@@ -169,9 +166,6 @@ class RandomGrayscale(BatchTransform):
 
     def table(self, u: Float64Array, shape: Shape) -> Table:
         return u < self.p
-
-    def steps(self, column: int, shape: Shape) -> list[Step]:
-        return [Step("grey", column)]
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         grey = _luminance(images, of_bytes)
@@ -250,7 +244,6 @@ class GaussianBlur(BatchTransform):
     ``sqrt(2)`` times narrower.  Images are mirrored at their borders.
     """
 
-    draws = 1
     names = ("sigma",)
 
     def __init__(self, kernel_size: int | Sequence[int], sigma: float | Sequence[float] = (0.1, 2.0)) -> None:

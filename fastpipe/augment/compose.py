@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fastpipe.augment.base import Augmentation, OfBatches
 from fastpipe.augment.chains import BatchTransform, RandomApply, chain_type_of, checked_ops, kind_of
@@ -86,17 +85,6 @@ class Compose(OfBatches):
     ) -> list[Parameters]:
         """Return the parameters of each augmentation, for images of a shape (N, C, H, W)."""
         return self._chain.draw(shape, generator, key)
-
-    def apply(self, images: Tensor, parameters: Sequence[Parameters], lengths: Tensor | None = None) -> Any:
-        """Return images changed by parameters that were drawn before: as of a single augmentation."""
-        return self._chain.apply(images, parameters, lengths)
-
-    def reference(
-        self, images: Tensor, parameters: Sequence[Parameters], lengths: Tensor | None = None
-    ) -> Any:
-        """Return what torchvision's functions make of the images with the same parameters, or NumPy and SciPy
-        of volumes and motion: to compare with."""
-        return self._chain.reference(images, parameters, lengths)
 
     def __repr__(self) -> str:
         end = "], fuse=True)" if self.fuse else "])"

@@ -16,6 +16,7 @@ from fastpipe.augment.chains import BatchTransform, Columns, Moves, RandomApply,
 from fastpipe.augment.colour import ColorJitter, GaussianBlur, Normalize, RandomGrayscale, ToDtype
 from fastpipe.augment.geometry import (
     MATRIX,
+    MaskWarp,
     RandomAffine,
     RandomHorizontalFlip,
     RandomResizedCrop,
@@ -23,7 +24,6 @@ from fastpipe.augment.geometry import (
     RandomVerticalFlip,
     axis_weights,
     sampling_grid,
-    warp_step,
 )
 from fastpipe.augment.matrices import about_centres, inverted
 from fastpipe.augment.parameters import Float64Array, fill_numbers
@@ -206,7 +206,7 @@ class FusedRun(BatchTransform):
         return np.concatenate(parts, axis=1)
 
     def for_masks(self) -> BatchTransform | None:
-        return _FusedMask(self) if self.geometry else None
+        return MaskWarp(self, self.fill) if self.geometry else None
 
     def steps(self, column: int, shape: Shape) -> list[Step]:
         found, at = [Step("as_floats", column)], column
@@ -273,27 +273,6 @@ class FusedRun(BatchTransform):
             least, most = (per_channel(images, bound[:channels])[..., 0] for bound in (low, high))
             found = torch.minimum(torch.maximum(found, least), most)
         return found.view(count, channels, height, width)
-
-
-class _FusedMask(BatchTransform):
-    """Moves masks as images were."""
-
-    def __init__(self, run: FusedRun) -> None:
-        self.run, self.fill = run, fill_numbers(run.fill)[0]
-        self.names = run.applied_names_for()
-
-    def shape_after(self, shape: Shape) -> Shape:
-        return self.run.shape_after(shape)
-
-    def steps(self, column: int, shape: Shape) -> list[Step]:
-        return [warp_step(column, True, self.fill, _size(self.shape_after(shape)))]
-
-    def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
-        size = _size(self.shape_after(tuple(images.shape[1:])))
-        grid = sampling_grid(columns, images.shape[2], images.shape[3], size)
-        values = images - self.fill  # what is outside is 0
-        found = grid_sample(values, grid, mode="nearest", padding_mode="zeros", align_corners=False)
-        return found + self.fill
 
 
 def _size(shape: Shape) -> Size:

@@ -37,7 +37,6 @@ _INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
 
 
 class _RandomFlip(BatchTransform):
-    draws = 1
     names = ("is_flipped",)
     _dim = -1
 
@@ -234,7 +233,7 @@ class _Affine(_Warped, ABC):
         return Moves(forward_affine(*self._maps(table), centre), np.ones(len(table), np.bool_))
 
     def for_masks(self) -> BatchTransform:
-        return _MaskWarp(self.fill)
+        return MaskWarp(self, self.fill)
 
     def _about_centre(self, height: int, width: int) -> Float64Array:
         """Return the centre of the map, from the image's."""
@@ -265,7 +264,6 @@ class RandomAffine(_Affine):
     torch.Size([2, 3, 8, 8])
     """
 
-    draws = 6
     names = ("angle", "translate_x", "translate_y", "scale", "shear_x", "shear_y")
 
     def __init__(
@@ -301,7 +299,6 @@ class RandomRotation(_Affine):
     images of a batch are of one size.
     """
 
-    draws = 1
     names = ("angle",)
 
     def table(self, u: Float64Array, shape: Shape) -> Float64Array:
@@ -312,14 +309,26 @@ class RandomRotation(_Affine):
         return -table[:, 0], none, np.ones(len(table)), none
 
 
-class _MaskWarp(_Warped):
-    """Moves masks as images were."""
+class MaskWarp(BatchTransform):
+    """Moves masks as images were by an operation, whose matrices begin at ``begins`` of what it applies."""
 
-    names = MATRIX
-    interpolation = "nearest"
-
-    def __init__(self, fill: Fill) -> None:
+    def __init__(self, op: BatchTransform, fill: Fill, begins: Sequence[int] = (0,)) -> None:
+        self.op, self.names, self.begins = op, op.applied_names_for(), begins
         self.fill = next(iter(fill_numbers(fill)), None)
+
+    def shape_after(self, shape: Shape) -> Shape:
+        return self.op.shape_after(shape)
+
+    def steps(self, column: int, shape: Shape) -> list[Step]:
+        height, width = self.shape_after(shape)[1:]
+        return [warp_step(column + at, True, self.fill, (height, width)) for at in self.begins]
+
+    def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
+        height, width = self.shape_after(tuple(images.shape[1:]))[1:]
+        for at in self.begins:
+            own = {name: columns[of] for name, of in zip(MATRIX, self.names[at:], strict=False)}
+            images = resampled(images, own, "nearest", self.fill, of_bytes, (height, width))
+        return images
 
 
 # ---- resampling ----------------------------------------------------------------------------------
@@ -356,14 +365,16 @@ def _library_fuses() -> bool:
     return int((found != fused).sum()) < int((found != plain).sum())
 
 
-def resampled(images: Tensor, columns: Columns, interpolation: str, fill: Fill, of_bytes: bool) -> Tensor:
-    """Resample images by the matrices in ``columns``.
+def resampled(
+    images: Tensor, columns: Columns, interpolation: str, fill: Fill, of_bytes: bool, size: Size | None = None
+) -> Tensor:
+    """Resample images by the matrices in ``columns``, to a size or to their own.
 
     Where a pixel is partly outside of the image and there is a fill, torchvision's is weighted once more with
     what is inside; so is this.
     """
     _, channels, height, width = images.shape
-    grid = sampling_grid(columns, height, width, (height, width))
+    grid = sampling_grid(columns, height, width, size or (height, width))
     if fill is not None:
         images = torch.cat([images, torch.ones_like(images[:, :1])], dim=1)
     found = grid_sample(images, grid, mode=interpolation, padding_mode="zeros", align_corners=False)

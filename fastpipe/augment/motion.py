@@ -360,7 +360,6 @@ class MotionTransform(Augmentation, ABC):
 class _Factors(MotionTransform):
     """Draws a factor for each sequence, of which the logarithm is uniform."""
 
-    draws = 1
     limits: tuple[float, float]
 
     def table(self, u: Float64Array, shape: Shape) -> Float64Array:
@@ -472,7 +471,6 @@ class MotionMirror(MotionTransform):
     [[[[-2.0, 6.0], [-1.0, 5.0]]]]
     """
 
-    draws = 1
     names = ("is_mirrored",)
 
     def __init__(

@@ -15,7 +15,7 @@ from fastpipe.augment.base import Shape
 from fastpipe.augment.chains import BatchTransform, Columns, Moves
 from fastpipe.augment.colour import blended
 from fastpipe.augment.distributions import integers
-from fastpipe.augment.geometry import MATRIX, is_fused, resampled, warp_step
+from fastpipe.augment.geometry import MATRIX, MaskWarp, is_fused, resampled
 from fastpipe.augment.matrices import after, forward_affine, identity, inverse_affine
 from fastpipe.augment.parameters import (
     Fill,
@@ -119,8 +119,8 @@ class _Policy(BatchTransform):
         return Moves(found, np.any(np.isin(table[:, ::2], _GEOMETRY), axis=1))
 
     def for_masks(self) -> BatchTransform:
-        fill = next(iter(fill_numbers(self.fill)), None)
-        return _MaskPolicy(self.num_ops, interpolation="nearest", fill=fill)
+        # Matrices of other changes move nothing.
+        return MaskWarp(self, self.fill, [2 + at * len(_OF_CHANGE) for at in range(self.num_ops)])
 
     def steps(self, column: int, shape: Shape) -> list[Step]:
         options = int(self.interpolation == "nearest"), int(is_fused(shape[1], shape[2]))
@@ -238,20 +238,6 @@ class TrivialAugmentWide(_Policy):
             "ShearX": 0.99, "ShearY": 0.99, "TranslateX": 32.0, "TranslateY": 32.0, "Rotate": 135.0,
             "Brightness": 0.99, "Color": 0.99, "Contrast": 0.99, "Sharpness": 0.99,
         }  # fmt: skip
-
-
-class _MaskPolicy(RandAugment):
-    """Moves masks as images were."""
-
-    channels = ()
-
-    def steps(self, column: int, shape: Shape) -> list[Step]:
-        # Matrices of other changes move nothing.
-        places = [column + at * len(_OF_CHANGE) + 2 for at in range(self.num_ops)]
-        return [warp_step(at, True, self.fill, (shape[1], shape[2])) for at in places]
-
-    def _changed(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
-        return resampled(images, columns, self.interpolation, self.fill, of_bytes)
 
 
 def _spaced(

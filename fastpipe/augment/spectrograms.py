@@ -118,7 +118,6 @@ class RandomGain(_OfSpectrograms):
     tensor([10.])
     """
 
-    draws = 1
     names = ("gain_db",)
     applied_names = ("change",)
 
@@ -161,7 +160,6 @@ class TimeShift(_OfSpectrograms):
     torch.Size([8, 80, 400])
     """
 
-    draws = 1
     names = ("shift",)
 
     def __init__(self, most: float, rolls: bool = True, fill: float = 0.0) -> None:

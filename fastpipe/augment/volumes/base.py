@@ -205,10 +205,6 @@ class VolumeTransform(Augmentation, ABC):
         return None
 
     @abstractmethod
-    def steps(self, column: int, shape: Shape) -> list[Step]:
-        """Return the native core's steps for volumes of a shape (C, D, H, W) before them."""
-
-    @abstractmethod
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
         """Change one volume on a device by torch's operations, for what is applied to it."""
 
@@ -220,7 +216,6 @@ class PerChannel(VolumeTransform):
         p_channel: the part of the channels that are changed.
         of_channel: names of a channel's parameters, each of a uniform number of its own; the first says
             whether the channel is changed.
-        step: what the native core calls it.
     """
 
     p_channel: float

@@ -10,7 +10,6 @@ import numpy as np
 from fastpipe.augment.base import Shape
 from fastpipe.augment.distributions import about_one, between
 from fastpipe.augment.parameters import Float64Array, probability
-from fastpipe.augment.steps import Step
 from fastpipe.augment.volumes.base import PerChannel, VolumeTransform, axes_of, limits_of
 from fastpipe.augment.volumes.volume import SEEDS, Volume, add_noise, along, gaussian, lower_resolution
 from fastpipe.errors import AugmentError
@@ -31,17 +30,14 @@ class GaussianNoise3D(VolumeTransform):
     torch.Size([2, 1, 8, 8, 8])
     """
 
-    draws = 2
     names = ("std", "noise")
+    step = "noise"
 
     def __init__(self, std: Any = (0.0, 0.1)) -> None:
         self.std = limits_of(std, "std")
 
     def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         return np.stack([between(u[:, 0], *self.std), np.floor(u[:, 1] * SEEDS)], axis=1)
-
-    def steps(self, column: int, shape: Shape) -> list[Step]:
-        return [Step("noise", column)]
 
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
         if row[0]:
