@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fastpipe.augment.parameters import Float64Array, Parameters, uniform_rows
+from fastpipe.augment.reference import Changes, chain_reference
 from fastpipe.augment.steps import Step
 from fastpipe.core.slots import SlotPool
 from fastpipe.core.types import Key
@@ -325,11 +326,13 @@ class Chain(ABC):
     Attributes:
         one: what a sample is called, in messages.
         shapes: of batches, the whole one last.
+        changes: the reference; default: torchvision's functions.
     """
 
     one: ClassVar[str]
     shapes: ClassVar[tuple[str, ...]]
     dtypes: ClassVar[tuple[torch.dtype, ...]]
+    changes: ClassVar[Changes | None] = None
 
     def __init__(
         self,
@@ -376,13 +379,9 @@ class Chain(ABC):
     def by_kernels(self, samples: Tensor, table: Tensor) -> Tensor:
         """Change a batch by parameters (N, columns), on any device."""
 
-    @abstractmethod
     def followed(self, table: Tensor, shape: Sequence[int], others: Sequence[Any]) -> Sequence[Any]:
         """Change what belongs to samples (N, …) as they are changed."""
-
-    @abstractmethod
-    def referred(self, samples: Tensor, parameters: Sequence[Parameters]) -> Tensor:
-        """Change samples on the CPU by the reference."""
+        return others
 
     # ---- parameters ----------------------------------------------------------------------------
 
@@ -437,7 +436,8 @@ class Chain(ABC):
     def reference(self, samples: Any, parameters: Sequence[Parameters], lengths: Any = None) -> Any:
         """Change samples as ``apply``, by the reference."""
         batch, _ = self.checked_with(samples, parameters)
-        return shaped_as(samples, self.referred(batch.cpu(), parameters).to(batch.device))
+        found = chain_reference(self.ops, batch.cpu(), parameters, self.changes)
+        return shaped_as(samples, found.to(batch.device))
 
     # ---- checks --------------------------------------------------------------------------------
 

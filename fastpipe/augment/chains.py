@@ -29,8 +29,7 @@ from fastpipe.augment.base import (
     uploaded,
 )
 from fastpipe.augment.matrices import after, identity
-from fastpipe.augment.parameters import Float64Array, Parameters, probability
-from fastpipe.augment.reference import chain_reference
+from fastpipe.augment.parameters import Float64Array, probability
 from fastpipe.augment.steps import Step, check_change, plan_of, run_plan
 from fastpipe.core.extras import require
 from fastpipe.core.native import native
@@ -86,9 +85,6 @@ class ImageChain(Chain):
 
     def followed(self, table: Tensor, shape: Sequence[int], others: Sequence[Any]) -> Sequence[Any]:
         return follow(self.steps, table, shape, others)
-
-    def referred(self, samples: Tensor, parameters: Sequence[Parameters]) -> Tensor:
-        return chain_reference(self.ops, samples, parameters)
 
     def native_batch(
         self, shape: Sequence[int], key: Key, out: Tensor, places: npt.NDArray[np.int64] | None = None

@@ -24,6 +24,7 @@ from fastpipe.augment.base import (
 )
 from fastpipe.augment.distributions import between
 from fastpipe.augment.parameters import Float64Array, Parameters, increasing, probability
+from fastpipe.augment.reference import Changes, Row, changed_sample
 from fastpipe.core.native import native
 from fastpipe.core.slots import SlotPool
 from fastpipe.errors import AugmentError
@@ -160,7 +161,6 @@ def _played(lengths: Tensor, speeds: Float64Array, frames: int) -> Tensor:
 
 # ---- the reference: what NumPy makes of motion, in a loop ------------------------------------------
 
-Row = dict[str, float]
 Values = Any  # float64 (T, J, C), of NumPy
 
 
@@ -168,34 +168,26 @@ def motion_reference(
     ops: Sequence[Any], motion: Tensor, parameters: Sequence[Parameters], lengths: Tensor | None
 ) -> Any:
     """Change sequences in a loop; return a tuple with new lengths, if there were any."""
-    sequences, now = list(motion.double().numpy().copy()), [motion.shape[1]] * len(motion)
-    if lengths is not None:
-        now = lengths.tolist()
-    for at in range(len(motion)):
+    found, after = [], []
+    for at, sequence in enumerate(motion.double().numpy()):
+        state = sequence, len(sequence) if lengths is None else int(lengths[at]), lengths is not None
         for op, one in zip(ops, parameters, strict=True):
             row = {name: float(column[at]) for name, column in one.items()}
-            sequences[at], now[at] = _changed(op, sequences[at], now[at], row, lengths is not None)
-    found = torch.from_numpy(np.stack(sequences)).to(motion.dtype)
-    return found if lengths is None else (found, torch.tensor(now, dtype=lengths.dtype))
+            state = changed_sample(op, state, row, _CHANGES)
+        found.append(state[0])
+        after.append(state[1])
+    made = torch.from_numpy(np.stack(found)).to(motion.dtype)
+    return made if lengths is None else (made, torch.tensor(after, dtype=lengths.dtype))
 
 
-def _changed(op: Any, sequence: Values, length: int, p: Row, has_lengths: bool) -> tuple[Values, int]:
-    kind = type(op).__name__
-    if kind == "RandomApply":
-        for at, inner in enumerate(op.ops if p["is_applied"] else ()):
-            own = {name: p[f"{at}.{name}"] for name in inner.names}
-            sequence, length = _changed(inner, sequence, length, own, has_lengths)
-        return sequence, length
-    if kind == "MotionSpeed":
-        return _reference_played(sequence, length, p["speed"], has_lengths)
-    found = sequence.copy()
-    found[:length] = _FRAMES[kind](op, sequence[:length], p)
-    return found, length
+# A sequence, the length of its motion, and whether that was given.
+_State = tuple[Values, int, bool]
 
 
-def _reference_played(sequence: Values, length: int, speed: float, has_lengths: bool) -> tuple[Values, int]:
+def _replayed(op: Any, state: _State, p: Row) -> _State:
+    (sequence, length, has_lengths), speed = state, p["speed"]
     if speed == 1:
-        return sequence, length
+        return state
     frames = len(sequence)
     new_length = min(frames, int(np.floor((length - 1) / speed)) + 1)
     places, flat = np.arange(new_length) * speed, sequence[:length].reshape(length, -1)
@@ -204,7 +196,15 @@ def _reference_played(sequence: Values, length: int, speed: float, has_lengths: 
     found[:new_length] = np.stack(lines, axis=1).reshape(new_length, *sequence.shape[1:])
     if not has_lengths:
         found[new_length:] = found[new_length - 1]
-    return found, new_length if has_lengths else frames
+    return found, new_length if has_lengths else frames, has_lengths
+
+
+def _by_frames(change: Callable[[Any, Values, Row], Values]) -> Callable[[Any, Any, Row], Any]:
+    def changed(op: Any, state: _State, p: Row) -> _State:
+        sequence, length, has_lengths = state
+        return np.concatenate([change(op, sequence[:length], p), sequence[length:]]), length, has_lengths
+
+    return changed
 
 
 def _translated(op: Any, frames: Values, p: Row) -> Values:
@@ -226,8 +226,9 @@ def _mirrored(op: Any, frames: Values, p: Row) -> Values:
     return found
 
 
-_FRAMES: dict[str, Callable[[Any, Values, Row], Values]] = {
-    "MotionMirror": _mirrored, "MotionScale": _scaled, "MotionTranslation": _translated,
+_CHANGES: Changes = {
+    "MotionMirror": _by_frames(_mirrored), "MotionScale": _by_frames(_scaled), "MotionSpeed": _replayed,
+    "MotionTranslation": _by_frames(_translated),
 }  # fmt: skip
 
 
@@ -245,9 +246,6 @@ class MotionChain(Chain):
 
     def given(self, samples: Tensor, batch: Tensor, table: Tensor, others: Sequence[Any]) -> Any:
         self.check_gradient(batch)
-        return untraced(self._given, batch, table, others)
-
-    def _given(self, batch: Tensor, table: Tensor, others: Sequence[Any]) -> Any:
         rest, at = list(others), self.lengths_at
         if at is None:
             changed, _ = self.moved(batch, table, None)
@@ -256,39 +254,34 @@ class MotionChain(Chain):
             raise AugmentError(
                 f"lengths={at} says where a batch has the sequences' lengths, got {1 + len(rest)} parts"
             )
-        changed, rest[at - 1] = self.moved(batch, table, checked_lengths(rest[at - 1], batch))
+        changed, rest[at - 1] = self.moved(batch, table, _checked_lengths(rest[at - 1], batch))
         return (changed, *rest)
 
     def moved(self, motion: Tensor, table: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Change motion and its lengths by parameters, (N, columns)."""
-        return on_motion(self.steps, motion, self.applied(table, motion.shape), lengths, self.memory)
+
+        def moved() -> tuple[Tensor, Tensor | None]:
+            return on_motion(self.steps, motion, self.applied(table, motion.shape), lengths, self.memory)
+
+        return untraced(moved)
 
     def by_kernels(self, samples: Tensor, table: Tensor) -> Tensor:
         return self.moved(samples, table, None)[0]
-
-    def followed(self, table: Tensor, shape: Sequence[int], others: Sequence[Any]) -> Sequence[Any]:
-        return others
-
-    def referred(self, samples: Tensor, parameters: Sequence[Parameters]) -> Tensor:
-        found: Tensor = motion_reference(self.ops, samples, parameters, None)
-        return found
 
     def apply(self, samples: Any, parameters: Sequence[Parameters], lengths: Any = None) -> Any:
         if lengths is None:
             return super().apply(samples, parameters)
         batch, table = self.checked_with(samples, parameters)
-        return self.moved(batch, table, checked_lengths(lengths, batch))
+        return self.moved(batch, table, _checked_lengths(lengths, batch))
 
     def reference(self, samples: Any, parameters: Sequence[Parameters], lengths: Any = None) -> Any:
-        if lengths is None:
-            return super().reference(samples, parameters)
         batch, _ = self.checked_with(samples, parameters)
         given = lengths.cpu() if isinstance(lengths, Tensor) else lengths
         found = motion_reference(self.ops, batch.cpu(), parameters, given)
-        return tuple(one.to(batch.device) for one in found)
+        return found.to(batch.device) if lengths is None else tuple(one.to(batch.device) for one in found)
 
 
-def checked_lengths(lengths: Any, motion: Tensor) -> Tensor:
+def _checked_lengths(lengths: Any, motion: Tensor) -> Tensor:
     """Return the lengths that came with sequences, or raise an error."""
     if not isinstance(lengths, Tensor) or lengths.shape != motion.shape[:1] or lengths.dtype not in _WHOLE:
         is_tensor = isinstance(lengths, Tensor)

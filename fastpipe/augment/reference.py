@@ -15,7 +15,7 @@ from fastpipe.augment.parameters import Parameters
 from fastpipe.core.extras import require
 
 Row = dict[str, float]
-Changes = Mapping[str, Callable[[Any, Tensor, Row], Any]]  # what changes a sample, by an operation's name
+Changes = Mapping[str, Callable[[Any, Any, Row], Any]]  # what changes a sample, by an operation's name
 
 
 def chain_reference(
@@ -38,16 +38,17 @@ def _reference(op: Any, images: Tensor, parameters: Parameters, changes: Changes
     else:
         rows = [dict(zip(parameters, row, strict=True)) for row in parameters.table.tolist()]
         found = torch.stack(
-            [_changed(op, image, row, changes) for image, row in zip(values, rows, strict=True)]
+            [changed_sample(op, image, row, changes) for image, row in zip(values, rows, strict=True)]
         )
     return found if found.dtype == torch.uint8 else found.to(dtype)
 
 
-def _changed(op: Any, image: Tensor, p: Row, changes: Changes) -> Any:
+def changed_sample(op: Any, image: Any, p: Row, changes: Changes) -> Any:
+    """Change a sample by one operation, also by those that it has inside."""
     if any(kind.__name__ == "RandomApply" for kind in type(op).__mro__):
         for at, inner in enumerate(op.ops if p["is_applied"] else ()):
             own = {name: p[f"{at}.{name}"] for name in inner.names_for(len(image))}
-            image = _changed(inner, image, own, changes)
+            image = changed_sample(inner, image, own, changes)
         return image
     kind = next(kind.__name__ for kind in type(op).__mro__ if kind.__name__ in changes)
     return changes[kind](op, image, p)

@@ -24,8 +24,7 @@ from fastpipe.augment.base import (
     shaped_as,
     untraced,
 )
-from fastpipe.augment.parameters import Float64Array, Parameters, plain, two_numbers
-from fastpipe.augment.reference import chain_reference
+from fastpipe.augment.parameters import Float64Array, plain, two_numbers
 from fastpipe.augment.steps import Step
 from fastpipe.augment.volumes.reference import VOLUME_CHANGES
 from fastpipe.augment.volumes.volume import Volume
@@ -45,6 +44,7 @@ class VolumeChain(Chain):
     """Augmentations of volumes."""
 
     one = "volume"
+    changes = VOLUME_CHANGES
     shapes = ("(N, D, H, W)", "(N, C, D, H, W)")
     dtypes = (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, *FLOATS)
 
@@ -81,9 +81,6 @@ class VolumeChain(Chain):
             return found.squeeze(1) if thing.ndim == 4 else found
 
         return [followed(thing) for thing in others]
-
-    def referred(self, samples: Tensor, parameters: Sequence[Parameters]) -> Tensor:
-        return chain_reference(self.ops, samples, parameters, VOLUME_CHANGES)
 
 
 def on_volumes(
