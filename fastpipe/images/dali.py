@@ -22,7 +22,7 @@ _WITHOUT = ("0.9.0",)
 
 
 def decodes_regions(version: str) -> bool:
-    """Return whether a version of nvImageCodec, which DALI decodes with as well, may be asked for parts on a GPU.
+    """Return whether a version of nvImageCodec, with which DALI decodes too, may be asked for parts on a GPU.
 
     >>> decodes_regions("0.9.0"), decodes_regions("0.9.0.20"), decodes_regions("0.9.1")
     (False, False, True)
@@ -81,7 +81,7 @@ if hasattr(os, "register_at_fork"):
 def make_batch_decoder(
     backend: str, threads: int, dct: Literal["exact", "fast"] = "exact"
 ) -> DaliDecoder | None:
-    """Return what decodes the images of a batch by one call, for a back end; None where threads decode them."""
+    """Return what decodes the images of a batch by one call; None where threads decode them."""
     if backend != "dali":
         return None
     if _is_forked:
@@ -135,21 +135,22 @@ class DaliDecoder:
             require("nvidia.nvimgcodec", extra="image").__version__  # with which DALI decodes
         )
         self._failures = 0  # of single files, since something was decoded
-        self._declined: set[int] = set()  # hashes of files
+        self._declined: dict[int, set[int]] = {}  # by length, as that costs nothing, hashes of files
 
     def decode(self, parts: Sequence[_Part], stream: Any = None) -> list[Any]:
-        """Decode parts of trusted JPEGs: uint8 (H, W, 3), on a GPU there on a stream; None for what is declined."""
+        """Decode parts of trusted JPEGs: uint8 (H, W, 3), on a GPU by a stream; None for what is declined."""
         found: list[Any] = [None] * len(parts)
         if self._is_closed:  # the lock may be one of the parent's
             return found
         with self._lock:
             if self._is_closed or self._failures >= _MOST_FAILURES:
                 return found
+            declined = self._declined
             numbers = [
                 number
                 for number, (blob, box) in enumerate(parts)
                 # Of one column libjpeg does not always interpolate the colours of a 4:2:0 image.
-                if box.width > 1 and (not self._declined or hash(blob) not in self._declined)
+                if box.width > 1 and not (len(blob) in declined and hash(blob) in declined[len(blob)])
             ]
             self._decode(parts, numbers, found, stream)
         return found
@@ -181,7 +182,7 @@ class DaliDecoder:
                 text = str(error)  # not the error: its traceback has the whole batch
                 blob = parts[numbers[0]][0]
                 _log.info("DALI does not decode a file of %d bytes: %s", len(blob), text)
-                self._declined.add(hash(blob))
+                self._declined.setdefault(len(blob), set()).add(hash(blob))
                 self._failures += 1
                 if self._failures == _MOST_FAILURES:  # it is not for the files
                     _log.warning(

@@ -303,7 +303,7 @@ def test_a_share_is_measured_by_the_steps_of_a_training(
     photos: Path, decoder: Decoder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(sharing, "Share", lambda share: Share(share, 0.1, lambda: now[0]))
+    monkeypatch.setattr(sharing, "Share", lambda share: Share("auto", 0.1, lambda: now[0]))
     caplog.set_level("INFO", "fastpipe")
     there, here = loaders(photos, TRAINING)
     assert "being measured" in repr(there.plan)
