@@ -46,15 +46,10 @@ _ELEMENTS = {
 
 
 class Moves(NamedTuple):
-    """Where pixels go.
+    """Where pixels go."""
 
-    Attributes:
-        matrices: (N, 6): see ``matrices``.
-        clips: (N,), whether boxes are cut off at the image's borders.
-    """
-
-    matrices: Float64Array
-    clips: npt.NDArray[np.bool_]
+    matrices: Float64Array  # (N, 6): see the module ``matrices``
+    clips: npt.NDArray[np.bool_]  # (N,), whether boxes are cut off at the image's borders
 
 
 class ImageChain(Chain):
@@ -91,11 +86,8 @@ class ImageChain(Chain):
     ) -> Any:
         """Return a ``native.AugmentBatch`` that changes images of bytes, given one by one, in any thread.
 
-        Args:
-            shape: of the batch, (N, C, H, W).
-            key: of its samples; each becomes what it would be in the whole batch.
-            out: (M, …), where images go.
-            places: which of ``out`` each becomes; default: the one of its number.
+        Each becomes what it would be in the whole batch, (N, C, H, W), and goes to ``out``, (M, …), at its
+        number or its place.
         """
         rows = self.applied(torch.from_numpy(self.table(shape, None, key)), shape)
         (part,) = _parts(self.steps, tuple(shape[1:]), torch.uint8)
@@ -137,9 +129,6 @@ class BatchTransform(Augmentation, ABC):
         # Steps are those of the operation that it was; what a script has instead is done here, too.
         if "on_tensors" in cls.__dict__ and not {"step", "steps"} & set(cls.__dict__):
             cls.step, cls.steps = None, Augmentation.steps  # type: ignore[method-assign]
-
-    def for_masks(self) -> BatchTransform | None:
-        return None
 
     @abstractmethod
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
@@ -330,7 +319,7 @@ class RandomApply(BatchTransform):
                 raise AugmentError(f"RandomApply leaves some {op.kind} as they are, and {op} mixes all")
         self.draws, self.names = self.draws_for(1), self.names_for(1)
         self.applied_names = self.applied_names_for(1)
-        self.kind, self.chain_type = kind_of(self.ops), chain_type_of(self.ops)
+        self.kind, self.chain_type = kind_of(self.ops).kind, kind_of(self.ops).chain_type
         self._chain = self.chain_type([self], "RandomApply")
         self.ranks = tuple(rank for rank in (3, 4, 5) if all(rank in op.ranks for op in self.ops))
 
@@ -460,28 +449,18 @@ def checked_ops(ops: Sequence[Augmentation], name: str) -> tuple[Any, ...]:
     return tuple(ops)
 
 
-def kind_of(ops: Sequence[Augmentation]) -> str:
-    """Return what augmentations that were checked are for."""
-    return ops[0].kind if ops else "images"
-
-
-def chain_type_of(ops: Sequence[Augmentation]) -> type[Chain]:
-    """Return the chain class of augmentations that were checked."""
-    return ops[0].chain_type if ops else ImageChain
+def kind_of(ops: Sequence[Augmentation]) -> Any:
+    """Return something that is of the kind of augmentations that were checked: images' if there are none."""
+    return ops[0] if ops else BatchTransform
 
 
 # ---- masks, boxes and keypoints --------------------------------------------------------------------
 
 
 def follow(ops: Ops, table: Tensor, shape: Sequence[int], others: Sequence[Any]) -> Sequence[Any]:
-    """Change masks, boxes and keypoints as images were changed, as torchvision's transforms do.
+    """Change masks, boxes and keypoints as images (N, C, H, W) were changed, as torchvision does.
 
-    Args:
-        ops: the chain.
-        table: its parameters.
-        shape: of the images before, (N, C, H, W).
-        others: each is handed through, but for ``torchvision.tv_tensors``, also in dictionaries, and in lists
-            of one item for each image.
+    All else is handed through.  They may be in dictionaries, and in lists of one item for each image.
     """
     kinds = sys.modules.get("torchvision.tv_tensors")  # without it there are none
     if kinds is None or not any(_has_any(other, kinds.TVTensor) for other in others):

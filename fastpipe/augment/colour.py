@@ -65,8 +65,7 @@ class ColorJitter(BatchTransform):
         self.hue = _range_of(hue, "hue", centre=0.0, bounds=(-0.5, 0.5))
 
     def table(self, u: Float64Array, shape: Shape) -> Float64Array:
-        ranges = (self.brightness, self.contrast, self.saturation, self.hue)
-        return jitter_table(u, ranges)
+        return jitter_table(u, (self.brightness, self.contrast, self.saturation, self.hue))
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         factors = [columns[kind].view(-1, 1, 1, 1) for kind in _KINDS]

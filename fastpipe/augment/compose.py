@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fastpipe.augment.base import Augmentation, OfBatches
-from fastpipe.augment.chains import BatchTransform, RandomApply, chain_type_of, checked_ops, kind_of
+from fastpipe.augment.chains import BatchTransform, RandomApply, checked_ops, kind_of
 from fastpipe.augment.colour import (
     ColorJitter,
     GaussianBlur,
@@ -67,18 +67,16 @@ class Compose(OfBatches):
         self, ops: Sequence[Augmentation], fuse: bool = False, *, lengths: int | None = None
     ) -> None:
         self.ops, self.fuse = checked_ops(ops, "Compose"), fuse
-        if fuse and kind_of(self.ops) != "images":
-            raise AugmentError(f"fuse=True is for images, got augmentations of {kind_of(self.ops)}")
-        if lengths is not None and (
-            kind_of(self.ops) != "motion" or not isinstance(lengths, int) or lengths < 1
-        ):
+        kind = kind_of(self.ops)
+        if fuse and kind.kind != "images":
+            raise AugmentError(f"fuse=True is for images, got augmentations of {kind.kind}")
+        if lengths is not None and (kind.kind != "motion" or not isinstance(lengths, int) or lengths < 1):
             raise AugmentError(
                 f"lengths= is of motion, the number of a part of its batches from 1, got {lengths!r} for "
-                f"augmentations of {kind_of(self.ops)}"
+                f"augmentations of {kind.kind}"
             )
         self.lengths = lengths
-        chain_type, steps = chain_type_of(self.ops), fused(self.ops) if fuse else None
-        self._chain = chain_type(self.ops, "Compose", steps, lengths)
+        self._chain = kind.chain_type(self.ops, "Compose", fused(self.ops) if fuse else None, lengths)
 
     def draw(
         self, shape: Sequence[int], *, generator: torch.Generator | None = None, key: Key | None = None
@@ -180,19 +178,15 @@ def _converted(transform: Any) -> list[BatchTransform]:
     return [ToDtype(dtype)]
 
 
-def _nothing(transform: Any) -> list[BatchTransform]:
-    return []
-
-
 _TRANSLATIONS: dict[str, Callable[[Any], list[BatchTransform]]] = {
     "ColorJitter": _jitter, "Compose": lambda transform: translated(list(transform.transforms)),
     "ConvertImageDtype": _converted, "CutMix": _with(CutMix), "GaussianBlur": _with(GaussianBlur),
-    "Identity": _nothing, "MixUp": _with(MixUp), "Normalize": _with(Normalize), "PILToTensor": _nothing,
+    "MixUp": _with(MixUp), "Normalize": _with(Normalize),
     "RandAugment": _with(RandAugment), "RandomAffine": _with(RandomAffine),
     "RandomApply": lambda transform: [RandomApply(translated(list(transform.transforms)), transform.p)],
     "RandomErasing": _erasing, "RandomGrayscale": _with(RandomGrayscale),
     "RandomHorizontalFlip": _with(RandomHorizontalFlip), "RandomResizedCrop": _crop,
     "RandomRotation": _rotation, "RandomVerticalFlip": _with(RandomVerticalFlip), "ToDtype": _converted,
-    "ToImage": _nothing, "ToImageTensor": _nothing, "ToPureTensor": _nothing,
+    **dict.fromkeys(["Identity", "PILToTensor", "ToImage", "ToImageTensor", "ToPureTensor"], lambda transform: []),
     "ToTensor": lambda transform: [ToDtype(torch.float32)], "TrivialAugmentWide": _with(TrivialAugmentWide),
 }  # fmt: skip

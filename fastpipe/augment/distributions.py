@@ -58,15 +58,6 @@ def crop_boxes(
     return _placed(height, width, h, w, fits, last, u)
 
 
-def erased_boxes(
-    height: int, width: int, scale: Sequence[float], ratio: Sequence[float], u: Float64Array
-) -> Float64Array:
-    """Return the boxes of ``RandomErasing``, as ``crop_boxes``; but ratios are height / width, boxes smaller
-    than the image in both directions, and empty where ten tries were too large."""
-    h, w = _tried(height, width, scale, ratio, u)
-    return _placed(height, width, h, w, (h < height) & (w < width), (0, 0, 0, 0), u)
-
-
 def _tried(
     height: int, width: int, scale: Sequence[float], ratio: Sequence[float], u: Float64Array
 ) -> tuple[Float64Array, Float64Array]:
@@ -125,8 +116,14 @@ def erasing_table(
     u: Float64Array, size: Sequence[int], p: float, scale: Sequence[float], ratio: Sequence[float]
 ) -> Float64Array:
     """Return the parameters of ``RandomErasing``, (N, 5), for u, (N, 24): a box, which is empty but in a part
-    ``p`` of the images, and a seed of noise."""
-    boxes = erased_boxes(size[0], size[1], scale, ratio, u[:, :22])
+    ``p`` of the images, and a seed of noise.
+
+    The box is that of ``crop_boxes``; but ratios are height / width, boxes smaller than the image in both
+    directions, and empty where ten tries were too large.
+    """
+    height, width = size
+    h, w = _tried(height, width, scale, ratio, u)
+    boxes = _placed(height, width, h, w, (h < height) & (w < width), (0, 0, 0, 0), u)
     boxes *= u[:, 22:23] < p
     return np.concatenate([boxes, np.floor(u[:, 23:] * _SEEDS)], axis=1)
 

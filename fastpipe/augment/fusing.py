@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-from fastpipe.augment.base import Layout, Shape, columns_of, dtype_after, shape_after
+from fastpipe.augment.base import Shape, columns_of, dtype_after, shape_after
 from fastpipe.augment.chains import BatchTransform, Columns, Moves, RandomApply, Size, moves_of, per_channel
 from fastpipe.augment.colour import ColorJitter, GaussianBlur, Normalize, RandomGrayscale, ToDtype
 from fastpipe.augment.geometry import (
@@ -159,7 +159,6 @@ class FusedRun(BatchTransform):
         self.geometry = [op for op in ops if _kind(op) == "geometry"]
         self.blurs = [op for op in ops if _kind(op) == "blur"]
         self.colours = [op for op in ops if _kind(op) == "colour"]
-        self.draws = sum(op.draws for op in ops)
         self.names = tuple(f"{at}.{name}" for at, op in enumerate(ops) for name in op.names)
         crops = [op for op in _inner(self.geometry) if isinstance(op, RandomResizedCrop)]
         self.is_cubic = any(op.interpolation == "bicubic" for op in crops)
@@ -174,20 +173,11 @@ class FusedRun(BatchTransform):
             *(f"blur{at}.{name}" for at, op in enumerate(self.blurs) for name in op.applied_names_for()),
         )  # fmt: skip
 
-    def check(self, shape: Sequence[int]) -> None:
-        at = list(shape)
-        for op in self.ops:
-            op.check(at)
-            at[1:] = op.shape_after(tuple(at[1:]))
-
     def shape_after(self, shape: Shape) -> Shape:
         return shape_after(self.ops, shape)
 
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
         return dtype_after(self.ops, dtype)
-
-    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
-        return Layout(self.ops, shape[0]).drawn(u, shape)
 
     def moves(self, table: Float64Array, shape: Shape, of_points: bool) -> Moves | None:
         return moves_of(self.ops, table, shape, of_points) if self.geometry else None

@@ -137,12 +137,9 @@ class RandomResizedCrop(BatchTransform):
         return [Step("crop", column, (*self.size, _INTERPOLATIONS.index(self.interpolation)))]
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
-        across = axis_weights(
-            columns["left"], columns["width"], images.shape[3], self.size[1], self.interpolation
-        )
-        down = axis_weights(
-            columns["top"], columns["height"], images.shape[2], self.size[0], self.interpolation
-        )
+        (height, width), mode = self.size, self.interpolation
+        across = axis_weights(columns["left"], columns["width"], images.shape[3], width, mode)
+        down = axis_weights(columns["top"], columns["height"], images.shape[2], height, mode)
         values = images @ across.transpose(1, 2).unsqueeze(1)
         values = down.unsqueeze(1) @ values
         return values.round().clamp(0, 255) if of_bytes else values
@@ -187,25 +184,10 @@ MATRIX = ("xx", "xy", "x1", "yx", "yy", "y1")
 Maps = tuple[Float64Array, Float64Array, Float64Array, Float64Array]
 
 
-class _Warped(BatchTransform):
-    """Resamples images by matrices."""
+class _Affine(BatchTransform, ABC):
+    """Resamples images by affine maps about a centre."""
 
     applied_names = MATRIX
-    interpolation: str
-    fill: Fill
-
-    def steps(self, column: int, shape: Shape) -> list[Step]:
-        return [warp_step(column, self.interpolation == "nearest", self.fill, (shape[1], shape[2]))]
-
-    def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
-        return resampled(images, columns, self.interpolation, self.fill, of_bytes)
-
-    def check(self, shape: Sequence[int]) -> None:
-        check_fill(self.fill, shape[1])
-
-
-class _Affine(_Warped, ABC):
-    """Resamples images by affine maps about a centre."""
 
     def __init__(
         self,
@@ -223,6 +205,15 @@ class _Affine(_Warped, ABC):
     @abstractmethod
     def _maps(self, table: Float64Array) -> Maps:
         """Return what ``matrices`` makes maps of: angles, translations, scales and shears."""
+
+    def check(self, shape: Sequence[int]) -> None:
+        check_fill(self.fill, shape[1])
+
+    def steps(self, column: int, shape: Shape) -> list[Step]:
+        return [warp_step(column, self.interpolation == "nearest", self.fill, (shape[1], shape[2]))]
+
+    def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
+        return resampled(images, columns, self.interpolation, self.fill, of_bytes)
 
     def applied(self, table: Float64Array, shape: Shape) -> Float64Array:
         return inverse_affine(*self._maps(table), self._about_centre(*shape[1:]))

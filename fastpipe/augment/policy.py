@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ _CHANGES = (
 _AT = {name: at for at, name in enumerate(_CHANGES)}
 _GEOMETRY = range(_AT["ShearX"], _AT["Rotate"] + 1)
 _BLENDED = {_AT["Brightness"]: 0, _AT["Contrast"]: 1, _AT["Color"]: 2}  # kinds of ``blended``
+_FACTORS = ("Brightness", "Color", "Contrast", "Sharpness")
 _SIGNED = range(_AT["ShearX"], _AT["Sharpness"] + 1)
 _OF_CHANGE = ("change", "magnitude", *MATRIX)
 
@@ -47,7 +48,13 @@ class _Policy(BatchTransform):
     """
 
     channels: tuple[int, ...] = (3, 1)
-    _most_bits: int  # that "Posterize" takes away
+    # The greatest magnitudes: tangents, degrees, parts of the size or None for 32 pixels, factors beside 1,
+    # and bits that "Posterize" takes away.
+    _shear: float
+    _angle: float
+    _shift: float | None = None
+    _factor: float
+    _most_bits: int
     _precision: type[np.floating[Any]] = np.float64
 
     def __init__(
@@ -85,10 +92,6 @@ class _Policy(BatchTransform):
     def _bins(self, u: Float64Array) -> Any:
         """Return the index of the magnitude of all changes of an image: one, or (N,)."""
 
-    @abstractmethod
-    def _greatest(self, height: int, width: int) -> Mapping[str, float]:
-        """Return the greatest magnitudes of all changes that have a sign."""
-
     def _magnitudes(self, height: int, width: int) -> Float64Array:
         """Return all magnitudes of all changes, (bins, changes).
 
@@ -96,7 +99,11 @@ class _Policy(BatchTransform):
         keeps bits, and solarising has a threshold as a part of the range.
         """
         count, first, last = self.num_magnitude_bins, np.zeros(len(_CHANGES)), np.zeros(len(_CHANGES))
-        for name, greatest in self._greatest(height, width).items():
+        across, down = (32.0, 32.0) if self._shift is None else (self._shift * width, self._shift * height)
+        for name, greatest in (
+            ("ShearX", self._shear), ("ShearY", self._shear), ("TranslateX", across), ("TranslateY", down),
+            ("Rotate", self._angle), *((name, self._factor) for name in _FACTORS),
+        ):  # fmt: skip
             last[_AT[name]] = greatest
         first[_AT["Solarize"]] = 1.0
         found = _spaced(first, last, count, self._precision)
@@ -173,7 +180,7 @@ class RandAugment(_Policy):
     torch.Size([2, 3, 32, 32])
     """
 
-    _most_bits = 4
+    _shear, _angle, _shift, _factor, _most_bits = 0.3, 30.0, 150.0 / 331.0, 0.9, 4
     # Seeds keep their parameters, though of some magnitudes the last bit is not torchvision's.
     _precision = np.float32
 
@@ -195,13 +202,6 @@ class RandAugment(_Policy):
     def _bins(self, u: Float64Array) -> int:
         return self.magnitude
 
-    def _greatest(self, height: int, width: int) -> Mapping[str, float]:
-        shift = 150.0 / 331.0
-        return {
-            "ShearX": 0.3, "ShearY": 0.3, "TranslateX": shift * width, "TranslateY": shift * height,
-            "Rotate": 30.0, "Brightness": 0.9, "Color": 0.9, "Contrast": 0.9, "Sharpness": 0.9,
-        }  # fmt: skip
-
 
 class TrivialAugmentWide(_Policy):
     """Change each image in one way, drawn from fourteen, by a magnitude that is drawn as well (S. G. Müller
@@ -219,7 +219,7 @@ class TrivialAugmentWide(_Policy):
     torch.Size([2, 3, 32, 32])
     """
 
-    _most_bits = 6
+    _shear, _angle, _factor, _most_bits = 0.99, 135.0, 0.99, 6
 
     def __init__(
         self,
@@ -232,12 +232,6 @@ class TrivialAugmentWide(_Policy):
 
     def _bins(self, u: Float64Array) -> Any:
         return integers(u[:, -1], self.num_magnitude_bins).astype(np.int64)
-
-    def _greatest(self, height: int, width: int) -> Mapping[str, float]:
-        return {
-            "ShearX": 0.99, "ShearY": 0.99, "TranslateX": 32.0, "TranslateY": 32.0, "Rotate": 135.0,
-            "Brightness": 0.99, "Color": 0.99, "Contrast": 0.99, "Sharpness": 0.99,
-        }  # fmt: skip
 
 
 def _spaced(

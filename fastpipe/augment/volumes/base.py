@@ -198,9 +198,6 @@ class VolumeTransform(Augmentation, ABC):
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
         return dtype if dtype in FLOATS else torch.float32
 
-    def for_masks(self) -> VolumeTransform | None:
-        return None
-
     @abstractmethod
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
         """Change one volume on a device by torch's operations, for what is applied to it."""
