@@ -178,6 +178,7 @@ def _converted(transform: Any) -> list[BatchTransform]:
     return [ToDtype(dtype)]
 
 
+_LEFT_OUT = ("Identity", "PILToTensor", "ToImage", "ToImageTensor", "ToPureTensor")
 _TRANSLATIONS: dict[str, Callable[[Any], list[BatchTransform]]] = {
     "ColorJitter": _jitter, "Compose": lambda transform: translated(list(transform.transforms)),
     "ConvertImageDtype": _converted, "CutMix": _with(CutMix), "GaussianBlur": _with(GaussianBlur),
@@ -187,6 +188,6 @@ _TRANSLATIONS: dict[str, Callable[[Any], list[BatchTransform]]] = {
     "RandomErasing": _erasing, "RandomGrayscale": _with(RandomGrayscale),
     "RandomHorizontalFlip": _with(RandomHorizontalFlip), "RandomResizedCrop": _crop,
     "RandomRotation": _rotation, "RandomVerticalFlip": _with(RandomVerticalFlip), "ToDtype": _converted,
-    **dict.fromkeys(["Identity", "PILToTensor", "ToImage", "ToImageTensor", "ToPureTensor"], lambda transform: []),
+    **dict.fromkeys(_LEFT_OUT, lambda transform: []),
     "ToTensor": lambda transform: [ToDtype(torch.float32)], "TrivialAugmentWide": _with(TrivialAugmentWide),
 }  # fmt: skip

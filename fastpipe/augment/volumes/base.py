@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -34,9 +34,6 @@ from fastpipe.errors import AugmentError
 
 # ---- chains ----------------------------------------------------------------------------------------
 
-# A ``native.VolumePlan``, the shape and the dtype of a volume afterwards, and how NumPy has that.
-_Plan = tuple[native.VolumePlan, tuple[int, ...], torch.dtype, np.dtype[Any]]
-Kept = Callable[[Any, Callable[[], Any]], Any]
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
@@ -53,12 +50,11 @@ class VolumeChain(Chain):
         if torch.compiler.is_compiling() or not others:
             return super().given(samples, batch, table, others)
         applied = self.applied(table, batch.shape)
-        changed = on_volumes(self.steps, batch, applied, self.memory, kept=self.kept)
+        changed = on_volumes(self.steps, batch, applied, self.memory)
         return (shaped_as(samples, changed), *self._followed(applied, batch.shape, others))
 
     def by_kernels(self, samples: Tensor, table: Tensor) -> Tensor:
-        applied = self.applied(table, samples.shape)
-        return on_volumes(self.steps, samples, applied, self.memory, kept=self.kept)
+        return on_volumes(self.steps, samples, self.applied(table, samples.shape), self.memory)
 
     def followed(self, table: Tensor, shape: Sequence[int], others: Sequence[Any]) -> Sequence[Any]:
         return untraced(lambda: self._followed(self.applied(table, shape), shape, others))
@@ -77,7 +73,7 @@ class VolumeChain(Chain):
                 return thing
             labels = thing.as_subclass(Tensor)
             labels = labels.unsqueeze(1) if thing.ndim == 4 else labels
-            found = on_volumes(twins, labels, rows, self.memory_of_others, shape[1], kept=self.kept)
+            found = on_volumes(twins, labels, rows, self.memory_of_others, shape[1])
             return found.squeeze(1) if thing.ndim == 4 else found
 
         return [followed(thing) for thing in others]
@@ -90,7 +86,6 @@ def on_volumes(
     memory: SlotPool,
     channels: int | None = None,
     is_host: bool | None = None,
-    kept: Kept = lambda key, make: make(),
 ) -> Tensor:
     """Return changed volumes, wherever they are.
 
@@ -103,20 +98,19 @@ def on_volumes(
         memory: of the processor, where the new volumes are.
         channels: of the volumes that numbers were drawn for, where these are labels of them.
         is_host: whether the native core does it, or torch's operations.  Default: where it can.
-        kept: keeps plans of these operations; see ``Chain.kept``.
     """
-    device, ops, channels = volumes.device.type, tuple(ops), channels or volumes.shape[1]
+    device, shape, channels = volumes.device.type, tuple(volumes.shape[1:]), channels or volumes.shape[1]
+    after, dtype = (len(volumes), *shape_after(ops, shape)), dtype_after(ops, volumes.dtype)
     if device == "cpu" if is_host is None else is_host:
-        form = (ops, tuple(volumes.shape[1:]), volumes.dtype, channels)
-        return _on_host(kept(("plan", *form), lambda: _plan(*form)), volumes, applied, memory)
-    shape = (len(volumes), *shape_after(ops, tuple(volumes.shape[1:])))
-    dtype = dtype_after(ops, volumes.dtype)
+        steps: list[Step] = []
+        at = (channels, *shape[1:])
+        for op, own in columns_of(ops, channels, of_applied=True):
+            steps += op.steps(own.start, at)
+            at = op.shape_after(at)
+        plan = _plan(tuple(steps), shape, _name(volumes.dtype), _name(dtype))
+        return _on_host(plan, volumes.detach(), applied, memory, after, dtype)
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
-        if device == "cpu":
-            flat = memory.take((math.prod(shape) * dtype.itemsize,), np.uint8)
-            out = torch.from_numpy(flat).view(dtype).view(shape)
-        else:
-            out = torch.empty(shape, dtype=dtype, device=volumes.device)
+        out = torch.empty(after, dtype=dtype, device=volumes.device)
         volumes, goal = volumes.detach(), out
         if dtype in _SIGNED and dtype == volumes.dtype:
             # Devices move bits of these as those of numbers with a sign: few operations know them.
@@ -140,9 +134,10 @@ def _on_device(ops: Ops, volumes: Tensor, applied: Float64Array, out: Tensor, ch
             target.copy_(goal, non_blocking=True)
 
 
-def _on_host(made_plan: _Plan, volumes: Tensor, applied: Float64Array, memory: SlotPool) -> Tensor:
-    plan, shape, dtype, form = made_plan
-    out, volumes = memory.take((len(volumes), *shape), form), volumes.detach()
+def _on_host(
+    plan: Any, volumes: Tensor, applied: Float64Array, memory: SlotPool, shape: Shape, dtype: torch.dtype
+) -> Tensor:
+    out = memory.take(shape, np.dtype("int16" if dtype == torch.bfloat16 else _name(dtype)))
     values = (volumes.view(torch.int16) if volumes.dtype == torch.bfloat16 else volumes).numpy()
     native.augment_volumes(plan, values, np.ascontiguousarray(applied), out, torch.get_num_threads())
     with torch.inference_mode(False):
@@ -150,17 +145,10 @@ def _on_host(made_plan: _Plan, volumes: Tensor, applied: Float64Array, memory: S
         return made if made.dtype == dtype else made.view(dtype)
 
 
-def _plan(ops: Ops, shape: tuple[int, ...], dtype: torch.dtype, channels: int) -> _Plan:
-    """Return the native core's plan for volumes of a shape (C, D, H, W)."""
-    after, dtype_then = shape_after(ops, shape), dtype_after(ops, dtype)
-    steps: list[Step] = []
-    at = (channels, *shape[1:])
-    for op, own in columns_of(ops, channels, of_applied=True):
-        steps += op.steps(own.start, at)
-        at = op.shape_after(at)
-    plan = native.VolumePlan(steps, shape, _name(dtype), _name(dtype_then))
-    form = np.dtype("int16" if dtype_then == torch.bfloat16 else _name(dtype_then))
-    return plan, after, dtype_then, form
+@lru_cache(maxsize=256)
+def _plan(steps: tuple[Step, ...], shape: Shape, before: str, after: str) -> Any:
+    """Return the native core's plan for volumes of a shape (C, D, H, W), and of dtypes."""
+    return native.VolumePlan(list(steps), shape, before, after)
 
 
 def _name(dtype: torch.dtype) -> str:

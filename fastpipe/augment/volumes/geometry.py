@@ -13,16 +13,7 @@ from fastpipe.augment.matrices import covering, rotations
 from fastpipe.augment.parameters import Float32Array, Float64Array, plain, probability, range_about_zero
 from fastpipe.augment.steps import Step
 from fastpipe.augment.volumes.base import AXES, VolumeTransform, axes_of, limits_of
-from fastpipe.augment.volumes.volume import (
-    NO_BENDS,
-    SEEDS,
-    Fill3D,
-    Map,
-    Volume,
-    cropped,
-    normal_noise,
-    warped,
-)
+from fastpipe.augment.volumes.volume import SEEDS, Fill3D, Volume, cropped, normal_noise, warped
 from fastpipe.errors import AugmentError
 
 # Up to this factor nothing is missing in scaled volumes, as in nnU-Net: for more their patches would have
@@ -140,6 +131,8 @@ class RandomAffine3D(VolumeTransform):
         "angle_depth", "angle_height", "angle_width", "scale", "shift_depth", "shift_height", "shift_width",
     )  # fmt: skip
     applied_names: tuple[str, ...] = ("is_changed", *MATRIX)
+    points: tuple[int, ...] = ()  # of control, which ``RandomElastic3D`` has
+    sigma: tuple[float, ...] = (0.0, 0.0, 0.0)
 
     def __init__(
         self,
@@ -214,35 +207,30 @@ class RandomAffine3D(VolumeTransform):
     def for_masks(self) -> VolumeTransform:
         return _LabelAffine(self)
 
-    def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
-        self.resample(canvas, row, is_labels=False)
-
-    def resample(self, volume: Volume, row: Float64Array, is_labels: bool) -> None:
-        """Resample a volume, or its labels."""
-        size = volume.shape[1:] if self.size is None else self.size
+    def on_canvas(self, canvas: Volume, row: Float64Array, is_labels: bool = False) -> None:
+        size = canvas.shape[1:] if self.size is None else self.size
         if not row[0]:
-            cropped(volume, size)
+            cropped(canvas, size)
             return
-        matrix, fill = np.ascontiguousarray(row[1:13]), self.fill_number(is_labels)
-        warped(volume, Map(matrix, self.bends(row[13:]), fill, self.fill == "edge", is_labels), size)
+        bends = self.moves_of_points(int(row[14])) if self.points and row[13] else None
+        warped(canvas, size, np.ascontiguousarray(row[1:13]), bends, self._fill(is_labels), is_labels)
 
-    def fill_number(self, is_labels: bool) -> float:
-        """Return what is outside; any number if it is the nearest voxel."""
-        return 0.0 if self.fill == "edge" else self.label_fill if is_labels else self.fill
+    def _fill(self, is_labels: bool) -> float | None:
+        """Return what is outside; None if it is the nearest voxel."""
+        return None if self.fill == "edge" else self.label_fill if is_labels else self.fill
 
-    def bends(self, row: Float64Array) -> Float32Array:
-        """Return the control points for what is applied behind the matrix: (3, Z, Y, X)."""
-        return NO_BENDS
-
-    def steps(self, column: int, shape: tuple[int, ...], is_labels: bool = False) -> list[Step]:
-        points, sigma = self.control_points()
-        options = (*self.shape_after(shape)[1:], int(self.fill == "edge"), *points)
+    def steps(self, column: int, shape: Shape, is_labels: bool = False) -> list[Step]:
+        options = (*self.shape_after(shape)[1:], int(self.fill == "edge"), *(self.points or (0, 0, 0)))
         kind = "warp_nearest" if is_labels else "warp"
-        return [Step(kind, column, options, (self.fill_number(is_labels), *sigma))]
+        return [Step(kind, column, options, (self._fill(is_labels) or 0.0, *self.sigma))]
 
-    def control_points(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Return how many there are along each axis, and the standard deviations of their moves."""
-        return (0, 0, 0), (0.0, 0.0, 0.0)
+    def moves_of_points(self, bend: int) -> Float32Array:
+        """Return how far control points are moved, in voxels, for the parameter ``bend``: (3, Z, Y, X)."""
+        count = 3 * int(np.prod(self.points))
+        even, odd = normal_noise(0, count, bend, torch.device("cpu"))
+        normal = torch.stack([even, odd], dim=1).flatten()[:count].numpy().reshape(3, *self.points)
+        found: Float32Array = normal * np.array(self.sigma, np.float32)[:, None, None, None]
+        return found
 
 
 class RandomElastic3D(RandomAffine3D):
@@ -299,20 +287,6 @@ class RandomElastic3D(RandomAffine3D):
         found[:, 0] = np.maximum(found[:, 0], table[:, -2])
         return np.concatenate([found, table[:, -2:]], axis=1)
 
-    def bends(self, row: Float64Array) -> Float32Array:
-        return self.moves_of_points(int(row[1])) if row[0] else NO_BENDS
-
-    def control_points(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        return self.points, self.sigma
-
-    def moves_of_points(self, bend: int) -> Float32Array:
-        """Return how far control points are moved, in voxels, for the parameter ``bend``: (3, Z, Y, X)."""
-        count = 3 * int(np.prod(self.points))
-        even, odd = normal_noise(0, count, bend, torch.device("cpu"))
-        normal = torch.stack([even, odd], dim=1).flatten()[:count].numpy().reshape(3, *self.points)
-        found: Float32Array = normal * np.array(self.sigma, np.float32)[:, None, None, None]
-        return found
-
 
 class _LabelAffine(_Geometry):
     """Moves labels as volumes were."""
@@ -339,7 +313,7 @@ class _LabelAffine(_Geometry):
         return self._op.steps(column, shape, is_labels=True)
 
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
-        self._op.resample(canvas, row, is_labels=True)
+        self._op.on_canvas(canvas, row, is_labels=True)
 
 
 def _angles(degrees: Any) -> tuple[tuple[float, float], ...]:
