@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,11 +49,12 @@ class VolumeChain(Chain):
         if torch.compiler.is_compiling() or not others:
             return super().given(samples, batch, table, others)
         applied = self.applied(table, batch.shape)
-        changed = on_volumes(self.steps, batch, applied, self.memory)
+        changed = on_volumes(self.steps, batch, applied, self.memory, kept=self.kept)
         return (shaped_as(samples, changed), *self._followed(applied, batch.shape, others))
 
     def by_kernels(self, samples: Tensor, table: Tensor) -> Tensor:
-        return on_volumes(self.steps, samples, self.applied(table, samples.shape), self.memory)
+        applied = self.applied(table, samples.shape)
+        return on_volumes(self.steps, samples, applied, self.memory, kept=self.kept)
 
     def followed(self, table: Tensor, shape: Sequence[int], others: Sequence[Any]) -> Sequence[Any]:
         return untraced(lambda: self._followed(self.applied(table, shape), shape, others))
@@ -73,7 +73,7 @@ class VolumeChain(Chain):
                 return thing
             labels = thing.as_subclass(Tensor)
             labels = labels.unsqueeze(1) if thing.ndim == 4 else labels
-            found = on_volumes(twins, labels, rows, self.memory_of_others, shape[1])
+            found = on_volumes(twins, labels, rows, self.memory_of_others, shape[1], kept=self.kept)
             return found.squeeze(1) if thing.ndim == 4 else found
 
         return [followed(thing) for thing in others]
@@ -86,6 +86,7 @@ def on_volumes(
     memory: SlotPool,
     channels: int | None = None,
     is_host: bool | None = None,
+    kept: Callable[[Any, Callable[[], Any]], Any] = lambda key, make: make(),
 ) -> Tensor:
     """Return changed volumes, wherever they are.
 
@@ -98,16 +99,13 @@ def on_volumes(
         memory: of the processor, where the new volumes are.
         channels: of the volumes that numbers were drawn for, where these are labels of them.
         is_host: whether the native core does it, or torch's operations.  Default: where it can.
+        kept: keeps plans of these operations; see ``Chain.kept``.
     """
     device, shape, channels = volumes.device.type, tuple(volumes.shape[1:]), channels or volumes.shape[1]
     after, dtype = (len(volumes), *shape_after(ops, shape)), dtype_after(ops, volumes.dtype)
     if device == "cpu" if is_host is None else is_host:
-        steps: list[Step] = []
-        at = (channels, *shape[1:])
-        for op, own in columns_of(ops, channels, of_applied=True):
-            steps += op.steps(own.start, at)
-            at = op.shape_after(at)
-        plan = _plan(tuple(steps), shape, _name(volumes.dtype), _name(dtype))
+        form = (tuple(ops), channels, shape, volumes.dtype)
+        plan = kept(("plan", *form), lambda: _plan(*form))
         return _on_host(plan, volumes.detach(), applied, memory, after, dtype)
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
         out = torch.empty(after, dtype=dtype, device=volumes.device)
@@ -145,10 +143,14 @@ def _on_host(
         return made if made.dtype == dtype else made.view(dtype)
 
 
-@lru_cache(maxsize=256)
-def _plan(steps: tuple[Step, ...], shape: Shape, before: str, after: str) -> Any:
-    """Return the native core's plan for volumes of a shape (C, D, H, W), and of dtypes."""
-    return native.VolumePlan(list(steps), shape, before, after)
+def _plan(ops: Ops, channels: int, shape: Shape, dtype: torch.dtype) -> Any:
+    """Return the native core's plan for volumes of a shape (C, D, H, W)."""
+    steps: list[Step] = []
+    at = (channels, *shape[1:])
+    for op, own in columns_of(ops, channels, of_applied=True):
+        steps += op.steps(own.start, at)
+        at = op.shape_after(at)
+    return native.VolumePlan(steps, shape, _name(dtype), _name(dtype_after(ops, dtype)))
 
 
 def _name(dtype: torch.dtype) -> str:
