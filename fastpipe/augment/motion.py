@@ -51,65 +51,26 @@ class Sequences:
     def __init__(self, values: Tensor, lengths: Tensor | None, memory: SlotPool, is_host: bool) -> None:
         self.values, self.lengths = values, lengths
         self._memory, self._is_host = memory, is_host
-        self._begin()
+        self.begin()
 
-    def _begin(self) -> None:
-        count, _, joints, coordinates = self.values.shape
-        self._speeds: Float64Array | None = None
-        self._scales, self._shifts = np.ones((count, coordinates)), np.zeros((count, coordinates))
+    def begin(self) -> None:
+        """Leave sequences as they are, so far."""
+        count, _, self.joints, coordinates = self.values.shape
+        self.speeds: Float64Array | None = None
+        self.scales, self.shifts = np.ones((count, coordinates)), np.zeros((count, coordinates))
         # What shifts have of joints in the first frame: (N, C) factors, and which joint, (N,).
-        self._of_first: list[tuple[Float64Array, Int64Array]] = []
-        self._order = np.empty((count, joints), np.int64)
-        self._order[:] = np.arange(joints)
-
-    @property
-    def joints(self) -> int:
-        """Return how many joints each frame has."""
-        return int(self.values.shape[2])
-
-    # ---- what is to be done --------------------------------------------------------------------
-
-    def play(self, speeds: Float64Array) -> None:
-        """Play at other speeds, (N,)."""
-        if self._speeds is not None:
-            # What is between frames that are themselves between frames is not between the first ones.
-            self.end()
-            self._begin()
-        self._speeds = np.ascontiguousarray(speeds)
-
-    def move(self, shifts: Float64Array) -> None:
-        """Add to coordinates: (N, C) at least."""
-        self._shifts += shifts[:, : self._shifts.shape[1]]
-
-    def scale(self, factors: Float64Array, about: int | None) -> None:
-        """Multiply by factors, (N,), as seen from where a joint is in the first frame, or from 0."""
-        by = factors[:, None]
-        if about is None:
-            self._shifts *= by
-            self._of_first = [(part * by, joint) for part, joint in self._of_first]
-        else:  # with a place p of the joint: by * (x - p) + p, and p = scale * first + shift
-            self._of_first.append(((1 - by) * self._scales, self._order[:, about].copy()))
-        self._scales = self._scales * by
-
-    def mirror(self, which: npt.NDArray[np.bool_], order: Int64Array, axis: int, about: float) -> None:
-        """Mirror some, (N,), at a place on an axis, and let joints become others, (J,)."""
-        signs = np.where(which, -1.0, 1.0)
-        for part in (self._scales, self._shifts, *(part for part, _ in self._of_first)):
-            part[:, axis] *= signs
-        self._shifts[which, axis] += 2 * about
-        self._order[which] = self._order[which][:, order]
-
-    # ---- doing it ------------------------------------------------------------------------------
+        self.of_first: list[tuple[Float64Array, Int64Array]] = []
+        self.order = np.tile(np.arange(self.joints), (count, 1))
 
     def end(self, dtype: torch.dtype = torch.float32) -> None:
         """Do what waits: afterwards ``values``, of this dtype, and ``lengths`` are the new ones."""
-        speeds = np.ones(len(self.values)) if self._speeds is None else self._speeds
+        speeds = np.ones(len(self.values)) if self.speeds is None else self.speeds
         self.values, after = (self._on_host if self._is_host else self._on_device)(speeds, dtype)
         self.lengths = None if self.lengths is None else after.to(self.lengths.device)
 
     def _on_host(self, speeds: Float64Array, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        values, shifts = self.values, self._shifts
-        for part, joint in self._of_first:
+        values, shifts = self.values, self.shifts
+        for part, joint in self.of_first:
             first = values[torch.arange(len(values)), 0, torch.from_numpy(joint)]
             shifts = shifts + part * first.double().numpy()
         source = values if values.dtype == torch.float32 else values.view(torch.int16)
@@ -117,8 +78,8 @@ class Sequences:
         after = np.empty(len(values), np.int64)
         lengths = None if self.lengths is None else self.lengths.cpu().contiguous().numpy()
         native.change_motion(
-            source.numpy(), _TYPES[values.dtype], out, _TYPES[dtype], speeds, self._scales, shifts,
-            self._order, lengths, after, torch.get_num_threads(),
+            source.numpy(), _TYPES[values.dtype], out, _TYPES[dtype], speeds, self.scales, shifts,
+            self.order, lengths, after, torch.get_num_threads(),
         )  # fmt: skip
         found = torch.from_numpy(out)
         return found if found.dtype == dtype else found.view(dtype), torch.from_numpy(after)
@@ -127,10 +88,12 @@ class Sequences:
         values, device = self.values, self.values.device
         count, frames = values.shape[:2]
         before = torch.full((count,), frames) if self.lengths is None else self.lengths
-        after = _played(before, speeds, frames)
+        here = uploaded(speeds, before.device)
+        after = before.clamp(1, frames)  # on a device they have not been checked
+        after = torch.where(here == 1, after, (((after - 1) / here).long() + 1).clamp(max=frames))
         rows = torch.arange(count, device=device).view(-1, 1)
-        scales, shifts = (uploaded(one.astype(np.float32), device) for one in (self._scales, self._shifts))
-        for part, joint in self._of_first:
+        scales, shifts = (uploaded(one.astype(np.float32), device) for one in (self.scales, self.shifts))
+        for part, joint in self.of_first:
             first = values[:, 0].take_along_dim(uploaded(joint, device).view(-1, 1, 1), dim=1)[:, 0]
             shifts = shifts + uploaded(part.astype(np.float32), device) * first
         lengths, new_lengths = (one.to(device, non_blocking=True).view(-1, 1) for one in (before, after))
@@ -143,20 +106,13 @@ class Sequences:
         next_at = torch.where(weight > 0, torch.minimum(at + 1, lengths - 1), at)
         weight = weight[:, :, None, None]
         found = values[rows, at] * (1 - weight) + values[rows, next_at] * weight
-        order = uploaded(self._order, device).view(count, 1, -1, 1)
+        order = uploaded(self.order, device).view(count, 1, -1, 1)
         found = found.take_along_dim(order, dim=2) * scales[:, None, None] + shifts[:, None, None]
         if self.lengths is None:
             return found.to(dtype), after
         # Beyond a sequence's end is what was there, or nothing where that is another now.
         rest = torch.where((speed == 1)[:, :, None, None], values, values.new_zeros(()))
         return torch.where(is_beyond[:, :, None, None], rest, found).to(dtype), after
-
-
-def _played(lengths: Tensor, speeds: Float64Array, frames: int) -> Tensor:
-    """Return the lengths of sequences that are played at other speeds, on their device."""
-    lengths = lengths.clamp(1, frames)  # on a device they have not been checked
-    speed = uploaded(speeds, lengths.device)
-    return torch.where(speed == 1, lengths, (((lengths - 1) / speed).long() + 1).clamp(max=frames))
 
 
 # ---- the reference: what NumPy makes of motion, in a loop ------------------------------------------
@@ -384,7 +340,11 @@ class MotionSpeed(_Factors):
         self.speed = self.limits = increasing(speed, "speed")
 
     def onto(self, sequences: Sequences, rows: Float64Array) -> None:
-        sequences.play(rows[:, 0])
+        if sequences.speeds is not None:
+            # What is between frames that are themselves between frames is not between the first ones.
+            sequences.end()
+            sequences.begin()
+        sequences.speeds = np.ascontiguousarray(rows[:, 0])
 
 
 class MotionTranslation(MotionTransform):
@@ -418,7 +378,7 @@ class MotionTranslation(MotionTransform):
         return np.asarray((2 * u - 1) * np.array(self._limits))
 
     def onto(self, sequences: Sequences, rows: Float64Array) -> None:
-        sequences.move(rows)
+        sequences.shifts += rows[:, : sequences.shifts.shape[1]]
 
 
 class MotionScale(_Factors):
@@ -446,7 +406,13 @@ class MotionScale(_Factors):
             raise AugmentError(f"about={self.about} is none of {shape[2]} joints, shape {tuple(shape)}")
 
     def onto(self, sequences: Sequences, rows: Float64Array) -> None:
-        sequences.scale(rows[:, 0], self.about)
+        if self.about is None:
+            sequences.shifts *= rows
+            sequences.of_first = [(part * rows, joint) for part, joint in sequences.of_first]
+        else:  # with a place p of the joint: by * (x - p) + p, and p = scale * first + shift
+            joint = sequences.order[:, self.about].copy()
+            sequences.of_first.append(((1 - rows) * sequences.scales, joint))
+        sequences.scales = sequences.scales * rows
 
 
 class MotionMirror(MotionTransform):
@@ -496,12 +462,12 @@ class MotionMirror(MotionTransform):
     def table(self, u: Float64Array, shape: Shape) -> Table:
         return u < self.p
 
-    def order(self, joints: int) -> Int64Array:
-        """Return the joint that each one becomes: int64 (J,)."""
-        found = np.arange(joints)
-        for one, other in self.pairs:
-            found[one], found[other] = other, one
-        return found
-
     def onto(self, sequences: Sequences, rows: Float64Array) -> None:
-        sequences.mirror(rows[:, 0] > 0, self.order(sequences.joints), self.axis, self.about)
+        which, becomes = rows[:, 0] > 0, np.arange(sequences.joints)
+        for one, other in self.pairs:
+            becomes[one], becomes[other] = other, one
+        signs = np.where(which, -1.0, 1.0)
+        for part in (sequences.scales, sequences.shifts, *(part for part, _ in sequences.of_first)):
+            part[:, self.axis] *= signs
+        sequences.shifts[which, self.axis] += 2 * self.about
+        sequences.order[which] = sequences.order[which][:, becomes]

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -279,13 +279,11 @@ def random_resized_crop_box(
         w, h = round(math.sqrt(target * aspect)), round(math.sqrt(target / aspect))
         if 0 < w <= width and 0 < h <= height:
             return Box(_integer(u[20], height - h + 1), _integer(u[21], width - w + 1), h, w)
-    in_ratio = width / height  # ten tries were too large: the largest central box that fits
-    if in_ratio < min(ratio):
-        w, h = width, round(width / min(ratio))
-    elif in_ratio > max(ratio):
-        w, h = round(height * max(ratio)), height
-    else:
-        w, h = width, height
+    w, h = width, height  # ten tries were too large: the largest central box that fits
+    if width / height < min(ratio):
+        h = round(width / min(ratio))
+    elif width / height > max(ratio):
+        w = round(height * max(ratio))
     return Box((height - h) // 2, (width - w) // 2, h, w)
 
 
@@ -359,36 +357,23 @@ def _random_crop(t: Any) -> Step | None:
         return None
     fill = _fill(t.fill)
 
-    def paddings_for(image: Size) -> list[tuple[int, int, int, int]]:
-        """Return left, top, right, bottom: what ``padding`` says and what ``pad_if_needed`` adds."""
+    def reference(value: Any, u: Sequence[float]) -> Any:
+        functional, image = _functional(t), _size_of(value)
         left, top, right, bottom = given = _padding(t)
         more_x = max(target.width - (image.width + left + right), 0) if t.pad_if_needed else 0
         more_y = max(target.height - (image.height + top + bottom), 0) if t.pad_if_needed else 0
-        return [given, (more_x, more_y, more_x, more_y)]
-
-    def padding_for(image: Size) -> tuple[int, int, int, int]:
-        (a, b, c, d), (more_x, more_y, _, _) = paddings_for(image)
-        return a + more_x, b + more_y, c + more_x, d + more_y
-
-    def box_for(image: Size, padding: tuple[int, int, int, int], u: Sequence[float]) -> Box:
-        left, top, right, bottom = padding
-        height, width = image.height + top + bottom, image.width + left + right
+        both = left + more_x, top + more_y, right + more_x, bottom + more_y
+        height, width = image.height + both[1] + both[3], image.width + both[0] + both[2]
         if height < target.height or width < target.width:
             raise ValueError(
                 f"Required crop size {tuple(target)} is larger than input image size {(height, width)}"
             )
-        return Box(
-            _integer(u[0], height - target.height + 1), _integer(u[1], width - target.width + 1), *target
-        )
-
-    def reference(value: Any, u: Sequence[float]) -> Any:
-        functional, size = _functional(t), _size_of(value)
-        box = box_for(size, padding_for(size), u)
         # v1 pads twice, which reflections can be told by; v2 once, by the sum.
-        for number, padding in enumerate([padding_for(size)] if _is_v2(t) else paddings_for(size)):
+        for number, padding in enumerate([both] if _is_v2(t) else [given, (more_x, more_y, more_x, more_y)]):
             if any(padding) or (number == 0 and t.padding is not None and not _is_v2(t)):
                 value = functional.pad(value, list(padding), t.fill, t.padding_mode)
-        return functional.crop(value, *box)
+        corner = _integer(u[0], height - target.height + 1), _integer(u[1], width - target.width + 1)
+        return functional.crop(value, *corner, *target)
 
     def described(domain: Domain) -> Any:
         refuses_colours = domain != "pil" and not (_is_v2(t) or isinstance(t.fill, int))  # v1, on tensors
@@ -434,18 +419,13 @@ def _fill(fill: Any) -> tuple[int, int, int] | None:
 # ---- flips, grey, pointwise ----------------------------------------------------------------
 
 
-def _flip(horizontal: bool) -> Callable[[Any], Step]:
-    def build(t: Any) -> Step:
-        def reference(value: Any, u: Sequence[float]) -> Any:
-            functional = _functional(t)
-            turn = functional.hflip if horizontal else functional.vflip
-            return turn(value) if u[0] < t.p else value
+def _flip(horizontal: bool, t: Any) -> Step:
+    def reference(value: Any, u: Sequence[float]) -> Any:
+        functional = _functional(t)
+        turn = functional.hflip if horizontal else functional.vflip
+        return turn(value) if u[0] < t.p else value
 
-        return Step(
-            t, 1, reference, lambda domain: described_step(FLIP, probability=t.p, horizontal=horizontal)
-        )
-
-    return build
+    return Step(t, 1, reference, lambda domain: described_step(FLIP, probability=t.p, horizontal=horizontal))
 
 
 def _grayscale(t: Any) -> Step:
@@ -466,8 +446,8 @@ _BUILDERS: dict[str, Callable[[Any], Step | None]] = {
     "Resize": _resize,
     "CenterCrop": _center_crop,
     "RandomCrop": _random_crop,
-    "RandomHorizontalFlip": _flip(True),
-    "RandomVerticalFlip": _flip(False),
+    "RandomHorizontalFlip": partial(_flip, True),
+    "RandomVerticalFlip": partial(_flip, False),
     "Grayscale": _grayscale,
     **dict.fromkeys(_POINTWISE, lambda t: Step(t, 0, lambda value, u: t(value))),
 }
