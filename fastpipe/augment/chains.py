@@ -65,7 +65,15 @@ class ImageChain(Chain):
 
     def given(self, samples: Tensor, batch: Tensor, table: Tensor, others: Sequence[Any]) -> Any:
         if any(op.mixes for op in self.ops):
-            others = [self._mixed_labels(others[0] if others else None, batch, table), *others[1:]]
+            labels: Any = others[0] if others else None
+            next(op for op in self.steps if op.mixes).check_labels(labels, len(batch))
+            applied = torch.ops.fastpipe.applied(table, self.number, batch.shape[1:], labels.is_cuda)
+            applied = applied.to(labels.device, non_blocking=True)
+            for op, own in columns_of(self.steps, batch.shape[1], of_applied=True):
+                if op.mixes:
+                    op.check_labels(labels, len(batch))
+                    labels = op.mixed_labels(labels, op.columns(applied[:, own]))
+            others = [labels, *others[1:]]
         return super().given(samples, batch, table, others)
 
     def changed(self, samples: Tensor, table: Tensor) -> Tensor:
@@ -98,17 +106,6 @@ class ImageChain(Chain):
         )
 
     check_change = staticmethod(check_change)
-
-    def _mixed_labels(self, labels: Any, images: Tensor, table: Tensor) -> Tensor:
-        next(op for op in self.steps if op.mixes).check_labels(labels, len(images))
-        applied = torch.ops.fastpipe.applied(table, self.number, images.shape[1:], labels.is_cuda)
-        applied = applied.to(labels.device, non_blocking=True)
-        for op, own in columns_of(self.steps, images.shape[1], of_applied=True):
-            if op.mixes:
-                op.check_labels(labels, len(images))
-                labels = op.mixed_labels(labels, op.columns(applied[:, own]))
-        mixed: Tensor = labels
-        return mixed
 
 
 class BatchTransform(Augmentation, ABC):
@@ -368,7 +365,10 @@ class RandomApply(BatchTransform):
         return Moves(np.where(is_applied, matrices, identity(len(table))), clips & is_applied[:, 0])
 
     def for_masks(self) -> BatchTransform | None:
-        return _MaskApply(self.ops) if any(op.for_masks() for op in self.ops) else None
+        twins = [op.for_masks() for op in self.ops]
+        if not any(twins):
+            return None
+        return RandomApply([twin or _Untouched(op) for twin, op in zip(twins, self.ops, strict=True)])
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -427,13 +427,6 @@ class _Untouched(BatchTransform):
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         return images
-
-
-class _MaskApply(RandomApply):
-    """Applies to masks what belongs to geometry."""
-
-    def __init__(self, ops: Sequence[Augmentation]) -> None:
-        super().__init__([op.for_masks() or _Untouched(op) for op in ops])
 
 
 def checked_ops(ops: Sequence[Augmentation], name: str) -> tuple[Any, ...]:

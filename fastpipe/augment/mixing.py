@@ -114,11 +114,9 @@ class CutMix(_Mixing):
         half = 0.5 * np.sqrt(1.0 - beta(u[:, :BETA_DRAWS], self.alpha))
         x, y = integers(u[:, -2], width), integers(u[:, -1], height)
         half_width, half_height = np.floor(half * width), np.floor(half * height)
-        columns = [
-            np.maximum(y - half_height, 0), np.maximum(x - half_width, 0),
-            np.minimum(y + half_height, height), np.minimum(x + half_width, width),
-        ]  # fmt: skip
-        return np.stack(columns, axis=1)
+        low = np.maximum(y - half_height, 0), np.maximum(x - half_width, 0)
+        high = np.minimum(y + half_height, height), np.minimum(x + half_width, width)
+        return np.stack([*low, *high], axis=1)
 
     def applied(self, table: Float64Array, shape: Shape) -> Float64Array:
         (_, height, width), (top, left, bottom, right) = shape, table.T

@@ -43,10 +43,9 @@ class Parameters(Mapping[str, Float64Array]):
         return made
 
     def __getitem__(self, name: str) -> Float64Array:
-        try:
-            return self.table[:, self._names.index(name)]
-        except ValueError:
-            raise KeyError(name) from None
+        if name not in self._names:
+            raise KeyError(name)
+        return self.table[:, self._names.index(name)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

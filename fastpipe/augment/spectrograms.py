@@ -54,15 +54,11 @@ class SpecAugment(_OfSpectrograms):
         p: float = 1.0,
         zero_masking: bool = False,
     ) -> None:
-        given = {
-            "n_time_masks": n_time_masks, "time_mask_param": time_mask_param,
-            "n_freq_masks": n_freq_masks, "freq_mask_param": freq_mask_param,
-        }  # fmt: skip
-        for name, value in given.items():
-            if not isinstance(value, int) or value < 0:
-                raise AugmentError(f"{name}= is a whole number of at least 0, got {value!r}")
         self.n_time_masks, self.time_mask_param = n_time_masks, time_mask_param
         self.n_freq_masks, self.freq_mask_param = n_freq_masks, freq_mask_param
+        for name, value in vars(self).items():
+            if name != "_chain" and (not isinstance(value, int) or value < 0):
+                raise AugmentError(f"{name}= is a whole number of at least 0, got {value!r}")
         self.p, self.zero_masking = probability(p), zero_masking
         count = n_time_masks + n_freq_masks
         self.draws = 2 * count
@@ -70,10 +66,8 @@ class SpecAugment(_OfSpectrograms):
         self.names = tuple(f"{kind}{at}_{edge}" for at, kind in enumerate(kinds) for edge in ("begin", "end"))
 
     def check(self, shape: Sequence[int]) -> None:
-        for name, most, size in (
-            ("time", self.time_mask_param, shape[3]),
-            ("freq", self.freq_mask_param, shape[2]),
-        ):
+        for name, size in (("time", shape[3]), ("freq", shape[2])):
+            most = getattr(self, f"{name}_mask_param")
             if self.p == 1.0 and most > size and getattr(self, f"n_{name}_masks"):
                 raise AugmentError(
                     f"{name}_mask_param={most} is more than there is: {size} of spectrograms {tuple(shape)}. "
