@@ -19,8 +19,8 @@ from fastpipe.augment.parameters import (
     check_fill,
     filling_of,
     increasing,
+    limits_of,
     probability,
-    two_numbers,
 )
 from fastpipe.augment.steps import Step
 from fastpipe.errors import AugmentError
@@ -59,10 +59,10 @@ class ColorJitter(BatchTransform):
         saturation: float | Sequence[float] = 0,
         hue: float | Sequence[float] = 0,
     ) -> None:
-        self.brightness = _range_of(brightness, "brightness")
-        self.contrast = _range_of(contrast, "contrast")
-        self.saturation = _range_of(saturation, "saturation")
-        self.hue = _range_of(hue, "hue", centre=0.0, bounds=(-0.5, 0.5))
+        self.brightness = limits_of(brightness, "brightness", 0.0, about=1.0)
+        self.contrast = limits_of(contrast, "contrast", 0.0, about=1.0)
+        self.saturation = limits_of(saturation, "saturation", 0.0, about=1.0)
+        self.hue = limits_of(hue, "hue", -0.5, 0.5, about=0.0)
 
     def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         return jitter_table(u, (self.brightness, self.contrast, self.saturation, self.hue))
@@ -127,26 +127,6 @@ def _turned(values: Tensor, shift: Tensor) -> Tensor:
         k = (sixths + begin) % 6
         channels.append(high - high * saturation * torch.minimum(k, 4 - k).clamp(0, 1))
     return torch.stack(channels, 1).clamp(0, 1)
-
-
-def _range_of(
-    value: float | Sequence[float],
-    name: str,
-    centre: float = 1.0,
-    bounds: tuple[float, float] = (0.0, np.inf),
-) -> tuple[float, float]:
-    """Return the range of a factor, or raise an error."""
-    if isinstance(value, Sequence):
-        low, high = two_numbers(value)
-    elif value < 0:
-        low = high = np.nan
-    else:
-        low, high = max(bounds[0], centre - value) if centre else -value, centre + value
-    if not bounds[0] <= low <= high <= bounds[1]:  # NaN neither
-        raise AugmentError(
-            f"{name}= is a number of at least 0 or two that increase, within {bounds}, got {value!r}"
-        )
-    return low, high
 
 
 class RandomGrayscale(BatchTransform):

@@ -24,8 +24,8 @@ from fastpipe.augment.parameters import (
     filling_of,
     increasing,
     interpolation_of,
+    limits_of,
     probability,
-    range_about_zero,
     two_numbers,
 )
 from fastpipe.augment.steps import Step
@@ -196,7 +196,7 @@ class _Affine(BatchTransform, ABC):
         fill: Fill | Sequence[float] = 0.0,
         center: Sequence[float] | None = None,
     ) -> None:
-        self.degrees = range_about_zero(degrees, "degrees")
+        self.degrees = limits_of(degrees, "degrees", about=0.0)
         self.interpolation = interpolation_of(interpolation, ("nearest", "bilinear"))
         self.fill, self.center = filling_of(fill), None if center is None else two_numbers(center)
         if self.center is not None and not np.isfinite(self.center).all():
@@ -407,8 +407,6 @@ def _parts_of(translate: Sequence[float] | None) -> tuple[float, float]:
 
 
 def _shears(shear: float | Sequence[float] | None) -> tuple[tuple[float, float], tuple[float, float]]:
-    if shear is None:
-        return (0.0, 0.0), (0.0, 0.0)
     if isinstance(shear, Sequence) and len(shear) == 4:
-        return range_about_zero(shear[:2], "shear"), range_about_zero(shear[2:], "shear")
-    return range_about_zero(shear, "shear"), (0.0, 0.0)
+        return limits_of(shear[:2], "shear"), limits_of(shear[2:], "shear")
+    return limits_of(0 if shear is None else shear, "shear", about=0.0), (0.0, 0.0)

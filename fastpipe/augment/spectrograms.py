@@ -13,7 +13,7 @@ from torch import Tensor
 from fastpipe.augment.base import Shape
 from fastpipe.augment.chains import BatchTransform, Columns
 from fastpipe.augment.distributions import between
-from fastpipe.augment.parameters import Float64Array, probability, range_about_zero
+from fastpipe.augment.parameters import Float64Array, limits_of, probability
 from fastpipe.augment.steps import Step
 from fastpipe.errors import AugmentError
 
@@ -122,7 +122,7 @@ class RandomGain(_OfSpectrograms):
     ) -> None:
         if scale not in ("amplitude", "power", "decibel"):
             raise AugmentError(f"scale= is 'amplitude', 'power' or 'decibel', got {scale!r}")
-        self.gain_db, self.scale = range_about_zero(gain_db, "gain_db"), scale
+        self.gain_db, self.scale = limits_of(gain_db, "gain_db", about=0.0), scale
 
     def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         return between(u, *self.gain_db)

@@ -23,7 +23,7 @@ from fastpipe.augment.base import (
     shaped_as,
     untraced,
 )
-from fastpipe.augment.parameters import Float64Array, plain, two_numbers
+from fastpipe.augment.parameters import Float64Array, plain
 from fastpipe.augment.steps import Step
 from fastpipe.augment.volumes.reference import VOLUME_CHANGES
 from fastpipe.augment.volumes.volume import Volume
@@ -240,15 +240,6 @@ class PerChannel(VolumeTransform):
     @abstractmethod
     def on_channel(self, canvas: Volume, channel: int, *numbers: float) -> None:
         """Change a channel of a volume."""
-
-
-def limits_of(value: Any, name: str, least: float = 0.0) -> tuple[float, float]:
-    """Return two numbers that increase, or one for both; or raise an error."""
-    given = plain(value)
-    low, high = two_numbers(given if isinstance(given, Sequence) else (given, given))
-    if not least <= low <= high < float("inf"):  # NaN neither
-        raise AugmentError(f"{name}= is a number of at least {least:g}, or two that increase, got {value!r}")
-    return low, high
 
 
 def axes_of(value: int | Sequence[int], name: str = "axes") -> tuple[int, ...]:

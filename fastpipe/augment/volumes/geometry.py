@@ -10,9 +10,9 @@ import torch
 
 from fastpipe.augment.base import Shape, Table
 from fastpipe.augment.matrices import covering, rotations
-from fastpipe.augment.parameters import Float32Array, Float64Array, plain, probability, range_about_zero
+from fastpipe.augment.parameters import Float32Array, Float64Array, limits_of, plain, probability
 from fastpipe.augment.steps import Step
-from fastpipe.augment.volumes.base import AXES, VolumeTransform, axes_of, limits_of
+from fastpipe.augment.volumes.base import AXES, VolumeTransform, axes_of
 from fastpipe.augment.volumes.volume import SEEDS, Fill3D, Volume, cropped, normal_noise, warped
 from fastpipe.errors import AugmentError
 
@@ -319,7 +319,7 @@ class _LabelAffine(_Geometry):
 def _angles(degrees: Any) -> tuple[tuple[float, float], ...]:
     degrees = plain(degrees)
     given = degrees if isinstance(degrees, Sequence) and len(degrees) == 3 else [degrees] * 3
-    return tuple(range_about_zero(one, "degrees") for one in given)
+    return tuple(limits_of(one, "degrees", about=0.0) for one in given)
 
 
 def _three(value: float | Sequence[float], name: str, least: float) -> tuple[float, ...]:

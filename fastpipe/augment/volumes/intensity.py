@@ -9,8 +9,8 @@ import numpy as np
 
 from fastpipe.augment.base import Shape
 from fastpipe.augment.distributions import about_one, between
-from fastpipe.augment.parameters import Float64Array, probability
-from fastpipe.augment.volumes.base import PerChannel, VolumeTransform, axes_of, limits_of
+from fastpipe.augment.parameters import Float64Array, limits_of, probability
+from fastpipe.augment.volumes.base import PerChannel, VolumeTransform, axes_of
 from fastpipe.augment.volumes.volume import SEEDS, Volume, add_noise, along, gaussian, lower_resolution
 from fastpipe.errors import AugmentError
 
@@ -34,7 +34,7 @@ class GaussianNoise3D(VolumeTransform):
     step = "noise"
 
     def __init__(self, std: Any = (0.0, 0.1)) -> None:
-        self.std = limits_of(std, "std")
+        self.std = limits_of(std, "std", 0.0)
 
     def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         return np.stack([between(u[:, 0], *self.std), np.floor(u[:, 1] * SEEDS)], axis=1)
@@ -70,7 +70,7 @@ class Brightness3D(_Factor):
     step = "brightness"
 
     def __init__(self, factor: Any = (0.75, 1.25), p_channel: float = 1.0) -> None:
-        self.factor = self.limits = limits_of(factor, "factor")
+        self.factor = self.limits = limits_of(factor, "factor", 0.0)
         self.p_channel = probability(p_channel, "p_channel")
 
     def on_channel(self, canvas: Volume, channel: int, *numbers: float) -> None:
@@ -93,7 +93,7 @@ class Contrast3D(_Factor):
     step = "contrast"
 
     def __init__(self, factor: Any = (0.75, 1.25), keep_range: bool = True, p_channel: float = 1.0) -> None:
-        self.factor = self.limits = limits_of(factor, "factor")
+        self.factor = self.limits = limits_of(factor, "factor", 0.0)
         self.p_channel = probability(p_channel, "p_channel")
         self.keep_range = keep_range
 
@@ -127,7 +127,7 @@ class Gamma3D(_Factor):
     def __init__(
         self, gamma: Any = (0.7, 1.5), inverted: bool = False, keep_stats: bool = True, p_channel: float = 1.0
     ) -> None:
-        self.gamma = self.limits = limits_of(gamma, "gamma")
+        self.gamma = self.limits = limits_of(gamma, "gamma", 0.0)
         self.p_channel = probability(p_channel, "p_channel")
         self.inverted, self.keep_stats = inverted, keep_stats
 
@@ -173,7 +173,7 @@ class GaussianBlur3D(PerChannel):
     def __init__(
         self, sigma: Any = (0.5, 1.0), axes: int | Sequence[int] = (0, 1, 2), p_channel: float = 1.0
     ) -> None:
-        self.sigma, self.axes = limits_of(sigma, "sigma"), axes_of(axes)
+        self.sigma, self.axes = limits_of(sigma, "sigma", 0.0), axes_of(axes)
         self.p_channel = probability(p_channel, "p_channel")
 
     def numbers(self, u: Float64Array) -> Float64Array:
@@ -206,7 +206,7 @@ class LowResolution3D(PerChannel):
     def __init__(
         self, scale: Any = (0.5, 1.0), axes: int | Sequence[int] = (0, 1, 2), p_channel: float = 1.0
     ) -> None:
-        self.scale, self.axes = limits_of(scale, "scale"), axes_of(axes)
+        self.scale, self.axes = limits_of(scale, "scale", 0.0), axes_of(axes)
         self.p_channel = probability(p_channel, "p_channel")
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise AugmentError(f"scale= is a part of the voxels, above 0 and at most 1, got {scale!r}")
