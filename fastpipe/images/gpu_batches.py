@@ -112,16 +112,14 @@ class DeviceMaker:
                 else:
                     made = torch.empty_like(out[: len(numbers)])
                     self._resample(pixels, tables, made)
-                    out[self._there(torch.tensor(numbers))] = made
+                    out[uploaded(torch.tensor(numbers), self._device)] = made
             if rows:
                 host = torch.empty((len(rows), *spec.shape), dtype=torch.uint8, memory_format=layout)
                 for place, row in enumerate(rows.values()):
                     host[place] = plan.over(torch.from_numpy(row), (1, *spec.shape))[0]
-                out[self._there(torch.tensor(list(rows)))] = self._there(host)
+                places = uploaded(torch.tensor(list(rows)), self._device)
+                out[places] = uploaded(host, self._device)
             return BatchThere(out, self._ended(pixels))
-
-    def _there(self, tensor: Any) -> Any:
-        return uploaded(tensor, self._device)
 
     def _on_stream(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._stream is None else on_stream(self._stream)

@@ -151,7 +151,11 @@ class Plan:
             value = self._by_functionals((*self._fused, *self._drawn), 0, image.pil(), parameters)
             if out is None:
                 return value
-            _copy_tensor(value, self.output, out)
+            spec = self.output
+            if spec is None or tuple(value.shape) != spec.shape:
+                raise ValueError(f"the transform gave shape {tuple(value.shape)}, the plan expects {spec}")
+            torch = require("torch", extra="torch")
+            tensor_over(out, spec.shape, spec.dtype, spec.layout).copy_(value.as_subclass(torch.Tensor))
             return None
         if out is not None:
             draw(image, region, self._how, out)
@@ -396,12 +400,3 @@ def shortened(transform: Any) -> str:
     """Return what a transform shows of itself, on one line."""
     text = " ".join(repr(transform).split())
     return text if len(text) <= 72 else text[:71] + "…"
-
-
-def _copy_tensor(value: Any, spec: TensorSpec | None, out: Words) -> None:
-    """Write a tensor that torchvision made into a batch's memory."""
-    assert spec is not None
-    if tuple(value.shape) != spec.shape:
-        raise ValueError(f"the transform gave shape {tuple(value.shape)}, the plan expects {spec.shape}")
-    torch = require("torch", extra="torch")
-    tensor_over(out, spec.shape, spec.dtype, spec.layout).copy_(value.as_subclass(torch.Tensor))
