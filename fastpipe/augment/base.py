@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fastpipe.augment.distributions import Drawn, drawn
 from fastpipe.augment.parameters import Float64Array, Parameters, uniform_rows
+from fastpipe.augment.reference import Changes, chain_reference
 from fastpipe.augment.steps import Step
 from fastpipe.core.slots import SlotPool
 from fastpipe.core.types import Key
 from fastpipe.errors import AugmentError
 
-__all__ = [
-    "FLOATS", "Augmentation", "Chain", "Layout", "OfBatches", "Ops", "Shape", "applied_table", "columns_of",
-    "drawn_table", "dtype_after", "for_masks", "shape_after", "untraced", "uploaded",
-]  # fmt: skip
-
-
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _Made = TypeVar("_Made")
 Ops = Sequence[Any]  # augmentations, of which the methods of ``Augmentation`` are called
 Shape = tuple[int, ...]  # of a sample
+Table = npt.NDArray[Any]  # numbers or flags, a row for each sample
 
 
 def uploaded(array: npt.NDArray[Any], device: torch.device) -> Tensor:
@@ -86,115 +82,34 @@ def for_masks(ops: Ops, channels: int) -> tuple[tuple[Any, ...], npt.NDArray[np.
     return tuple(twins), np.concatenate(columns)
 
 
-class _Part(NamedTuple):
-    """An operation, and its columns of uniform numbers, of parameters and of what is applied."""
-
-    op: Any
-    is_simple: bool  # see ``drawn_as``
-    draws: slice
-    names: slice
-    applied: slice
-
-
-class _Simple(NamedTuple):
-    """Parameters of one kind of ``Drawn``: their columns, and those of their uniform numbers."""
-
-    kind: str
-    draws: npt.NDArray[np.intp]
-    names: npt.NDArray[np.intp]
-    low: Float64Array
-    high: Float64Array
-
-
 class Layout:
-    """The columns of a chain's tables.
-
-    An operation that others are in, ``RandomApply``, has a number of its own before theirs.
-
-    Args:
-        ops: the chain.
-        channels: of its samples.
-
-    Attributes:
-        draws, names, applied: columns of uniform numbers, of parameters, and of what is applied.
-    """
+    """The columns of a chain's tables: of uniform numbers, of parameters, and of what is applied."""
 
     def __init__(self, ops: Ops, channels: int) -> None:
         self.draws = self.names = self.applied = 0
-        self._parts: list[_Part] = []
-        self._gates: list[tuple[slice, slice]] = []  # columns of parameters, and of what is applied
-        simple: dict[str, list[tuple[int, int, float, float]]] = {}
-        self._add(ops, channels, simple)
-        # Numbers of a kind are drawn together.
-        self._simple = [
-            _Simple(kind, *(np.array(column) for column in zip(*columns, strict=True)))
-            for kind, columns in simple.items()
-        ]
-        self._copies = self._same()
-
-    def _add(self, ops: Ops, channels: int, simple: dict[str, list[tuple[int, int, float, float]]]) -> None:
+        self._parts: list[Any] = []  # an operation, and its columns of the three
         for op in ops:
-            inner = op.inner
-            if inner is not None:
-                simple.setdefault("flag", []).append((self.draws, self.names, op.p, 0.0))
-                names, applied = slice(self.names, self.names + 1), slice(self.applied, self.applied + 1)
-                self._gates.append((names, applied))
-                self.draws, self.names, self.applied = self.draws + 1, self.names + 1, self.applied + 1
-                self._add(inner, channels, simple)
-                continue
-            drawn_as = op.drawn_as(channels)
-            for at, one in enumerate(drawn_as or ()):
-                place = (self.draws + at, self.names + at, one.low, one.high)
-                simple.setdefault(one.kind, []).append(place)
-            ends = (
-                self.draws + op.draws_for(channels),
-                self.names + len(op.names_for(channels)),
-                self.applied + len(op.applied_names_for(channels)),
-            )
-            begins = (self.draws, self.names, self.applied)
-            slices = (slice(*pair) for pair in zip(begins, ends, strict=True))
-            self._parts.append(_Part(op, drawn_as is not None, *slices))
-            self.draws, self.names, self.applied = ends
-
-    def _same(self) -> list[tuple[slice, slice]]:
-        """Return columns of parameters that are applied as they are, in as few pieces as can be."""
-        edges = [(part.names, part.applied) for part in self._parts if part.op.applies_parameters]
-        edges += self._gates
-        found: list[tuple[slice, slice]] = []
-        for names, applied in sorted(edges, key=lambda pair: (pair[0].start, pair[0].stop)):
-            if found and found[-1][0].stop == names.start and found[-1][1].stop == applied.start:
-                before = found.pop()
-                names = slice(before[0].start, names.stop)
-                applied = slice(before[1].start, applied.stop)
-            found.append((names, applied))
-        return found
+            begins = self.draws, self.names, self.applied
+            self.draws += op.draws_for(channels)
+            self.names += len(op.names_for(channels))
+            self.applied += len(op.applied_names_for(channels))
+            self._parts.append((op, *map(slice, begins, (self.draws, self.names, self.applied))))
 
     def drawn(self, u: Float64Array, shape: Shape) -> Float64Array:
         """Return parameters (N, names) for uniform numbers, of samples of this shape."""
         found = np.empty((len(u), self.names))
-        for one in self._simple:
-            found[:, one.names] = drawn(one.kind, u[:, one.draws], one.low, one.high)
-        for part in self._parts:
-            if not part.is_simple:
-                found[:, part.names] = part.op.table(u[:, part.draws], shape)
-            shape = part.op.shape_after(shape)
+        for op, draws, names, _ in self._parts:
+            found[:, names] = op.table(u[:, draws], shape)
+            shape = op.shape_after(shape)
         return found
 
     def computed(self, table: Float64Array, shape: Shape) -> Float64Array:
         """Compute what is applied for parameters of samples of this shape: (N, applied)."""
         found = np.empty((len(table), self.applied))
-        for names, applied in self._copies:
-            found[:, applied] = table[:, names]
-        for part in self._parts:
-            if not part.op.applies_parameters:
-                found[:, part.applied] = part.op.applied(table[:, part.names], shape)
-            shape = part.op.shape_after(shape)
+        for op, _, names, applied in self._parts:
+            found[:, applied] = op.applied(table[:, names], shape)
+            shape = op.shape_after(shape)
         return found
-
-
-def drawn_table(ops: Ops, u: Float64Array, shape: Shape) -> Float64Array:
-    """Compute the parameters of a chain from uniform numbers."""
-    return Layout(ops, shape[0]).drawn(u, shape)
 
 
 def applied_table(ops: Ops, table: Float64Array, shape: Shape) -> Float64Array:
@@ -239,6 +154,27 @@ class OfBatches:
         """
         return self._chain(images, others, generator, key)
 
+    def apply(
+        self, images: Tensor, parameters: Parameters | Sequence[Parameters], lengths: Tensor | None = None
+    ) -> Any:
+        """Return images changed by parameters that were drawn before; errors as of a call.
+
+        With the ``lengths`` of motion a tuple of it and its new lengths.
+        """
+        given = [parameters] if isinstance(parameters, Parameters) else parameters
+        return self._chain.apply(images, given, lengths)
+
+    def reference(
+        self, images: Tensor, parameters: Parameters | Sequence[Parameters], lengths: Tensor | None = None
+    ) -> Any:
+        """Return what torchvision's functions make of the images, one by one, with the same parameters.
+
+        Of volumes and motion, what NumPy and SciPy make of them.  It is slow, and there to compare with; it
+        has the shape and the dtype of what ``apply`` gives.
+        """
+        given = [parameters] if isinstance(parameters, Parameters) else parameters
+        return self._chain.reference(images, given, lengths)
+
     def margin(self, size: Sequence[int]) -> tuple[int, ...]:
         """Return how many voxels more volumes should have, on each side, for a result of a size (D, H, W), so
         that little of it is from beyond: ``margin=`` of a ``FastPatchDataset``.
@@ -258,7 +194,7 @@ class Augmentation(OfBatches):
     Images are changed by a ``BatchTransform``; volumes and motion have classes of their own.
 
     Attributes:
-        draws: uniform numbers that a sample needs.
+        draws: uniform numbers that a sample needs; default: as many as ``names`` are.
         names: of its parameters.
         applied_names: of what is applied, where that is computed from the parameters first.
         kind: what it is for: ``"images"``, which spectrograms are as well, ``"volumes"`` or ``"motion"``.
@@ -274,6 +210,13 @@ class Augmentation(OfBatches):
     mixes: bool = False
     chain_type: type[Chain]  # what calls it, alone or in a Compose
 
+    step: str | None = None  # the native core's name for it, where that takes no more than columns
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "names" in cls.__dict__ and "draws" not in cls.__dict__:
+            cls.draws = len(cls.names)
+
     def __new__(cls: type[_Own], *args: Any, **options: Any) -> _Own:
         # Here, where the compiler does not look.
         made = super().__new__(cls)
@@ -285,21 +228,6 @@ class Augmentation(OfBatches):
     ) -> Parameters:
         """Return parameters for a batch of this shape; further arguments as of a call."""
         return self._chain.draw(shape, generator, key)[0]
-
-    def apply(self, images: Tensor, parameters: Parameters, lengths: Tensor | None = None) -> Any:
-        """Return images changed by parameters that were drawn before; errors as of a call.
-
-        With the ``lengths`` of motion a tuple of it and its new lengths.
-        """
-        return self._chain.apply(images, [parameters], lengths)
-
-    def reference(self, images: Tensor, parameters: Parameters, lengths: Tensor | None = None) -> Any:
-        """Return what torchvision's functions make of the images, one by one, with the same parameters.
-
-        Of volumes and motion, what NumPy and SciPy make of them.  It is slow, and there to compare with; it
-        has the shape and the dtype of what ``apply`` gives.
-        """
-        return self._chain.reference(images, [parameters], lengths)
 
     def __setattr__(self, name: str, value: Any) -> None:
         global _changes
@@ -313,63 +241,44 @@ class Augmentation(OfBatches):
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_chain"}
 
+    # ``RandomApply``, and what changes channels each in its own way, have more for more channels.
+
     def draws_for(self, channels: int) -> int:
-        """Return how many uniform numbers a sample of so many channels needs."""
+        """Return how many uniform numbers a sample needs."""
         return self.draws
 
     def names_for(self, channels: int) -> tuple[str, ...]:
-        """Return the names of the parameters of a sample of so many channels."""
+        """Return the names of a sample's parameters."""
         return self.names
 
-    def applied_names_for(self, channels: int) -> tuple[str, ...]:
-        """Return the names of what is applied to a sample of so many channels."""
-        return self.names_applied
+    def applied_names_for(self, channels: int = 1) -> tuple[str, ...]:
+        """Return the names of what is applied: ``applied_names``, or the parameters' own."""
+        return self.names_for(channels) if self.applied_names is None else self.applied_names
 
-    @property
-    def inner(self) -> Sequence[Any] | None:
-        """The operations that it applies to some samples; None if it has none."""
-        return None
-
-    @property
-    def applies_parameters(self) -> bool:
-        """True if the parameters are applied as they are."""
-        return type(self).applied is Augmentation.applied
-
-    @property
-    def names_applied(self) -> tuple[str, ...]:
-        """``applied_names``, or the parameters' own."""
-        return self.names if self.applied_names is None else self.applied_names
-
-    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
-        """Return parameters for uniform numbers.  Default: as ``drawn_as`` says, or none are drawn.
+    def table(self, u: Float64Array, shape: Shape) -> Table:
+        """Return parameters for uniform numbers.  Default: these numbers.
 
         Args:
             u: (N, draws), in [0, 1).
             shape: of a sample, (C, H, W).
 
         Returns:
-            (N, len(names)).
+            (N, len(names)), numbers or flags.
         """
-        if self.drawn_as(shape[0]) is None:
-            return np.zeros((len(u), len(self.names)))
-        return drawn_table([self], u, shape)
-
-    def drawn_as(self, channels: int) -> Sequence[Drawn] | None:
-        """Say how each parameter is computed from its uniform number; None if ``table`` does it."""
-        return None
+        return u
 
     def applied(self, table: Float64Array, shape: Shape) -> Float64Array:
         """Return what is applied for parameters of samples of this shape: (N, len(applied_names))."""
         return table
 
     def steps(self, column: int, shape: Shape) -> Sequence[Step] | None:
-        """Return the native core's steps for a sample of this shape.  Default: None, if there are none.
+        """Return the native core's steps for a sample of this shape; None, if there are none.
 
         Args:
             column: where its numbers begin in what is applied for a chain.
             shape: of a sample, (C, H, W).
         """
-        return None
+        return None if self.step is None else [Step(self.step, column)]
 
     def shape_after(self, shape: Shape) -> Shape:
         """Return the shape of a sample afterwards."""
@@ -417,12 +326,13 @@ class Chain(ABC):
     Attributes:
         one: what a sample is called, in messages.
         shapes: of batches, the whole one last.
-        dtypes: of batches.
+        changes: the reference; default: torchvision's functions.
     """
 
     one: ClassVar[str]
     shapes: ClassVar[tuple[str, ...]]
     dtypes: ClassVar[tuple[torch.dtype, ...]]
+    changes: ClassVar[Changes | None] = None
 
     def __init__(
         self,
@@ -436,11 +346,11 @@ class Chain(ABC):
         self.memory, self.memory_of_others = SlotPool(_SLOTS), SlotPool(_SLOTS)
         self._kept: dict[Any, Any] = {}
         self._changes = _changes
-        self.number = _register(self)
+        self.number = next(_numbers)
+        _chains[self.number] = self
 
     def __reduce__(self) -> tuple[type[Chain], tuple[Any, ...]]:
-        # A copy has a number of its own.
-        return type(self), (self.ops, self.name, self.steps, self.lengths_at)
+        return type(self), (self.ops, self.name, self.steps, self.lengths_at)  # with a number of its own
 
     def __call__(
         self, samples: Any, others: Sequence[Any], generator: torch.Generator | None, key: Key | None
@@ -455,8 +365,7 @@ class Chain(ABC):
 
     def given(self, samples: Tensor, batch: Tensor, table: Tensor, others: Sequence[Any]) -> Any:
         """Apply parameters to a batch and to what belongs to it."""
-        changed = self.changed(batch, table)
-        changed = changed.squeeze(1) if samples.ndim < batch.ndim else changed
+        changed = shaped_as(samples, self.changed(batch, table))
         return (changed, *self.followed(table, batch.shape, others)) if others else changed
 
     def changed(self, samples: Tensor, table: Tensor) -> Tensor:
@@ -470,39 +379,33 @@ class Chain(ABC):
     def by_kernels(self, samples: Tensor, table: Tensor) -> Tensor:
         """Change a batch by parameters (N, columns), on any device."""
 
-    @abstractmethod
     def followed(self, table: Tensor, shape: Sequence[int], others: Sequence[Any]) -> Sequence[Any]:
         """Change what belongs to samples (N, …) as they are changed."""
-
-    @abstractmethod
-    def referred(self, samples: Tensor, parameters: Sequence[Parameters]) -> Tensor:
-        """Change samples on the CPU by the reference."""
+        return others
 
     # ---- parameters ----------------------------------------------------------------------------
 
     def table(self, shape: Sequence[int], generator: torch.Generator | None, key: Key | None) -> Float64Array:
         """Return parameters for a batch of this shape, (N, columns)."""
-        layout = self.layout(False, shape[1])
+        layout = self.layout(self.ops, shape[1])
         return layout.drawn(uniform_rows(shape[0], layout.draws, generator, key), tuple(shape[1:]))
 
     def applied(self, table: Tensor, shape: Sequence[int]) -> Float64Array:
         """Compute what is applied for parameters of samples (N, …)."""
-        return self.layout(True, shape[1]).computed(table.numpy(), tuple(shape[1:]))
+        return self.layout(self.steps, shape[1]).computed(table.numpy(), tuple(shape[1:]))
 
-    def layout(self, of_steps: bool, channels: int) -> Layout:
+    def layout(self, ops: Sequence[Augmentation], channels: int) -> Layout:
         """Return the layout of the operations, or of the steps that replace them."""
-        ops, channels = self.steps if of_steps else self.ops, int(channels)  # may be symbolic in a trace
-        made: Layout = self.kept((of_steps, channels), lambda: Layout(ops, channels))
-        return made
+        channels = int(channels)  # may be symbolic in a trace
+        return self.kept((ops is self.steps, channels), lambda: Layout(ops, channels))
 
     def kept(self, key: Any, make: Callable[[], _Made]) -> _Made:
         """Return what ``make`` returned for this key; make it anew once an operation has changed."""
         if self._changes != _changes or len(self._kept) > _MOST_KEPT:
             self._kept, self._changes = {}, _changes
-        found = self._kept.get(key)
-        if found is None:
-            found = self._kept[key] = make()
-        made: _Made = found
+        if key not in self._kept:
+            self._kept[key] = make()
+        made: _Made = self._kept[key]
         return made
 
     def form_after(self, shape: Sequence[int], dtype: torch.dtype) -> tuple[tuple[int, ...], torch.dtype]:
@@ -522,22 +425,19 @@ class Chain(ABC):
         """Return parameters of each operation."""
         whole = self._check_shape(shape)
         table = self.table(whole, generator, key)
-        return [
-            Parameters.of_table(op.names_for(whole[1]), table[:, own])
-            for op, own in columns_of(self.ops, whole[1])
-        ]
+        own = columns_of(self.ops, whole[1])
+        return [Parameters.of_table(op.names_for(whole[1]), table[:, columns]) for op, columns in own]
 
     def apply(self, samples: Any, parameters: Sequence[Parameters], lengths: Any = None) -> Any:
         """Change samples by parameters of each operation; return motion with new lengths if it had any."""
         batch, table = self.checked_with(samples, parameters)
-        changed = self.changed(batch, table)
-        return changed.squeeze(1) if samples.ndim < batch.ndim else changed
+        return shaped_as(samples, self.changed(batch, table))
 
     def reference(self, samples: Any, parameters: Sequence[Parameters], lengths: Any = None) -> Any:
         """Change samples as ``apply``, by the reference."""
         batch, _ = self.checked_with(samples, parameters)
-        changed = self.referred(batch.cpu(), parameters).to(batch.device)
-        return changed.squeeze(1) if samples.ndim < batch.ndim else changed
+        found = chain_reference(self.ops, batch.cpu(), parameters, self.changes)
+        return shaped_as(samples, found.to(batch.device))
 
     # ---- checks --------------------------------------------------------------------------------
 
@@ -608,24 +508,27 @@ class Chain(ABC):
             )
 
 
+def shaped_as(samples: Tensor, changed: Tensor) -> Tensor:
+    """Return a batch without the axis of channels where that was not given."""
+    return changed.squeeze(1) if samples.ndim < changed.ndim else changed
+
+
 # ---- for torch.compile ---------------------------------------------------------------------------
 #
 # Drawing and the processor's kernels are opaque to the compiler: operations of torch's, which know a chain
 # by its number.
 
 _chains: weakref.WeakValueDictionary[int, Chain] = weakref.WeakValueDictionary()
-_count = 0
-
-
-def _register(chain: Chain) -> int:
-    global _count
-    _count += 1
-    _chains[_count] = chain
-    return _count
+_numbers = itertools.count(1)
 
 
 def _drawn(number: int, shape: list[int]) -> Tensor:
     return torch.from_numpy(_chains[number].table(shape, None, None))
+
+
+def _like_drawn(number: int, shape: list[int]) -> Tensor:
+    chain = _chains[number]
+    return torch.empty((shape[0], chain.layout(chain.ops, shape[1]).names), dtype=torch.float64)
 
 
 def _applied(table: Tensor, number: int, shape: list[int], is_pinned: bool) -> Tensor:
@@ -634,35 +537,34 @@ def _applied(table: Tensor, number: int, shape: list[int], is_pinned: bool) -> T
     return torch.from_numpy(found).pin_memory() if is_pinned else torch.from_numpy(found)
 
 
+def _like_applied(table: Tensor, number: int, shape: list[int], is_pinned: bool) -> Tensor:
+    chain = _chains[number]
+    return table.new_empty((len(table), chain.layout(chain.steps, shape[0]).applied), dtype=torch.float32)
+
+
 def _augmented(samples: Tensor, table: Tensor, number: int) -> Tensor:
     return _chains[number].by_kernels(samples, table)
 
 
-def _define() -> None:
-    library = torch.library
-    seeded = torch.Tag.nondeterministic_seeded  # two draws are not one
-    library.define("fastpipe::drawn", "(int number, SymInt[] shape) -> Tensor", tags=seeded)
-    library.impl("fastpipe::drawn", "CompositeExplicitAutograd", _drawn)
-    library.define(
-        "fastpipe::applied", "(Tensor table, int number, SymInt[] shape, bool is_pinned) -> Tensor"
-    )
-    library.impl("fastpipe::applied", "CPU", _applied)
-    library.define("fastpipe::augmented", "(Tensor samples, Tensor table, int number) -> Tensor")
-    library.impl("fastpipe::augmented", "CompositeExplicitAutograd", _augmented)
-
-    @library.register_fake("fastpipe::drawn")  # type: ignore[untyped-decorator]
-    def drawn(number: int, shape: list[int]) -> Tensor:
-        return torch.empty((shape[0], _chains[number].layout(False, shape[1]).names), dtype=torch.float64)
-
-    @library.register_fake("fastpipe::applied")  # type: ignore[untyped-decorator]
-    def applied(table: Tensor, number: int, shape: list[int], is_pinned: bool) -> Tensor:
-        columns = _chains[number].layout(True, shape[0]).applied
-        return table.new_empty((len(table), columns), dtype=torch.float32)
-
-    @library.register_fake("fastpipe::augmented")  # type: ignore[untyped-decorator]
-    def augmented(samples: Tensor, table: Tensor, number: int) -> Tensor:
-        shape, dtype = _chains[number].form_after(samples.shape, samples.dtype)
-        return samples.new_empty(shape, dtype=dtype)
+def _like_augmented(samples: Tensor, table: Tensor, number: int) -> Tensor:
+    shape, dtype = _chains[number].form_after(samples.shape, samples.dtype)
+    return samples.new_empty(shape, dtype=dtype)
 
 
-_define()
+_ANY = "CompositeExplicitAutograd"
+_SEEDED = torch.Tag.nondeterministic_seeded  # two draws are not one
+for _signature, _backend, _function, _traced, _tags in (
+    ("drawn(int number, SymInt[] shape)", _ANY, _drawn, _like_drawn, _SEEDED),
+    (
+        "applied(Tensor table, int number, SymInt[] shape, bool is_pinned)",
+        "CPU",
+        _applied,
+        _like_applied,
+        (),
+    ),
+    ("augmented(Tensor samples, Tensor table, int number)", _ANY, _augmented, _like_augmented, ()),
+):
+    _name = f"fastpipe::{_signature.partition('(')[0]}"
+    torch.library.define(_name, f"({_signature.partition('(')[2]} -> Tensor", tags=_tags)
+    torch.library.impl(_name, _backend, _function)
+    torch.library.register_fake(_name, _traced)

@@ -18,43 +18,24 @@ from fastpipe.augment.base import (
     FLOATS,
     Augmentation,
     Chain,
+    Layout,
     Ops,
     Shape,
     applied_table,
     columns_of,
-    drawn_table,
     for_masks,
     shape_after,
     untraced,
     uploaded,
 )
 from fastpipe.augment.matrices import after, identity
-from fastpipe.augment.parameters import Float64Array, Parameters, probability
-from fastpipe.augment.reference import chain_reference
+from fastpipe.augment.parameters import Float64Array, probability
 from fastpipe.augment.steps import Step, check_change, plan_of, run_plan
 from fastpipe.core.extras import require
 from fastpipe.core.native import native
 from fastpipe.core.slots import SlotPool
 from fastpipe.core.types import Key
 from fastpipe.errors import AugmentError
-
-__all__ = [
-    "BatchTransform",
-    "Columns",
-    "ImageChain",
-    "Moves",
-    "RandomApply",
-    "Size",
-    "chain_type_of",
-    "checked_ops",
-    "chosen",
-    "kind_of",
-    "moves_of",
-    "on_device",
-    "on_processor",
-    "per_channel",
-]
-
 
 # What is applied, where the images are: name → float32 tensor (N,).
 Columns = Mapping[str, Tensor]
@@ -65,15 +46,10 @@ _ELEMENTS = {
 
 
 class Moves(NamedTuple):
-    """Where pixels go.
+    """Where pixels go."""
 
-    Attributes:
-        matrices: (N, 6): see ``matrices``.
-        clips: (N,), whether boxes are cut off at the image's borders.
-    """
-
-    matrices: Float64Array
-    clips: npt.NDArray[np.bool_]
+    matrices: Float64Array  # (N, 6): see the module ``matrices``
+    clips: npt.NDArray[np.bool_]  # (N,), whether boxes are cut off at the image's borders
 
 
 class ImageChain(Chain):
@@ -89,7 +65,15 @@ class ImageChain(Chain):
 
     def given(self, samples: Tensor, batch: Tensor, table: Tensor, others: Sequence[Any]) -> Any:
         if any(op.mixes for op in self.ops):
-            others = [self._mixed_labels(others[0] if others else None, batch, table), *others[1:]]
+            labels: Any = others[0] if others else None
+            next(op for op in self.steps if op.mixes).check_labels(labels, len(batch))
+            applied = torch.ops.fastpipe.applied(table, self.number, batch.shape[1:], labels.is_cuda)
+            applied = applied.to(labels.device, non_blocking=True)
+            for op, own in columns_of(self.steps, batch.shape[1], of_applied=True):
+                if op.mixes:
+                    op.check_labels(labels, len(batch))
+                    labels = op.mixed_labels(labels, op.columns(applied[:, own]))
+            others = [labels, *others[1:]]
         return super().given(samples, batch, table, others)
 
     def changed(self, samples: Tensor, table: Tensor) -> Tensor:
@@ -105,21 +89,15 @@ class ImageChain(Chain):
     def followed(self, table: Tensor, shape: Sequence[int], others: Sequence[Any]) -> Sequence[Any]:
         return follow(self.steps, table, shape, others)
 
-    def referred(self, samples: Tensor, parameters: Sequence[Parameters]) -> Tensor:
-        return chain_reference(self.ops, samples, parameters)
-
     def native_batch(
         self, shape: Sequence[int], key: Key, out: Tensor, places: npt.NDArray[np.int64] | None = None
     ) -> Any:
         """Return a ``native.AugmentBatch`` that changes images of bytes, given one by one, in any thread.
 
-        Args:
-            shape: of the batch, (N, C, H, W).
-            key: of its samples; each becomes what it would be in the whole batch.
-            out: (M, …), where images go.
-            places: which of ``out`` each becomes; default: the one of its number.
+        Each becomes what it would be in the whole batch, (N, C, H, W), and goes to ``out``, (M, …), at its
+        number or its place.
         """
-        rows = self.layout(True, shape[1]).computed(self.table(shape, None, key), tuple(shape[1:]))
+        rows = self.applied(torch.from_numpy(self.table(shape, None, key)), shape)
         (part,) = _parts(self.steps, tuple(shape[1:]), torch.uint8)
         assert part.plan is not None  # there are only augmentations of fastpipe's, and none mixes
         elements = _ELEMENTS[torch.uint8], _ELEMENTS[out.dtype]
@@ -128,20 +106,6 @@ class ImageChain(Chain):
         )
 
     check_change = staticmethod(check_change)
-
-    def _mixed_labels(self, labels: Any, images: Tensor, table: Tensor) -> Tensor:
-        next(op for op in self.steps if op.mixes).check_labels(labels, len(images))
-        applied = torch.ops.fastpipe.applied(table, self.number, images.shape[1:], labels.is_cuda)
-        applied, begin = applied.to(labels.device, non_blocking=True), 0
-        for op in self.steps:
-            end = begin + len(op.names_applied)
-            if op.mixes:
-                op.check_labels(labels, len(images))
-                columns = dict(zip(op.names_applied, applied[:, begin:end].unbind(1), strict=True))
-                labels = op.mixed_labels(labels, columns)
-            begin = end
-        mixed: Tensor = labels
-        return mixed
 
 
 class BatchTransform(Augmentation, ABC):
@@ -160,11 +124,8 @@ class BatchTransform(Augmentation, ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         # Steps are those of the operation that it was; what a script has instead is done here, too.
-        if "on_tensors" in cls.__dict__ and "steps" not in cls.__dict__:
-            cls.steps = Augmentation.steps  # type: ignore[method-assign]
-
-    def for_masks(self) -> BatchTransform | None:
-        return None
+        if "on_tensors" in cls.__dict__ and not {"step", "steps"} & set(cls.__dict__):
+            cls.step, cls.steps = None, Augmentation.steps  # type: ignore[method-assign]
 
     @abstractmethod
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
@@ -176,10 +137,9 @@ class BatchTransform(Augmentation, ABC):
             of_bytes: whether they are whole numbers of 0 … 255, and have to be afterwards.
         """
 
-    def columns(self, rows: Float64Array) -> Columns:
-        """Return what is applied, (N, len(applied_names)), as ``on_tensors`` takes it."""
-        values = torch.from_numpy(rows.astype(np.float32)).unbind(1)
-        return dict(zip(self.names_applied, values, strict=True))
+    def columns(self, applied: Tensor) -> Columns:
+        """Return what is applied, float32 (N, len(applied_names)), as ``on_tensors`` takes it."""
+        return dict(zip(self.applied_names_for(), applied.unbind(1), strict=True))
 
     def moves(self, table: Float64Array, shape: Shape, of_points: bool) -> Moves | None:
         """Return where pixels go, for boxes and keypoints; None if they stay.
@@ -245,15 +205,13 @@ def on_device(ops: Ops, images: Tensor, applied: Tensor) -> Tensor:
 
     ``applied`` is float32, on the same device.
     """
-    dtype, begin = images.dtype, 0
+    dtype = images.dtype
     # Mixed precision is for the model: half a digit less of weights and coordinates would show.
     with torch.autocast(images.device.type, enabled=False):
         values = images.float()
-        for op in ops:
-            names = op.names_applied
-            columns = {name: applied[:, begin + at] for at, name in enumerate(names)}
-            values = op.on_tensors(values, columns, dtype == torch.uint8)
-            dtype, begin = op.dtype_after(dtype), begin + len(names)
+        for op, own in columns_of(ops, 1, of_applied=True):
+            values = op.on_tensors(values, op.columns(applied[:, own]), dtype == torch.uint8)
+            dtype = op.dtype_after(dtype)
     return values.to(dtype, memory_format=_layout(images))
 
 
@@ -310,7 +268,8 @@ def on_processor(ops: Ops, images: Tensor, applied: Float64Array, memory: SlotPo
             if part.op is not None:
                 of_bytes = images.dtype == torch.uint8
                 with torch.autocast("cpu", enabled=False):  # as on devices
-                    images = part.op.on_tensors(images.float(), part.op.columns(rows), of_bytes).to(dtype)
+                    columns = part.op.columns(torch.from_numpy(rows.astype(np.float32)))
+                    images = part.op.on_tensors(images.float(), columns, of_bytes).to(dtype)
             else:
                 out = _empty((len(images), *part.shape), dtype, is_last, memory)
                 elements = _ELEMENTS[images.dtype], _ELEMENTS[dtype]
@@ -357,13 +316,9 @@ class RandomApply(BatchTransform):
                 raise AugmentError(f"RandomApply leaves some {op.kind} as they are, and {op} mixes all")
         self.draws, self.names = self.draws_for(1), self.names_for(1)
         self.applied_names = self.applied_names_for(1)
-        self.kind, self.chain_type = kind_of(self.ops), chain_type_of(self.ops)
+        self.kind, self.chain_type = kind_of(self.ops).kind, kind_of(self.ops).chain_type
         self._chain = self.chain_type([self], "RandomApply")
         self.ranks = tuple(rank for rank in (3, 4, 5) if all(rank in op.ranks for op in self.ops))
-
-    @property
-    def inner(self) -> Sequence[Augmentation]:
-        return self.ops
 
     def draws_for(self, channels: int) -> int:
         found: int = 1 + sum(op.draws_for(channels) for op in self.ops)
@@ -372,7 +327,7 @@ class RandomApply(BatchTransform):
     def names_for(self, channels: int) -> tuple[str, ...]:
         return ("is_applied", *_nested([op.names_for(channels) for op in self.ops]))
 
-    def applied_names_for(self, channels: int) -> tuple[str, ...]:
+    def applied_names_for(self, channels: int = 1) -> tuple[str, ...]:
         return ("is_applied", *_nested([op.applied_names_for(channels) for op in self.ops]))
 
     def check(self, shape: Sequence[int]) -> None:
@@ -394,10 +349,13 @@ class RandomApply(BatchTransform):
         return dtype
 
     def table(self, u: Float64Array, shape: Shape) -> Float64Array:
-        return drawn_table([self], u, shape)
+        return np.concatenate([u[:, :1] < self.p, self._inner(shape).drawn(u[:, 1:], shape)], axis=1)
 
     def applied(self, table: Float64Array, shape: Shape) -> Float64Array:
-        return applied_table([self], table, shape)
+        return np.concatenate([table[:, :1], self._inner(shape).computed(table[:, 1:], shape)], axis=1)
+
+    def _inner(self, shape: Shape) -> Layout:
+        return self._chain.kept(("inner", shape[0]), lambda: Layout(self.ops, shape[0]))
 
     def moves(self, table: Float64Array, shape: Shape, of_points: bool) -> Moves | None:
         if self.for_masks() is None:
@@ -407,7 +365,10 @@ class RandomApply(BatchTransform):
         return Moves(np.where(is_applied, matrices, identity(len(table))), clips & is_applied[:, 0])
 
     def for_masks(self) -> BatchTransform | None:
-        return _MaskApply(self.ops) if any(op.for_masks() for op in self.ops) else None
+        twins = [op.for_masks() for op in self.ops]
+        if not any(twins):
+            return None
+        return RandomApply([twin or _Untouched(op) for twin, op in zip(twins, self.ops, strict=True)])
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -429,7 +390,7 @@ class RandomApply(BatchTransform):
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         changed = images
         for at, op in enumerate(self.ops):
-            own = {name: columns[f"{at}.{name}"] for name in op.names_applied}
+            own = {name: columns[f"{at}.{name}"] for name in op.applied_names_for()}
             changed = op.on_tensors(changed, own, of_bytes)
         return chosen(columns["is_applied"], changed, images)
 
@@ -439,7 +400,7 @@ class RandomApply(BatchTransform):
 
     def neutral(self) -> Float64Array:
         """Return what is applied to sequences to leave them as they are."""
-        return np.zeros(len(self.names_applied))
+        return np.zeros(len(self.applied_names_for()))
 
     def extra_repr(self) -> str:
         return f"{list(self.ops)}, p={self.p}"
@@ -453,9 +414,9 @@ class _Untouched(BatchTransform):
     """Leaves images as they are, and stands for an operation that others of its table come after."""
 
     def __init__(self, op: Augmentation) -> None:
-        self._op, self.names, self.kind = op, op.names_applied, op.kind
+        self._op, self.names, self.kind = op, op.applied_names_for(), op.kind
 
-    def applied_names_for(self, channels: int) -> tuple[str, ...]:
+    def applied_names_for(self, channels: int = 1) -> tuple[str, ...]:
         return self._op.applied_names_for(channels)
 
     def steps(self, column: int, shape: Shape) -> list[Step]:
@@ -466,13 +427,6 @@ class _Untouched(BatchTransform):
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         return images
-
-
-class _MaskApply(RandomApply):
-    """Applies to masks what belongs to geometry."""
-
-    def __init__(self, ops: Sequence[Augmentation]) -> None:
-        super().__init__([op.for_masks() or _Untouched(op) for op in ops])
 
 
 def checked_ops(ops: Sequence[Augmentation], name: str) -> tuple[Any, ...]:
@@ -488,28 +442,18 @@ def checked_ops(ops: Sequence[Augmentation], name: str) -> tuple[Any, ...]:
     return tuple(ops)
 
 
-def kind_of(ops: Sequence[Augmentation]) -> str:
-    """Return what augmentations that were checked are for."""
-    return ops[0].kind if ops else "images"
-
-
-def chain_type_of(ops: Sequence[Augmentation]) -> type[Chain]:
-    """Return the chain class of augmentations that were checked."""
-    return ops[0].chain_type if ops else ImageChain
+def kind_of(ops: Sequence[Augmentation]) -> Any:
+    """Return something that is of the kind of augmentations that were checked: images' if there are none."""
+    return ops[0] if ops else BatchTransform
 
 
 # ---- masks, boxes and keypoints --------------------------------------------------------------------
 
 
 def follow(ops: Ops, table: Tensor, shape: Sequence[int], others: Sequence[Any]) -> Sequence[Any]:
-    """Change masks, boxes and keypoints as images were changed, as torchvision's transforms do.
+    """Change masks, boxes and keypoints as images (N, C, H, W) were changed, as torchvision does.
 
-    Args:
-        ops: the chain.
-        table: its parameters.
-        shape: of the images before, (N, C, H, W).
-        others: each is handed through, but for ``torchvision.tv_tensors``, also in dictionaries, and in lists
-            of one item for each image.
+    All else is handed through.  They may be in dictionaries, and in lists of one item for each image.
     """
     kinds = sys.modules.get("torchvision.tv_tensors")  # without it there are none
     if kinds is None or not any(_has_any(other, kinds.TVTensor) for other in others):
@@ -517,7 +461,7 @@ def follow(ops: Ops, table: Tensor, shape: Sequence[int], others: Sequence[Any])
     for op in ops:
         if op.mixes:
             raise AugmentError(f"masks, boxes and keypoints do not go along with {op}: mix the images apart")
-    return untraced(lambda: [_Follower(ops, table.numpy(), shape, kinds).of_batch(other) for other in others])
+    return untraced(lambda: [_Follower(ops, table.numpy(), shape, kinds).changed(other) for other in others])
 
 
 def _has_any(thing: Any, kind: type) -> bool:
@@ -535,35 +479,30 @@ class _Follower:
         self.ops, self.table, self.kinds = ops, table, kinds
         self.count, self.shape, self.size = shape[0], tuple(shape[1:]), (shape[2], shape[3])
 
-    def of_batch(self, thing: Any) -> Any:
-        """Change what belongs to all images, in the order of these."""
+    def changed(self, thing: Any, at: int | None = None) -> Any:
+        """Change what belongs to all images, in the order of these, or to the one of a number."""
         if isinstance(thing, dict):
-            return {name: self.of_batch(value) for name, value in thing.items()}
+            return {name: self.changed(value, at) for name, value in thing.items()}
         if isinstance(thing, (list, tuple)):
+            if at is not None:
+                return type(thing)(self.changed(value, at) for value in thing)
             if len(thing) != self.count and _has_any(thing, self.kinds.TVTensor):
                 raise AugmentError(
                     f"there are {self.count} images, and {len(thing)} of what goes along with them"
                 )
-            return type(thing)(self.of_sample(value, at) for at, value in enumerate(thing))
+            return type(thing)(self.changed(value, number) for number, value in enumerate(thing))
+        if not isinstance(thing, (self.kinds.Mask, self.kinds.KeyPoints, self.kinds.BoundingBoxes)):
+            return thing
+        values = thing.as_subclass(Tensor)
+        if at is not None:
+            return self._moved(thing, values[None], slice(at, at + 1), is_one=True)
         if isinstance(thing, self.kinds.BoundingBoxes):
             raise AugmentError("boxes of a batch come as a list, with BoundingBoxes for each image")
-        if isinstance(thing, (self.kinds.Mask, self.kinds.KeyPoints)):
-            if len(thing) != self.count:
-                raise AugmentError(
-                    f"there are {self.count} images, and {type(thing).__name__} of shape {tuple(thing.shape)}"
-                )
-            return self._moved(thing, thing.as_subclass(Tensor), slice(None))
-        return thing
-
-    def of_sample(self, thing: Any, at: int) -> Any:
-        """Change what belongs to one image."""
-        if isinstance(thing, dict):
-            return {name: self.of_sample(value, at) for name, value in thing.items()}
-        if isinstance(thing, (list, tuple)):
-            return type(thing)(self.of_sample(value, at) for value in thing)
-        if isinstance(thing, (self.kinds.Mask, self.kinds.KeyPoints, self.kinds.BoundingBoxes)):
-            return self._moved(thing, thing.as_subclass(Tensor)[None], slice(at, at + 1), is_one=True)
-        return thing
+        if len(thing) != self.count:
+            raise AugmentError(
+                f"there are {self.count} images, and {type(thing).__name__} of shape {tuple(thing.shape)}"
+            )
+        return self._moved(thing, values, slice(None))
 
     def _moved(self, thing: Any, values: Tensor, rows: slice, is_one: bool = False) -> Any:
         """Change a ``TVTensor`` as some images were; ``values`` is a batch of it."""

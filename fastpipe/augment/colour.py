@@ -11,22 +11,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
-from fastpipe.augment.base import Shape
+from fastpipe.augment.base import Shape, Table
 from fastpipe.augment.chains import BatchTransform, Columns, chosen, per_channel
-from fastpipe.augment.distributions import Drawn, erasing_table, jitter_table
+from fastpipe.augment.distributions import between, erasing_table, jitter_table
 from fastpipe.augment.parameters import (
     Float64Array,
     check_fill,
     filling_of,
     increasing,
+    limits_of,
     probability,
-    two_numbers,
 )
 from fastpipe.augment.steps import Step
 from fastpipe.errors import AugmentError
-
-__all__ = ["ColorJitter", "GaussianBlur", "Normalize", "RandomErasing", "RandomGrayscale", "ToDtype"]
-
 
 _KINDS = ("brightness", "contrast", "saturation", "hue")
 _PLACES = ("first", "second", "third", "fourth")
@@ -51,8 +48,8 @@ class ColorJitter(BatchTransform):
     tensor([0.5000])
     """
 
-    draws = 8
     names = (*_KINDS, *_PLACES)
+    step = "jitter"
     channels = (3, 1)
 
     def __init__(
@@ -62,17 +59,13 @@ class ColorJitter(BatchTransform):
         saturation: float | Sequence[float] = 0,
         hue: float | Sequence[float] = 0,
     ) -> None:
-        self.brightness = _range_of(brightness, "brightness")
-        self.contrast = _range_of(contrast, "contrast")
-        self.saturation = _range_of(saturation, "saturation")
-        self.hue = _range_of(hue, "hue", centre=0.0, bounds=(-0.5, 0.5))
+        self.brightness = limits_of(brightness, "brightness", 0.0, about=1.0)
+        self.contrast = limits_of(contrast, "contrast", 0.0, about=1.0)
+        self.saturation = limits_of(saturation, "saturation", 0.0, about=1.0)
+        self.hue = limits_of(hue, "hue", -0.5, 0.5, about=0.0)
 
     def table(self, u: Float64Array, shape: Shape) -> Float64Array:
-        ranges = (self.brightness, self.contrast, self.saturation, self.hue)
-        return jitter_table(u, ranges)
-
-    def steps(self, column: int, shape: Shape) -> list[Step]:
-        return [Step("jitter", column)]
+        return jitter_table(u, (self.brightness, self.contrast, self.saturation, self.hue))
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         factors = [columns[kind].view(-1, 1, 1, 1) for kind in _KINDS]
@@ -136,26 +129,6 @@ def _turned(values: Tensor, shift: Tensor) -> Tensor:
     return torch.stack(channels, 1).clamp(0, 1)
 
 
-def _range_of(
-    value: float | Sequence[float],
-    name: str,
-    centre: float = 1.0,
-    bounds: tuple[float, float] = (0.0, np.inf),
-) -> tuple[float, float]:
-    """Return the range of a factor, or raise an error."""
-    if isinstance(value, Sequence):
-        low, high = two_numbers(value)
-    elif value < 0:
-        low = high = np.nan
-    else:
-        low, high = max(bounds[0], centre - value) if centre else -value, centre + value
-    if not bounds[0] <= low <= high <= bounds[1]:  # NaN neither
-        raise AugmentError(
-            f"{name}= is a number of at least 0 or two that increase, within {bounds}, got {value!r}"
-        )
-    return low, high
-
-
 class RandomGrayscale(BatchTransform):
     """Make some images grey, of as many channels as they had.
 
@@ -163,18 +136,15 @@ class RandomGrayscale(BatchTransform):
         p: the part of them.
     """
 
-    draws = 1
     names = ("is_grey",)
+    step = "grey"
     channels = (3, 1)
 
     def __init__(self, p: float = 0.1) -> None:
         self.p = probability(p)
 
-    def drawn_as(self, channels: int) -> Sequence[Drawn]:
-        return [Drawn("flag", self.p)]
-
-    def steps(self, column: int, shape: Shape) -> list[Step]:
-        return [Step("grey", column)]
+    def table(self, u: Float64Array, shape: Shape) -> Table:
+        return u < self.p
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         grey = _luminance(images, of_bytes)
@@ -253,7 +223,6 @@ class GaussianBlur(BatchTransform):
     ``sqrt(2)`` times narrower.  Images are mirrored at their borders.
     """
 
-    draws = 1
     names = ("sigma",)
 
     def __init__(self, kernel_size: int | Sequence[int], sigma: float | Sequence[float] = (0.1, 2.0)) -> None:
@@ -274,8 +243,8 @@ class GaussianBlur(BatchTransform):
                 f"{shape[2]}×{shape[3]} pixels are too few for it: take a smaller kernel"
             )
 
-    def drawn_as(self, channels: int) -> Sequence[Drawn]:
-        return [Drawn("between", *self.sigma)]
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
+        return between(u, *self.sigma)
 
     def steps(self, column: int, shape: Shape, least: float = 1.0) -> list[Step]:
         return [Step("blur", column, self.kernel_size, (least,))]

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fastpipe.augment.base import Augmentation, OfBatches
-from fastpipe.augment.chains import BatchTransform, RandomApply, chain_type_of, checked_ops, kind_of
+from fastpipe.augment.chains import BatchTransform, RandomApply, checked_ops, kind_of
 from fastpipe.augment.colour import (
     ColorJitter,
     GaussianBlur,
@@ -33,8 +32,6 @@ from fastpipe.augment.policy import RandAugment, TrivialAugmentWide
 from fastpipe.core.types import Key
 from fastpipe.errors import AugmentError
 from fastpipe.images.steps import is_pristine, is_torchvision
-
-__all__ = ["Compose", "from_torchvision", "translated"]
 
 
 class Compose(OfBatches):
@@ -70,35 +67,22 @@ class Compose(OfBatches):
         self, ops: Sequence[Augmentation], fuse: bool = False, *, lengths: int | None = None
     ) -> None:
         self.ops, self.fuse = checked_ops(ops, "Compose"), fuse
-        if fuse and kind_of(self.ops) != "images":
-            raise AugmentError(f"fuse=True is for images, got augmentations of {kind_of(self.ops)}")
-        if lengths is not None and (
-            kind_of(self.ops) != "motion" or not isinstance(lengths, int) or lengths < 1
-        ):
+        kind = kind_of(self.ops)
+        if fuse and kind.kind != "images":
+            raise AugmentError(f"fuse=True is for images, got augmentations of {kind.kind}")
+        if lengths is not None and (kind.kind != "motion" or not isinstance(lengths, int) or lengths < 1):
             raise AugmentError(
                 f"lengths= is of motion, the number of a part of its batches from 1, got {lengths!r} for "
-                f"augmentations of {kind_of(self.ops)}"
+                f"augmentations of {kind.kind}"
             )
         self.lengths = lengths
-        chain_type, steps = chain_type_of(self.ops), fused(self.ops) if fuse else None
-        self._chain = chain_type(self.ops, "Compose", steps, lengths)
+        self._chain = kind.chain_type(self.ops, "Compose", fused(self.ops) if fuse else None, lengths)
 
     def draw(
         self, shape: Sequence[int], *, generator: torch.Generator | None = None, key: Key | None = None
     ) -> list[Parameters]:
         """Return the parameters of each augmentation, for images of a shape (N, C, H, W)."""
         return self._chain.draw(shape, generator, key)
-
-    def apply(self, images: Tensor, parameters: Sequence[Parameters], lengths: Tensor | None = None) -> Any:
-        """Return images changed by parameters that were drawn before: as of a single augmentation."""
-        return self._chain.apply(images, parameters, lengths)
-
-    def reference(
-        self, images: Tensor, parameters: Sequence[Parameters], lengths: Tensor | None = None
-    ) -> Any:
-        """Return what torchvision's functions make of the images with the same parameters, or NumPy and SciPy
-        of volumes and motion: to compare with."""
-        return self._chain.reference(images, parameters, lengths)
 
     def __repr__(self) -> str:
         end = "], fuse=True)" if self.fuse else "])"
@@ -194,19 +178,16 @@ def _converted(transform: Any) -> list[BatchTransform]:
     return [ToDtype(dtype)]
 
 
-def _nothing(transform: Any) -> list[BatchTransform]:
-    return []
-
-
+_LEFT_OUT = ("Identity", "PILToTensor", "ToImage", "ToImageTensor", "ToPureTensor")
 _TRANSLATIONS: dict[str, Callable[[Any], list[BatchTransform]]] = {
     "ColorJitter": _jitter, "Compose": lambda transform: translated(list(transform.transforms)),
     "ConvertImageDtype": _converted, "CutMix": _with(CutMix), "GaussianBlur": _with(GaussianBlur),
-    "Identity": _nothing, "MixUp": _with(MixUp), "Normalize": _with(Normalize), "PILToTensor": _nothing,
+    "MixUp": _with(MixUp), "Normalize": _with(Normalize),
     "RandAugment": _with(RandAugment), "RandomAffine": _with(RandomAffine),
     "RandomApply": lambda transform: [RandomApply(translated(list(transform.transforms)), transform.p)],
     "RandomErasing": _erasing, "RandomGrayscale": _with(RandomGrayscale),
     "RandomHorizontalFlip": _with(RandomHorizontalFlip), "RandomResizedCrop": _crop,
     "RandomRotation": _rotation, "RandomVerticalFlip": _with(RandomVerticalFlip), "ToDtype": _converted,
-    "ToImage": _nothing, "ToImageTensor": _nothing, "ToPureTensor": _nothing,
+    **dict.fromkeys(_LEFT_OUT, lambda transform: []),
     "ToTensor": lambda transform: [ToDtype(torch.float32)], "TrivialAugmentWide": _with(TrivialAugmentWide),
 }  # fmt: skip

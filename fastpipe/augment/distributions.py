@@ -8,17 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe.augment.parameters import Float64Array
-
-__all__ = [
-    "BETA_DRAWS", "Drawn", "about_one", "affine_table", "beta", "between", "crop_boxes", "drawn",
-    "erased_boxes", "erasing_table", "integers", "jitter_table",
-]  # fmt: skip
 
 _TRIES = 10
 _GAMMA_TRIES = 12
@@ -30,28 +25,6 @@ def between(u: Float64Array, low: Any, high: Any) -> Float64Array:
     """Return numbers in [low, high) for uniform ones."""
     found: Float64Array = low + u * (high - low)
     return found
-
-
-class Drawn(NamedTuple):
-    """A parameter that is computed from one uniform number.
-
-    Its kind is ``"flag"``, whether the number is below ``low``; ``"whole"``, a whole number below ``low``; or
-    ``"between"`` or ``"about_one"``, see these functions.
-    """
-
-    kind: str
-    low: float
-    high: float = 0.0
-
-
-def drawn(kind: str, u: Float64Array, low: Any, high: Any) -> npt.NDArray[Any]:
-    """Return parameters for uniform numbers (N, K): see ``Drawn``; ``low`` and ``high`` may be (K,)."""
-    if kind == "flag":
-        found: npt.NDArray[Any] = u < low
-        return found
-    if kind == "whole":
-        return np.asarray(np.floor(u * low))
-    return between(u, low, high) if kind == "between" else about_one(u, low, high)
 
 
 def about_one(u: Float64Array, low: Any, high: Any) -> Float64Array:
@@ -83,15 +56,6 @@ def crop_boxes(
         last_w = round(height * max(ratio))
     last = ((height - last_h) // 2, (width - last_w) // 2, last_h, last_w)
     return _placed(height, width, h, w, fits, last, u)
-
-
-def erased_boxes(
-    height: int, width: int, scale: Sequence[float], ratio: Sequence[float], u: Float64Array
-) -> Float64Array:
-    """Return the boxes of ``RandomErasing``, as ``crop_boxes``; but ratios are height / width, boxes smaller
-    than the image in both directions, and empty where ten tries were too large."""
-    h, w = _tried(height, width, scale, ratio, u)
-    return _placed(height, width, h, w, (h < height) & (w < width), (0, 0, 0, 0), u)
 
 
 def _tried(
@@ -152,8 +116,14 @@ def erasing_table(
     u: Float64Array, size: Sequence[int], p: float, scale: Sequence[float], ratio: Sequence[float]
 ) -> Float64Array:
     """Return the parameters of ``RandomErasing``, (N, 5), for u, (N, 24): a box, which is empty but in a part
-    ``p`` of the images, and a seed of noise."""
-    boxes = erased_boxes(size[0], size[1], scale, ratio, u[:, :22])
+    ``p`` of the images, and a seed of noise.
+
+    The box is that of ``crop_boxes``; but ratios are height / width, boxes smaller than the image in both
+    directions, and empty where ten tries were too large.
+    """
+    height, width = size
+    h, w = _tried(height, width, scale, ratio, u)
+    boxes = _placed(height, width, h, w, (h < height) & (w < width), (0, 0, 0, 0), u)
     boxes *= u[:, 22:23] < p
     return np.concatenate([boxes, np.floor(u[:, 23:] * _SEEDS)], axis=1)
 

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-from fastpipe.augment.base import Shape, columns_of, drawn_table, dtype_after, shape_after
+from fastpipe.augment.base import Shape, columns_of, dtype_after, shape_after
 from fastpipe.augment.chains import BatchTransform, Columns, Moves, RandomApply, Size, moves_of, per_channel
 from fastpipe.augment.colour import ColorJitter, GaussianBlur, Normalize, RandomGrayscale, ToDtype
 from fastpipe.augment.geometry import (
     MATRIX,
+    MaskWarp,
     RandomAffine,
     RandomHorizontalFlip,
     RandomResizedCrop,
@@ -23,14 +24,10 @@ from fastpipe.augment.geometry import (
     RandomVerticalFlip,
     axis_weights,
     sampling_grid,
-    warp_step,
 )
 from fastpipe.augment.matrices import about_centres, inverted
 from fastpipe.augment.parameters import Float64Array, fill_numbers
 from fastpipe.augment.steps import Step
-
-__all__ = ["FusedRun", "fused"]
-
 
 # ---- several changes of colours as one map, for each sample ----------------------------------------
 #
@@ -162,7 +159,6 @@ class FusedRun(BatchTransform):
         self.geometry = [op for op in ops if _kind(op) == "geometry"]
         self.blurs = [op for op in ops if _kind(op) == "blur"]
         self.colours = [op for op in ops if _kind(op) == "colour"]
-        self.draws = sum(op.draws for op in ops)
         self.names = tuple(f"{at}.{name}" for at, op in enumerate(ops) for name in op.names)
         crops = [op for op in _inner(self.geometry) if isinstance(op, RandomResizedCrop)]
         self.is_cubic = any(op.interpolation == "bicubic" for op in crops)
@@ -174,23 +170,14 @@ class FusedRun(BatchTransform):
         maps = [f"map{at}" for at in range(IDENTITY.size)] if self.colours else []
         self.applied_names = (
             *((*MATRIX, *_BOX) if self.geometry else ()), *maps,
-            *(f"blur{at}.{name}" for at, op in enumerate(self.blurs) for name in op.names_applied),
+            *(f"blur{at}.{name}" for at, op in enumerate(self.blurs) for name in op.applied_names_for()),
         )  # fmt: skip
-
-    def check(self, shape: Sequence[int]) -> None:
-        at = list(shape)
-        for op in self.ops:
-            op.check(at)
-            at[1:] = op.shape_after(tuple(at[1:]))
 
     def shape_after(self, shape: Shape) -> Shape:
         return shape_after(self.ops, shape)
 
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
         return dtype_after(self.ops, dtype)
-
-    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
-        return drawn_table(self.ops, u, shape)
 
     def moves(self, table: Float64Array, shape: Shape, of_points: bool) -> Moves | None:
         return moves_of(self.ops, table, shape, of_points) if self.geometry else None
@@ -209,7 +196,7 @@ class FusedRun(BatchTransform):
         return np.concatenate(parts, axis=1)
 
     def for_masks(self) -> BatchTransform | None:
-        return _FusedMask(self) if self.geometry else None
+        return MaskWarp(self, self.fill) if self.geometry else None
 
     def steps(self, column: int, shape: Shape) -> list[Step]:
         found, at = [Step("as_floats", column)], column
@@ -224,7 +211,7 @@ class FusedRun(BatchTransform):
             at += IDENTITY.size
         for op in self.blurs:
             found += _blur_steps(op, at)
-            at += len(op.names_applied)
+            at += len(op.applied_names_for())
         return [*found, Step("round", at)]
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
@@ -236,7 +223,7 @@ class FusedRun(BatchTransform):
                 images, columns, 255.0 if of_bytes else 1.0, 255.0 if gives_bytes else 1.0
             )
         for at, op in enumerate(self.blurs):
-            own = {name: columns[f"blur{at}.{name}"] for name in op.names_applied}
+            own = {name: columns[f"blur{at}.{name}"] for name in op.applied_names_for()}
             images = op.on_tensors(images, own, of_bytes=False)
         return images.round().clamp(0, 255) if gives_bytes else images
 
@@ -276,27 +263,6 @@ class FusedRun(BatchTransform):
             least, most = (per_channel(images, bound[:channels])[..., 0] for bound in (low, high))
             found = torch.minimum(torch.maximum(found, least), most)
         return found.view(count, channels, height, width)
-
-
-class _FusedMask(BatchTransform):
-    """Moves masks as images were."""
-
-    def __init__(self, run: FusedRun) -> None:
-        self.run, self.fill = run, fill_numbers(run.fill)[0]
-        self.names = self.applied_names = run.names_applied
-
-    def shape_after(self, shape: Shape) -> Shape:
-        return self.run.shape_after(shape)
-
-    def steps(self, column: int, shape: Shape) -> list[Step]:
-        return [warp_step(column, True, self.fill, _size(self.shape_after(shape)))]
-
-    def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
-        size = _size(self.shape_after(tuple(images.shape[1:])))
-        grid = sampling_grid(columns, images.shape[2], images.shape[3], size)
-        values = images - self.fill  # what is outside is 0
-        found = grid_sample(values, grid, mode="nearest", padding_mode="zeros", align_corners=False)
-        return found + self.fill
 
 
 def _size(shape: Shape) -> Size:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-from fastpipe.augment.base import Shape
+from fastpipe.augment.base import Shape, Table
 from fastpipe.augment.chains import BatchTransform, Columns, Moves, Size, chosen, per_channel
-from fastpipe.augment.distributions import Drawn, affine_table, crop_boxes
+from fastpipe.augment.distributions import affine_table, between, crop_boxes
 from fastpipe.augment.matrices import forward_affine, identity, inverse_affine, of_crops
 from fastpipe.augment.parameters import (
     Fill,
@@ -24,18 +24,12 @@ from fastpipe.augment.parameters import (
     filling_of,
     increasing,
     interpolation_of,
+    limits_of,
     probability,
-    range_about_zero,
     two_numbers,
 )
 from fastpipe.augment.steps import Step
 from fastpipe.errors import AugmentError
-
-__all__ = [
-    "MATRIX", "RandomAffine", "RandomHorizontalFlip", "RandomResizedCrop", "RandomRotation",
-    "RandomVerticalFlip", "axis_weights", "is_fused", "resampled", "sampling_grid", "warp_step",
-]  # fmt: skip
-
 
 # ---- flips and crops -------------------------------------------------------------------------------
 
@@ -43,15 +37,14 @@ _INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
 
 
 class _RandomFlip(BatchTransform):
-    draws = 1
     names = ("is_flipped",)
     _dim = -1
 
     def __init__(self, p: float = 0.5) -> None:
         self.p = probability(p)
 
-    def drawn_as(self, channels: int) -> Sequence[Drawn]:
-        return [Drawn("flag", self.p)]
+    def table(self, u: Float64Array, shape: Shape) -> Table:
+        return u < self.p
 
     def for_masks(self) -> BatchTransform:
         return self
@@ -144,12 +137,9 @@ class RandomResizedCrop(BatchTransform):
         return [Step("crop", column, (*self.size, _INTERPOLATIONS.index(self.interpolation)))]
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
-        across = axis_weights(
-            columns["left"], columns["width"], images.shape[3], self.size[1], self.interpolation
-        )
-        down = axis_weights(
-            columns["top"], columns["height"], images.shape[2], self.size[0], self.interpolation
-        )
+        (height, width), mode = self.size, self.interpolation
+        across = axis_weights(columns["left"], columns["width"], images.shape[3], width, mode)
+        down = axis_weights(columns["top"], columns["height"], images.shape[2], height, mode)
         values = images @ across.transpose(1, 2).unsqueeze(1)
         values = down.unsqueeze(1) @ values
         return values.round().clamp(0, 255) if of_bytes else values
@@ -194,25 +184,10 @@ MATRIX = ("xx", "xy", "x1", "yx", "yy", "y1")
 Maps = tuple[Float64Array, Float64Array, Float64Array, Float64Array]
 
 
-class _Warped(BatchTransform):
-    """Resamples images by matrices."""
+class _Affine(BatchTransform, ABC):
+    """Resamples images by affine maps about a centre."""
 
     applied_names = MATRIX
-    interpolation: str
-    fill: Fill
-
-    def steps(self, column: int, shape: Shape) -> list[Step]:
-        return [warp_step(column, self.interpolation == "nearest", self.fill, (shape[1], shape[2]))]
-
-    def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
-        return resampled(images, columns, self.interpolation, self.fill, of_bytes)
-
-    def check(self, shape: Sequence[int]) -> None:
-        check_fill(self.fill, shape[1])
-
-
-class _Affine(_Warped, ABC):
-    """Resamples images by affine maps about a centre."""
 
     def __init__(
         self,
@@ -221,7 +196,7 @@ class _Affine(_Warped, ABC):
         fill: Fill | Sequence[float] = 0.0,
         center: Sequence[float] | None = None,
     ) -> None:
-        self.degrees = range_about_zero(degrees, "degrees")
+        self.degrees = limits_of(degrees, "degrees", about=0.0)
         self.interpolation = interpolation_of(interpolation, ("nearest", "bilinear"))
         self.fill, self.center = filling_of(fill), None if center is None else two_numbers(center)
         if self.center is not None and not np.isfinite(self.center).all():
@@ -230,6 +205,15 @@ class _Affine(_Warped, ABC):
     @abstractmethod
     def _maps(self, table: Float64Array) -> Maps:
         """Return what ``matrices`` makes maps of: angles, translations, scales and shears."""
+
+    def check(self, shape: Sequence[int]) -> None:
+        check_fill(self.fill, shape[1])
+
+    def steps(self, column: int, shape: Shape) -> list[Step]:
+        return [warp_step(column, self.interpolation == "nearest", self.fill, (shape[1], shape[2]))]
+
+    def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
+        return resampled(images, columns, self.interpolation, self.fill, of_bytes)
 
     def applied(self, table: Float64Array, shape: Shape) -> Float64Array:
         return inverse_affine(*self._maps(table), self._about_centre(*shape[1:]))
@@ -240,7 +224,7 @@ class _Affine(_Warped, ABC):
         return Moves(forward_affine(*self._maps(table), centre), np.ones(len(table), np.bool_))
 
     def for_masks(self) -> BatchTransform:
-        return _MaskWarp(self.fill)
+        return MaskWarp(self, self.fill)
 
     def _about_centre(self, height: int, width: int) -> Float64Array:
         """Return the centre of the map, from the image's."""
@@ -271,7 +255,6 @@ class RandomAffine(_Affine):
     torch.Size([2, 3, 8, 8])
     """
 
-    draws = 6
     names = ("angle", "translate_x", "translate_y", "scale", "shear_x", "shear_y")
 
     def __init__(
@@ -307,25 +290,36 @@ class RandomRotation(_Affine):
     images of a batch are of one size.
     """
 
-    draws = 1
     names = ("angle",)
 
-    def drawn_as(self, channels: int) -> Sequence[Drawn]:
-        return [Drawn("between", *self.degrees)]
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
+        return between(u, *self.degrees)
 
     def _maps(self, table: Float64Array) -> Maps:
         none = np.zeros((len(table), 2))
         return -table[:, 0], none, np.ones(len(table)), none
 
 
-class _MaskWarp(_Warped):
-    """Moves masks as images were."""
+class MaskWarp(BatchTransform):
+    """Moves masks as images were by an operation, whose matrices begin at ``begins`` of what it applies."""
 
-    names = MATRIX
-    interpolation = "nearest"
-
-    def __init__(self, fill: Fill) -> None:
+    def __init__(self, op: BatchTransform, fill: Fill, begins: Sequence[int] = (0,)) -> None:
+        self.op, self.names, self.begins = op, op.applied_names_for(), begins
         self.fill = next(iter(fill_numbers(fill)), None)
+
+    def shape_after(self, shape: Shape) -> Shape:
+        return self.op.shape_after(shape)
+
+    def steps(self, column: int, shape: Shape) -> list[Step]:
+        height, width = self.shape_after(shape)[1:]
+        return [warp_step(column + at, True, self.fill, (height, width)) for at in self.begins]
+
+    def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
+        height, width = self.shape_after(tuple(images.shape[1:]))[1:]
+        for at in self.begins:
+            own = {name: columns[of] for name, of in zip(MATRIX, self.names[at:], strict=False)}
+            images = resampled(images, own, "nearest", self.fill, of_bytes, (height, width))
+        return images
 
 
 # ---- resampling ----------------------------------------------------------------------------------
@@ -362,14 +356,16 @@ def _library_fuses() -> bool:
     return int((found != fused).sum()) < int((found != plain).sum())
 
 
-def resampled(images: Tensor, columns: Columns, interpolation: str, fill: Fill, of_bytes: bool) -> Tensor:
-    """Resample images by the matrices in ``columns``.
+def resampled(
+    images: Tensor, columns: Columns, interpolation: str, fill: Fill, of_bytes: bool, size: Size | None = None
+) -> Tensor:
+    """Resample images by the matrices in ``columns``, to a size or to their own.
 
     Where a pixel is partly outside of the image and there is a fill, torchvision's is weighted once more with
     what is inside; so is this.
     """
     _, channels, height, width = images.shape
-    grid = sampling_grid(columns, height, width, (height, width))
+    grid = sampling_grid(columns, height, width, size or (height, width))
     if fill is not None:
         images = torch.cat([images, torch.ones_like(images[:, :1])], dim=1)
     found = grid_sample(images, grid, mode=interpolation, padding_mode="zeros", align_corners=False)
@@ -411,8 +407,6 @@ def _parts_of(translate: Sequence[float] | None) -> tuple[float, float]:
 
 
 def _shears(shear: float | Sequence[float] | None) -> tuple[tuple[float, float], tuple[float, float]]:
-    if shear is None:
-        return (0.0, 0.0), (0.0, 0.0)
     if isinstance(shear, Sequence) and len(shear) == 4:
-        return range_about_zero(shear[:2], "shear"), range_about_zero(shear[2:], "shear")
-    return range_about_zero(shear, "shear"), (0.0, 0.0)
+        return limits_of(shear[:2], "shear"), limits_of(shear[2:], "shear")
+    return limits_of(0 if shear is None else shear, "shear", about=0.0), (0.0, 0.0)

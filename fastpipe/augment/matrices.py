@@ -12,11 +12,6 @@ import numpy as np
 
 from fastpipe.augment.parameters import Float64Array
 
-__all__ = [
-    "about_centres", "after", "covering", "forward_affine", "identity", "inverse_affine", "inverted",
-    "of_crops", "rotations",
-]  # fmt: skip
-
 
 def identity(count: int) -> Float64Array:
     """Return matrices that move nothing."""

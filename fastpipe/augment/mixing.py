@@ -12,10 +12,7 @@ from fastpipe.augment.base import Shape
 from fastpipe.augment.chains import BatchTransform, Columns
 from fastpipe.augment.distributions import BETA_DRAWS, beta, integers
 from fastpipe.augment.parameters import Float64Array
-from fastpipe.augment.steps import Step
 from fastpipe.errors import AugmentError
-
-__all__ = ["CutMix", "MixUp"]
 
 
 class _Mixing(BatchTransform):
@@ -78,6 +75,7 @@ class MixUp(_Mixing):
 
     draws = BETA_DRAWS
     names = ("kept",)
+    step = "mix_up"
 
     def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         return beta(self._numbers(u), self.alpha)[:, None]
@@ -86,9 +84,6 @@ class MixUp(_Mixing):
         if dtype == torch.uint8:
             raise AugmentError("MixUp takes floats, got uint8: put ToDtype(torch.float32) before it")
         return dtype
-
-    def steps(self, column: int, shape: Shape) -> list[Step]:
-        return [Step("mix_up", column)]
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         kept = columns["kept"].view(-1, 1, 1, 1)
@@ -111,6 +106,7 @@ class CutMix(_Mixing):
     draws = BETA_DRAWS + 2
     names = ("top", "left", "bottom", "right")
     applied_names = (*names, "kept")
+    step = "cut_mix"
 
     def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         _, height, width = shape
@@ -118,19 +114,14 @@ class CutMix(_Mixing):
         half = 0.5 * np.sqrt(1.0 - beta(u[:, :BETA_DRAWS], self.alpha))
         x, y = integers(u[:, -2], width), integers(u[:, -1], height)
         half_width, half_height = np.floor(half * width), np.floor(half * height)
-        columns = [
-            np.maximum(y - half_height, 0), np.maximum(x - half_width, 0),
-            np.minimum(y + half_height, height), np.minimum(x + half_width, width),
-        ]  # fmt: skip
-        return np.stack(columns, axis=1)
+        low = np.maximum(y - half_height, 0), np.maximum(x - half_width, 0)
+        high = np.minimum(y + half_height, height), np.minimum(x + half_width, width)
+        return np.stack([*low, *high], axis=1)
 
     def applied(self, table: Float64Array, shape: Shape) -> Float64Array:
         (_, height, width), (top, left, bottom, right) = shape, table.T
         kept = 1.0 - (right - left) * (bottom - top) / (width * height)
         return np.concatenate([table, kept[:, None]], axis=1)
-
-    def steps(self, column: int, shape: Shape) -> list[Step]:
-        return [Step("cut_mix", column)]
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         top, left, bottom, right = (columns[name].view(-1, 1, 1, 1) for name in self.names)

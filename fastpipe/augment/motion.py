@@ -11,18 +11,23 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fastpipe.augment.base import FLOATS, Augmentation, Chain, Ops, columns_of, untraced, uploaded
-from fastpipe.augment.distributions import Drawn, between
+from fastpipe.augment.base import (
+    FLOATS,
+    Augmentation,
+    Chain,
+    Ops,
+    Shape,
+    Table,
+    columns_of,
+    untraced,
+    uploaded,
+)
+from fastpipe.augment.distributions import between
 from fastpipe.augment.parameters import Float64Array, Parameters, increasing, probability
+from fastpipe.augment.reference import Changes, Row, changed_sample
 from fastpipe.core.native import native
 from fastpipe.core.slots import SlotPool
 from fastpipe.errors import AugmentError
-
-__all__ = [
-    "Int64Array", "MotionChain", "MotionMirror", "MotionScale", "MotionSpeed", "MotionTransform",
-    "MotionTranslation", "Sequences", "motion_reference", "on_motion",
-]  # fmt: skip
-
 
 Int64Array = npt.NDArray[np.int64]
 # Numbers of types in the native core; NumPy sees halves as int16.
@@ -46,65 +51,26 @@ class Sequences:
     def __init__(self, values: Tensor, lengths: Tensor | None, memory: SlotPool, is_host: bool) -> None:
         self.values, self.lengths = values, lengths
         self._memory, self._is_host = memory, is_host
-        self._begin()
+        self.begin()
 
-    def _begin(self) -> None:
-        count, _, joints, coordinates = self.values.shape
-        self._speeds: Float64Array | None = None
-        self._scales, self._shifts = np.ones((count, coordinates)), np.zeros((count, coordinates))
+    def begin(self) -> None:
+        """Leave sequences as they are, so far."""
+        count, _, self.joints, coordinates = self.values.shape
+        self.speeds: Float64Array | None = None
+        self.scales, self.shifts = np.ones((count, coordinates)), np.zeros((count, coordinates))
         # What shifts have of joints in the first frame: (N, C) factors, and which joint, (N,).
-        self._of_first: list[tuple[Float64Array, Int64Array]] = []
-        self._order = np.empty((count, joints), np.int64)
-        self._order[:] = np.arange(joints)
-
-    @property
-    def joints(self) -> int:
-        """Return how many joints each frame has."""
-        return int(self.values.shape[2])
-
-    # ---- what is to be done --------------------------------------------------------------------
-
-    def play(self, speeds: Float64Array) -> None:
-        """Play at other speeds, (N,)."""
-        if self._speeds is not None:
-            # What is between frames that are themselves between frames is not between the first ones.
-            self.end()
-            self._begin()
-        self._speeds = np.ascontiguousarray(speeds)
-
-    def move(self, shifts: Float64Array) -> None:
-        """Add to coordinates: (N, C) at least."""
-        self._shifts += shifts[:, : self._shifts.shape[1]]
-
-    def scale(self, factors: Float64Array, about: int | None) -> None:
-        """Multiply by factors, (N,), as seen from where a joint is in the first frame, or from 0."""
-        by = factors[:, None]
-        if about is None:
-            self._shifts *= by
-            self._of_first = [(part * by, joint) for part, joint in self._of_first]
-        else:  # with a place p of the joint: by * (x - p) + p, and p = scale * first + shift
-            self._of_first.append(((1 - by) * self._scales, self._order[:, about].copy()))
-        self._scales = self._scales * by
-
-    def mirror(self, which: npt.NDArray[np.bool_], order: Int64Array, axis: int, about: float) -> None:
-        """Mirror some, (N,), at a place on an axis, and let joints become others, (J,)."""
-        signs = np.where(which, -1.0, 1.0)
-        for part in (self._scales, self._shifts, *(part for part, _ in self._of_first)):
-            part[:, axis] *= signs
-        self._shifts[which, axis] += 2 * about
-        self._order[which] = self._order[which][:, order]
-
-    # ---- doing it ------------------------------------------------------------------------------
+        self.of_first: list[tuple[Float64Array, Int64Array]] = []
+        self.order = np.tile(np.arange(self.joints), (count, 1))
 
     def end(self, dtype: torch.dtype = torch.float32) -> None:
         """Do what waits: afterwards ``values``, of this dtype, and ``lengths`` are the new ones."""
-        speeds = np.ones(len(self.values)) if self._speeds is None else self._speeds
+        speeds = np.ones(len(self.values)) if self.speeds is None else self.speeds
         self.values, after = (self._on_host if self._is_host else self._on_device)(speeds, dtype)
         self.lengths = None if self.lengths is None else after.to(self.lengths.device)
 
     def _on_host(self, speeds: Float64Array, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        values, shifts = self.values, self._shifts
-        for part, joint in self._of_first:
+        values, shifts = self.values, self.shifts
+        for part, joint in self.of_first:
             first = values[torch.arange(len(values)), 0, torch.from_numpy(joint)]
             shifts = shifts + part * first.double().numpy()
         source = values if values.dtype == torch.float32 else values.view(torch.int16)
@@ -112,8 +78,8 @@ class Sequences:
         after = np.empty(len(values), np.int64)
         lengths = None if self.lengths is None else self.lengths.cpu().contiguous().numpy()
         native.change_motion(
-            source.numpy(), _TYPES[values.dtype], out, _TYPES[dtype], speeds, self._scales, shifts,
-            self._order, lengths, after, torch.get_num_threads(),
+            source.numpy(), _TYPES[values.dtype], out, _TYPES[dtype], speeds, self.scales, shifts,
+            self.order, lengths, after, torch.get_num_threads(),
         )  # fmt: skip
         found = torch.from_numpy(out)
         return found if found.dtype == dtype else found.view(dtype), torch.from_numpy(after)
@@ -122,10 +88,12 @@ class Sequences:
         values, device = self.values, self.values.device
         count, frames = values.shape[:2]
         before = torch.full((count,), frames) if self.lengths is None else self.lengths
-        after = _played(before, speeds, frames)
+        here = uploaded(speeds, before.device)
+        after = before.clamp(1, frames)  # on a device they have not been checked
+        after = torch.where(here == 1, after, (((after - 1) / here).long() + 1).clamp(max=frames))
         rows = torch.arange(count, device=device).view(-1, 1)
-        scales, shifts = (uploaded(one.astype(np.float32), device) for one in (self._scales, self._shifts))
-        for part, joint in self._of_first:
+        scales, shifts = (uploaded(one.astype(np.float32), device) for one in (self.scales, self.shifts))
+        for part, joint in self.of_first:
             first = values[:, 0].take_along_dim(uploaded(joint, device).view(-1, 1, 1), dim=1)[:, 0]
             shifts = shifts + uploaded(part.astype(np.float32), device) * first
         lengths, new_lengths = (one.to(device, non_blocking=True).view(-1, 1) for one in (before, after))
@@ -138,7 +106,7 @@ class Sequences:
         next_at = torch.where(weight > 0, torch.minimum(at + 1, lengths - 1), at)
         weight = weight[:, :, None, None]
         found = values[rows, at] * (1 - weight) + values[rows, next_at] * weight
-        order = uploaded(self._order, device).view(count, 1, -1, 1)
+        order = uploaded(self.order, device).view(count, 1, -1, 1)
         found = found.take_along_dim(order, dim=2) * scales[:, None, None] + shifts[:, None, None]
         if self.lengths is None:
             return found.to(dtype), after
@@ -147,16 +115,8 @@ class Sequences:
         return torch.where(is_beyond[:, :, None, None], rest, found).to(dtype), after
 
 
-def _played(lengths: Tensor, speeds: Float64Array, frames: int) -> Tensor:
-    """Return the lengths of sequences that are played at other speeds, on their device."""
-    lengths = lengths.clamp(1, frames)  # on a device they have not been checked
-    speed = uploaded(speeds, lengths.device)
-    return torch.where(speed == 1, lengths, (((lengths - 1) / speed).long() + 1).clamp(max=frames))
-
-
 # ---- the reference: what NumPy makes of motion, in a loop ------------------------------------------
 
-Row = dict[str, float]
 Values = Any  # float64 (T, J, C), of NumPy
 
 
@@ -164,34 +124,26 @@ def motion_reference(
     ops: Sequence[Any], motion: Tensor, parameters: Sequence[Parameters], lengths: Tensor | None
 ) -> Any:
     """Change sequences in a loop; return a tuple with new lengths, if there were any."""
-    sequences, now = list(motion.double().numpy().copy()), [motion.shape[1]] * len(motion)
-    if lengths is not None:
-        now = lengths.tolist()
-    for at in range(len(motion)):
+    found, after = [], []
+    for at, sequence in enumerate(motion.double().numpy()):
+        state = sequence, len(sequence) if lengths is None else int(lengths[at]), lengths is not None
         for op, one in zip(ops, parameters, strict=True):
             row = {name: float(column[at]) for name, column in one.items()}
-            sequences[at], now[at] = _changed(op, sequences[at], now[at], row, lengths is not None)
-    found = torch.from_numpy(np.stack(sequences)).to(motion.dtype)
-    return found if lengths is None else (found, torch.tensor(now, dtype=lengths.dtype))
+            state = changed_sample(op, state, row, _CHANGES)
+        found.append(state[0])
+        after.append(state[1])
+    made = torch.from_numpy(np.stack(found)).to(motion.dtype)
+    return made if lengths is None else (made, torch.tensor(after, dtype=lengths.dtype))
 
 
-def _changed(op: Any, sequence: Values, length: int, p: Row, has_lengths: bool) -> tuple[Values, int]:
-    kind = type(op).__name__
-    if kind == "RandomApply":
-        for at, inner in enumerate(op.ops if p["is_applied"] else ()):
-            own = {name: p[f"{at}.{name}"] for name in inner.names}
-            sequence, length = _changed(inner, sequence, length, own, has_lengths)
-        return sequence, length
-    if kind == "MotionSpeed":
-        return _reference_played(sequence, length, p["speed"], has_lengths)
-    found = sequence.copy()
-    found[:length] = _FRAMES[kind](op, sequence[:length], p)
-    return found, length
+# A sequence, the length of its motion, and whether that was given.
+_State = tuple[Values, int, bool]
 
 
-def _reference_played(sequence: Values, length: int, speed: float, has_lengths: bool) -> tuple[Values, int]:
+def _replayed(op: Any, state: _State, p: Row) -> _State:
+    (sequence, length, has_lengths), speed = state, p["speed"]
     if speed == 1:
-        return sequence, length
+        return state
     frames = len(sequence)
     new_length = min(frames, int(np.floor((length - 1) / speed)) + 1)
     places, flat = np.arange(new_length) * speed, sequence[:length].reshape(length, -1)
@@ -200,7 +152,15 @@ def _reference_played(sequence: Values, length: int, speed: float, has_lengths: 
     found[:new_length] = np.stack(lines, axis=1).reshape(new_length, *sequence.shape[1:])
     if not has_lengths:
         found[new_length:] = found[new_length - 1]
-    return found, new_length if has_lengths else frames
+    return found, new_length if has_lengths else frames, has_lengths
+
+
+def _by_frames(change: Callable[[Any, Values, Row], Values]) -> Callable[[Any, Any, Row], Any]:
+    def changed(op: Any, state: _State, p: Row) -> _State:
+        sequence, length, has_lengths = state
+        return np.concatenate([change(op, sequence[:length], p), sequence[length:]]), length, has_lengths
+
+    return changed
 
 
 def _translated(op: Any, frames: Values, p: Row) -> Values:
@@ -222,8 +182,9 @@ def _mirrored(op: Any, frames: Values, p: Row) -> Values:
     return found
 
 
-_FRAMES: dict[str, Callable[[Any, Values, Row], Values]] = {
-    "MotionMirror": _mirrored, "MotionScale": _scaled, "MotionTranslation": _translated,
+_CHANGES: Changes = {
+    "MotionMirror": _by_frames(_mirrored), "MotionScale": _by_frames(_scaled), "MotionSpeed": _replayed,
+    "MotionTranslation": _by_frames(_translated),
 }  # fmt: skip
 
 
@@ -241,9 +202,6 @@ class MotionChain(Chain):
 
     def given(self, samples: Tensor, batch: Tensor, table: Tensor, others: Sequence[Any]) -> Any:
         self.check_gradient(batch)
-        return untraced(self._given, batch, table, others)
-
-    def _given(self, batch: Tensor, table: Tensor, others: Sequence[Any]) -> Any:
         rest, at = list(others), self.lengths_at
         if at is None:
             changed, _ = self.moved(batch, table, None)
@@ -252,39 +210,34 @@ class MotionChain(Chain):
             raise AugmentError(
                 f"lengths={at} says where a batch has the sequences' lengths, got {1 + len(rest)} parts"
             )
-        changed, rest[at - 1] = self.moved(batch, table, checked_lengths(rest[at - 1], batch))
+        changed, rest[at - 1] = self.moved(batch, table, _checked_lengths(rest[at - 1], batch))
         return (changed, *rest)
 
     def moved(self, motion: Tensor, table: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Change motion and its lengths by parameters, (N, columns)."""
-        return on_motion(self.steps, motion, self.applied(table, motion.shape), lengths, self.memory)
+
+        def moved() -> tuple[Tensor, Tensor | None]:
+            return on_motion(self.steps, motion, self.applied(table, motion.shape), lengths, self.memory)
+
+        return untraced(moved)
 
     def by_kernels(self, samples: Tensor, table: Tensor) -> Tensor:
         return self.moved(samples, table, None)[0]
-
-    def followed(self, table: Tensor, shape: Sequence[int], others: Sequence[Any]) -> Sequence[Any]:
-        return others
-
-    def referred(self, samples: Tensor, parameters: Sequence[Parameters]) -> Tensor:
-        found: Tensor = motion_reference(self.ops, samples, parameters, None)
-        return found
 
     def apply(self, samples: Any, parameters: Sequence[Parameters], lengths: Any = None) -> Any:
         if lengths is None:
             return super().apply(samples, parameters)
         batch, table = self.checked_with(samples, parameters)
-        return self.moved(batch, table, checked_lengths(lengths, batch))
+        return self.moved(batch, table, _checked_lengths(lengths, batch))
 
     def reference(self, samples: Any, parameters: Sequence[Parameters], lengths: Any = None) -> Any:
-        if lengths is None:
-            return super().reference(samples, parameters)
         batch, _ = self.checked_with(samples, parameters)
         given = lengths.cpu() if isinstance(lengths, Tensor) else lengths
         found = motion_reference(self.ops, batch.cpu(), parameters, given)
-        return tuple(one.to(batch.device) for one in found)
+        return found.to(batch.device) if lengths is None else tuple(one.to(batch.device) for one in found)
 
 
-def checked_lengths(lengths: Any, motion: Tensor) -> Tensor:
+def _checked_lengths(lengths: Any, motion: Tensor) -> Tensor:
     """Return the lengths that came with sequences, or raise an error."""
     if not isinstance(lengths, Tensor) or lengths.shape != motion.shape[:1] or lengths.dtype not in _WHOLE:
         is_tensor = isinstance(lengths, Tensor)
@@ -350,16 +303,15 @@ class MotionTransform(Augmentation, ABC):
 
     def neutral(self) -> Float64Array:
         """Return what is applied to leave sequences as they are: (len(applied_names),).  Default: zeros."""
-        return np.zeros(len(self.names_applied))
+        return np.zeros(len(self.applied_names_for()))
 
 
 class _Factors(MotionTransform):
     """Draws a factor for each sequence, of which the logarithm is uniform."""
 
-    draws = 1
     limits: tuple[float, float]
 
-    def table(self, u: Float64Array, shape: tuple[int, ...]) -> Float64Array:
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         found: Float64Array = np.exp(between(u, *np.log(self.limits)))
         return found
 
@@ -388,7 +340,11 @@ class MotionSpeed(_Factors):
         self.speed = self.limits = increasing(speed, "speed")
 
     def onto(self, sequences: Sequences, rows: Float64Array) -> None:
-        sequences.play(rows[:, 0])
+        if sequences.speeds is not None:
+            # What is between frames that are themselves between frames is not between the first ones.
+            sequences.end()
+            sequences.begin()
+        sequences.speeds = np.ascontiguousarray(rows[:, 0])
 
 
 class MotionTranslation(MotionTransform):
@@ -418,11 +374,11 @@ class MotionTranslation(MotionTransform):
                 "give one for each"
             )
 
-    def table(self, u: Float64Array, shape: tuple[int, ...]) -> Float64Array:
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         return np.asarray((2 * u - 1) * np.array(self._limits))
 
     def onto(self, sequences: Sequences, rows: Float64Array) -> None:
-        sequences.move(rows)
+        sequences.shifts += rows[:, : sequences.shifts.shape[1]]
 
 
 class MotionScale(_Factors):
@@ -450,7 +406,13 @@ class MotionScale(_Factors):
             raise AugmentError(f"about={self.about} is none of {shape[2]} joints, shape {tuple(shape)}")
 
     def onto(self, sequences: Sequences, rows: Float64Array) -> None:
-        sequences.scale(rows[:, 0], self.about)
+        if self.about is None:
+            sequences.shifts *= rows
+            sequences.of_first = [(part * rows, joint) for part, joint in sequences.of_first]
+        else:  # with a place p of the joint: by * (x - p) + p, and p = scale * first + shift
+            joint = sequences.order[:, self.about].copy()
+            sequences.of_first.append(((1 - rows) * sequences.scales, joint))
+        sequences.scales = sequences.scales * rows
 
 
 class MotionMirror(MotionTransform):
@@ -468,7 +430,6 @@ class MotionMirror(MotionTransform):
     [[[[-2.0, 6.0], [-1.0, 5.0]]]]
     """
 
-    draws = 1
     names = ("is_mirrored",)
 
     def __init__(
@@ -498,15 +459,15 @@ class MotionMirror(MotionTransform):
         if self.axis >= shape[3]:
             raise AugmentError(f"axis={self.axis} is none of {shape[3]} coordinates, shape {tuple(shape)}")
 
-    def drawn_as(self, channels: int) -> Sequence[Drawn]:
-        return [Drawn("flag", self.p)]
-
-    def order(self, joints: int) -> Int64Array:
-        """Return the joint that each one becomes: int64 (J,)."""
-        found = np.arange(joints)
-        for one, other in self.pairs:
-            found[one], found[other] = other, one
-        return found
+    def table(self, u: Float64Array, shape: Shape) -> Table:
+        return u < self.p
 
     def onto(self, sequences: Sequences, rows: Float64Array) -> None:
-        sequences.mirror(rows[:, 0] > 0, self.order(sequences.joints), self.axis, self.about)
+        which, becomes = rows[:, 0] > 0, np.arange(sequences.joints)
+        for one, other in self.pairs:
+            becomes[one], becomes[other] = other, one
+        signs = np.where(which, -1.0, 1.0)
+        for part in (sequences.scales, sequences.shifts, *(part for part, _ in sequences.of_first)):
+            part[:, self.axis] *= signs
+        sequences.shifts[which, self.axis] += 2 * self.about
+        sequences.order[which] = sequences.order[which][:, becomes]

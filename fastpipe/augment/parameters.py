@@ -13,13 +13,6 @@ from fastpipe.core.keys import uniforms
 from fastpipe.core.types import Key
 from fastpipe.errors import AugmentError, OptionError
 
-__all__ = [
-    "Fill", "Float32Array", "Float64Array", "Parameters", "check_fill", "fill_numbers", "filling_of",
-    "increasing", "interpolation_of", "plain", "probability", "range_about_zero", "two_numbers",
-    "uniform_rows",
-]  # fmt: skip
-
-
 Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
 
@@ -50,10 +43,9 @@ class Parameters(Mapping[str, Float64Array]):
         return made
 
     def __getitem__(self, name: str) -> Float64Array:
-        try:
-            return self.table[:, self._names.index(name)]
-        except ValueError:
-            raise KeyError(name) from None
+        if name not in self._names:
+            raise KeyError(name)
+        return self.table[:, self._names.index(name)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -90,11 +82,23 @@ def increasing(value: Any, name: str, most: float = np.inf) -> tuple[float, floa
     return low, high
 
 
-def range_about_zero(value: float | Sequence[float], name: str) -> tuple[float, float]:
-    """Return the two numbers given, or minus and plus the one; or raise an error."""
-    low, high = two_numbers(value) if isinstance(value, Sequence) else (-value, value)
-    if not -np.inf < low <= high < np.inf:
-        raise AugmentError(f"{name}= is a number of at least 0, or two that increase, got {value!r}")
+def limits_of(
+    value: Any, name: str, least: float = -np.inf, most: float = np.inf, about: float | None = None
+) -> tuple[float, float]:
+    """Return two numbers that increase, or for one number what is as far below and above ``about``; or, where
+    that is None, the number twice; or raise an error."""
+    given = plain(value)
+    if isinstance(given, Sequence):
+        low, high = two_numbers(given)
+    elif about is None:
+        low, high = two_numbers((given, given))
+    else:
+        low, high = max(least, about - given) if about else -given, about + given
+    if not (least <= low <= high <= most and np.isfinite((low, high)).all()):  # NaN neither
+        within = f" within {least:g} and {most:g}," if np.isfinite(most) else ""
+        raise AugmentError(
+            f"{name}= is a number of at least {max(least, 0):g}, or two that increase,{within} got {value!r}"
+        )
     return float(low), float(high)
 
 

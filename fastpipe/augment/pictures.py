@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,8 +26,6 @@ from fastpipe.errors import AugmentError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["GridRow", "Pixels", "caption", "draw_grid", "fitted", "grey", "heat", "preview", "title"]
-
 
 # ---- rows of small pictures with titles, headings and captions ---------------------------------------
 
@@ -43,6 +41,7 @@ _HEAT = (
     (68, 1, 84), (71, 45, 123), (59, 82, 139), (44, 114, 142), (33, 145, 140), (40, 174, 128),
     (94, 201, 98), (173, 220, 48), (253, 231, 37),
 )  # fmt: skip
+_GREY = ((0, 0, 0), (255, 255, 255))
 
 
 class GridRow(NamedTuple):
@@ -53,24 +52,15 @@ class GridRow(NamedTuple):
     captions: Sequence[Sequence[str]]
 
 
-def heat(values: npt.NDArray[np.float32], low: float, high: float) -> Pixels:
+def heat(
+    values: npt.NDArray[np.float32], low: float, high: float, colours: Sequence[Sequence[int]] = _HEAT
+) -> Pixels:
     """Return colours of numbers (H, W), from dark to bright; those outside of the range are its ends."""
-    place = _parts_of(values, low, high) * (len(_HEAT) - 1)
-    ends = np.arange(len(_HEAT))
-    channels = [np.interp(place, ends, channel) for channel in zip(*_HEAT, strict=True)]
-    return np.stack(channels, axis=-1).round().astype(np.uint8)
-
-
-def grey(values: npt.NDArray[np.float32], low: float, high: float) -> Pixels:
-    """Return greys of numbers (H, W), from black to white; those outside of the range are its ends."""
-    place = _parts_of(values, low, high)
-    return np.repeat((255 * place).round().astype(np.uint8)[..., None], 3, axis=-1)
-
-
-def _parts_of(values: npt.NDArray[np.float32], low: float, high: float) -> npt.NDArray[np.float32]:
     span = high - low if high > low else 1.0
-    found: npt.NDArray[np.float32] = np.nan_to_num((values - low) / span, nan=0.0, posinf=1.0, neginf=0.0)
-    return found.clip(0, 1)
+    place = np.nan_to_num((values - low) / span, nan=0.0, posinf=1.0, neginf=0.0).clip(0, 1)
+    ends = np.linspace(0, 1, len(colours))
+    channels = [np.interp(place, ends, channel) for channel in zip(*colours, strict=True)]
+    return np.stack(channels, axis=-1).round().astype(np.uint8)
 
 
 def fitted(pixels: Pixels, width: int, height: int, keeps_shape: bool = True) -> Pixels:
@@ -92,52 +82,41 @@ def draw_grid(headings: Sequence[str], rows: Sequence[GridRow], note: str = "") 
     column = max(_LEAST_COLUMN, *(one.shape[1] for row in rows for one in row.pictures))
     left = _MARGIN + max(_width(line, _LARGE) for row in rows for line in row.title) + 2 * _GAP
     width = left + len(headings) * (column + _GAP) - _GAP + _MARGIN
-    heights = [_height(row) for row in rows]
-    top = _MARGIN + _LARGE_LINE + _GAP // 2
-    bottom = (_SMALL_LINE + _GAP) * bool(note)
-    height = top + sum(heights) + _ROW_GAP * (len(rows) - 1) + bottom + _MARGIN
-    picture = image.new("RGB", (width, height), "white")
+    tallest = [max(map(len, row.pictures)) for row in rows]
+    lines = [max(map(len, row.captions)) for row in rows]
+    heights = [
+        max(tall + (count * _SMALL_LINE + _GAP // 2) * bool(count), len(row.title) * _LARGE_LINE)
+        for row, tall, count in zip(rows, tallest, lines, strict=True)
+    ]
+    y = _MARGIN + _LARGE_LINE + _GAP // 2
+    height = y + sum(heights) + _ROW_GAP * (len(rows) - 1) + (_SMALL_LINE + _GAP) * bool(note) + _MARGIN
+    picture: Image = image.new("RGB", (width, height), "white")
     canvas = require("PIL.ImageDraw", extra="image").Draw(picture)
-    for at, heading in enumerate(headings):
-        text = _shortened(heading, column, _LARGE)
-        canvas.text((left + at * (column + _GAP), _MARGIN), text, INK, font=_font(_LARGE))
-    for row, row_height in zip(rows, heights, strict=True):
+
+    def write(at: tuple[int, int], text: str, room: int, size: int = _SMALL, colour: str = MUTED) -> None:
+        if _width(text, size) > room:
+            while text and _width(f"{text}...", size) > room:
+                text = text[:-1]
+            text = f"{text.rstrip()}..."
+        canvas.text(at, text, colour, font=_font(size))
+
+    columns = [left + at * (column + _GAP) for at in range(len(headings))]
+    for x, heading in zip(columns, headings, strict=True):
+        write((x, _MARGIN), heading, column, _LARGE, INK)
+    for row, tall, row_height in zip(rows, tallest, heights, strict=True):
         if row is not rows[0]:
-            y = top - _ROW_GAP // 2
-            canvas.line([(_MARGIN, y), (width - _MARGIN, y)], LINE)
-        _draw_row(picture, canvas, row, left, top, column)
-        top += row_height + _ROW_GAP
-    if note:
-        text = _shortened(note, width - 2 * _MARGIN, _SMALL)
-        canvas.text((_MARGIN, height - _MARGIN - _SMALL_LINE), text, MUTED, font=_font(_SMALL))
-    found: Image = picture
-    return found
-
-
-def _draw_row(picture: Any, canvas: Any, row: GridRow, left: int, top: int, column: int) -> None:
-    image = require("PIL.Image", extra="image")
-    for at, line in enumerate(row.title):
-        # The last line of several is about the first ones.
-        is_name = at == 0 or at < len(row.title) - 1
-        place = (_MARGIN, top + at * _LARGE_LINE)
-        canvas.text(place, line, INK if is_name else MUTED, font=_font(_LARGE if is_name else _SMALL))
-    below = top + _tallest(row)
-    for at, (pixels, lines) in enumerate(zip(row.pictures, row.captions, strict=True)):
-        x = left + at * (column + _GAP)
-        picture.paste(image.fromarray(pixels), (x, top))
-        for number, line in enumerate(lines):
-            place = (x, below + _GAP // 2 + number * _SMALL_LINE)
-            canvas.text(place, _shortened(line, column, _SMALL), MUTED, font=_font(_SMALL))
-
-
-def _tallest(row: GridRow) -> int:
-    return max(len(one) for one in row.pictures)
-
-
-def _height(row: GridRow) -> int:
-    lines = max(len(one) for one in row.captions)
-    captions = lines * _SMALL_LINE + _GAP // 2 if lines else 0
-    return max(_tallest(row) + captions, len(row.title) * _LARGE_LINE)
+            canvas.line([(_MARGIN, y - _ROW_GAP // 2), (width - _MARGIN, y - _ROW_GAP // 2)], LINE)
+        for at, line in enumerate(row.title):
+            # The last line of several is about the first ones.
+            form = (_LARGE, INK) if at == 0 or at < len(row.title) - 1 else (_SMALL, MUTED)
+            write((_MARGIN, y + at * _LARGE_LINE), line, left, *form)
+        for x, pixels, caption in zip(columns, row.pictures, row.captions, strict=True):
+            picture.paste(image.fromarray(pixels), (x, y))
+            for at, line in enumerate(caption):
+                write((x, y + tall + _GAP // 2 + at * _SMALL_LINE), line, column)
+        y += row_height + _ROW_GAP
+    write((_MARGIN, height - _MARGIN - _SMALL_LINE), note, width - 2 * _MARGIN)
+    return picture
 
 
 @functools.cache
@@ -147,15 +126,6 @@ def _font(size: int) -> Any:
 
 def _width(text: str, size: int) -> int:
     return int(_font(size).getlength(text)) + 1
-
-
-def _shortened(text: str, width: int, size: int) -> str:
-    """Return text without the end that has no room."""
-    if _width(text, size) <= width:
-        return text
-    while text and _width(f"{text}...", size) > width:
-        text = text[:-1]
-    return f"{text.rstrip()}..."
 
 
 # ---- captions: what was drawn for a sample, in few words ---------------------------------------------
@@ -199,33 +169,25 @@ def _without(prefix: str, row: Row) -> Row:
     return {name.removeprefix(prefix): number for name, number in row.items() if name.startswith(prefix)}
 
 
-def _cut_mix(op: Any, row: Row) -> list[str]:
-    size = _box(row["bottom"] - row["top"], row["right"] - row["left"])
-    return [size] if size else []
+def _box(height: float, width: float) -> list[str]:
+    """Return a box's size, width first, as sizes of pictures are given; nothing if it has no area."""
+    return [f"{width:.0f} x {height:.0f}"] if height and width else []
 
 
-def _box(height: float, width: float) -> str:
-    """Return a box's size, width first, as sizes of pictures are given; empty if it has no area."""
-    return f"{width:.0f} x {height:.0f}" if height and width else ""
-
-
-def _crop(op: Any, row: Row) -> list[str]:
-    return [f"{_box(row['height'], row['width'])} at {row['left']:.0f}, {row['top']:.0f}"]
-
-
-def _erased(op: Any, row: Row) -> list[str]:
-    return _crop(op, row) if row["height"] and row["width"] else []
+def _placed_box(op: Any, row: Row) -> list[str]:
+    return [f"{size} at {row['left']:.0f}, {row['top']:.0f}" for size in _box(row["height"], row["width"])]
 
 
 def _jitter(op: Any, row: Row) -> list[str]:
     """Changes in the order in which they are made, without those that the arguments leave out."""
     kinds = ("brightness", "contrast", "saturation", "hue")
     order = [kinds[int(row[place])] for place in ("first", "second", "third", "fourth")]
-    words = {
-        kind: f"{kind} {row[kind]:+.2f}" if kind == "hue" else f"{kind} x{row[kind]:.2f}" for kind in kinds
-    }
     still = {kind for kind in kinds if getattr(op, kind) == ((0, 0) if kind == "hue" else (1, 1))}
-    return [words[kind] for kind in order if kind not in still]
+    return [
+        f"{kind} {row[kind]:+.2f}" if kind == "hue" else f"{kind} x{row[kind]:.2f}"
+        for kind in order
+        if kind not in still
+    ]
 
 
 def _affine(op: Any, row: Row) -> list[str]:
@@ -254,12 +216,8 @@ def _policy(op: Any, row: Row) -> list[str]:
 
 def _masks(op: Any, row: Row) -> list[str]:
     """Return frames and bins that are masked, as Python's ranges."""
-    found = []
-    for begin, end in zip(op.names[::2], op.names[1::2], strict=True):
-        name = begin[:4]
-        if row[end] > row[begin]:
-            found.append(f"{name} {row[begin]:.0f}:{row[end]:.0f}")
-    return found
+    pairs = zip(op.names[::2], op.names[1::2], strict=True)
+    return [f"{a[:4]} {row[a]:.0f}:{row[b]:.0f}" for a, b in pairs if row[b] > row[a]]
 
 
 def _affine_3d(op: Any, row: Row) -> list[str]:
@@ -314,7 +272,7 @@ _CHANGES: tuple[Callable[[float], str], ...] = (
 _WORDS: dict[str, Callable[[Any, Row], list[str]]] = {
     "Brightness3D": _of_channels(lambda row: f"x{row['factor']:.2f}"),
     "ColorJitter": _jitter,
-    "CutMix": _cut_mix,
+    "CutMix": lambda op, row: _box(row["bottom"] - row["top"], row["right"] - row["left"]),
     "MixUp": lambda op, row: [f"{1 - row['kept']:.0%}"],
     "Contrast3D": _of_channels(lambda row: f"x{row['factor']:.2f}"),
     "Gamma3D": _of_channels(lambda row: f"power {row['factor']:.2f}"),
@@ -326,14 +284,12 @@ _WORDS: dict[str, Callable[[Any, Row], list[str]]] = {
     "RandomAffine": _affine,
     "RandomAffine3D": _affine_3d,
     "RandomElastic3D": _affine_3d,
-    "RandomErasing": _erased,
-    "RandomFlip3D": lambda op, row: [" ".join(name[6:] for name in op.names if row[name])][
-        : any(row.values())
-    ],
+    "RandomErasing": _placed_box,
+    "RandomFlip3D": lambda op, row: [" ".join(name[6:] for name in op.names if row[name]) or NOTHING],
     "RandomGain": lambda op, row: [f"{_signed(row['gain_db'])} dB"],
     "RandomGrayscale": lambda op, row: ["grey"] if row["is_grey"] else [],
     "RandomHorizontalFlip": lambda op, row: ["mirrored"] if row["is_flipped"] else [],
-    "RandomResizedCrop": _crop,
+    "RandomResizedCrop": _placed_box,
     "RandomRotate90": lambda op, row: [f"{90 * row['turns']:.0f}°"] if row["turns"] else [],
     "RandomRotation": lambda op, row: [f"{_signed(row['angle'])}°"],
     "RandomVerticalFlip": lambda op, row: ["upside down"] if row["is_flipped"] else [],
@@ -402,7 +358,11 @@ def preview(
     """
     chain = _chain_of(ops)
     file = None if path is None else _png(path)
-    _check_numbers(draws, count, tile)
+    for what, value in (("draws", 1 if draws is None else draws), ("count", count)):
+        if not isinstance(value, int) or value < 1:
+            raise AugmentError(f"{what}= is a whole number of at least 1, got {value!r}")
+    if not isinstance(tile, int) or not _TILE[0] <= tile <= _TILE[1]:
+        raise AugmentError(f"tile= is pixels, from {_TILE[0]} to {_TILE[1]}, got {tile!r}")
     if not isinstance(images, Tensor):
         raise AugmentError(f"preview takes a tensor (N, C, H, W), got {type(images).__name__}")
     epochs = range(draws or 1)
@@ -411,8 +371,20 @@ def preview(
         tables = [chain.draw(images.shape, generator=generator, key=one) for one in keys]
     count = min(count, len(images))
     show = _Pictures(chain, images.detach(), count, tile, _given(mean, std, images))
-    rows = [GridRow(["original"], show.originals(), [()] * count)]
-    rows += _steps(chain, show, tables[0]) if draws is None else _draws(chain, show, tables)
+    rows = [GridRow(["original"], show.after((), ()), [()] * count)]
+    seen = [at for at, op in enumerate(chain.ops) if not isinstance(op, (Normalize, ToDtype))]
+    if draws is None:  # a row for each augmentation of which anything is to be seen, after all before it
+        steps = [(title(chain.ops[at]), at + 1, tables[0], [at]) for at in seen]
+    else:
+        steps = [([f"draw {number + 1}"], len(chain.ops), table, seen) for number, table in enumerate(tables)]
+    for name, end, table, told in steps:
+        lines: list[Any] = [()] * count
+        if len(told) == 1:
+            columns = table[told[0]].items()
+            drawn = [{key: float(column[at]) for key, column in columns} for at in range(count)]
+            before = [f"sample {(at - 1) % len(images)}" for at in range(count)]
+            lines = [caption(chain.ops[told[0]], *one) for one in zip(drawn, before, strict=True)]
+        rows.append(GridRow(name, show.after(chain.ops[:end], table[:end]), lines))
     picture = draw_grid(_headings(names, count, len(images)), rows, _note(chain, draws is None))
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -428,7 +400,7 @@ class _Pictures:
     ) -> None:
         # Of ops that mix, the first sample is mixed with the batch's last.
         is_whole = any(op.mixes for op in chain.ops)
-        self.total, self.fuse = len(images), chain.fuse
+        self.fuse = chain.fuse
         self.images = images if is_whole else images[:count]
         self.count, self.given = count, given
         self.is_plane = chain.ops[0].kind == "volumes"
@@ -436,29 +408,25 @@ class _Pictures:
         self.tile = (round(_WIDER * tile), tile) if self.is_heat else (tile, tile)
         original = self._values(self.images, ())
         if self.is_heat or self.is_plane:
-            self.ranges = [_finite_range(one) for one in original]
+            finite = [one[np.isfinite(one)] for one in original]
+            self.ranges = [(float(one.min()), float(one.max())) if one.size else (0.0, 1.0) for one in finite]
         else:
             _check_colours(original, images)
-
-    def originals(self) -> list[Pixels]:
-        return self._shown(self.images, ())
 
     def after(self, ops: Sequence[Augmentation], parameters: Sequence[Parameters]) -> list[Pixels]:
         """Return what some augmentations make of the samples."""
         rows = [one.rows(slice(len(self.images))) for one in parameters]
-        return self._shown(Compose(ops, fuse=self.fuse).apply(self.images, rows), ops)
-
-    def _shown(self, images: Tensor, ops: Sequence[Augmentation]) -> list[Pixels]:
+        images = Compose(ops, fuse=self.fuse).apply(self.images, rows) if ops else self.images
         values = self._values(images, ops)
         if self.is_heat or self.is_plane:
             # Channels one below the other.
-            rows, draw = (values, grey) if self.is_plane else (values[..., ::-1, :], heat)
+            rows, colours = (values, _GREY) if self.is_plane else (values[..., ::-1, :], _HEAT)
             flat = rows.reshape(len(values), -1, values.shape[-1])
-            found = [draw(one, *limits) for one, limits in zip(flat, self.ranges, strict=True)]
+            found = [heat(one, *limits, colours) for one, limits in zip(flat, self.ranges, strict=True)]
         else:
-            colours = np.nan_to_num(values).clip(0, 1) * 255
-            found = list(np.broadcast_to(colours, (len(values), 3, *values.shape[2:])).round())
-            found = [np.ascontiguousarray(one.transpose(1, 2, 0).astype(np.uint8)) for one in found]
+            bytes_of = (np.nan_to_num(values).clip(0, 1) * 255).round().astype(np.uint8)
+            wide = np.broadcast_to(bytes_of, (len(values), 3, *values.shape[2:]))
+            found = list(np.ascontiguousarray(wide.transpose(0, 2, 3, 1)))
         return [fitted(one, *self.tile, keeps_shape=not self.is_heat) for one in found]
 
     def _values(self, images: Tensor, ops: Sequence[Augmentation]) -> Any:
@@ -475,45 +443,16 @@ class _Pictures:
         return values.numpy()
 
 
-def _steps(chain: Compose, show: _Pictures, parameters: Sequence[Parameters]) -> Iterator[GridRow]:
-    """Yield a row for each augmentation, after all before it."""
-    for at, op in enumerate(chain.ops):
-        if not isinstance(op, (Normalize, ToDtype)):  # of which nothing is to be seen
-            pictures = show.after(chain.ops[: at + 1], parameters[: at + 1])
-            yield GridRow(title(op), pictures, _captions(op, parameters[at], show))
-
-
-def _draws(chain: Compose, show: _Pictures, tables: Sequence[Sequence[Parameters]]) -> Iterator[GridRow]:
-    """Yield a row for each draw, with captions if there is one augmentation."""
-    seen = [at for at, op in enumerate(chain.ops) if not isinstance(op, (Normalize, ToDtype))]
-    for number, parameters in enumerate(tables):
-        lines: list[Any] = [()] * show.count
-        if len(seen) == 1:
-            lines = _captions(chain.ops[seen[0]], parameters[seen[0]], show)
-        yield GridRow([f"draw {number + 1}"], show.after(chain.ops, parameters), lines)
-
-
-def _captions(op: Augmentation, parameters: Parameters, show: _Pictures) -> list[list[str]]:
-    found = []
-    for at in range(show.count):
-        row = {name: float(column[at]) for name, column in parameters.items()}
-        found.append(caption(op, row, f"sample {(at - 1) % show.total}"))
-    return found
-
-
 def _headings(names: Any, count: int, total: int) -> list[str]:
     if names is None:
         return [f"sample {at}" for at in range(count)]
     given = names.tolist() if hasattr(names, "tolist") else list(names)
     if len(given) != total:
         raise AugmentError(f"names= has one for each of the {total} samples, got {len(given)}")
-    texts = [_in_ascii(str(name)) for name in given[:count]]
+    # Without accents, and without letters that Pillow's font does not have.
+    decomposed = [unicodedata.normalize("NFKD", str(name)) for name in given[:count]]
+    texts = [name.encode("ascii", "ignore").decode() for name in decomposed]
     return [f"{at} · {text}" if text else f"sample {at}" for at, text in enumerate(texts)]
-
-
-def _in_ascii(text: str) -> str:
-    """Return text without accents, and without letters that Pillow's font does not have."""
-    return unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
 
 
 def _note(chain: Compose, is_of_steps: bool) -> str:
@@ -544,14 +483,6 @@ def _chain_of(ops: Any) -> Compose:
     if (kind := chain.ops[0].kind) not in ("images", "volumes"):
         raise AugmentError(f"preview shows images, spectrograms and volumes, got augmentations of {kind}")
     return chain
-
-
-def _check_numbers(draws: Any, count: Any, tile: Any) -> None:
-    for name, value in (("draws", 1 if draws is None else draws), ("count", count)):
-        if not isinstance(value, int) or value < 1:
-            raise AugmentError(f"{name}= is a whole number of at least 1, got {value!r}")
-    if not isinstance(tile, int) or not _TILE[0] <= tile <= _TILE[1]:
-        raise AugmentError(f"tile= is pixels, from {_TILE[0]} to {_TILE[1]}, got {tile!r}")
 
 
 def _given(mean: Any, std: Any, images: Tensor) -> Normalize | None:
@@ -587,8 +518,3 @@ def _check_colours(values: Any, images: Tensor) -> None:
             f"preview shows floats in [0, 1], got {images.dtype} from {low:.4g} to {high:.4g}: where images "
             "have been normalised, give mean= and std=; else divide them by their greatest value"
         )
-
-
-def _finite_range(values: Any) -> tuple[float, float]:
-    finite = values[np.isfinite(values)]
-    return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from fastpipe.augment.base import Shape
 from fastpipe.augment.chains import BatchTransform, Columns, Moves
 from fastpipe.augment.colour import blended
 from fastpipe.augment.distributions import integers
-from fastpipe.augment.geometry import MATRIX, is_fused, resampled, warp_step
+from fastpipe.augment.geometry import MATRIX, MaskWarp, is_fused, resampled
 from fastpipe.augment.matrices import after, forward_affine, identity, inverse_affine
 from fastpipe.augment.parameters import (
     Fill,
@@ -28,8 +28,6 @@ from fastpipe.augment.parameters import (
 from fastpipe.augment.steps import Step
 from fastpipe.errors import AugmentError
 
-__all__ = ["RandAugment", "TrivialAugmentWide"]
-
 # torchvision's list, in its order; ``change`` is an index of it.
 _CHANGES = (
     "Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast",
@@ -38,6 +36,7 @@ _CHANGES = (
 _AT = {name: at for at, name in enumerate(_CHANGES)}
 _GEOMETRY = range(_AT["ShearX"], _AT["Rotate"] + 1)
 _BLENDED = {_AT["Brightness"]: 0, _AT["Contrast"]: 1, _AT["Color"]: 2}  # kinds of ``blended``
+_FACTORS = ("Brightness", "Color", "Contrast", "Sharpness")
 _SIGNED = range(_AT["ShearX"], _AT["Sharpness"] + 1)
 _OF_CHANGE = ("change", "magnitude", *MATRIX)
 
@@ -49,7 +48,13 @@ class _Policy(BatchTransform):
     """
 
     channels: tuple[int, ...] = (3, 1)
-    _most_bits: int  # that "Posterize" takes away
+    # The greatest magnitudes: tangents, degrees, parts of the size or None for 32 pixels, factors beside 1,
+    # and bits that "Posterize" takes away.
+    _shear: float
+    _angle: float
+    _shift: float | None = None
+    _factor: float
+    _most_bits: int
     _precision: type[np.floating[Any]] = np.float64
 
     def __init__(
@@ -87,10 +92,6 @@ class _Policy(BatchTransform):
     def _bins(self, u: Float64Array) -> Any:
         """Return the index of the magnitude of all changes of an image: one, or (N,)."""
 
-    @abstractmethod
-    def _greatest(self, height: int, width: int) -> Mapping[str, float]:
-        """Return the greatest magnitudes of all changes that have a sign."""
-
     def _magnitudes(self, height: int, width: int) -> Float64Array:
         """Return all magnitudes of all changes, (bins, changes).
 
@@ -98,7 +99,11 @@ class _Policy(BatchTransform):
         keeps bits, and solarising has a threshold as a part of the range.
         """
         count, first, last = self.num_magnitude_bins, np.zeros(len(_CHANGES)), np.zeros(len(_CHANGES))
-        for name, greatest in self._greatest(height, width).items():
+        across, down = (32.0, 32.0) if self._shift is None else (self._shift * width, self._shift * height)
+        for name, greatest in (
+            ("ShearX", self._shear), ("ShearY", self._shear), ("TranslateX", across), ("TranslateY", down),
+            ("Rotate", self._angle), *((name, self._factor) for name in _FACTORS),
+        ):  # fmt: skip
             last[_AT[name]] = greatest
         first[_AT["Solarize"]] = 1.0
         found = _spaced(first, last, count, self._precision)
@@ -121,8 +126,8 @@ class _Policy(BatchTransform):
         return Moves(found, np.any(np.isin(table[:, ::2], _GEOMETRY), axis=1))
 
     def for_masks(self) -> BatchTransform:
-        fill = next(iter(fill_numbers(self.fill)), None)
-        return _MaskPolicy(self.num_ops, interpolation="nearest", fill=fill)
+        # Matrices of other changes move nothing.
+        return MaskWarp(self, self.fill, [2 + at * len(_OF_CHANGE) for at in range(self.num_ops)])
 
     def steps(self, column: int, shape: Shape) -> list[Step]:
         options = int(self.interpolation == "nearest"), int(is_fused(shape[1], shape[2]))
@@ -130,8 +135,9 @@ class _Policy(BatchTransform):
         return [Step("policy", at, options, fill_numbers(self.fill)) for at in places]
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
-        for at in range(0, len(self.names_applied), len(_OF_CHANGE)):
-            own = {name: columns[of] for name, of in zip(_OF_CHANGE, self.names_applied[at:], strict=False)}
+        names = self.applied_names_for()
+        for at in range(0, len(names), len(_OF_CHANGE)):
+            own = {name: columns[of] for name, of in zip(_OF_CHANGE, names[at:], strict=False)}
             images = self._changed(images, own, of_bytes)
         return images
 
@@ -174,7 +180,7 @@ class RandAugment(_Policy):
     torch.Size([2, 3, 32, 32])
     """
 
-    _most_bits = 4
+    _shear, _angle, _shift, _factor, _most_bits = 0.3, 30.0, 150.0 / 331.0, 0.9, 4
     # Seeds keep their parameters, though of some magnitudes the last bit is not torchvision's.
     _precision = np.float32
 
@@ -196,13 +202,6 @@ class RandAugment(_Policy):
     def _bins(self, u: Float64Array) -> int:
         return self.magnitude
 
-    def _greatest(self, height: int, width: int) -> Mapping[str, float]:
-        shift = 150.0 / 331.0
-        return {
-            "ShearX": 0.3, "ShearY": 0.3, "TranslateX": shift * width, "TranslateY": shift * height,
-            "Rotate": 30.0, "Brightness": 0.9, "Color": 0.9, "Contrast": 0.9, "Sharpness": 0.9,
-        }  # fmt: skip
-
 
 class TrivialAugmentWide(_Policy):
     """Change each image in one way, drawn from fourteen, by a magnitude that is drawn as well (S. G. Müller
@@ -220,7 +219,7 @@ class TrivialAugmentWide(_Policy):
     torch.Size([2, 3, 32, 32])
     """
 
-    _most_bits = 6
+    _shear, _angle, _factor, _most_bits = 0.99, 135.0, 0.99, 6
 
     def __init__(
         self,
@@ -233,26 +232,6 @@ class TrivialAugmentWide(_Policy):
 
     def _bins(self, u: Float64Array) -> Any:
         return integers(u[:, -1], self.num_magnitude_bins).astype(np.int64)
-
-    def _greatest(self, height: int, width: int) -> Mapping[str, float]:
-        return {
-            "ShearX": 0.99, "ShearY": 0.99, "TranslateX": 32.0, "TranslateY": 32.0, "Rotate": 135.0,
-            "Brightness": 0.99, "Color": 0.99, "Contrast": 0.99, "Sharpness": 0.99,
-        }  # fmt: skip
-
-
-class _MaskPolicy(RandAugment):
-    """Moves masks as images were."""
-
-    channels = ()
-
-    def steps(self, column: int, shape: Shape) -> list[Step]:
-        # Matrices of other changes move nothing.
-        places = [column + at * len(_OF_CHANGE) + 2 for at in range(self.num_ops)]
-        return [warp_step(at, True, self.fill, (shape[1], shape[2])) for at in places]
-
-    def _changed(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
-        return resampled(images, columns, self.interpolation, self.fill, of_bytes)
 
 
 def _spaced(

@@ -14,10 +14,8 @@ from torch import Tensor
 from fastpipe.augment.parameters import Parameters
 from fastpipe.core.extras import require
 
-__all__ = ["chain_reference"]
-
 Row = dict[str, float]
-Changes = Mapping[str, Callable[[Any, Tensor, Row], Any]]  # what changes a sample, by an operation's name
+Changes = Mapping[str, Callable[[Any, Any, Row], Any]]  # what changes a sample, by an operation's name
 
 
 def chain_reference(
@@ -40,45 +38,48 @@ def _reference(op: Any, images: Tensor, parameters: Parameters, changes: Changes
     else:
         rows = [dict(zip(parameters, row, strict=True)) for row in parameters.table.tolist()]
         found = torch.stack(
-            [_changed(op, image, row, changes) for image, row in zip(values, rows, strict=True)]
+            [changed_sample(op, image, row, changes) for image, row in zip(values, rows, strict=True)]
         )
     return found if found.dtype == torch.uint8 else found.to(dtype)
 
 
-def _changed(op: Any, image: Tensor, p: Row, changes: Changes) -> Any:
+def changed_sample(op: Any, image: Any, p: Row, changes: Changes) -> Any:
+    """Change a sample by one operation, also by those that it has inside."""
     if any(kind.__name__ == "RandomApply" for kind in type(op).__mro__):
         for at, inner in enumerate(op.ops if p["is_applied"] else ()):
             own = {name: p[f"{at}.{name}"] for name in inner.names_for(len(image))}
-            image = _changed(inner, image, own, changes)
+            image = changed_sample(inner, image, own, changes)
         return image
     kind = next(kind.__name__ for kind in type(op).__mro__ if kind.__name__ in changes)
     return changes[kind](op, image, p)
 
 
-def _functional() -> Any:
-    return require("torchvision.transforms.v2.functional", extra="torch")
+class _Functional:
+    """torchvision's functions, imported when one is first asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(require("torchvision.transforms.v2.functional", extra="torch"), name)
+
+
+_F = _Functional()
 
 
 def _crop(op: Any, image: Tensor, p: Row) -> Any:
     box = [int(p[name]) for name in ("top", "left", "height", "width")]
-    functional = _functional()
-    mode = functional.InterpolationMode(op.interpolation)
-    return functional.resized_crop(image, *box, list(op.size), mode, antialias=True)
+    return _F.resized_crop(image, *box, list(op.size), _F.InterpolationMode(op.interpolation), antialias=True)
 
 
 def _affine(op: Any, image: Tensor, p: Row) -> Any:
-    functional = _functional()
     shift, shear = [int(p["translate_x"]), int(p["translate_y"])], [p["shear_x"], p["shear_y"]]
-    mode = functional.InterpolationMode(op.interpolation)
-    return functional.affine(
+    mode = _F.InterpolationMode(op.interpolation)
+    return _F.affine(
         image, p["angle"], shift, p["scale"], shear, mode, _fill(op), op.center and list(op.center)
     )
 
 
 def _rotation(op: Any, image: Tensor, p: Row) -> Any:
-    functional = _functional()
-    mode = functional.InterpolationMode(op.interpolation)
-    return functional.rotate(image, p["angle"], mode, center=op.center and list(op.center), fill=_fill(op))
+    mode, center = _F.InterpolationMode(op.interpolation), op.center and list(op.center)
+    return _F.rotate(image, p["angle"], mode, center=center, fill=_fill(op))
 
 
 def _fill(op: Any) -> Any:
@@ -86,21 +87,16 @@ def _fill(op: Any) -> Any:
 
 
 def _jitter(op: Any, image: Tensor, p: Row) -> Any:
-    functional = _functional()
-    changes = (
-        lambda x: functional.adjust_brightness(x, p["brightness"]),
-        lambda x: functional.adjust_contrast(x, p["contrast"]),
-        lambda x: functional.adjust_saturation(x, p["saturation"]),
-        lambda x: functional.adjust_hue(x, p["hue"]),
-    )
+    kinds = ("brightness", "contrast", "saturation", "hue")
     for place in ("first", "second", "third", "fourth"):
-        image = changes[int(p[place])](image)
+        kind = kinds[int(p[place])]
+        image = getattr(_F, f"adjust_{kind}")(image, p[kind])
     return image
 
 
 def _normalized(op: Any, image: Tensor, p: Row) -> Any:
     mean, std = (list(numbers) * (len(image) if len(numbers) == 1 else 1) for numbers in (op.mean, op.std))
-    return _functional().normalize(image, mean, std)
+    return _F.normalize(image, mean, std)
 
 
 def _erased(op: Any, image: Tensor, p: Row) -> Any:
@@ -110,12 +106,12 @@ def _erased(op: Any, image: Tensor, p: Row) -> Any:
         value = noise[:, top : top + height, left : left + width]
     else:
         value = torch.tensor(op.value)[:, None, None]
-    return _functional().erase(image, top, left, height, width, value)
+    return _F.erase(image, top, left, height, width, value)
 
 
 def _policy(op: Any, image: Tensor, p: Row) -> Any:
     policy = require("torchvision.transforms.v2", extra="torch").RandAugment(
-        interpolation=_functional().InterpolationMode(op.interpolation), fill=_fill(op)
+        interpolation=_F.InterpolationMode(op.interpolation), fill=_fill(op)
     )
     names = list(policy._AUGMENTATION_SPACE)
     for change, magnitude in zip(op.names[::2], op.names[1::2], strict=True):
@@ -175,30 +171,22 @@ def _cut(op: Any, images: Tensor, parameters: Parameters) -> Tensor:
     return torch.stack(rows)
 
 
-_CHANGES: dict[str, Callable[[Any, Tensor, Row], Any]] = {
+_CHANGES: Changes = {
     "ColorJitter": _jitter,
-    "GaussianBlur": lambda op, image, p: _functional().gaussian_blur(
-        image, list(op.kernel_size), [p["sigma"]] * 2
-    ),
+    "GaussianBlur": lambda op, image, p: _F.gaussian_blur(image, list(op.kernel_size), [p["sigma"]] * 2),
     "Normalize": _normalized,
     "RandAugment": _policy,
     "RandomAffine": _affine,
     "RandomErasing": _erased,
     "RandomGain": _louder,
-    "RandomGrayscale": lambda op, image, p: (
-        _functional().rgb_to_grayscale(image, len(image)) if p["is_grey"] else image
-    ),
-    "RandomHorizontalFlip": lambda op, image, p: (
-        _functional().horizontal_flip(image) if p["is_flipped"] else image
-    ),
+    "RandomGrayscale": lambda op, image, p: _F.rgb_to_grayscale(image, len(image)) if p["is_grey"] else image,
+    "RandomHorizontalFlip": lambda op, image, p: _F.horizontal_flip(image) if p["is_flipped"] else image,
     "RandomResizedCrop": _crop,
     "RandomRotation": _rotation,
-    "RandomVerticalFlip": lambda op, image, p: (
-        _functional().vertical_flip(image) if p["is_flipped"] else image
-    ),
+    "RandomVerticalFlip": lambda op, image, p: _F.vertical_flip(image) if p["is_flipped"] else image,
     "SpecAugment": _masked,
     "TimeShift": _shifted,
-    "ToDtype": lambda op, image, p: _functional().to_dtype(image, op.dtype, scale=True),
+    "ToDtype": lambda op, image, p: _F.to_dtype(image, op.dtype, scale=True),
     "TrivialAugmentWide": _policy,
 }
 _MIXED: dict[str, Callable[[Any, Tensor, Parameters], Tensor]] = {"MixUp": _mixed, "CutMix": _cut}

@@ -12,12 +12,10 @@ from torch import Tensor
 
 from fastpipe.augment.base import Shape
 from fastpipe.augment.chains import BatchTransform, Columns
-from fastpipe.augment.distributions import Drawn
-from fastpipe.augment.parameters import Float64Array, probability, range_about_zero
+from fastpipe.augment.distributions import between
+from fastpipe.augment.parameters import Float64Array, limits_of, probability
 from fastpipe.augment.steps import Step
 from fastpipe.errors import AugmentError
-
-__all__ = ["RandomGain", "SpecAugment", "TimeShift"]
 
 
 class _OfSpectrograms(BatchTransform, ABC):
@@ -56,15 +54,11 @@ class SpecAugment(_OfSpectrograms):
         p: float = 1.0,
         zero_masking: bool = False,
     ) -> None:
-        given = {
-            "n_time_masks": n_time_masks, "time_mask_param": time_mask_param,
-            "n_freq_masks": n_freq_masks, "freq_mask_param": freq_mask_param,
-        }  # fmt: skip
-        for name, value in given.items():
-            if not isinstance(value, int) or value < 0:
-                raise AugmentError(f"{name}= is a whole number of at least 0, got {value!r}")
         self.n_time_masks, self.time_mask_param = n_time_masks, time_mask_param
         self.n_freq_masks, self.freq_mask_param = n_freq_masks, freq_mask_param
+        for name, value in vars(self).items():
+            if name != "_chain" and (not isinstance(value, int) or value < 0):
+                raise AugmentError(f"{name}= is a whole number of at least 0, got {value!r}")
         self.p, self.zero_masking = probability(p), zero_masking
         count = n_time_masks + n_freq_masks
         self.draws = 2 * count
@@ -72,10 +66,8 @@ class SpecAugment(_OfSpectrograms):
         self.names = tuple(f"{kind}{at}_{edge}" for at, kind in enumerate(kinds) for edge in ("begin", "end"))
 
     def check(self, shape: Sequence[int]) -> None:
-        for name, most, size in (
-            ("time", self.time_mask_param, shape[3]),
-            ("freq", self.freq_mask_param, shape[2]),
-        ):
+        for name, size in (("time", shape[3]), ("freq", shape[2])):
+            most = getattr(self, f"{name}_mask_param")
             if self.p == 1.0 and most > size and getattr(self, f"n_{name}_masks"):
                 raise AugmentError(
                     f"{name}_mask_param={most} is more than there is: {size} of spectrograms {tuple(shape)}. "
@@ -120,7 +112,6 @@ class RandomGain(_OfSpectrograms):
     tensor([10.])
     """
 
-    draws = 1
     names = ("gain_db",)
     applied_names = ("change",)
 
@@ -131,10 +122,10 @@ class RandomGain(_OfSpectrograms):
     ) -> None:
         if scale not in ("amplitude", "power", "decibel"):
             raise AugmentError(f"scale= is 'amplitude', 'power' or 'decibel', got {scale!r}")
-        self.gain_db, self.scale = range_about_zero(gain_db, "gain_db"), scale
+        self.gain_db, self.scale = limits_of(gain_db, "gain_db", about=0.0), scale
 
-    def drawn_as(self, channels: int) -> Sequence[Drawn]:
-        return [Drawn("between", *self.gain_db)]
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
+        return between(u, *self.gain_db)
 
     def applied(self, table: Float64Array, shape: Shape) -> Float64Array:
         if self.scale == "decibel":
@@ -163,7 +154,6 @@ class TimeShift(_OfSpectrograms):
     torch.Size([8, 80, 400])
     """
 
-    draws = 1
     names = ("shift",)
 
     def __init__(self, most: float, rolls: bool = True, fill: float = 0.0) -> None:

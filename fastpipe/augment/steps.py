@@ -11,8 +11,6 @@ from fastpipe.augment.parameters import Float64Array
 from fastpipe.core.native import native
 from fastpipe.errors import AugmentError
 
-__all__ = ["Step", "check_change", "plan_of", "run_plan"]
-
 _NO_MEMORY = 1  # of fastpipe/native/augment.h
 
 

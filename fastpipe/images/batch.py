@@ -21,18 +21,11 @@ from fastpipe.images.plan import Plan
 if TYPE_CHECKING:
     from fastpipe.images.cache import KeptBatch
 
-__all__ = ["MADE", "PENDING", "Arriving", "Described", "ImageBatch", "RowsOf", "Then"]
-
 PENDING, MADE = 0, 1  # outcomes of fastpipe/native/status.h
 
 
 class RowsOf(Sequence[Any]):
-    """Some rows of a larger batch's memory.
-
-    Args:
-        memory: (M, …) of the larger batch.
-        numbers: int64 (N,): the rows.
-    """
+    """Some rows, int64 (N,), of a larger batch's memory, (M, …)."""
 
     def __init__(self, memory: npt.NDArray[Any], numbers: npt.NDArray[np.int64]) -> None:
         self.memory, self.numbers = memory, numbers
@@ -45,49 +38,29 @@ class RowsOf(Sequence[Any]):
 
 
 class Then(NamedTuple):
-    """A change of images of bytes, made by the thread that decoded them.
+    """A change of images of bytes, made by the thread that decoded them."""
 
-    Attributes:
-        batch: a ``native.AugmentBatch`` that changes each, and says where it goes.
-        value: of a sample that is there then.
-    """
-
-    batch: Any
-    value: Any
+    batch: Any  # a ``native.AugmentBatch`` that changes each, and says where it goes
+    value: Any  # of a sample that is there then
 
 
 class Described(NamedTuple):
-    """What the engine is told of a batch, beside what a ``PendingBatch`` has.
+    """What the engine is told of a batch, beside what a ``PendingBatch`` has."""
 
-    Attributes:
-        plan: a ``native.ImagePlan``.
-        paths: of the samples.
-        info: of an encoded file and its path, what Pillow says of it.
-        kept: where decoded images are looked for and kept, or None.
-        arriving: of images that are no files, how they come here; None of files.
-        then: what is done to them then, where ``finish`` does the same to what the engine declines; or None.
-    """
-
-    plan: Any
+    plan: Any  # a ``native.ImagePlan``
     paths: PackedPaths
-    info: Callable[[bytes, str], dict[Any, Any]]
-    kept: KeptBatch | None = None
-    arriving: Arriving | None = None
-    then: Then | None = None
+    info: Callable[[bytes, str], dict[Any, Any]]  # of an encoded file and its path, what Pillow says of it
+    kept: KeptBatch | None = None  # where decoded images are looked for and kept
+    arriving: Arriving | None = None  # how images come here that are no files
+    then: Then | None = None  # what is done to them then, as ``finish`` does it to what the engine declines
 
 
 class Arriving(NamedTuple):
-    """How the images of a batch come here that are objects of a store.
+    """How the images of a batch come here that are objects of a store."""
 
-    Attributes:
-        states: uint64 (N, 5): which objects, and which versions of them; None where nothing is kept.
-        away: numbers of those that are not on this machine yet; the paths of others are files.
-        fetch: gives the encoded file of one of those, by its number; raises what went wrong.
-    """
-
-    states: npt.NDArray[np.uint64] | None
-    away: Sequence[int]
-    fetch: Callable[[int], bytes]
+    states: npt.NDArray[np.uint64] | None  # (N, 5): which objects and versions; None where nothing is kept
+    away: Sequence[int]  # numbers of those that are not on this machine yet; the paths of others are files
+    fetch: Callable[[int], bytes]  # gives the encoded file of one of those; raises what went wrong
 
 
 class ImageBatch(PendingBatch):
@@ -127,13 +100,9 @@ class ImageBatch(PendingBatch):
     def begin_natively(
         self, described: Described, pool: ThreadPool | None, channel: Any, threads: int
     ) -> None:
-        """Make it.
+        """Make it in ``threads`` threads of a ``native.Channel``, and in the pool what is left to Python.
 
-        Args:
-            described: what the engine is told.
-            pool: threads for what is left to Python; None makes all of the batch in the calling thread.
-            channel: a ``native.Channel`` of whose threads it is made.
-            threads: that the process is to have.
+        Without a pool, all of the batch is made in the calling thread.
         """
         self._file_info, self._kept, self._arriving = described.info, described.kept, described.arriving
         self._then = described.then
@@ -175,7 +144,7 @@ class ImageBatch(PendingBatch):
             begin()
 
     def _away(self) -> Sequence[int]:
-        """The samples whose files have to be fetched."""
+        """Return the samples whose files have to be fetched."""
         arriving, kept = self._arriving, self._kept
         if arriving is None:
             return ()
@@ -219,10 +188,13 @@ class ImageBatch(PendingBatch):
             places = numbers * (flat.size // max(len(whole), 1))
             size = plan.output.shape[1:]
         kept, arriving, files = described.kept, described.arriving, self._files
+        # False of a file that did not come: Python makes that sample.
+        arrived = {n: not isinstance(file, Exception) and file for n, file in files.items()}
+        inputs = [arrived.get(number) for number in range(count)] if files else None
         return native.image_batch(
             described.plan, paths.prefix, paths.arena, paths.starts, paths.ends, self._parameters, flat,
             places, size, plan.makes_images, self._statuses,
-            inputs=[_input(files.get(number)) for number in range(count)] if files else None,
+            inputs=inputs,
             kept=None if kept is None else kept.images, most_nbytes=0 if kept is None else kept.most_nbytes,
             states=None if arriving is None else arriving.states,
             then=None if described.then is None else described.then.batch,
@@ -291,13 +263,8 @@ class ImageBatch(PendingBatch):
         self._kept.keep(file, pixels, count, self._kept.rules)
 
     def _info(self, number: int) -> dict[Any, Any]:
-        """What Pillow says of a sample's file."""
+        """Return what Pillow says of a sample's file."""
         return self._file_info(self._batch.take_file(number), self.items[number].path)
-
-
-def _input(file: Any) -> Any:
-    """A sample's file as the engine takes it: False of one that did not come, which Python makes."""
-    return False if isinstance(file, Exception) else file
 
 
 def _raise(error: Exception, path: str) -> None:

@@ -13,29 +13,19 @@ from fastpipe.core.caches import open_cache_store
 from fastpipe.core.extras import require
 from fastpipe.core.file_identity import FileIdentity, identify, identify_object
 from fastpipe.core.types import Box, EncodedImage, Size, UInt8Array
-from fastpipe.images.pixels import Conversion, draw, fold
+from fastpipe.images.pixels import fold, render
 from fastpipe.images.steps import described_short_side, resized_size
 from fastpipe.options import Cache
-
-__all__ = ["ImageCache", "KeptBatch", "ShortSide", "WholeImage", "open_cache"]
-
 
 _ENOUGH = 32  # entries whose mean size says how large the others will be
 
 
 class KeptBatch(NamedTuple):
-    """Where the native core looks for the images of a batch.
+    """Where the native core looks for the images of a batch."""
 
-    Attributes:
-        images: a ``native.KeptImages``.
-        most_nbytes: of images that are to be kept; 0 where none is.
-        rules: as of ``ImageCache.identify``.
-        keep: called with what is to be kept, and the rules.
-    """
-
-    images: Any
-    most_nbytes: int
-    rules: str
+    images: Any  # a ``native.KeptImages``
+    most_nbytes: int  # of images that are to be kept; 0 where none is
+    rules: str  # as of ``ImageCache.identify``
     keep: Callable[[FileIdentity, UInt8Array, int, str], None]
 
 
@@ -57,20 +47,15 @@ class ImageCache:
         self._seen = self._seen_nbytes = 0
 
     def describe(self) -> str:
-        """Where images are kept, in one line."""
+        """Return where images are kept, in one line."""
         where = "memory" if self.store.is_in_memory else "files"
         when = "" if self._expected is None else ", from their second use on and if all fit"
         return f"decoded images  →  kept in {where}, up to {self.store.max_bytes / 1e9:.1f} GB{when}"
 
     def identify(self, path: str, rules: str = "") -> FileIdentity:
-        """Identify a file by its present state.
+        """Identify a file by its present state; OSError if there is none.
 
-        Args:
-            path: the file.
-            rules: what else makes a difference to the pixels, and may change while the program runs.
-
-        Raises:
-            OSError: there is no such file.
+        ``rules`` are what else makes a difference to the pixels, and may change while the program runs.
         """
         return identify(path, self._tag_of(rules))
 
@@ -79,21 +64,16 @@ class ImageCache:
         return identify_object(version, path, self._tag_of(rules))
 
     def _tag_of(self, rules: str) -> bytes:
-        found = self._tags.get(rules)
-        if found is None:
-            found = self._tags[rules] = hashlib.sha256(f"{self._tag} {rules}".encode()).digest()
-        return found
+        if rules not in self._tags:
+            self._tags[rules] = hashlib.sha256(f"{self._tag} {rules}".encode()).digest()
+        return self._tags[rules]
 
     def begin_batch(
         self, rules: str, keep: Callable[[FileIdentity, UInt8Array, int, str], None]
     ) -> KeptBatch | None:
-        """What the native core is told to find the images of a batch; None where none may be there, nor be
-        put there.
+        """Return what the native core is told; None where no image may be there, nor be put there.
 
-        Args:
-            rules: as of ``identify``.
-            keep: called for each that is to be kept: the file, its pixels, how many pixels the file has, and
-                the rules.
+        ``keep`` gets each that is to be kept: the file, its pixels, how many the file has, the rules.
         """
         if not self.is_worth_asking:
             return None
@@ -107,15 +87,11 @@ class ImageCache:
         return KeptBatch(images, most // max(self._expected or 1, 1), rules, keep)
 
     def find(self, file: FileIdentity) -> Entry | None:
-        """The image of a file in this state."""
+        """Return the image of a file in this state."""
         return self.store.find(file.digest)
 
     def rows(self, entry: Entry, first: int, count: int) -> UInt8Array:
-        """Rows of an image: uint8 (count, width, channels).
-
-        Raises:
-            OSError: they cannot be read any more.
-        """
+        """Return rows of an image, uint8 (count, width, channels); OSError if they are gone."""
         return self.store.read(entry, first, count)
 
     def saw(self, images: int, nbytes: int) -> None:
@@ -124,13 +100,13 @@ class ImageCache:
 
     @property
     def is_worth_asking(self) -> bool:
-        """Whether images may be there, or may be put there."""
+        """Return whether images may be there, or may be put there."""
         if self._expected is None or len(self.store) or self._seen < _ENOUGH:
             return True
         return self._expected * self._seen_nbytes / self._seen <= self.store.max_bytes
 
     def wants(self, file: FileIdentity, nbytes: int) -> bool:
-        """Whether an image of this many bytes would be kept: only then is it worth decoding whole."""
+        """Return whether an image of this many bytes would be kept: only then is it worth decoding whole."""
         if not file.is_settled or not self.store.has_room(nbytes):
             return False
         if self._expected is not None and not self.store.mark(file.digest):
@@ -138,7 +114,7 @@ class ImageCache:
         return self._fits(nbytes)
 
     def _fits(self, nbytes: int) -> bool:
-        """Whether all images fit, if those that are not there yet are of so many bytes."""
+        """Return whether all images fit, if those that are not there yet are of so many bytes."""
         if self._expected is None:
             return True
         count = len(self.store)
@@ -146,22 +122,16 @@ class ImageCache:
         return self._expected * mean <= self.store.max_bytes
 
     def keep(self, file: FileIdentity, pixels: UInt8Array, flags: int = 0) -> bool:
-        """Keep an image: uint8 (H, W, C), C-contiguous.  Returns whether it is kept now."""
+        """Keep an image, uint8 (H, W, C), C-contiguous; return whether it is kept now."""
         # Who opens files later looks at the notes; memory goes with those who use it.
         note = b"" if self.store.is_in_memory else file.note()
         return self.store.put(file.digest, pixels, flags, note)
 
 
 def open_cache(option: Cache, tag: str, count: int) -> ImageCache | None:
-    """The cache that an option asks for; None if it is off or cannot be had.
+    """Return the cache that an option asks for; None if it is off or cannot be had.
 
-    Args:
-        option: the option.
-        tag: everything about decoding that makes a difference to the pixels.
-        count: number of images of the dataset.
-
-    Raises:
-        CacheError: the folder that the option names cannot be used.
+    ``tag`` is as of ``ImageCache``, ``count`` the number of images of the dataset.
     """
     if option.where == "off":
         return None
@@ -169,8 +139,7 @@ def open_cache(option: Cache, tag: str, count: int) -> ImageCache | None:
     return None if store is None else ImageCache(store, tag, count if option.where == "auto" else None)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Whole images: those whose rows are there, and those made smaller before anything else is done to them.
+# ---- whole images: those whose rows are there, and those made smaller before anything else ------------
 
 
 class WholeImage:
@@ -191,35 +160,29 @@ class WholeImage:
         self.info = info
 
     def region(self, box: Box) -> UInt8Array:
-        """A rectangle of the image."""
+        """Return a rectangle of the image."""
         rows = self.rows(box.top, box.height)
         return np.ascontiguousarray(rows[:, box.left : box.left + box.width])
 
     def reduced(self, factor: int) -> None:
-        """Not smaller than it is: there is nothing left to save."""
+        """Return None: there is nothing left to save."""
 
     def encoded(self) -> None:
-        """There is nothing left to decode, or all of it is to be kept."""
+        """Return None: nothing is left to decode, or all of it is to be kept."""
 
     def give(self, box: Box, pixels: UInt8Array) -> None:
         """Not asked for anything, it is given nothing."""
         raise AssertionError("the pixels of a whole image come as rows")
 
     def pil(self) -> Any:
-        """The image for user code, as Pillow would give it."""
+        """Return the image for user code, as Pillow would give it."""
         image = require("PIL.Image", extra="image").fromarray(self.rows(0, self.size.height))
         image.info = self.info()
         return image
 
 
-_BYTES = Conversion("bytes", 3, interleaved=True)
-
-
 class ShortSide:
-    """Shrinks images whose shorter side is longer than a limit, as ``torchvision.transforms.Resize`` does.
-
-    Args:
-        side: the limit, in pixels.
+    """Shrinks images whose shorter side is longer than ``side``, as ``torchvision.transforms.Resize`` does.
 
     >>> ShortSide(256).size(Size(375, 500))
     Size(height=256, width=341)
@@ -231,16 +194,12 @@ class ShortSide:
         self._resize = require("torchvision.transforms", extra="torch").Resize(side)
 
     def size(self, image: Size) -> Size:
-        """The size that an image will have."""
+        """Return the size that an image will have."""
         return image if min(image) <= self.side else resized_size(self._resize, image)
 
     def pixels(self, image: EncodedImage) -> UInt8Array:
-        """A whole image, shrunk: uint8 (H, W, 3)."""
+        """Return a whole image, shrunk: uint8 (H, W, 3)."""
         to = self.size(image.size)
         steps = [] if to == image.size else [self._step]
         region = None if None in steps else fold(steps, image.size)
-        if region is None:
-            return np.asarray(self._resize(image.pil()))
-        made = np.empty(to.height * to.width * 3, np.uint8)
-        draw(image, region, _BYTES, made)
-        return made.reshape(*to, 3)
+        return np.asarray(self._resize(image.pil())) if region is None else render(image, region)

@@ -16,18 +16,13 @@ import numpy as np
 from fastpipe.core.extras import require
 from fastpipe.core.types import Box
 
-__all__ = ["DaliDecoder", "decodes_regions", "make_batch_decoder", "region_of"]
-
-
-# ---- Whether a part of a JPEG can be decoded on a GPU, or all of it has to be -----------------------
-
 # https://github.com/NVIDIA/nvImageCodec/issues/55: there, parts of ordinary JPEGs end in errors on some GPUs,
 # and in a crash of the process on others.
 _WITHOUT = ("0.9.0",)
 
 
 def decodes_regions(version: str) -> bool:
-    """Whether a version of nvImageCodec, which DALI decodes with as well, may be asked for parts on a GPU.
+    """Return whether a version of nvImageCodec, with which DALI decodes too, may be asked for parts on a GPU.
 
     >>> decodes_regions("0.9.0"), decodes_regions("0.9.0.20"), decodes_regions("0.9.1")
     (False, False, True)
@@ -36,12 +31,7 @@ def decodes_regions(version: str) -> bool:
 
 
 def region_of(image: Any, box: Box) -> Any | None:
-    """A part of a decoded image, a view of it; None where that does not have it.
-
-    Args:
-        image: an array (H, W, 3).
-        box: inside the image.
-    """
+    """Return a part of a decoded image (H, W, 3), a view of it; None where that does not have it."""
     height, width, channels = image.shape
     if channels != 3 or box.top + box.height > height or box.left + box.width > width:
         return None
@@ -75,14 +65,6 @@ def _after_fork() -> None:
             decoder._is_closed = True
 
 
-def _end_before_dali() -> None:
-    """Once DALI is imported: what is registered last is called first."""
-    global _is_registered
-    if not _is_registered:
-        _is_registered = True
-        atexit.register(_end)
-
-
 def _end() -> None:
     """Give the pipelines up, before DALI takes them down when the interpreter ends.
 
@@ -99,16 +81,7 @@ if hasattr(os, "register_at_fork"):
 def make_batch_decoder(
     backend: str, threads: int, dct: Literal["exact", "fast"] = "exact"
 ) -> DaliDecoder | None:
-    """What decodes the images of a batch by one call, for a back end; None where threads decode them.
-
-    Args:
-        backend: as in :class:`fastpipe.Decode`.
-        threads: that it may have.
-        dct: of ``DaliDecoder``.
-
-    Raises:
-        MissingDependencyError: its package is not installed.
-    """
+    """Return what decodes the images of a batch by one call; None where threads decode them."""
     if backend != "dali":
         return None
     if _is_forked:
@@ -121,11 +94,6 @@ def make_batch_decoder(
     return DaliDecoder(threads, dct=dct)
 
 
-def _codecs_version() -> str:
-    """Of nvImageCodec, with which DALI decodes."""
-    return str(require("nvidia.nvimgcodec", extra="image").__version__)
-
-
 class DaliDecoder:
     """A pipeline that decodes rectangles of JPEGs; on the CPU no driver is needed for it.
 
@@ -134,7 +102,6 @@ class DaliDecoder:
     on.
 
     Args:
-        threads: of the pipeline.
         device_id: of the GPU on which it decodes; None for the CPU.
         array: makes an array of the caller's kind over DALI's memory, without a copy.
         dct: libjpeg's transform: ``"exact"`` gives Pillow's pixels, ``"fast"`` TensorFlow's.
@@ -147,13 +114,16 @@ class DaliDecoder:
         array: Callable[[Any], Any] = np.asarray,
         dct: Literal["exact", "fast"] = "exact",
     ) -> None:
+        global _is_registered
         _importing.append(None)  # a child that is forked now would wait for the import for ever
         try:
             self._dali = require("nvidia.dali", extra="dali")
             self._fn = require("nvidia.dali.fn", extra="dali")
         finally:
             _importing.pop()
-        _end_before_dali()
+        if not _is_registered:  # once DALI is imported: what is registered last is called first
+            _is_registered = True
+            atexit.register(_end)
         self._threads, self._device_id, self._array = threads, device_id, array
         self._is_fast = dct == "fast"
         self._lock = threading.Lock()
@@ -161,31 +131,26 @@ class DaliDecoder:
         _decoders.add(self)
         self._pipeline: Any = None
         self._most = 0  # images that it takes in a run
-        self._by_region = device_id is None or decodes_regions(_codecs_version())
+        self._by_region = device_id is None or decodes_regions(
+            require("nvidia.nvimgcodec", extra="image").__version__  # with which DALI decodes
+        )
         self._failures = 0  # of single files, since something was decoded
         self._declined: dict[int, set[int]] = {}  # by length, as that costs nothing, hashes of files
 
     def decode(self, parts: Sequence[_Part], stream: Any = None) -> list[Any]:
-        """Decode parts of trusted JPEGs.
-
-        Args:
-            parts: of each the file, and a rectangle inside the image.
-            stream: of CUDA's, on which the pixels are there, where they are on a GPU.
-
-        Returns:
-            Of each uint8 (H, W, 3); None for those that are declined.
-        """
+        """Decode parts of trusted JPEGs: uint8 (H, W, 3), on a GPU by a stream; None for what is declined."""
         found: list[Any] = [None] * len(parts)
         if self._is_closed:  # the lock may be one of the parent's
             return found
         with self._lock:
             if self._is_closed or self._failures >= _MOST_FAILURES:
                 return found
+            declined = self._declined
             numbers = [
                 number
                 for number, (blob, box) in enumerate(parts)
                 # Of one column libjpeg does not always interpolate the colours of a 4:2:0 image.
-                if box.width > 1 and not self._is_declined(blob)
+                if box.width > 1 and not (len(blob) in declined and hash(blob) in declined[len(blob)])
             ]
             self._decode(parts, numbers, found, stream)
         return found
@@ -200,14 +165,10 @@ class DaliDecoder:
                 self._lock.release()
 
     def describe(self) -> str:
-        """Its name and what it does, in a few words."""
+        """Return its name and what it does, in a few words."""
         where = "" if self._device_id is None else f" on GPU {self._device_id}"
         what = "only the region that is needed" if self._by_region else "whole images"
         return f"DALI {self._dali.__version__}{where}, {what}, a batch at a time"
-
-    def _is_declined(self, blob: bytes) -> bool:
-        hashes = self._declined.get(len(blob))
-        return hashes is not None and hash(blob) in hashes
 
     def _decode(self, parts: Sequence[_Part], numbers: list[int], found: list[Any], stream: Any) -> None:
         """Decode these, or halves of them where that fails."""
@@ -222,7 +183,12 @@ class DaliDecoder:
                 blob = parts[numbers[0]][0]
                 _log.info("DALI does not decode a file of %d bytes: %s", len(blob), text)
                 self._declined.setdefault(len(blob), set()).add(hash(blob))
-                self._fail(text)
+                self._failures += 1
+                if self._failures == _MOST_FAILURES:  # it is not for the files
+                    _log.warning(
+                        "DALI has failed for %d images one after the other, and is not asked again: they are "
+                        "decoded without it. The last error: %s", _MOST_FAILURES, text,
+                    )  # fmt: skip
                 return
             middle = len(numbers) // 2
             self._decode(parts, numbers[:middle], found, stream)
@@ -232,29 +198,15 @@ class DaliDecoder:
         for number, image in zip(numbers, images, strict=True):
             found[number] = image if self._by_region else region_of(image, parts[number][1])
 
-    def _fail(self, error: str) -> None:
-        """Count a file that could not be decoded: where nothing is any more, it is not for the files."""
-        self._failures += 1
-        if self._failures == _MOST_FAILURES:
-            _log.warning(
-                "DALI has failed for %d images one after the other, and is not asked again: they are decoded "
-                "without it. The last error: %s", _MOST_FAILURES, error,
-            )  # fmt: skip
-
     def _run(self, parts: Sequence[_Part], stream: Any) -> list[Any]:
-        pipeline = self._pipeline_of(len(parts))
+        if self._pipeline is None or self._most < len(parts):
+            self._most = max(len(parts), self._most)
+            self._pipeline = self._new_pipeline()
         boxes = np.array([box for _, box in parts], np.int32)
         files = [np.frombuffer(blob, np.uint8) for blob, _ in parts]
         where = {"starts": list(boxes[:, :2]), "shapes": list(boxes[:, 2:])} if self._by_region else {}
-        (images,) = pipeline.run(stream, files=files, **where)
+        (images,) = self._pipeline.run(stream, files=files, **where)
         return [self._array(images[number]) for number in range(len(parts))]
-
-    def _pipeline_of(self, count: int) -> Any:
-        """A pipeline for so many images, or more."""
-        if self._pipeline is None or self._most < count:
-            self._most = max(count, self._most)
-            self._pipeline = self._new_pipeline()
-        return self._pipeline
 
     def _new_pipeline(self) -> Any:
         global _has_made

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from fastpipe.core.clock import ranged
 from fastpipe.core.extras import require
@@ -21,44 +21,19 @@ from fastpipe.images.nvjpeg import NvJpegDecoder
 from fastpipe.images.pixels import Resampling
 from fastpipe.options import Decode
 
-__all__ = ["BatchThere", "DeviceDecoder", "DeviceMaker", "Turn", "device_decoder", "share_of"]
-
-
 _log = logging.getLogger("fastpipe.torch")
 _TELLING = 8  # images of a batch that tell of a decoder
-
-
-class DeviceDecoder(Protocol):
-    """Decodes parts of images to a device.  May be used from any thread."""
-
-    def decode(self, parts: Sequence[tuple[bytes, Box]], stream: Any) -> Sequence[Any]:
-        """Begin to decode parts of trusted JPEGs.
-
-        Args:
-            parts: of each the file, and a rectangle inside the image.
-            stream: a ``torch.cuda.Stream`` on which the pixels are there; None for a device without any.
-
-        Returns:
-            Of each a uint8 tensor (H, W, 3) on the device; None for those that are declined.
-        """
-
-    def describe(self) -> str:
-        """Its name and what it does, in a few words."""
+DeviceDecoder = NvJpegDecoder | DaliDecoder
 
 
 class BatchThere:
-    """A batch on a device.
-
-    Args:
-        tensor: uint8 (N, 3, H, W).
-        done: the CUDA event after which it is whole; None where it is.
-    """
+    """A batch on a device, uint8 (N, 3, H, W): whole after a CUDA event, or where there is none."""
 
     def __init__(self, tensor: Any, done: Any) -> None:
         self._tensor, self._done = tensor, done
 
     def tensor(self) -> Any:
-        """The batch, for work on the stream that is current in this thread."""
+        """Return the batch, for work on the stream that is current in this thread."""
         if self._done is not None:
             current = require("torch", extra="torch").cuda.current_stream(self._tensor.device)
             current.wait_event(self._done)
@@ -67,13 +42,7 @@ class BatchThere:
 
 
 class DeviceMaker:
-    """Makes the batches of a dataset on a device, on a stream of its own.  May be used from any thread.
-
-    Args:
-        device: a ``torch.device``.
-        decoder: what decodes there.
-        share: which part of each batch it decodes.
-    """
+    """Makes the batches of a dataset on a device, on a stream of its own.  May be used from any thread."""
 
     def __init__(self, device: Any, decoder: DeviceDecoder, share: Share) -> None:
         self._torch = require("torch", extra="torch")
@@ -86,7 +55,7 @@ class DeviceMaker:
         self._in_use: deque[tuple[Any, list[Any]]] = deque()
 
     def describe(self) -> str:
-        """Who decodes and resamples, in a few words."""
+        """Return who decodes and resamples, in a few words."""
         how = "Triton's kernel" if self._resample is not resample_by_torch else "torch's operations"
         share = self._share.describe()
         return f"{self._decoder.describe()}, resampled there by {how}{share and f'; {share}'}"
@@ -102,36 +71,31 @@ class DeviceMaker:
         self._share.waited(seconds)
 
     def decode(self, parts: Sequence[tuple[bytes, Box]]) -> Sequence[Any]:
-        """Begin to decode parts of trusted JPEGs; tensors on the device, None for those that are declined."""
+        """Begin to decode parts of trusted JPEGs, each a rectangle inside the image.
+
+        Return tensors on the device; None for those that are declined.
+        """
         with self._on_stream():
             found = self._decoder.decode(parts, self._stream)
         with self._lock:
             is_first = not self._has_decoded and len(parts) >= _TELLING
             self._has_decoded = self._has_decoded or is_first
-        if is_first:
-            self._look_at(found)
-        return found
-
-    def _look_at(self, found: Sequence[Any]) -> None:
-        """Say so where of the first batch nothing was decoded, which tells of the decoder, not of files."""
-        if all(image is None for image in found):
+        if is_first and all(image is None for image in found):  # which tells of the decoder, not of files
             _log.warning(
                 "images are decoded on the CPU, not on %s: %s declined all %d of a batch; it needs nvJPEG "
                 "13.2 or later (pip install 'fastpipe[gpu]')",
                 self._device, self._decoder.describe(), len(found),
             )  # fmt: skip
+        return found
 
     @ranged("resample")
     def finish(
         self, plan: Any, images: Mapping[int, tuple[Any, Resampling]], rows: Mapping[int, Any], count: int
     ) -> BatchThere:
-        """Begin to make a batch.
+        """Begin to make a batch of ``count`` samples; those that are in neither mapping hold anything.
 
-        Args:
-            plan: by which its samples are made: it writes bytes.
-            images: of samples by their numbers, pixels and how they are resampled.
-            rows: of others, their bytes as the plan writes them on the CPU.
-            count: samples; those that are in neither hold anything.
+        ``images`` are of samples by their numbers, pixels and how they are resampled; ``rows`` of others,
+        their bytes as the plan, which writes bytes, writes them on the CPU.
         """
         torch, spec = self._torch, plan.output
         numbers = sorted(images)
@@ -148,16 +112,14 @@ class DeviceMaker:
                 else:
                     made = torch.empty_like(out[: len(numbers)])
                     self._resample(pixels, tables, made)
-                    out[self._there(torch.tensor(numbers))] = made
+                    out[uploaded(torch.tensor(numbers), self._device)] = made
             if rows:
                 host = torch.empty((len(rows), *spec.shape), dtype=torch.uint8, memory_format=layout)
                 for place, row in enumerate(rows.values()):
                     host[place] = plan.over(torch.from_numpy(row), (1, *spec.shape))[0]
-                out[self._there(torch.tensor(list(rows)))] = self._there(host)
+                places = uploaded(torch.tensor(list(rows)), self._device)
+                out[places] = uploaded(host, self._device)
             return BatchThere(out, self._ended(pixels))
-
-    def _there(self, tensor: Any) -> Any:
-        return uploaded(tensor, self._device)
 
     def _on_stream(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._stream is None else on_stream(self._stream)
@@ -179,38 +141,16 @@ class DeviceMaker:
 
 
 class Turn:
-    """One batch of a maker's, of which it decodes a share.  What an engine asks of a device.
-
-    Args:
-        maker: whose batch it is.
-        share: says which part of it is decoded on the device.
-
-    Attributes:
-        maker: whose batch it is.
-        is_there: whether any of it is.
-    """
+    """One batch of a maker's, of which it decodes a share.  What an engine asks of a device."""
 
     def __init__(self, maker: DeviceMaker, share: Share) -> None:
         self._share, self._part = share, share.begin()
-        self.is_there = self._part > 0
+        self.is_there = self._part > 0  # any of it
         self.maker = maker
-
-    def decode(self, parts: Sequence[tuple[bytes, Box]]) -> Sequence[Any]:
-        """As of the maker."""
-        return self.maker.decode(parts)
-
-    def finish(
-        self, plan: Any, images: Mapping[int, tuple[Any, Resampling]], rows: Mapping[int, Any], count: int
-    ) -> BatchThere:
-        """As of the maker."""
-        return self.maker.finish(plan, images, rows, count)
-
-    def describe(self) -> str:
-        """As of the maker."""
-        return self.maker.describe()
+        self.decode, self.finish, self.describe = maker.decode, maker.finish, maker.describe
 
     def takes(self, number: int) -> bool:
-        """Whether the sample of this number is decoded there."""
+        """Return whether the sample of this number is decoded there."""
         return takes(self._part, number)
 
     def given(self) -> None:
@@ -219,7 +159,7 @@ class Turn:
 
 
 def _resampler(device: Any) -> Any:
-    """What resamples on a device: the kernel, if it does so there."""
+    """Return what resamples on a device: the kernel, if it does so there."""
     if device.type == "cuda":
         try:
             _try_kernel(device)
@@ -232,12 +172,7 @@ def _resampler(device: Any) -> Any:
 
 
 def _try_kernel(device: Any) -> None:
-    """Resample an image of one pixel, which has the kernel compiled as well.
-
-    Raises:
-        RuntimeError: another pixel came out.
-        Exception: whatever keeps Triton from computing on the device.
-    """
+    """Resample an image of one pixel, which has the kernel compiled as well; or raise an error."""
     torch = require("torch", extra="torch")
     pixel = axis(BILINEAR, 1, 1)
     tables = tables_of([Resampling(Box(0, 0, 1, 1), BILINEAR, pixel, pixel, False)])
@@ -253,7 +188,7 @@ def _try_kernel(device: Any) -> None:
 
 
 def share_of(decode: Decode) -> float | Literal["auto"]:
-    """Which part of each batch is to be decoded on a device.
+    """Return which part of each batch is to be decoded on a device.
 
     >>> share_of(Decode()), share_of(Decode("dali")), share_of(Decode(gpu_share="auto"))
     (0.0, 1.0, 'auto')
@@ -264,13 +199,9 @@ def share_of(decode: Decode) -> float | Literal["auto"]:
 
 
 def device_decoder(decode: Decode, device: Any, threads: int) -> DeviceDecoder | None:
-    """What decodes on a device; None where images are decoded on the CPU.
+    """Return what decodes on a device; None where images are decoded on the CPU.
 
-    Args:
-        decode: the options; only where they name a back end or a share is decoded elsewhere, as pixels differ
-            there.
-        device: a ``torch.device``.
-        threads: for what of decoding is done on the CPU.
+    Only where the options name a back end or a share is decoded elsewhere, as pixels differ there.
     """
     if device.type != "cuda" or not share_of(decode) or decode.scaled:
         return None

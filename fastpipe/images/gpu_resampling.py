@@ -19,12 +19,6 @@ from fastpipe.core.transfer import uploaded
 from fastpipe.images.kernels import Axis, axis_tables
 from fastpipe.images.pixels import Resampling
 
-__all__ = ["Tables", "resample_by_torch", "resample_by_triton", "tables_of"]
-
-
-# ----------------------------------------------------------------------------------------------------
-# Resampling of images that are on a device, to the very bytes that the CPU's kernels make.
-#
 # The CPU computes each image's weights, as it does for its own kernels: Pillow's, in 22-bit fixed point.
 # The device multiplies and adds integers, and rounds to bytes between the two passes. So a batch differs
 # from one made on the CPU only where its images were decoded differently.
@@ -49,7 +43,7 @@ class Tables(NamedTuple):
 
 
 def tables_of(images: Sequence[Resampling]) -> Tables:
-    """The tables of a batch's images, computed here."""
+    """Compute the tables of a batch's images."""
     filters = [(how.mode, axis) for how in images for axis in (how.x, how.y)]
     axes = np.array([axis for _, axis in filters], np.int64)
     length, low, pitch = axes[:, _FIELDS].T
@@ -64,10 +58,8 @@ def tables_of(images: Sequence[Resampling]) -> Tables:
 def resample_by_torch(sources: Sequence[Any], tables: Tables, out: Any) -> None:
     """Resample images one after the other, by torch's own operations: anywhere torch computes.
 
-    Args:
-        sources: of each image the pixels of its box, uint8 tensors (H, W, 3) on the device.
-        tables: of all.
-        out: uint8 tensor (N, 3, height, width) there, which is written.
+    Of each image ``sources`` has the pixels of its box, a uint8 tensor (H, W, 3) on the device; ``out``,
+    uint8 (N, 3, height, width) there, is written.
     """
     torch = require("torch", extra="torch")
     flat = uploaded(torch.from_numpy(tables.flat), out.device)
@@ -81,7 +73,7 @@ def resample_by_torch(sources: Sequence[Any], tables: Tables, out: Any) -> None:
 
 
 def _resampled(torch: Any, pixels: Any, table: Any, count: int, pitch: int, first: int, dim: int) -> Any:
-    """One pass: uint8 (H, W, 3) with the axis ``dim`` resampled to ``count``."""
+    """Do one pass: uint8 (H, W, 3) with the axis ``dim`` resampled to ``count``."""
     starts, taps = table[:count].view(-1, 1) - first, table[count : 2 * count].view(-1, 1)
     weights = table[2 * count : (2 + pitch) * count].view(count, pitch)
     inputs = torch.arange(pitch, device=table.device, dtype=torch.int32).view(1, -1)
@@ -98,10 +90,9 @@ def _resampled(torch: Any, pixels: Any, table: Any, count: int, pitch: int, firs
     return ((total + _HALF) >> _BITS).clamp_(0, 255).to(torch.uint8)
 
 
-# ---- The same as ``resampling``, for all images of a batch by one kernel of Triton's ----------------
+# ---- the same for all images of a batch, by one kernel of Triton's -----------------------------------
 
 # mypy: disable-error-code="no-untyped-call"
-
 
 _COLUMNS = 9  # of a row of numbers about an image
 _BLOCK = 128
@@ -109,11 +100,7 @@ tl: Any = None  # Triton's language, which the kernel's code finds by this name
 
 
 def resample_by_triton(sources: Sequence[Any], tables: Tables, out: Any) -> None:
-    """Resample images by one kernel.
-
-    Args:
-        sources, tables, out: as of `fastpipe.images.gpu_resampling.resample_by_torch`.
-    """
+    """Resample images by one kernel, as ``resample_by_torch``."""
     torch = require("torch", extra="torch")
     height, width = out.shape[2:]
     places = np.array([(pixels.data_ptr(), pixels.stride(0)) for pixels in sources], np.int64)
@@ -127,11 +114,7 @@ _compiling = threading.Lock()
 
 
 def jitted() -> Any:
-    """The kernel, to be compiled at its first use.
-
-    Raises:
-        MissingDependencyError: Triton is not installed.
-    """
+    """Return the kernel, to be compiled at its first use."""
     with _compiling:  # a cache lets several threads make what is not there yet
         return _jitted()
 

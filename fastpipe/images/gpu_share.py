@@ -7,10 +7,7 @@ import statistics
 import threading
 from collections.abc import Callable
 from time import perf_counter
-from typing import Literal, Protocol
-
-__all__ = ["GivenShare", "MeasuredShare", "Share", "new_share", "takes"]
-
+from typing import Literal
 
 _log = logging.getLogger("fastpipe.torch")
 
@@ -19,22 +16,6 @@ _SECONDS = 1.0  # for all of them
 _LEAST = 4  # batches of each
 _KEEPS_UP = 0.02  # of the time from batch to batch that is waited at most by a step that needs no device
 _BETTER = 0.97  # of another's time from batch to batch, for a larger share to be worth the device's time
-
-
-class Share(Protocol):
-    """Says which part of a batch is decoded on a device."""
-
-    def begin(self) -> float:
-        """That of a batch that begins, from 0 to 1."""
-
-    def given(self, share: float) -> None:
-        """Hear that a batch of that share is handed out."""
-
-    def waited(self, seconds: float) -> None:
-        """Hear how long the script waited for the batch that was handed out last."""
-
-    def describe(self) -> str:
-        """The share, and why, in a few words; empty where all is decoded there."""
 
 
 def takes(share: float, number: int) -> bool:
@@ -46,63 +27,40 @@ def takes(share: float, number: int) -> bool:
     return int((number + 1) * share) > int(number * share)
 
 
-def new_share(share: float | Literal["auto"]) -> Share:
-    """The share that is asked for."""
-    return MeasuredShare() if share == "auto" else GivenShare(share)
-
-
-class GivenShare:
-    """A share that does not change."""
-
-    def __init__(self, share: float) -> None:
-        self._share = share
-
-    def begin(self) -> float:
-        """The share."""
-        return self._share
-
-    def given(self, share: float) -> None:
-        """Nothing is learnt from that."""
-
-    def waited(self, seconds: float) -> None:
-        """Nor from that."""
-
-    def describe(self) -> str:
-        """The share."""
-        return "" if self._share == 1 else f"{self._share:.0%} of each batch"
-
-
-class MeasuredShare:
-    """The share with which batches follow each other fastest.
+class Share:
+    """Which part of each batch a device decodes: a given one, or the one with which batches follow each other
+    fastest, for ``"auto"``.
 
     What the CPU has left beside a training, and what a device's decoding takes of its steps, shows in one
     figure: the time from one batch to the next, as the script's own step asks for them.  That is measured for
     about a second, share after share, and its median decides, so that a pause between epochs does not count.
     Where the CPU alone keeps up, nothing else is tried; where a larger share is not clearly better it is not
-    taken, since the step has the device for itself then.
-
-    Args:
-        seconds: for which is measured, and longer where batches are slow.
-        clock: seconds, from any moment.
+    taken, since the step has the device for itself then.  It takes ``seconds``, and longer where batches are
+    slow.
     """
 
-    def __init__(self, seconds: float = _SECONDS, clock: Callable[[], float] = perf_counter) -> None:
+    def __init__(
+        self,
+        share: float | Literal["auto"],
+        seconds: float = _SECONDS,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
         self._seconds, self._clock = seconds / len(_SHARES), clock
         self._lock = threading.Lock()
-        self._times: dict[float, list[float]] = {share: [] for share in _SHARES}
+        self._times: dict[float, list[float]] = {one: [] for one in _SHARES}
         self._waited = 0.0
-        self._now: float | None = _SHARES[0]  # what is measured
-        self._best = 1.0
+        self._now = _SHARES[0] if share == "auto" else None  # what is measured
+        self._best = 1.0 if share == "auto" else share
         self._last: float | None = None  # when the batch before was given, if it was of this share
         self._is_first = True  # the first of a share was made beside others
 
     def begin(self) -> float:
-        """The share of the next batch."""
+        """Return the share of the next batch, from 0 to 1."""
         with self._lock:
             return self._best if self._now is None else self._now
 
     def given(self, share: float) -> None:
-        """Count the time since the batch before."""
+        """Hear that a batch of that share is handed out."""
         with self._lock:
             if self._now is None or share != self._now:
                 return
@@ -119,17 +77,19 @@ class MeasuredShare:
                 self._go_on(share)
 
     def waited(self, seconds: float) -> None:
-        """Count it, where it is of a batch that was counted."""
+        """Hear how long the script waited for the batch that was handed out last."""
         with self._lock:
             if self._now is not None and self._times[self._now]:
                 self._waited += seconds
 
     def describe(self) -> str:
-        """What was measured."""
+        """Return the share, and why, in a few words; empty where all is decoded there."""
         with self._lock:
             if self._now is not None:
                 return "the share of each batch is being measured"
             times = {share: statistics.median(times) for share, times in self._times.items() if times}
+        if not times:
+            return "" if self._best == 1 else f"{self._best:.0%} of each batch"
         found = ", ".join(f"{share:.0%} → {1e3 * seconds:.1f} ms" for share, seconds in times.items())
         return f"{self._best:.0%} of each batch, by the time from batch to batch: {found}"
 

@@ -10,12 +10,6 @@ import numpy.typing as npt
 from fastpipe.core.native import native
 from fastpipe.core.types import UInt8Array
 
-__all__ = [
-    "BICUBIC", "BILINEAR", "BOX", "HAMMING", "LANCZOS", "NARROW", "NEAREST", "NEAREST_FLOOR", "SHARP_BICUBIC",
-    "SHARP_BILINEAR", "TORCH_BICUBIC", "TORCH_BILINEAR", "Axis", "axis", "axis_tables", "noise", "resample",
-    "resized",
-]  # fmt: skip
-
 # Filters, as of fastpipe/native/resample.h.
 # A flag: weights of 16 bits, as torch and Pillow-SIMD have them, instead of Pillow's 22.
 NARROW = 16
@@ -67,7 +61,7 @@ def axis(
     start8: int = 0,
     extent8: int | None = None,
 ) -> Axis:
-    """The axis of a resize with this filter, or of a part of its output: see ``Axis``.
+    """Return the axis of a resize with this filter, or of a part of its output: see ``Axis``.
 
     >>> axis(1, 340, 224).high  # bilinear
     340
@@ -78,14 +72,9 @@ def axis(
 
 
 def axis_tables(axes: list[tuple[int, Axis]]) -> npt.NDArray[np.int32]:
-    """The tables of several axes, one behind the other.
+    """Return the tables of several axes with their filters, one behind the other: int32 (M,).
 
-    Args:
-        axes: of each the filter, and the axis.
-
-    Returns:
-        int32 (M,): of each axis ``length * (pitch + 2)`` numbers: the outputs' first inputs, numbers of
-        inputs, and weights.
+    Each has ``length * (pitch + 2)`` numbers: the outputs' first inputs, numbers of inputs, and weights.
     """
     sizes = [one.length * (one.pitch + 2) for _, one in axes]
     tables = np.empty(sum(sizes), np.int32)
@@ -100,33 +89,24 @@ def resample(
     pixels: npt.NDArray[np.uint8], mode: int, x: Axis, y: Axis, vertical_first: bool, grey: int, how: Any,
     out: npt.NDArray[Any],
 ) -> None:  # fmt: skip
-    """Resample pixels, and write what the output wants.
+    """Resample pixels, and write all of ``out``, which is in one piece, by a ``native.Conversion``.
 
     Args:
         pixels: uint8 (y.high - y.low, x.high - x.low, 1 or 3), each row in one piece.
         mode: the filter, a constant of this module.
-        x, y: the axes.
         vertical_first: the order of the two passes, each of which rounds.
         grey: 1 to make the colours luma before resampling, 2 after, 0 not.
-        how: a ``native.Conversion``.
-        out: of the output's elements, in one piece; written completely.
     """
     native.resample(pixels, mode, x, y, vertical_first, grey, how, out.view(np.uint8))
 
 
 def noise(size: tuple[int, int]) -> UInt8Array:
-    """An image of a height and width in which every difference shows: uint8 (H, W, 3)."""
+    """Return an image of a height and width in which every difference shows: uint8 (H, W, 3)."""
     return np.random.Generator(np.random.PCG64(1)).integers(0, 256, (*size, 3), np.uint8)
 
 
 def resized(image: UInt8Array, to: tuple[int, int], mode: int) -> UInt8Array:
-    """What the kernels make of a whole image, rows first.
-
-    Args:
-        image: uint8 (H, W, C).
-        to: height and width of the result.
-        mode: a filter, a constant of this module.
-    """
+    """Resize a whole image, uint8 (H, W, C), to a height and a width, rows first."""
     (height, width, channels), (out_height, out_width) = image.shape, to
     made = np.empty(out_height * out_width * channels, np.uint8)
     how = native.conversion(0, channels, True, 1, True, [], [], b"")

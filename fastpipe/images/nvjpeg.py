@@ -3,68 +3,14 @@
 from __future__ import annotations
 
 import io
-import os
-import sys
-import tempfile
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
 from fastpipe.core.extras import briefly_set, require
 from fastpipe.core.types import Box
 from fastpipe.images.dali import decodes_regions, region_of
-
-__all__ = ["NvJpegDecoder", "quiet_stderr"]
-
-
-# ---- Keeping lines that C code writes to the terminal away from it ----------------------------------
-
-_stderr_lock = threading.Lock()
-if hasattr(os, "register_at_fork"):  # a child must not inherit the lock held, or descriptor 2 turned
-    os.register_at_fork(
-        before=_stderr_lock.acquire,
-        after_in_parent=_stderr_lock.release,
-        after_in_child=_stderr_lock.release,
-    )
-
-
-@contextmanager
-def quiet_stderr(is_noise: Callable[[bytes], bool]) -> Iterator[None]:
-    """Keep lines that C code writes to descriptor 2 from the terminal when they are noise.
-
-    Everything else that any thread writes meanwhile is passed on when the block ends.
-    """
-    with _stderr_lock:
-        try:
-            sys.stderr.flush()
-            saved = os.dup(2)
-        except (OSError, AttributeError, ValueError):  # no usable stderr: nothing to keep quiet
-            yield
-            return
-        memory = _anonymous_file()
-        os.dup2(memory, 2)
-        try:
-            yield
-        finally:
-            os.dup2(saved, 2)
-            os.lseek(memory, 0, os.SEEK_SET)
-            while block := os.read(memory, 1 << 20):
-                kept = b"".join(line for line in block.splitlines(keepends=True) if not is_noise(line))
-                if kept:
-                    os.write(2, kept)
-            os.close(memory)
-            os.close(saved)
-
-
-def _anonymous_file() -> int:
-    """A descriptor of a file without a name, which cannot be left behind."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("fastpipe-stderr", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
-
 
 # Batches that are decoded at once: while the GPU's engines are at one, another is parsed and sent.
 _AT_ONCE = 2
@@ -74,16 +20,8 @@ _PARSING = 2
 
 def _require_nvimgcodec() -> Any:
     """Import nvImageCodec, which says nothing on stderr of what it cannot decode: that comes back as None."""
-    is_there = "nvidia.nvimgcodec" in sys.modules
-    quiet = nullcontext() if is_there else quiet_stderr(_is_extension_noise)
-    with briefly_set("PYNVIMGCODEC_VERBOSITY", "0"), quiet:
+    with briefly_set("PYNVIMGCODEC_VERBOSITY", "0"):
         return require("nvidia.nvimgcodec", extra="gpu")
-
-
-def _is_extension_noise(line: bytes) -> bool:
-    """Complaints about libraries for other formats."""
-    words = (b"Failed to load nv", b"If using nvImageCodec", b"nvjpeg2k", b"nvtiff")
-    return any(word in line for word in words)
 
 
 class NvJpegDecoder:
@@ -92,10 +30,6 @@ class NvJpegDecoder:
     Where there are engines, they alone decode: nvImageCodec would share a batch with its kernels, which need
     the CPU for half of the work and are slower than it (H200: 9,400 images/s shared, 9,900 by the engines).
     What these decline is decoded by the threads that would do so without a GPU.  May be used from any thread.
-
-    Args:
-        device: a ``torch.device`` of CUDA's.
-        threads: for what of decoding is done on the CPU.
     """
 
     def __init__(self, device: Any, threads: int) -> None:
@@ -114,15 +48,8 @@ class NvJpegDecoder:
             self._idle.put(decoder)
 
     def decode(self, parts: Sequence[tuple[bytes, Box]], stream: Any) -> list[Any]:
-        """Begin to decode parts of trusted JPEGs.
-
-        Args:
-            parts: of each the file, and a rectangle inside the image.
-            stream: a ``torch.cuda.Stream``, on which the pixels are there.
-
-        Returns:
-            Of each a uint8 tensor (H, W, 3) on the device; None for those that are declined.
-        """
+        """Begin to decode parts of trusted JPEGs: uint8 tensors (H, W, 3) on the device, on a
+        ``torch.cuda.Stream``; None for those that are declined."""
         found: list[Any] = [None] * len(parts)
         streams = {number: self._part(*part) for number, part in enumerate(parts)}
         numbers = [number for number, part in streams.items() if part is not None]
@@ -135,16 +62,17 @@ class NvJpegDecoder:
         return found
 
     def describe(self) -> str:
-        """Its name and what it does, in a few words."""
+        """Return its name and what it does, in a few words."""
         what = "only the region that is needed" if self._by_region else "whole images"
         how = "its engines for JPEGs" if self.has_engines else "its kernels and the CPU"
         return f"nvImageCodec {self._codec.__version__} on {self.device}, by {how}, {what}"
 
     def _first(self, threads: int) -> tuple[Any, bool]:
-        """A decoder, and whether it is one of engines."""
+        """Return a decoder, and whether it is one of engines."""
         try:
-            decoder = self._new(threads, True)
-            if decoder.decode(self._codec.CodeStream(_sample()), params=self._params) is not None:
+            decoder, file = self._new(threads, True), io.BytesIO()
+            require("PIL.Image", extra="image").new("RGB", (256, 256)).save(file, "JPEG")
+            if decoder.decode(self._codec.CodeStream(file.getvalue()), params=self._params) is not None:
                 return decoder, True
         except RuntimeError:  # what the library raises where it has no such decoder
             pass
@@ -162,7 +90,7 @@ class NvJpegDecoder:
 
     @contextmanager
     def _decoder(self) -> Iterator[Any]:
-        """A decoder that nobody else uses meanwhile."""
+        """Lend a decoder that nobody else uses meanwhile."""
         decoder = self._idle.get()
         try:
             yield decoder
@@ -184,10 +112,3 @@ class NvJpegDecoder:
             return None
         pixels = self._torch.from_dlpack(image.to_dlpack(cuda_stream=stream.cuda_stream))
         return region_of(pixels, box._replace(top=0, left=0) if self._by_region else box)
-
-
-def _sample() -> bytes:
-    """A JPEG as cameras write them."""
-    file = io.BytesIO()
-    require("PIL.Image", extra="image").new("RGB", (256, 256)).save(file, "JPEG")
-    return file.getvalue()

@@ -17,7 +17,6 @@ from __future__ import annotations
 import functools
 import io
 import logging
-import threading
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,9 +26,6 @@ from fastpipe.core.native import native
 from fastpipe.core.types import UInt8Array
 from fastpipe.images import kernels
 from fastpipe.images.kernels import noise, resized
-
-__all__ = ["FILTERS", "decodes_as_pillow", "grey_is_known", "pillow_filter", "torch_filter"]
-
 
 _log = logging.getLogger("fastpipe.read")
 
@@ -47,19 +43,10 @@ class _Rules(NamedTuple):
     grey: bool
 
 
-_lock = threading.Lock()
-_found: _Rules | None = None
-
-
 def pillow_filter(mode: int) -> tuple[int, int] | None:
-    """The filter that equals what the installed Pillow does, and the order of its passes, a ``PassOrder`` of
-    fastpipe/native/geometry.h.
+    """Return the filter that equals the installed Pillow's, and the order of its passes; None if none does.
 
-    Args:
-        mode: a filter of Pillow's, a constant of ``kernels``.
-
-    Returns:
-        None where no kernel does the same.
+    The order is a ``PassOrder`` of fastpipe/native/geometry.h.
     """
     rules = _rules()
     if mode == kernels.NEAREST:
@@ -70,33 +57,29 @@ def pillow_filter(mode: int) -> tuple[int, int] | None:
 
 
 def grey_is_known() -> bool:
-    """Whether ``kernels.grey`` equals what the installed Pillow does."""
+    """Return whether the kernels turn colours grey as the installed Pillow does."""
     return _rules().grey
 
 
+@functools.cache
 def _rules() -> _Rules:
-    global _found
-    if _found is None:
-        with _lock:
-            if _found is None:
-                # A tall image for the first rule, an extremely tall one for the second.
-                by_size, by_shape = (
-                    _resizes_columns_first((192, 24), (36, 30)),
-                    _resizes_columns_first((404, 4), (5, 3)),
-                )
-                _found = _Rules(_flag(), by_size, by_shape, _grey_is_equal())
-    return _found
+    # A tall image for the first rule, an extremely tall one for the second.
+    by_size, by_shape = (
+        _resizes_columns_first((192, 24), (36, 30)),
+        _resizes_columns_first((404, 4), (5, 3)),
+    )
+    return _Rules(_flag(), by_size, by_shape, _grey_is_equal())
 
 
 def _resizes_columns_first(size: tuple[int, int], to: tuple[int, int]) -> bool:
-    """Whether Pillow resizes an image of this size as if its columns and then its rows were."""
+    """Return whether Pillow resizes an image of this size as if its columns and then its rows were."""
     image, mode = noise(size), kernels.BILINEAR
     at_once = _by_pillow(image, to, mode)
     return np.array_equal(at_once, _by_pillow(_by_pillow(image, (to[0], size[1]), mode), to, mode))
 
 
 def _flag() -> int | None:
-    """How to get the weights of all filters."""
+    """Return how to get the weights of all filters."""
     weighted = [mode for mode in FILTERS.values() if mode != kernels.NEAREST]
     image, to = noise((48, 52)), (37, 31)
     expected = [_by_pillow(image, to, mode) for mode in weighted]
@@ -130,7 +113,7 @@ _KINDS: tuple[dict[str, Any], ...] = (  # of the files that are trusted
 
 @functools.cache
 def decodes_as_pillow() -> bool:
-    """Whether the native core decodes small JPEGs, of each kind that it is trusted with, as Pillow does."""
+    """Return whether the native core decodes small JPEGs of each trusted kind as Pillow does."""
     pillow = require("PIL.Image", extra="image")
     # With its class for JPEGs, and a name instead of a format: else it would load plugins of other formats.
     jpegs = require("PIL.JpegImagePlugin", extra="image")
@@ -162,15 +145,7 @@ _TORCH_MODES = {
 
 
 def torch_filter(interpolation: Any, antialias: bool) -> int | None:
-    """The filter that equals what ``torchvision.transforms.v2`` does with a uint8 tensor.
-
-    Args:
-        interpolation: the value of an ``InterpolationMode``.
-        antialias: as the transform's.
-
-    Returns:
-        None where no kernel does the same.
-    """
+    """Return the filter that equals what ``torchvision.transforms.v2`` does with a uint8 tensor, or None."""
     if (interpolation, antialias) not in _TORCH_MODES or not _torch_is_equal(interpolation, antialias):
         return None
     return _TORCH_MODES[interpolation, antialias]

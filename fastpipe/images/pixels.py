@@ -15,22 +15,6 @@ from fastpipe.core.native import native
 from fastpipe.core.types import Box, EncodedImage, Size, UInt8Array
 from fastpipe.images import kernels
 
-__all__ = [
-    "Conversion",
-    "Region",
-    "Resampling",
-    "draw",
-    "fold",
-    "part_of",
-    "reduction",
-    "render",
-    "resampling_of",
-]
-
-
-# ----------------------------------------------------------------------------------------------------
-# Ask the native core to fold a chain of steps: into the part of an image to decode, and its resampling.
-
 Fill = tuple[int, int, int]
 
 
@@ -71,22 +55,21 @@ class Region(NamedTuple):
     grey: Literal["before", "after"] | None
     grey_channels: int
 
+    @property
+    def filter(self) -> int:
+        """The filter, one that copies where nothing is resampled."""
+        return kernels.NEAREST_FLOOR if self.mode is None else self.mode
+
 
 _GREY: tuple[Literal["before", "after"] | None, ...] = (None, "before", "after")
 
 
 def fold(steps: Sequence[Any], image: Size, parameters: npt.ArrayLike = ()) -> Region | None:
-    """Fold a chain of steps for an image of a given size.
+    """Fold a chain of ``native.Step``, which read a sample's parameters, for an image of a given size.
 
-    Args:
-        steps: each a ``native.Step``, in the order in which they are applied.
-        image: the size of the image.
-        parameters: the sample's numbers, of which a step reads some from ``step.draw`` on.
-
-    Returns:
-        The region, or None where one pass of the kernel cannot give the same pixels: a second resize, a
-        crop that reaches outside after a resize or after another filled crop of another colour, a fill by
-        channel of an image without colours, grey before and after; and where torchvision raises an error.
+    Return None where one pass of the kernel cannot give the same pixels: a second resize, a crop that reaches
+    outside after a resize or after another filled crop of another colour, a fill by channel of an image
+    without colours, grey before and after; and where torchvision raises an error.
 
     >>> from fastpipe.images.steps import BOX, RESIZE, described_step
     >>> steps = [described_step(BOX, outside=2), described_step(RESIZE, size=(50, 50), filter=1)]
@@ -118,7 +101,6 @@ class Conversion:
 
     Attributes:
         kind: ``"bytes"`` leaves them, ``"affine"`` computes float32, ``"table"`` looks up.
-        channels: colour channels.
         interleaved: channels-last memory.
         word: NumPy type of an output element in memory.
         divide, mean, std: of an affine one, which computes ``(v / 255 - mean) / std`` in float32, or with
@@ -137,7 +119,7 @@ class Conversion:
 
     @cached_property
     def native(self) -> Any:
-        """The same, as the native core takes it."""
+        """Return the same, as the native core takes it."""
         mean, std = ([] if part is None else part.tolist() for part in (self.mean, self.std))
         return native.conversion(
             ("bytes", "affine", "table").index(self.kind), self.channels, self.interleaved,
@@ -150,20 +132,13 @@ class Conversion:
 
     @property
     def affine(self) -> tuple[bool, bytes, bytes]:
-        """What an affine conversion computes; equal for those that compute the same."""
+        """Return what an affine conversion computes; equal for those that compute the same."""
         assert self.mean is not None
         assert self.std is not None
         return self.divide, self.mean.tobytes(), self.std.tobytes()
 
     def of_tensor(self, batch: Any) -> Any:
-        """An affine conversion on any device: the kernel's numbers, by the same float32 arithmetic.
-
-        Args:
-            batch: uint8 tensor (N, C, H, W).
-
-        Returns:
-            float32 (N, C, H, W).
-        """
+        """Convert uint8 (N, C, H, W) on any device, affinely, by the kernel's float32 arithmetic."""
         torch = require("torch", extra="torch")
         mean, std = (torch.from_numpy(part).to(batch.device).view(-1, 1, 1) for part in (self.mean, self.std))
         values = batch.to(torch.float32)
@@ -177,11 +152,7 @@ class Conversion:
 class Resampling(NamedTuple):
     """How a part of an image becomes an output of three colours, for whoever decodes and resamples elsewhere.
 
-    Attributes:
-        part: what of the image is needed.
-        mode: the filter, a constant of ``kernels``.
-        x, y: the axes along which it is resampled.
-        vertical_first: the order of the passes, each of which rounds.
+    As ``kernels.resample`` takes it.
     """
 
     part: Box
@@ -192,32 +163,19 @@ class Resampling(NamedTuple):
 
 
 def resampling_of(image: EncodedImage, region: Region) -> Resampling | None:
-    """All that ``render`` does with an image; None where that is more than decoding and resampling a part.
-
-    Args:
-        image, region: as of ``render``.
-    """
-    mode = kernels.NEAREST_FLOOR if region.mode is None else region.mode
-    if region.grey is not None or _is_reduced(image, region, mode):
+    """Return what ``draw`` does with an image; None if that is more than decoding and resampling a part."""
+    if region.grey is not None or _is_reduced(image, region):
         return None
-    x, y = _whole_axes(region, mode)
+    x, y = _whole_axes(region)
     needed = _needed(x, y)
     part = _placed_part(region, needed)
     if part is None or part[2:] != needed[2:]:
         return None
-    return Resampling(part, mode, x, y, region.vertical_first)
+    return Resampling(part, region.filter, x, y, region.vertical_first)
 
 
 def render(image: EncodedImage, region: Region) -> UInt8Array:
-    """Decode and resample.
-
-    Args:
-        image: the encoded image.
-        region: what of it, and how; see :class:`fastpipe.images.pixels.Region`.
-
-    Returns:
-        The pixels, uint8 (H, W, 3), or (H, W, 1) of grey.
-    """
+    """Decode and resample: uint8 (H, W, 3), or (H, W, 1) of grey."""
     height, width, channels = region.window.height, region.window.width, 1 if region.grey else 3
     made = np.empty(height * width * channels, np.uint8)
     draw(image, region, Conversion("bytes", channels, interleaved=True), made)
@@ -225,55 +183,41 @@ def render(image: EncodedImage, region: Region) -> UInt8Array:
 
 
 def draw(image: EncodedImage, region: Region, how: Conversion, out: Words) -> None:
-    """Decode, resample, and write what the output wants.
+    """Decode, resample, and write all of ``out``, ``how.word`` (how.channels * height * width,).
 
-    Args:
-        image, region: as of ``render``.
-        how: the conversion; where it has three channels, grey is copied to them.
-        out: ``how.word`` (how.channels * height * width,), written completely.
+    Grey is copied to three channels where a conversion has them.
     """
-    mode = kernels.NEAREST_FLOOR if region.mode is None else region.mode
-    pixels, x, y = _reduced_source(image, region, mode) or _exact_source(image, region, mode)
-    grey = (None, "before", "after").index(region.grey)
-    kernels.resample(pixels, mode, x, y, region.vertical_first, grey, how.native, out)
+    pixels, x, y = _reduced_source(image, region) or _exact_source(image, region)
+    grey = _GREY.index(region.grey)
+    kernels.resample(pixels, region.filter, x, y, region.vertical_first, grey, how.native, out)
 
 
 def part_of(image: EncodedImage, region: Region) -> Box | None:
-    """What of an image ``draw`` and ``render`` will ask for by its ``region``; None where they will not.
-
-    Args:
-        image, region: as of ``render``.
-    """
-    mode = kernels.NEAREST_FLOOR if region.mode is None else region.mode
-    if _is_reduced(image, region, mode):
+    """Return what of an image ``draw`` will ask for by its ``region``; None where it will not."""
+    if _is_reduced(image, region):
         return None
-    return _placed_part(region, _needed(*_whole_axes(region, mode)))
+    return _placed_part(region, _needed(*_whole_axes(region)))
 
 
-def reduction(region: Region, mode: int, image: Size) -> int:
-    """By what to divide the size of an image while it is decoded: 8, 4 or 2, or 1 for not at all.
+def reduction(region: Region, image: Size) -> int:
+    """Return by what to divide the size of an image while it is decoded: 8, 4 or 2, or 1 for not at all.
 
     A part of it is used that becomes ``region.size``: dividing must leave at least that many
     pixels, so that no detail is lost that the output could show.  Decoding exactly makes the rows of
     the part, decoding reduced all rows from the top.
-
-    Args:
-        region: what is used, and what becomes of it.
-        mode: the filter.
-        image: size of the image.
 
     >>> from fastpipe.images.pixels import fold
     >>> from fastpipe.images.steps import BOX, RESIZE, described_step
     >>> photo = Size(3024, 4032)
     >>> steps = [described_step(BOX), described_step(RESIZE, size=(224, 224), filter=1)]
     >>> for edge in (300, 1000, 2000):
-    ...     print(reduction(fold(steps, photo, [500, 500, 500 + edge, 500 + edge]), 1, photo))
+    ...     print(reduction(fold(steps, photo, [500, 500, 500 + edge, 500 + edge]), photo))
     1
     4
     8
     """
     source, to = region.source, region.size
-    if region.placed != Box(0, 0, *region.canvas) or mode & 15 > kernels.LANCZOS or region.mode is None:
+    if region.placed != Box(0, 0, *region.canvas) or region.filter & 15 > kernels.LANCZOS:
         return 1  # filled somewhere, or not antialiased: to leave out detail would show
     for factor, cost in _COST.items():
         if source.height >= factor * to.height and source.width >= factor * to.width:
@@ -282,15 +226,15 @@ def reduction(region: Region, mode: int, image: Size) -> int:
     return 1
 
 
-def _is_reduced(image: EncodedImage, region: Region, mode: int) -> bool:
-    """Whether an image is made smaller while it is decoded."""
-    factor = reduction(region, mode, image.size)
+def _is_reduced(image: EncodedImage, region: Region) -> bool:
+    """Return whether an image is made smaller while it is decoded."""
+    factor = reduction(region, image.size)
     return factor > 1 and image.reduced(factor) is not None
 
 
-def _axes(region: Region, mode: int, canvas: Size, part8: Box) -> tuple[kernels.Axis, kernels.Axis]:
-    """How columns and rows are resampled, where so many eighths of a canvas become the output."""
-    window, before, after = region.window, region.flip_before, region.flip_after
+def _axes(region: Region, canvas: Size, part8: Box) -> tuple[kernels.Axis, kernels.Axis]:
+    """Return how columns and rows are resampled, where so many eighths of a canvas become the output."""
+    mode, window, before, after = region.filter, region.window, region.flip_before, region.flip_after
     return (
         kernels.axis(mode, canvas.width, region.size.width, window.left, window.width,
                      before.horizontal, after.horizontal, part8.left, part8.width),
@@ -299,46 +243,45 @@ def _axes(region: Region, mode: int, canvas: Size, part8: Box) -> tuple[kernels.
     )  # fmt: skip
 
 
-def _whole_axes(region: Region, mode: int) -> tuple[kernels.Axis, kernels.Axis]:
-    """The same of all of the region's canvas."""
+def _whole_axes(region: Region) -> tuple[kernels.Axis, kernels.Axis]:
+    """Return the same of all of the region's canvas."""
     canvas = region.canvas
-    return _axes(region, mode, canvas, Box(0, 0, 8 * canvas.height, 8 * canvas.width))
+    return _axes(region, canvas, Box(0, 0, 8 * canvas.height, 8 * canvas.width))
 
 
 def _needed(x: kernels.Axis, y: kernels.Axis) -> Box:
-    """The part of a canvas that is resampled."""
+    """Return the part of a canvas that is resampled."""
     return Box(y.low, x.low, y.high - y.low, x.high - x.low)
 
 
 _Source = tuple[UInt8Array, kernels.Axis, kernels.Axis]
 
 
-def _exact_source(image: EncodedImage, region: Region, mode: int) -> _Source:
-    """The pixels that are needed, uint8 (H, W, 3), and the axes along which they are resampled."""
-    canvas, placed = region.canvas, region.source
-    x, y = _whole_axes(region, mode)
-    if region.placed == Box(0, 0, *canvas):  # no fill anywhere
+def _exact_source(image: EncodedImage, region: Region) -> _Source:
+    """Return the pixels that are needed, uint8 (H, W, 3), and the axes along which they are resampled."""
+    placed = region.source
+    x, y = _whole_axes(region)
+    if region.placed == Box(0, 0, *region.canvas):  # no fill anywhere
         rows = image.rows(placed.top + y.low, y.high - y.low)
         if rows is not None:
             return rows[:, placed.left + x.low : placed.left + x.high], x, y
     return _decode(image, region, _needed(x, y)), x, y
 
 
-def _reduced_source(image: EncodedImage, region: Region, mode: int) -> _Source | None:
-    """The same from an image that was made smaller while it was decoded; None where it is not to be,
-    or that is not worth while."""
-    factor = reduction(region, mode, image.size)
+def _reduced_source(image: EncodedImage, region: Region) -> _Source | None:
+    """Return the same of an image made smaller while it was decoded; None where it is not to be."""
+    factor = reduction(region, image.size)
     reduced = image.reduced(factor) if factor > 1 else None
     if reduced is None:
         return None
     part8 = Box(*(8 // factor * number for number in region.source))
-    x, y = _axes(region, mode, reduced.size, part8)
+    x, y = _axes(region, reduced.size, part8)
     rows = reduced.rows(y.high)
     return None if rows is None else (rows[y.low : y.high, x.low : x.high], x, y)
 
 
 def _decode(image: EncodedImage, region: Region, needed: Box) -> UInt8Array:
-    """The needed part of the canvas: decoded, and filled where the image does not reach."""
+    """Return the needed part of the canvas: decoded, and filled where the image does not reach."""
     part = _placed_part(region, needed)
     if part is not None and part[2:] == needed[2:]:  # no fill anywhere
         return image.region(part)
@@ -353,7 +296,7 @@ def _decode(image: EncodedImage, region: Region, needed: Box) -> UInt8Array:
 
 
 def _placed_part(region: Region, needed: Box) -> Box | None:
-    """The part of the image that lies in a part of the canvas; None where it has none there."""
+    """Return the part of the image that lies in a part of the canvas; None where it has none there."""
     placed, source = region.placed, region.source
     top, left = max(needed.top, placed.top), max(needed.left, placed.left)
     bottom = min(needed.top + needed.height, placed.top + placed.height)

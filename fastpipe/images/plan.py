@@ -49,24 +49,15 @@ from fastpipe.images.steps import (
     state_of,
 )
 
-__all__ = ["Layout", "Plan", "TensorSpec", "compile_plan", "plan_state", "shortened"]
-
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """The tensor that a sample becomes, where every sample has the same shape.
+    """The tensor that a sample becomes, where every sample has the same shape."""
 
-    Attributes:
-        shape: (channels, height, width).
-        dtype: name of torch's dtype, such as ``"float32"``.
-        word: NumPy type of the same width that holds an element in memory.
-        layout: memory order; ``"channels_last"`` has the strides of torch's memory format.
-    """
-
-    shape: tuple[int, int, int]
-    dtype: str
-    word: Any
-    layout: Layout
+    shape: tuple[int, int, int]  # channels, height, width
+    dtype: str  # the name of torch's, such as "float32"
+    word: Any  # NumPy's type of the same width, which holds an element in memory
+    layout: Layout  # "channels_last" has the strides of torch's memory format
 
 
 class Plan:
@@ -122,38 +113,28 @@ class Plan:
     def __reduce__(self) -> tuple[Callable[[], Plan], tuple[()]]:
         return self._made_by, ()  # its steps have functions within functions, and the native core's objects
 
-    def _copied_for(self, method: str, *arguments: Any) -> Plan:
-        """Return a copy for a method to change and return."""
+    def _changed(self, method: str, arguments: tuple[Any, ...], how: Conversion, dtype: str) -> Plan:
+        """Return a copy of another conversion, which a method makes."""
         plan = Plan.__new__(Plan)
-        plan.__dict__.update(self.__dict__, _made_by=partial(_made_again, self._made_by, method, *arguments))
+        made_by = partial(_made_again, self._made_by, method, *arguments)
+        plan.__dict__.update(
+            self.__dict__, _made_by=made_by, _how=how, _dtype=dtype, _native={}, _of_dtype={}
+        )
+        plan.output = plan._fixed_output()
         return plan
 
     def __repr__(self) -> str:
         return printable_lines("Plan(\n" + "".join(f"  {note}\n" for note in self._notes) + ")")
 
     def draw(self, key: Key) -> FloatArray:
-        """Draw the random parameters of a batch.
-
-        Args:
-            key: seed, epoch and, for each sample, its position in the epoch's order.
-
-        Returns:
-            float64 (N, draws): numbers in [0, 1), a row for each sample.
-        """
+        """Draw the random parameters of a batch: float64 (N, draws), in [0, 1)."""
         if not self.draws:  # whose seed may still have to be drawn
             return np.empty((len(key.draws), 0))
         return uniforms(key.seed, key.epoch, key.draws, self.draws)
 
     def reference(self, image: Any, parameters: Sequence[float]) -> Any:
-        """What torchvision makes of an image with these parameters: the oracle of parity.
-
-        Args:
-            image: a PIL image.
-            parameters: one row of ``draw``.
-
-        Returns:
-            The transformed sample, by torchvision's functionals and the user's transforms.
-        """
+        """Transform a PIL image by torchvision's functionals, with a row of ``draw``, and the user's own
+        transforms: the oracle of parity."""
         value = self._by_functionals((*self._fused, *self._drawn), 0, image, parameters)
         for transform in self.stock:
             value = transform(value)
@@ -161,23 +142,20 @@ class Plan:
 
     @ranged("transform")
     def apply(self, image: EncodedImage, parameters: Sequence[float], out: Words | None = None) -> Any:
-        """Everything but the stock part, on one sample.
+        """Do everything but the stock part with one sample, by a row of ``draw``: a PIL image or a tensor.
 
-        Args:
-            image: the encoded image.
-            parameters: one row of ``draw``.
-            out: memory of the sample's tensor, ``output.word`` (C * H * W,), if ``output`` is
-                not None and the caller keeps the batch; else new memory is made.
-
-        Returns:
-            The PIL image or tensor so far; None where ``out`` was given and written.
+        With ``out``, memory ``output.word`` (C * H * W,) of the sample's tensor, that is written: then None.
         """
-        region = self._region(parameters, image.size) if self._fused else None
+        region = self._region(parameters, image.size)
         if region is None:
             value = self._by_functionals((*self._fused, *self._drawn), 0, image.pil(), parameters)
             if out is None:
                 return value
-            _copy_tensor(value, self.output, out)
+            spec = self.output
+            if spec is None or tuple(value.shape) != spec.shape:
+                raise ValueError(f"the transform gave shape {tuple(value.shape)}, the plan expects {spec}")
+            torch = require("torch", extra="torch")
+            tensor_over(out, spec.shape, spec.dtype, spec.layout).copy_(value.as_subclass(torch.Tensor))
             return None
         if out is not None:
             draw(image, region, self._how, out)
@@ -185,14 +163,11 @@ class Plan:
         shape = (self._how.channels, region.window.height, region.window.width)
         made = np.empty(math.prod(shape), self._how.word)
         draw(image, region, self._how, made)
-        value = self._sample(made, shape)
-        if is_pil(value):  # on its way to user code, which may look at EXIF data or profiles
-            value.info = image.info()
-        return self._by_functionals(self._drawn, len(self._fused), value, parameters)
+        return self._finished(made, shape, parameters, image.info)
 
     def native(self, max_pixels: int | None, turns: bool, scaled: bool, short_side: int | None = None) -> Any:
-        """What the native core is told of this plan, up to its drawn and stock parts: a ``native.ImagePlan``;
-        None where it does not make images smaller as the installed Pillow does.
+        """Return what the native core is told of this plan, up to its drawn and stock parts, a
+        ``native.ImagePlan``; None where it does not make images smaller as the installed Pillow does.
 
         Args:
             max_pixels: images with more are declined.
@@ -213,99 +188,69 @@ class Plan:
 
     @property
     def makes_images(self) -> bool:
-        """Whether samples are PIL images before the drawn and stock parts."""
+        """Return whether samples are PIL images before the drawn and stock parts."""
         return not self._dtype
 
     def finished(
         self, memory: Words, size: tuple[int, int], parameters: Sequence[float],
         info: Callable[[], dict[Any, Any]],
     ) -> Any:  # fmt: skip
-        """What ``apply`` returns of a sample that was made elsewhere, up to the drawn part.
+        """Return what ``apply`` does, of a sample's bytes that were made elsewhere up to the drawn part."""
+        shape = (self._how.channels, *size)
+        return self._finished(memory.view(self._how.word), shape, parameters, info)
 
-        Args:
-            memory: uint8 (bytes,), the sample.
-            size: its height and width.
-            parameters: one row of ``draw``.
-            info: gives the ``info`` that a PIL image is to have.
-        """
-        value = self._sample(memory.view(self._how.word), (self._how.channels, *size))
+    def _finished(self, memory: Words, shape: tuple[int, int, int], parameters: Any, info: Any) -> Any:
+        value = self._sample(memory, shape)
         if is_pil(value):  # on its way to user code, which may look at EXIF data or profiles
             value.info = info()
         return self._by_functionals(self._drawn, len(self._fused), value, parameters)
 
     def part(self, image: EncodedImage, parameters: Sequence[float]) -> Box | None:
-        """What of an image ``apply`` will ask for by ``region``; None where it asks for all of it, or none.
-
-        Args:
-            image, parameters: as of ``apply``.
-        """
-        region = self._region(parameters, image.size) if self._fused else None
+        """Return what of an image ``apply`` will ask for by ``region``; None if that is all, or none."""
+        region = self._region(parameters, image.size)
         return None if region is None else part_of(image, region)
 
     def resampling(self, image: EncodedImage, parameters: Sequence[float]) -> Resampling | None:
-        """What ``apply`` does to an image before it writes bytes; None where that is more than resampling.
-
-        Args:
-            image, parameters: as of ``apply``.
-        """
-        region = self._region(parameters, image.size) if self._fused else None
+        """Return what ``apply`` does before it writes bytes; None if that is more than resampling."""
+        region = self._region(parameters, image.size)
         return None if region is None else resampling_of(image, region)
 
     @property
     def writes_bytes(self) -> bool:
-        """Whether samples are tensors of bytes of three colours, all of one shape, as they were resampled."""
+        """Return whether samples are bytes of three colours, of one shape, as they were resampled."""
         return self.output is not None and self._how.kind == "bytes" and self._how.channels == 3
 
     def over(self, storage: Any, shape: tuple[int, ...]) -> Any:
-        """A batch tensor over a flat uint8 tensor's storage, such as shared memory.
-
-        Args:
-            storage: uint8 tensor of as many bytes as the batch has.
-            shape: (N, C, H, W).
-        """
+        """Return a batch (N, C, H, W) over a flat uint8 tensor's storage, such as shared memory."""
         return tensor_shaped(storage, shape, self._dtype, self._layout)
 
     def as_bytes(self) -> Plan:
-        """This plan without its ``end``, if all that is left to do then is to compute floats from bytes,
-        which can be done elsewhere: samples are uint8 tensors of the same shape.  Else this plan."""
+        """Return this plan without its ``end``, to samples of uint8, if all that is left to do then is to
+        compute floats from bytes, which can be done elsewhere.  Else this plan."""
         if self.output is None or self._how.kind != "affine":
             return self
         if self._bytes is None:
-            plan = self._copied_for("as_bytes")
-            plan.end = self._how
-            plan._how = replace(self._how, kind="bytes", word=np.uint8)
-            plan._native = {}
-            plan._dtype = "uint8"
-            plan.kind = require("torch", extra="torch").Tensor
-            plan.output = plan._fixed_output()
-            self._bytes = plan
+            how = replace(self._how, kind="bytes", word=np.uint8)
+            plan = self._bytes = self._changed("as_bytes", (), how, "uint8")
+            plan.end, plan.kind = self._how, require("torch", extra="torch").Tensor
         return self._bytes
 
     def of_dtype(self, dtype: str) -> Plan:
-        """This plan with samples of another type, if they are float32 that the kernels make: the same values,
-        rounded.  Else this plan.
-
-        Args:
-            dtype: name of torch's dtype of 16 bits, such as ``"bfloat16"``; empty for as it is.
-        """
+        """Return this plan with float32 samples that the kernels make rounded to a type of 16 bits, such as
+        ``"bfloat16"``.  Else, and for ``""``, this plan."""
         if not dtype or self.output is None or self._how.kind != "affine":
             return self
         if dtype not in self._of_dtype:
             torch, how = require("torch", extra="torch"), self._how
             ramp = torch.arange(256, dtype=torch.uint8).expand(1, how.channels, 1, 256)
             values = how.of_tensor(ramp).to(getattr(torch, dtype)).view(torch.int16).numpy()
-            plan = self._copied_for("of_dtype", dtype)
-            plan._how = Conversion(
-                "table", how.channels, how.interleaved, np.uint16,
-                table=np.ascontiguousarray(values).view(np.uint16).reshape(-1),
-            )  # fmt: skip
-            plan._dtype, plan._native, plan._of_dtype = dtype, {}, {}
-            plan.output = plan._fixed_output()
-            self._of_dtype = {dtype: plan}
+            table = np.ascontiguousarray(values).view(np.uint16).reshape(-1)
+            new = Conversion("table", how.channels, how.interleaved, np.uint16, table=table)
+            self._of_dtype = {dtype: self._changed("of_dtype", (dtype,), new, dtype)}
         return self._of_dtype[dtype]
 
     def _sample(self, memory: Words, shape: tuple[int, int, int]) -> Any:
-        """Memory (C, H, W) that was written, as what the transform gives: a tensor or a PIL image."""
+        """Return memory (C, H, W) that was written as what the transform gives: a tensor or a PIL image."""
         if not self._dtype:
             image = memory.reshape(shape[1], shape[2], shape[0])
             return require("PIL.Image", extra="image").fromarray(image[:, :, 0] if shape[0] == 1 else image)
@@ -317,7 +262,7 @@ class Plan:
         return value
 
     def _region(self, parameters: Any, size: Size) -> Region | None:
-        return fold(self._steps, size, parameters)
+        return fold(self._steps, size, parameters) if self._fused else None
 
     def _fixed_output(self) -> TensorSpec | None:
         if self._drawn or self.stock or not self._dtype:
@@ -342,14 +287,13 @@ def compile_plan(
 ) -> Plan:
     """Compile a torchvision transform.
 
+    No transform is unsupported: what is not recognised becomes the stock part.
+
     Args:
         transform: a transform, a ``Compose`` or ``Sequential`` of them, any callable, or None.
         layout: memory order of the tensors that are made.
-        stock_note: says, for ``print(plan)``, how the unrecognised transforms will run.
-        decode_note: says there what decodes the images.
-
-    Returns:
-        The plan.  No transform is unsupported: what is not recognised becomes the stock part.
+        stock_note, decode_note: say, for ``print(plan)``, how unrecognised transforms will run, and what
+            decodes the images.
     """
     transforms = flatten(transform)
     steps: list[Step] = []
@@ -384,7 +328,7 @@ def _made_again(made_by: Callable[[], Plan], method: str, *arguments: Any) -> Pl
 
 
 def plan_state(transform: Any) -> Any:
-    """A value that changes when a compiled plan no longer fits the transform."""
+    """Return a value that changes when a compiled plan no longer fits the transform."""
     return tuple(state_of(item) for item in flatten(transform))
 
 
@@ -395,7 +339,7 @@ _RESIZES = ("Resize", "RandomResizedCrop")
 
 
 def _try_to_fuse(step: Step, domain: Domain, ramp: Any, resized: bool) -> tuple[Any, str, bool]:
-    """The ramp after the step, why it cannot be fused (or ""), and whether it resizes."""
+    """Return the ramp after the step, why it cannot be fused (or ""), and whether it resizes."""
     if step.described is None or step.name == "Grayscale":
         try:
             after = step.transform(ramp)
@@ -453,15 +397,6 @@ def _describe(
 
 
 def shortened(transform: Any) -> str:
-    """What a transform shows of itself, on one line."""
+    """Return what a transform shows of itself, on one line."""
     text = " ".join(repr(transform).split())
     return text if len(text) <= 72 else text[:71] + "…"
-
-
-def _copy_tensor(value: Any, spec: TensorSpec | None, out: Words) -> None:
-    """Write a tensor that torchvision made into a batch's memory."""
-    assert spec is not None
-    if tuple(value.shape) != spec.shape:
-        raise ValueError(f"the transform gave shape {tuple(value.shape)}, the plan expects {spec.shape}")
-    torch = require("torch", extra="torch")
-    tensor_over(out, spec.shape, spec.dtype, spec.layout).copy_(value.as_subclass(torch.Tensor))

@@ -17,20 +17,6 @@ from fastpipe.core.extras import require
 from fastpipe.images.pixels import Conversion, Words
 from fastpipe.images.steps import Domain
 
-__all__ = [
-    "Layout",
-    "conversion_of",
-    "domain_of",
-    "first_ramp",
-    "is_pil",
-    "layout_of",
-    "of_kind",
-    "rows_of",
-    "tensor_over",
-    "tensor_shaped",
-]
-
-
 Layout = Literal["contiguous", "channels_last"]
 
 # Memory types: for each torch dtype the NumPy type of the same width that holds its bits.
@@ -41,7 +27,7 @@ _WORDS: dict[str, Any] = {
 
 
 def first_ramp() -> Any:
-    """An RGB image of the 256 grey values, as wide as it has values."""
+    """Return an RGB image of the 256 grey values, as wide as it has values."""
     values = np.repeat(np.arange(256, dtype=np.uint8)[None, :, None], 3, axis=2)
     return require("PIL.Image", extra="image").fromarray(values)
 
@@ -57,12 +43,12 @@ def domain_of(ramp: Any) -> Domain:
 
 
 def layout_of(ramp: Any) -> Layout:
-    """The memory order that the user's own objects gave the ramp; ``ToImage`` leaves Pillow's."""
+    """Return the memory order that the user's own objects gave the ramp; ``ToImage`` leaves Pillow's."""
     return "contiguous" if is_pil(ramp) or ramp.stride()[0] != 1 else "channels_last"
 
 
 def conversion_of(ramp: Any, layout: Layout) -> Conversion:
-    """The conversion that does to every byte what the pointwise steps did to the ramp."""
+    """Return the conversion that does to every byte what the pointwise steps did to the ramp."""
     if is_pil(ramp):
         return Conversion("bytes", len(ramp.getbands()), interleaved=True)
     last = layout == "channels_last"
@@ -120,7 +106,7 @@ def _mean_and_std(unit: npt.NDArray[np.float32], values: npt.NDArray[np.float32]
 
 
 def _neighbours(value: np.float32, reach: int = 4) -> list[np.float32]:
-    """float32 numbers around a value, the nearest first."""
+    """Return float32 numbers around a value, the nearest first."""
     # A user writes short decimals: the guess, rounded to few digits, is the likeliest.
     near = [np.float32(round(float(value), digits)) for digits in (3, 4, 5, 6, 7)]
     up = down = value
@@ -132,19 +118,19 @@ def _neighbours(value: np.float32, reach: int = 4) -> list[np.float32]:
 
 
 def tensor_over(memory: Words, shape: tuple[int, ...], dtype: str, layout: Layout) -> Any:
-    """A torch tensor over memory, in the order of the layout."""
+    """Return a torch tensor over memory, in the order of the layout."""
     torch = require("torch", extra="torch")
     signed = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}[memory.itemsize]
     return tensor_shaped(torch.from_numpy(memory.reshape(-1).view(signed)), shape, dtype, layout)
 
 
 def of_kind(tensor: Any, kind: type) -> Any:
-    """A tensor as the class that a sample has: ``tv_tensors.Image`` where torchvision gives one."""
+    """Return a tensor as the class that a sample has: ``tv_tensors.Image`` where torchvision gives one."""
     return tensor if kind is require("torch", extra="torch").Tensor else tensor.as_subclass(kind)
 
 
 def rows_of(batch: Any, kind: type) -> list[Any]:
-    """The samples of a batch tensor, which is a plain one whatever they are, as views of it."""
+    """Return the samples of a batch tensor, which is a plain one whatever they are, as views of it."""
     rows = batch.unbind(0)
     if kind is require("torch", extra="torch").Tensor:
         return list(rows)
@@ -152,7 +138,7 @@ def rows_of(batch: Any, kind: type) -> list[Any]:
 
 
 def tensor_shaped(flat: Any, shape: tuple[int, ...], dtype: str, layout: Layout) -> Any:
-    """A flat tensor's storage, seen with a dtype and a shape."""
+    """Return a flat tensor's storage with a dtype and a shape."""
     typed = flat.view(getattr(require("torch", extra="torch"), dtype))
     if layout == "contiguous":
         return typed.view(shape)

@@ -17,12 +17,10 @@ import numpy as np
 from fastpipe.core.clock import ranged
 from fastpipe.core.extras import require
 from fastpipe.core.native import native
-from fastpipe.core.types import Box, Size, UInt8Array
+from fastpipe.core.types import Box, ReducedImage, Size, UInt8Array
 from fastpipe.errors import MissingDependencyError, OptionError
 from fastpipe.images.pillow_rules import decodes_as_pillow
 from fastpipe.options import Decode
-
-__all__ = ["ImageReader", "JpegHeader", "PillowImage", "converted", "read_jpeg_header", "read_many"]
 
 _log = logging.getLogger("fastpipe.read")
 
@@ -42,19 +40,13 @@ _JPEG_BEGINS = b"\xff\xd8\xff\xe0\x00\x10JFIF\x00\x01\x01\x00\x00\x01"  # as muc
 
 
 class _Plugins(NamedTuple):
-    """Pillow's plugins, as they were when somebody last looked.
-
-    Attributes:
-        order, openers, decoders: copies of Pillow's tables.
-        changes: what a script changed of them, in words.
-        has_jpeg: whether JPEGs are opened by Pillow's own plugin.
-    """
+    """Pillow's plugins, as they were when somebody last looked: copies of Pillow's tables."""
 
     order: Sequence[str]
     openers: Mapping[str, Any]
     decoders: Mapping[str, Any]
-    changes: tuple[str, ...]
-    has_jpeg: bool
+    changes: tuple[str, ...]  # what a script changed of them, in words
+    has_jpeg: bool  # whether JPEGs are opened by Pillow's own plugin
 
 
 _plugins = _Plugins((), {}, {}, (), True)
@@ -67,9 +59,6 @@ class ImageReader:
     A trusted JPEG goes to the fast decoder.  Everything else, and whatever the fast decoder
     declines, goes to Pillow, which thereby also decides whether a damaged file is an error.
     May be used from any number of threads; pickles by its options.
-
-    Args:
-        decode: the options.
 
     >>> ImageReader(Decode()).open(b"GIF89a", "x.gif")
     Traceback (most recent call last):
@@ -89,7 +78,7 @@ class ImageReader:
         return (ImageReader, (self.decode,))
 
     def describe(self) -> str:
-        """Which decoders are in use, in one line."""
+        """Return which decoders are in use, in one line."""
         version = require("PIL", extra="image").__version__
         name = "Pillow-SIMD" if ".post" in version else "Pillow"
         pillow = f"{name} {version}"
@@ -99,27 +88,21 @@ class ImageReader:
 
     @property
     def is_native(self) -> bool:
-        """Whether trusted JPEGs are decoded by the native core: now, as scripts change Pillow's plugins."""
+        """Return whether the native core decodes trusted JPEGs: now, as scripts change Pillow's plugins."""
         return not self._by_pillow and _plugins_of(self._image).has_jpeg
 
     @property
     def most_pixels(self) -> int | None:
-        """The number of pixels above which an image is not decoded without a word, as set now."""
+        """Return the number of pixels above which an image is not decoded without a word, as set now."""
         limits = [limit for limit in (self.limit, self.decode.max_pixels) if limit is not None]
         return min(limits, default=None)
 
     def open(
         self, blob: bytes, path: str, header: JpegHeader | Literal[False] | None = False
     ) -> _FastImage | PillowImage:
-        """Look at an image's header.
+        """Open an encoded image, whose pixels are decoded on demand.
 
-        Args:
-            blob: the encoded file.
-            path: its name, for messages.
-            header: what ``read_jpeg_header`` gives of it, where that is known.
-
-        Returns:
-            An image whose size is known and whose pixels are decoded on demand.
+        ``path`` is for messages, ``header`` what ``read_jpeg_header`` gives of it, where that is known.
 
         Raises:
             OSError: Pillow cannot identify the image.
@@ -138,10 +121,7 @@ class ImageReader:
         return PillowImage(self, blob, path)
 
     def look_at(self, blob: bytes, path: str) -> tuple[Size, bool]:
-        """An image's size, and whether it is a trusted JPEG, for decoders that are not this module's.
-
-        Arguments and errors as of ``open``.
-        """
+        """Return an image's size, and whether it is a trusted JPEG, for decoders of other modules."""
         header = read_jpeg_header(blob)
         if header is not None and header.trusted:
             pixels = header.height * header.width
@@ -153,16 +133,16 @@ class ImageReader:
 
     @property
     def limit(self) -> int | None:
-        """The number of pixels above which Pillow warns, or raises, as set now."""
+        """Return the number of pixels above which Pillow warns, or raises, as set now."""
         limit: int | None = self._image.MAX_IMAGE_PIXELS
         return limit
 
     def objects_to(self, pixels: int) -> bool:
-        """Whether opening an image of so many pixels makes Pillow warn or raise, as set now."""
+        """Return whether opening an image of so many pixels makes Pillow warn or raise, as set now."""
         return self.limit is not None and pixels > self.limit
 
     def open_pillow(self, blob: bytes, path: str) -> Any:
-        """The image as Pillow opens it lazily, with the path in its error message."""
+        """Return the image as Pillow opens it lazily, with the path in its error message."""
         try:
             image = self._image.open(io.BytesIO(blob))
         except self._image.UnidentifiedImageError as error:
@@ -172,8 +152,7 @@ class ImageReader:
         return image
 
     def settings(self) -> str:
-        """Describe what decides, besides files and ``rules``, which pixels or errors there are: options, and
-        the versions of all that decodes."""
+        """Describe what decides, besides files and ``rules``, which pixels or errors there are."""
         decode = replace(self.decode, gpu_share=None)  # what a GPU decodes is not this reader's
         return f"{decode!r} {self.describe()} {_codec_versions()}"
 
@@ -194,24 +173,13 @@ class ImageReader:
         return f"{bool(truncated)} {texts} {plugins}"
 
     def convert(self, image: Any) -> Any:
-        """What torchvision's default loader does to an opened image, and the EXIF turn."""
+        """Do to an opened image what torchvision's default loader does, and the EXIF turn."""
         image = converted(image, "RGB")
         return self._ops.exif_transpose(image) if self.decode.exif else image
 
     def fast_region(self, blob: bytes, box: Box) -> UInt8Array | None:
-        """The native core's answer for a trusted JPEG; None where it declines."""
+        """Return the native core's answer for a trusted JPEG; None where it declines."""
         found: UInt8Array | None = native.decode(blob, *box)
-        return found
-
-    def reduced_rows(self, blob: bytes, count: int, factor: int) -> UInt8Array | None:
-        """The first rows of a trusted JPEG at a part of its size; None where that is not to be had.
-
-        Args:
-            blob: the JPEG.
-            count: rows that are needed, of the reduced image.
-            factor: 2, 4 or 8.
-        """
-        found: UInt8Array | None = native.decode_reduced(blob, factor, count)
         return found
 
     def _check_pixels(self, pixels: int, path: str) -> None:
@@ -250,11 +218,7 @@ def _plugins_of(image: Any) -> _Plugins:
 
 
 def converted(image: Any, mode: str) -> Any:
-    """Decode an opened image of Pillow's, as ``Image.convert`` does.
-
-    Raises:
-        MissingDependencyError: what decodes it is not in this environment.
-    """
+    """Decode an opened image of Pillow's, as ``Image.convert`` does, or say what is missing."""
     try:
         return image.convert(mode)
     except OSError as error:
@@ -306,14 +270,30 @@ def _takes_jpeg(accept: Any) -> bool:
 
 
 def _codec_versions() -> str:
-    """The versions of libraries that decode, which one version of Pillow can be built with many of."""
+    """Return the versions of libraries that decode: one version of Pillow can be built with many."""
     features = require("PIL.features", extra="image")
     known = {*features.modules, *features.codecs, *features.features}
     found = {name: features.version(name) for name in _CODECS if name in known}
     return repr({**found, "native": native.jpeg_version()})
 
 
-class PillowImage:
+class _Image:
+    """An image of which nothing is there yet but its header."""
+
+    def rows(self, top: int, count: int) -> None:
+        return None
+
+    def reduced(self, factor: int) -> ReducedImage | None:
+        return None
+
+    def encoded(self) -> bytes | None:
+        return None
+
+    def give(self, box: Box, pixels: UInt8Array) -> None:
+        raise AssertionError("what Pillow opens it decodes")
+
+
+class PillowImage(_Image):
     """An image that Pillow decodes."""
 
     def __init__(self, reader: ImageReader, blob: bytes, path: str) -> None:
@@ -350,29 +330,14 @@ class PillowImage:
     def info(self) -> dict[Any, Any]:
         return dict(self.pil().info)
 
-    def rows(self, top: int, count: int) -> None:
-        return None
 
-    def reduced(self, factor: int) -> None:
-        return None  # these are rare
-
-    def encoded(self) -> None:
-        return None
-
-    def give(self, box: Box, pixels: UInt8Array) -> None:
-        raise AssertionError("what Pillow opens it decodes")
-
-
-class _FastImage:
+class _FastImage(_Image):
     """A trusted JPEG."""
 
     may_be_kept = True
 
     def __init__(self, reader: ImageReader, blob: bytes, path: str, header: JpegHeader) -> None:
-        self._reader = reader
-        self._blob = blob
-        self._path = path
-        self._header = header
+        self._reader, self._blob, self._path = reader, blob, path
         self._given: tuple[Box, UInt8Array] | None = None
         self.size = Size(header.height, header.width)
 
@@ -386,46 +351,36 @@ class _FastImage:
         if self._given is not None and self._given[0] == box:
             return self._given[1]
         pixels = self._reader.fast_region(self._blob, box)
-        if pixels is None:
-            return self._pillow().region(box)
-        return pixels
-
-    def rows(self, top: int, count: int) -> None:
-        return None
+        return PillowImage(self._reader, self._blob, self._path).region(box) if pixels is None else pixels
 
     def reduced(self, factor: int) -> _ReducedImage | None:
-        if not self._reader.decode.scaled:
-            return None
-        return _ReducedImage(self._reader, self._blob, self._header, factor)
+        return _ReducedImage(self._blob, self.size, factor) if self._reader.decode.scaled else None
 
     def info(self) -> dict[Any, Any]:
         return dict(self._reader.open_pillow(self._blob, self._path).info)
 
     def pil(self) -> Any:
         # User code gets this image: Pillow's own, with its ``info`` (EXIF, ICC profile …).
-        return self._pillow().pil()
-
-    def _pillow(self) -> PillowImage:
-        return PillowImage(self._reader, self._blob, self._path)
+        return PillowImage(self._reader, self._blob, self._path).pil()
 
 
 class _ReducedImage:
-    """A trusted JPEG at a part of its size."""
+    """A trusted JPEG at 1 / 2, 1 / 4 or 1 / 8 of its size."""
 
-    def __init__(self, reader: ImageReader, blob: bytes, header: JpegHeader, factor: int) -> None:
-        self._reader, self._blob, self._header, self._factor = reader, blob, header, factor
-        self.size = Size(-(-header.height // factor), -(-header.width // factor))
+    def __init__(self, blob: bytes, size: Size, factor: int) -> None:
+        self._blob, self._factor = blob, factor
+        self.size = Size(-(-size.height // factor), -(-size.width // factor))
 
     def rows(self, count: int) -> UInt8Array | None:
-        """At least so many rows from the top, of the whole width; None where that is not to be had."""
-        return self._reader.reduced_rows(self._blob, count, self._factor)
+        """Return at least so many rows from the top, of the whole width; None where that is not to be had."""
+        found: UInt8Array | None = native.decode_reduced(self._blob, self._factor, count)
+        return found
 
 
 class JpegHeader(NamedTuple):
-    """Facts from a JPEG's header.
+    """Facts from a JPEG's header; its size is before any EXIF turn.
 
     Attributes:
-        height, width: in pixels, before any EXIF turn.
         trusted: the fast decoders give Pillow's pixels for this kind of file, and all its
             scans are there (a file cut short or spoilt is left to Pillow to judge).
         orientation: EXIF orientation 1 … 8; 1 where there is none; 0 where Pillow has to be
@@ -443,29 +398,16 @@ class JpegHeader(NamedTuple):
 
 
 def read_jpeg_header(blob: bytes) -> JpegHeader | None:
-    """Walk a JPEG's segments up to its first scan.
-
-    Args:
-        blob: the encoded file.
-
-    Returns:
-        The header, or None where this is no JPEG or its structure is broken before the
-        first scan.
-    """
+    """Walk a JPEG's segments up to its first scan; None if there is none, or it is broken before."""
     header = JpegHeader(*native.read_jpeg_header(blob))
     return header if header.height else None
 
 
 @ranged("read")
 def read_many(paths: Sequence[str]) -> list[tuple[bytes, JpegHeader | None] | None]:
-    """Read files, and walk the headers of those that are JPEGs.
+    """Read regular files, and walk the headers of those that are JPEGs.
 
-    Args:
-        paths: of regular files.
-
-    Returns:
-        Of each its content and its header, as of ``read_jpeg_header``; None where ``read_file`` has to be
-        asked, which says what is wrong.
+    None is for those for which ``read_file`` has to be asked, which says what is wrong.
     """
     found: list[tuple[bytes, JpegHeader | None] | None] = []
     for one in native.read_files([os.fsencode(path) for path in paths]):

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -22,33 +22,11 @@ from fastpipe.core.types import Box, Size
 from fastpipe.images import kernels
 from fastpipe.images.pillow_rules import FILTERS, grey_is_known, pillow_filter, torch_filter
 
-__all__ = [
-    "BOX",
-    "FLIP",
-    "GREY",
-    "PROPORTION",
-    "RESIZE",
-    "Domain",
-    "Step",
-    "described_short_side",
-    "described_step",
-    "filter_of",
-    "flatten",
-    "is_pristine",
-    "is_torchvision",
-    "random_resized_crop_box",
-    "recognise",
-    "resized_size",
-    "state_of",
-]
-
-
-# ----------------------------------------------------------------------------------------------------
-# Containers of transforms, taken apart: ``Compose``, ``Sequential``, the presets of weights.
+# ---- containers of transforms, taken apart: ``Compose``, ``Sequential``, the presets of weights ---------
 
 
 def flatten(transform: Any) -> list[Any]:
-    """The transforms in a Compose, Sequential or weights' preset, nested ones included, in order."""
+    """Return the transforms in a Compose, Sequential or weights' preset, nested ones included, in order."""
     if transform is None:
         return []
     kind = type(transform)
@@ -69,7 +47,7 @@ _presets: weakref.WeakKeyDictionary[Any, tuple[str, list[Any]]] = weakref.WeakKe
 
 
 def _preset(t: Any) -> list[Any]:
-    """What the transform that belongs to a model's weights does, step by step."""
+    """Return what the transform that belongs to a model's weights does, step by step."""
     state = repr([t.crop_size, t.resize_size, list(t.mean), list(t.std), t.interpolation, t.antialias])
     kept = _presets.get(t)
     if kept is None or kept[0] != state:
@@ -90,7 +68,7 @@ _METHODS = ("__call__", "forward", "get_params", "make_params", "transform")
 
 
 def is_pristine(transform: Any) -> bool:
-    """Whether nobody has put a hook, or a function in a method's place, on this object or its class."""
+    """Return whether nobody has put a hook or a function of another's on this object or its class."""
     own = getattr(transform, "__dict__", {})
     if own.get("_forward_hooks") or own.get("_forward_pre_hooks"):
         return False
@@ -111,8 +89,10 @@ def _callables(kind: Any) -> frozenset[str]:
 
 @cache
 def _own_methods(kind: Any) -> list[tuple[Any, str, Any]]:
-    """Where torchvision's classes among the bases say what a call does (not ``torch.nn.Module``, whose
-    ``__call__`` tools wrap for all modules), and what they say, if that is torchvision's."""
+    """Return where torchvision's classes among the bases say what a call does, and what, if that is its own.
+
+    Not ``torch.nn.Module``, whose ``__call__`` tools wrap for all modules.
+    """
     bases = [base.__dict__ for base in kind.__mro__ if base.__module__.startswith("torchvision.")]
     found = [(members, name, members[name]) for members in bases for name in _METHODS if name in members]
     return [(members, name, known if _is_of_torchvision(known) else None) for members, name, known in found]
@@ -143,10 +123,9 @@ class Step:
         transform: the user's object.
         draws: how many uniform numbers in [0, 1) it needs for a sample.
         reference: torchvision's own functional with the drawn parameters.
-        described: makes a ``native.Step`` for a domain.  It returns None where only torchvision can run the
-            step: the installed Pillow has an arithmetic of its own, a number is not a plain one, or
-            torchvision raises an error.  Of a pointwise step ``described`` is None: its effect is found by
-            running the transform on all byte values.
+        described: makes a ``native.Step`` for a domain, or None where only torchvision can run the step: the
+            installed Pillow has an arithmetic of its own, a number is not a plain one, or torchvision raises
+            an error.  A pointwise step has none: its effect is found by running it on all byte values.
         static_size: the output's size where it does not depend on the input.
     """
 
@@ -162,14 +141,14 @@ class Step:
 
 
 def recognise(transform: Any) -> Step | None:
-    """The step for a transform, or None for one that is not known."""
+    """Return the step for a transform, or None for one that is not known."""
     if not _is_known(transform):
         return None
     return _BUILDERS[type(transform).__qualname__](transform)
 
 
 def state_of(transform: Any) -> Any:
-    """What must be equal for a compiled plan to be still right for this transform."""
+    """Return what must be equal for a compiled plan to be still right for this transform."""
     seen = _seen.get(id(transform))
     if seen is not None and seen[0]() is transform and vars(transform) == seen[1] and is_pristine(transform):
         return seen[2]
@@ -191,14 +170,14 @@ _seen: dict[int, tuple[weakref.ref[Any], dict[str, Any], Any]] = {}
 
 
 def _never_changes(value: Any) -> bool:
-    """Whether a value is the same as long as it is the same object."""
+    """Return whether a value is the same as long as it is the same object."""
     if type(value) is tuple:
         return all(map(_never_changes, value))
     return type(value) in _PLAIN or isinstance(value, Enum)
 
 
 def _exactly(value: Any) -> Any:
-    """Something that is equal where a value is the same, and only there."""
+    """Return something that is equal where a value is the same, and only there."""
     if isinstance(value, (list, tuple)):
         return tuple(_exactly(item) for item in value)
     if hasattr(value, "tolist"):
@@ -207,7 +186,7 @@ def _exactly(value: Any) -> Any:
 
 
 def _is_known(transform: Any) -> bool:
-    """Whether it is a known class of torchvision's, and still does what the class does."""
+    """Return whether it is a known class of torchvision's, and still does what the class does."""
     return is_torchvision(transform) and type(transform).__qualname__ in _BUILDERS and is_pristine(transform)
 
 
@@ -216,13 +195,13 @@ def _is_v2(transform: Any) -> bool:
 
 
 def _functional(transform: Any) -> Any:
-    """The functional module that belongs to a transform's version."""
+    """Return the functional module that belongs to a transform's version."""
     version = ".v2" if _is_v2(transform) else ""
     return require(f"torchvision.transforms{version}.functional", extra="torch")
 
 
 def _pair(size: Any) -> Size | None:
-    """A transform's ``size`` as (height, width); None where only one edge is given."""
+    """Return a transform's ``size`` as (height, width); None where only one edge is given."""
     if isinstance(size, int) or size is None:
         return None
     return Size(int(size[0]), int(size[1])) if len(size) == 2 else None
@@ -236,10 +215,9 @@ _NUMBERS = (int, float, bool, np.float64)  # whose arithmetic is the native core
 
 
 def described_step(kind: int, **fields: Any) -> Any:
-    """A step as the native core takes it; what is not given is as in fastpipe/native/geometry.h.
+    """Return a step as the native core takes it; what is not given is as in fastpipe/native/geometry.h.
 
-    Returns:
-        None where a field is not of plain numbers, or has one that 32 bits do not hold.
+    None where a field is not of plain numbers, or has one that 32 bits do not hold.
     """
     step = native.Step()
     step.kind = kind
@@ -255,15 +233,14 @@ def described_step(kind: int, **fields: Any) -> Any:
 
 
 def described_short_side(side: int) -> Any:
-    """A bilinear resize of the shorter side to so many pixels, as the native core takes it; None where the
-    installed Pillow has an arithmetic of its own there."""
+    """Return a bilinear resize of the shorter side as the native core takes it, if it can."""
     found = pillow_filter(kernels.BILINEAR)
     return None if found is None else described_step(RESIZE, size=(side, 0), filter=found[0], order=found[1])
 
 
 def filter_of(transform: Any, domain: Domain) -> dict[str, int] | None:
-    """The filter of a transform's interpolation, and the order of its passes; None for what only torchvision
-    does."""
+    """Return the filter of a transform's interpolation, and the order of its passes; None if only torchvision
+    has it."""
     name = getattr(transform.interpolation, "value", transform.interpolation)
     if domain == "pil":
         mode = _PIL_MODES.get(name)
@@ -276,7 +253,7 @@ def filter_of(transform: Any, domain: Domain) -> dict[str, int] | None:
 
 
 def _integer(uniform: float, count: int) -> int:
-    """A uniform integer in 0 … count - 1, as ``torch.randint`` draws it."""
+    """Return a uniform integer in 0 … count - 1, as ``torch.randint`` draws it."""
     return min(int(uniform * count), count - 1)
 
 
@@ -286,12 +263,9 @@ def _integer(uniform: float, count: int) -> int:
 def random_resized_crop_box(
     image: Size, scale: Sequence[float], ratio: Sequence[float], u: Sequence[float]
 ) -> Box:
-    """The box that ``RandomResizedCrop.get_params`` gives for these uniform numbers.
+    """Return the box that ``RandomResizedCrop.get_params`` gives for 22 uniform numbers.
 
-    Args:
-        image: size of the image.
-        scale, ratio: as the transform's.
-        u: 22 numbers in [0, 1): area and aspect for each of ten tries, then top and left.
+    They are area and aspect for each of ten tries, then top and left.
 
     >>> random_resized_crop_box(Size(100, 100), (1.0, 1.0), (1.0, 1.0), [0.5] * 22)
     Box(top=0, left=0, height=100, width=100)
@@ -305,13 +279,11 @@ def random_resized_crop_box(
         w, h = round(math.sqrt(target * aspect)), round(math.sqrt(target / aspect))
         if 0 < w <= width and 0 < h <= height:
             return Box(_integer(u[20], height - h + 1), _integer(u[21], width - w + 1), h, w)
-    in_ratio = width / height  # ten tries were too large: the largest central box that fits
-    if in_ratio < min(ratio):
-        w, h = width, round(width / min(ratio))
-    elif in_ratio > max(ratio):
-        w, h = round(height * max(ratio)), height
-    else:
-        w, h = width, height
+    w, h = width, height  # ten tries were too large: the largest central box that fits
+    if width / height < min(ratio):
+        h = round(width / min(ratio))
+    elif width / height > max(ratio):
+        w = round(height * max(ratio))
     return Box((height - h) // 2, (width - w) // 2, h, w)
 
 
@@ -353,7 +325,7 @@ def _is_valid(t: Any) -> bool:
 
 
 def resized_size(t: Any, image: Size) -> Size:
-    """The size that ``Resize`` gives an image; torchvision rounds the longer edge down."""
+    """Return the size that ``Resize`` gives an image; torchvision rounds the longer edge down."""
     exact = _pair(t.size)
     if exact is not None:
         return exact
@@ -385,36 +357,23 @@ def _random_crop(t: Any) -> Step | None:
         return None
     fill = _fill(t.fill)
 
-    def paddings_for(image: Size) -> list[tuple[int, int, int, int]]:
-        """Left, top, right, bottom: what ``padding`` says and what ``pad_if_needed`` adds."""
+    def reference(value: Any, u: Sequence[float]) -> Any:
+        functional, image = _functional(t), _size_of(value)
         left, top, right, bottom = given = _padding(t)
         more_x = max(target.width - (image.width + left + right), 0) if t.pad_if_needed else 0
         more_y = max(target.height - (image.height + top + bottom), 0) if t.pad_if_needed else 0
-        return [given, (more_x, more_y, more_x, more_y)]
-
-    def padding_for(image: Size) -> tuple[int, int, int, int]:
-        (a, b, c, d), (more_x, more_y, _, _) = paddings_for(image)
-        return a + more_x, b + more_y, c + more_x, d + more_y
-
-    def box_for(image: Size, padding: tuple[int, int, int, int], u: Sequence[float]) -> Box:
-        left, top, right, bottom = padding
-        height, width = image.height + top + bottom, image.width + left + right
+        both = left + more_x, top + more_y, right + more_x, bottom + more_y
+        height, width = image.height + both[1] + both[3], image.width + both[0] + both[2]
         if height < target.height or width < target.width:
             raise ValueError(
                 f"Required crop size {tuple(target)} is larger than input image size {(height, width)}"
             )
-        return Box(
-            _integer(u[0], height - target.height + 1), _integer(u[1], width - target.width + 1), *target
-        )
-
-    def reference(value: Any, u: Sequence[float]) -> Any:
-        functional, size = _functional(t), _size_of(value)
-        box = box_for(size, padding_for(size), u)
         # v1 pads twice, which reflections can be told by; v2 once, by the sum.
-        for number, padding in enumerate([padding_for(size)] if _is_v2(t) else paddings_for(size)):
+        for number, padding in enumerate([both] if _is_v2(t) else [given, (more_x, more_y, more_x, more_y)]):
             if any(padding) or (number == 0 and t.padding is not None and not _is_v2(t)):
                 value = functional.pad(value, list(padding), t.fill, t.padding_mode)
-        return functional.crop(value, *box)
+        corner = _integer(u[0], height - target.height + 1), _integer(u[1], width - target.width + 1)
+        return functional.crop(value, *corner, *target)
 
     def described(domain: Domain) -> Any:
         refuses_colours = domain != "pil" and not (_is_v2(t) or isinstance(t.fill, int))  # v1, on tensors
@@ -432,24 +391,21 @@ def _random_crop(t: Any) -> Step | None:
 
 
 def _padding(t: Any) -> tuple[int, int, int, int]:
-    """A RandomCrop's padding as left, top, right, bottom."""
+    """Return a RandomCrop's padding as left, top, right, bottom."""
     given = t.padding
     if given is None:
         return 0, 0, 0, 0
     if isinstance(given, int):
         return given, given, given, given
-    values = [int(v) for v in given]
-    if len(values) == 1:
-        return values[0], values[0], values[0], values[0]
-    if len(values) == 2:
-        return values[0], values[1], values[0], values[1]
-    if _is_v2(t):  # kept as left, right, top, bottom
-        return values[0], values[2], values[1], values[3]
-    return values[0], values[1], values[2], values[3]
+    left, *rest = values = [int(v) for v in given]
+    if len(values) < 4:  # one for all, or left and top
+        return left, values[-1], left, values[-1]
+    top, right, bottom = (rest[1], rest[0], rest[2]) if _is_v2(t) else rest  # v2 has left, right, top, bottom
+    return left, top, right, bottom
 
 
 def _fill(fill: Any) -> tuple[int, int, int] | None:
-    """A fill as a colour, or None for what is left to torchvision."""
+    """Return a fill as a colour, or None for what is left to torchvision."""
     if fill is None:
         return 0, 0, 0
     if isinstance(fill, int) and 0 <= fill <= 255:
@@ -463,18 +419,13 @@ def _fill(fill: Any) -> tuple[int, int, int] | None:
 # ---- flips, grey, pointwise ----------------------------------------------------------------
 
 
-def _flip(horizontal: bool) -> Callable[[Any], Step]:
-    def build(t: Any) -> Step:
-        def reference(value: Any, u: Sequence[float]) -> Any:
-            functional = _functional(t)
-            turn = functional.hflip if horizontal else functional.vflip
-            return turn(value) if u[0] < t.p else value
+def _flip(horizontal: bool, t: Any) -> Step:
+    def reference(value: Any, u: Sequence[float]) -> Any:
+        functional = _functional(t)
+        turn = functional.hflip if horizontal else functional.vflip
+        return turn(value) if u[0] < t.p else value
 
-        return Step(
-            t, 1, reference, lambda domain: described_step(FLIP, probability=t.p, horizontal=horizontal)
-        )
-
-    return build
+    return Step(t, 1, reference, lambda domain: described_step(FLIP, probability=t.p, horizontal=horizontal))
 
 
 def _grayscale(t: Any) -> Step:
@@ -486,32 +437,24 @@ def _grayscale(t: Any) -> Step:
     return Step(t, 0, lambda value, u: t(value), described)
 
 
-def _pointwise(t: Any) -> Step:
-    return Step(t, 0, lambda value, u: t(value))
-
-
+_POINTWISE = (
+    "ToTensor", "PILToTensor", "ToImage", "ToPureTensor", "ToDtype", "ConvertImageDtype", "Normalize",
+    "Identity", "RGB",
+)  # fmt: skip
 _BUILDERS: dict[str, Callable[[Any], Step | None]] = {
     "RandomResizedCrop": _random_resized_crop,
     "Resize": _resize,
     "CenterCrop": _center_crop,
     "RandomCrop": _random_crop,
-    "RandomHorizontalFlip": _flip(True),
-    "RandomVerticalFlip": _flip(False),
+    "RandomHorizontalFlip": partial(_flip, True),
+    "RandomVerticalFlip": partial(_flip, False),
     "Grayscale": _grayscale,
-    "ToTensor": _pointwise,
-    "PILToTensor": _pointwise,
-    "ToImage": _pointwise,
-    "ToPureTensor": _pointwise,
-    "ToDtype": _pointwise,
-    "ConvertImageDtype": _pointwise,
-    "Normalize": _pointwise,
-    "Identity": _pointwise,
-    "RGB": _pointwise,
+    **dict.fromkeys(_POINTWISE, lambda t: Step(t, 0, lambda value, u: t(value))),
 }
 
 
 def _size_of(value: Any) -> Size:
-    """Height and width of a PIL image or a (…, H, W) tensor."""
+    """Return height and width of a PIL image or a (…, H, W) tensor."""
     if hasattr(value, "getbands"):
         return Size(value.height, value.width)
     return Size(int(value.shape[-2]), int(value.shape[-1]))

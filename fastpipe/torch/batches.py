@@ -24,7 +24,8 @@ from fastpipe.core.slots import KEPT_SLOTS, SlotPool
 from fastpipe.core.types import Key
 from fastpipe.errors import BadSampleError
 from fastpipe.images.batch import RowsOf, Then
-from fastpipe.images.plan import Layout, Plan
+from fastpipe.images.plan import Plan
+from fastpipe.images.pointwise import Layout
 from fastpipe.torch.randomness import run_keyed, run_seeded
 from fastpipe.torch.samples import samples_of
 from fastpipe.torch.split import SampleSpec, Split

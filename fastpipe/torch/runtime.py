@@ -321,11 +321,11 @@ class Runtime(ProcessRuntime[Options]):
 
     def _new_maker(self, device: Any) -> DeviceMaker | None:
         from fastpipe.images.gpu_batches import DeviceMaker, device_decoder, share_of
-        from fastpipe.images.gpu_share import new_share
+        from fastpipe.images.gpu_share import Share
 
         try:
             decoder = device_decoder(self.options.decode, device, self._threads)
-            share = new_share(share_of(self.options.decode))
+            share = Share(share_of(self.options.decode))
             maker = None if decoder is None else DeviceMaker(device, decoder, share)
         except Exception as error:  # a driver too old, a library without its part for GPUs
             text = f"{type(error).__name__}: {error}"

@@ -18,8 +18,8 @@ from fastpipe.core.pool import ThreadPool
 from fastpipe.core.text import in_duration
 from fastpipe.core.types import Key
 from fastpipe.errors import AugmentError, OptionError
-from fastpipe.images.plan import Layout, Plan, compile_plan, shortened
-from fastpipe.images.pointwise import of_kind, rows_of
+from fastpipe.images.plan import Plan, compile_plan, shortened
+from fastpipe.images.pointwise import Layout, of_kind, rows_of
 from fastpipe.images.steps import flatten
 from fastpipe.torch.randomness import run_keyed
 from fastpipe.torch.source import Source, SplitError

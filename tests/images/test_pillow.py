@@ -24,7 +24,7 @@ CHAIN = [v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.Grayscale(3), v
 @pytest.fixture
 def rules(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Sets what Pillow is found to do."""
-    return lambda *found: monkeypatch.setattr(pillow, "_found", pillow._Rules(*found))
+    return lambda *found: monkeypatch.setattr(pillow, "_rules", lambda: pillow._Rules(*found))
 
 
 def _is_equal(plan: Plan, seed: int) -> bool:

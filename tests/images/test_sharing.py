@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fastpipe.images.gpu_share import GivenShare, MeasuredShare, takes
+from fastpipe.images.gpu_share import Share, takes
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.25, 1 / 3, 0.5, 0.99, 1.0])
@@ -21,12 +21,12 @@ def test_a_share_is_spread_evenly(share: float, count: int) -> None:
 
 
 def test_a_given_share_stays() -> None:
-    share = GivenShare(0.3)
+    share = Share(0.3)
     assert share.begin() == 0.3
     share.given(0.3)
     share.waited(1.0)
     assert share.begin() == 0.3 and share.describe() == "30% of each batch"
-    assert GivenShare(1.0).describe() == ""
+    assert Share(1.0).describe() == ""
 
 
 class Training:
@@ -38,7 +38,7 @@ class Training:
 
     def __init__(self, seconds: Callable[[float], float], waits: float = 1.0) -> None:
         self.now, self._seconds, self._waits = 0.0, seconds, waits
-        self.share = MeasuredShare(1.0, lambda: self.now)
+        self.share = Share("auto", 1.0, lambda: self.now)
         self.shares: list[float] = []
         self._begun = [self.share.begin(), self.share.begin()]
 

@@ -54,7 +54,7 @@ def test_it_equals_pillows_draft_and_box(
     operations: list[Operation] = [Crop(box), operation]
     region = fold(operations, SIZE)
     assert region is not None
-    factor = reduction(region, operation.mode, SIZE)
+    factor = reduction(region, SIZE)
     if turned:
         operations.append(Flip(True, True))
     made = rendered(image, operations)
@@ -81,7 +81,7 @@ def test_cases_with_and_without_reduction_are_among_them() -> None:
         for to in (Size(24, 24), Size(97, 160), Size(60, 48), Size(300, 400)):
             region = fold([Crop(box), Resize(to, 1)], SIZE)
             assert region is not None
-            factors.add(reduction(region, 1, SIZE))
+            factors.add(reduction(region, SIZE))
     assert factors == {1, 2, 4, 8}
 
 
@@ -109,4 +109,4 @@ def test_enlarging_cropping_and_nearest_are_never_scaled() -> None:
     ):
         region = fold(operations, SIZE)
         assert region is not None
-        assert reduction(region, region.mode or 0, SIZE) == 1
+        assert reduction(region, SIZE) == 1

@@ -27,7 +27,7 @@ from fastpipe.errors import BadSampleError
 from fastpipe.images import gpu_batches as decoders
 from fastpipe.images import gpu_share as sharing
 from fastpipe.images.gpu_batches import device_decoder
-from fastpipe.images.gpu_share import GivenShare, MeasuredShare
+from fastpipe.images.gpu_share import Share
 from fastpipe.torch.split import SplitChoice
 
 NORMALIZE = v1.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -288,11 +288,11 @@ def test_a_batch_of_several_parts_is_handed_out_once(
 ) -> None:
     given: list[float] = []
 
-    class Share(GivenShare):
+    class Heard(Share):
         def given(self, share: float) -> None:
             given.append(share)
 
-    monkeypatch.setattr(sharing, "new_share", lambda share: Share(0.5))
+    monkeypatch.setattr(sharing, "Share", lambda share: Heard(0.5))
     folder = loaders(photos, TRAINING)[0].dataset
     parts = ConcatDataset([Subset(folder, range(12)), folder, Subset(folder, [0, 1])])  # type: ignore[no-untyped-call]
     loader = FastLoader(parts, batch_size=8, shuffle=True, device="cpu")
@@ -303,7 +303,7 @@ def test_a_share_is_measured_by_the_steps_of_a_training(
     photos: Path, decoder: Decoder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(sharing, "new_share", lambda share: MeasuredShare(0.1, lambda: now[0]))
+    monkeypatch.setattr(sharing, "Share", lambda share: Share("auto", 0.1, lambda: now[0]))
     caplog.set_level("INFO", "fastpipe")
     there, here = loaders(photos, TRAINING)
     assert "being measured" in repr(there.plan)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,15 +15,15 @@ from fastpipe.augment.base import (
     Augmentation,
     Chain,
     Ops,
+    Shape,
     columns_of,
     dtype_after,
     for_masks,
     shape_after,
+    shaped_as,
     untraced,
 )
-from fastpipe.augment.distributions import Drawn
-from fastpipe.augment.parameters import Float64Array, Parameters, plain, two_numbers
-from fastpipe.augment.reference import chain_reference
+from fastpipe.augment.parameters import Float64Array, plain
 from fastpipe.augment.steps import Step
 from fastpipe.augment.volumes.reference import VOLUME_CHANGES
 from fastpipe.augment.volumes.volume import Volume
@@ -32,16 +31,8 @@ from fastpipe.core.native import native
 from fastpipe.core.slots import SlotPool
 from fastpipe.errors import AugmentError
 
-__all__ = [
-    "AXES", "PerChannel", "VolumeChain", "VolumeTransform", "axes_of", "limits_of", "on_volumes",
-]  # fmt: skip
-
-
 # ---- chains ----------------------------------------------------------------------------------------
 
-# A ``native.VolumePlan``, the shape and the dtype of a volume afterwards, and how NumPy has that.
-_Plan = tuple[native.VolumePlan, tuple[int, ...], torch.dtype, np.dtype[Any]]
-Kept = Callable[[Any, Callable[[], Any]], Any]
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
@@ -49,6 +40,7 @@ class VolumeChain(Chain):
     """Augmentations of volumes."""
 
     one = "volume"
+    changes = VOLUME_CHANGES
     shapes = ("(N, D, H, W)", "(N, C, D, H, W)")
     dtypes = (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, *FLOATS)
 
@@ -58,8 +50,7 @@ class VolumeChain(Chain):
             return super().given(samples, batch, table, others)
         applied = self.applied(table, batch.shape)
         changed = on_volumes(self.steps, batch, applied, self.memory, kept=self.kept)
-        changed = changed.squeeze(1) if samples.ndim < batch.ndim else changed
-        return (changed, *self._followed(applied, batch.shape, others))
+        return (shaped_as(samples, changed), *self._followed(applied, batch.shape, others))
 
     def by_kernels(self, samples: Tensor, table: Tensor) -> Tensor:
         applied = self.applied(table, samples.shape)
@@ -87,9 +78,6 @@ class VolumeChain(Chain):
 
         return [followed(thing) for thing in others]
 
-    def referred(self, samples: Tensor, parameters: Sequence[Parameters]) -> Tensor:
-        return chain_reference(self.ops, samples, parameters, VOLUME_CHANGES)
-
 
 def on_volumes(
     ops: Sequence[Any],
@@ -98,7 +86,7 @@ def on_volumes(
     memory: SlotPool,
     channels: int | None = None,
     is_host: bool | None = None,
-    kept: Kept = lambda key, make: make(),
+    kept: Callable[[Any, Callable[[], Any]], Any] = lambda key, make: make(),
 ) -> Tensor:
     """Return changed volumes, wherever they are.
 
@@ -113,18 +101,14 @@ def on_volumes(
         is_host: whether the native core does it, or torch's operations.  Default: where it can.
         kept: keeps plans of these operations; see ``Chain.kept``.
     """
-    device, ops, channels = volumes.device.type, tuple(ops), channels or volumes.shape[1]
+    device, shape, channels = volumes.device.type, tuple(volumes.shape[1:]), channels or volumes.shape[1]
+    after, dtype = (len(volumes), *shape_after(ops, shape)), dtype_after(ops, volumes.dtype)
     if device == "cpu" if is_host is None else is_host:
-        form = (ops, tuple(volumes.shape[1:]), volumes.dtype, channels)
-        return _on_host(kept(("plan", *form), lambda: _plan(*form)), volumes, applied, memory)
-    shape = (len(volumes), *shape_after(ops, tuple(volumes.shape[1:])))
-    dtype = dtype_after(ops, volumes.dtype)
+        form = (tuple(ops), channels, shape, volumes.dtype)
+        plan = kept(("plan", *form), lambda: _plan(*form))
+        return _on_host(plan, volumes.detach(), applied, memory, after, dtype)
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
-        if device == "cpu":
-            flat = memory.take((math.prod(shape) * dtype.itemsize,), np.uint8)
-            out = torch.from_numpy(flat).view(dtype).view(shape)
-        else:
-            out = torch.empty(shape, dtype=dtype, device=volumes.device)
+        out = torch.empty(after, dtype=dtype, device=volumes.device)
         volumes, goal = volumes.detach(), out
         if dtype in _SIGNED and dtype == volumes.dtype:
             # Devices move bits of these as those of numbers with a sign: few operations know them.
@@ -148,9 +132,10 @@ def _on_device(ops: Ops, volumes: Tensor, applied: Float64Array, out: Tensor, ch
             target.copy_(goal, non_blocking=True)
 
 
-def _on_host(made_plan: _Plan, volumes: Tensor, applied: Float64Array, memory: SlotPool) -> Tensor:
-    plan, shape, dtype, form = made_plan
-    out, volumes = memory.take((len(volumes), *shape), form), volumes.detach()
+def _on_host(
+    plan: Any, volumes: Tensor, applied: Float64Array, memory: SlotPool, shape: Shape, dtype: torch.dtype
+) -> Tensor:
+    out = memory.take(shape, np.dtype("int16" if dtype == torch.bfloat16 else _name(dtype)))
     values = (volumes.view(torch.int16) if volumes.dtype == torch.bfloat16 else volumes).numpy()
     native.augment_volumes(plan, values, np.ascontiguousarray(applied), out, torch.get_num_threads())
     with torch.inference_mode(False):
@@ -158,17 +143,14 @@ def _on_host(made_plan: _Plan, volumes: Tensor, applied: Float64Array, memory: S
         return made if made.dtype == dtype else made.view(dtype)
 
 
-def _plan(ops: Ops, shape: tuple[int, ...], dtype: torch.dtype, channels: int) -> _Plan:
+def _plan(ops: Ops, channels: int, shape: Shape, dtype: torch.dtype) -> Any:
     """Return the native core's plan for volumes of a shape (C, D, H, W)."""
-    after, dtype_then = shape_after(ops, shape), dtype_after(ops, dtype)
     steps: list[Step] = []
     at = (channels, *shape[1:])
     for op, own in columns_of(ops, channels, of_applied=True):
         steps += op.steps(own.start, at)
         at = op.shape_after(at)
-    plan = native.VolumePlan(steps, shape, _name(dtype), _name(dtype_then))
-    form = np.dtype("int16" if dtype_then == torch.bfloat16 else _name(dtype_then))
-    return plan, after, dtype_then, form
+    return native.VolumePlan(steps, shape, _name(dtype), _name(dtype_after(ops, dtype)))
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -206,13 +188,6 @@ class VolumeTransform(Augmentation, ABC):
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
         return dtype if dtype in FLOATS else torch.float32
 
-    def for_masks(self) -> VolumeTransform | None:
-        return None
-
-    @abstractmethod
-    def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
-        """Return the native core's steps for volumes of a shape (C, D, H, W) before them."""
-
     @abstractmethod
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
         """Change one volume on a device by torch's operations, for what is applied to it."""
@@ -225,7 +200,6 @@ class PerChannel(VolumeTransform):
         p_channel: the part of the channels that are changed.
         of_channel: names of a channel's parameters, each of a uniform number of its own; the first says
             whether the channel is changed.
-        step: what the native core calls it.
     """
 
     p_channel: float
@@ -238,13 +212,16 @@ class PerChannel(VolumeTransform):
     def names_for(self, channels: int) -> tuple[str, ...]:
         return tuple(f"{c}.{name}" for c in range(channels) for name in self.of_channel)
 
-    def applied_names_for(self, channels: int) -> tuple[str, ...]:
+    def applied_names_for(self, channels: int = 1) -> tuple[str, ...]:
         return self.names_for(channels)
 
-    def drawn_as(self, channels: int) -> Sequence[Drawn]:
-        return [Drawn("flag", self.p_channel), *self.channel_drawn_as()] * channels
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
+        u = u.reshape(len(u), -1, len(self.of_channel))
+        found = np.empty_like(u)
+        found[..., 0], found[..., 1:] = u[..., 0] < self.p_channel, self.numbers(u[..., 1:])
+        return found.reshape(len(u), -1)
 
-    def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
+    def steps(self, column: int, shape: Shape) -> list[Step]:
         return [Step(self.step, column, self.step_options())]
 
     def step_options(self) -> tuple[int, ...]:
@@ -252,8 +229,8 @@ class PerChannel(VolumeTransform):
         return ()
 
     @abstractmethod
-    def channel_drawn_as(self) -> Sequence[Drawn]:
-        """Say how each parameter of a changed channel is computed from its uniform number."""
+    def numbers(self, u: Float64Array) -> Float64Array:
+        """Return the parameters of channels behind the first, for uniform numbers (N, C, K)."""
 
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
         for channel, (is_changed, *numbers) in enumerate(row.reshape(-1, len(self.of_channel)).tolist()):
@@ -263,15 +240,6 @@ class PerChannel(VolumeTransform):
     @abstractmethod
     def on_channel(self, canvas: Volume, channel: int, *numbers: float) -> None:
         """Change a channel of a volume."""
-
-
-def limits_of(value: Any, name: str, least: float = 0.0) -> tuple[float, float]:
-    """Return two numbers that increase, or one for both; or raise an error."""
-    given = plain(value)
-    low, high = two_numbers(given if isinstance(given, Sequence) else (given, given))
-    if not least <= low <= high < float("inf"):  # NaN neither
-        raise AugmentError(f"{name}= is a number of at least {least:g}, or two that increase, got {value!r}")
-    return low, high
 
 
 def axes_of(value: int | Sequence[int], name: str = "axes") -> tuple[int, ...]:

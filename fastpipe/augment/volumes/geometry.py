@@ -8,24 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastpipe.augment.distributions import Drawn
+from fastpipe.augment.base import Shape, Table
 from fastpipe.augment.matrices import covering, rotations
-from fastpipe.augment.parameters import Float32Array, Float64Array, plain, probability, range_about_zero
+from fastpipe.augment.parameters import Float32Array, Float64Array, limits_of, plain, probability
 from fastpipe.augment.steps import Step
-from fastpipe.augment.volumes.base import AXES, VolumeTransform, axes_of, limits_of
-from fastpipe.augment.volumes.volume import (
-    NO_BENDS,
-    SEEDS,
-    Fill3D,
-    Map,
-    Volume,
-    cropped,
-    normal_noise,
-    warped,
-)
+from fastpipe.augment.volumes.base import AXES, VolumeTransform, axes_of
+from fastpipe.augment.volumes.volume import SEEDS, Fill3D, Volume, cropped, normal_noise, warped
 from fastpipe.errors import AugmentError
-
-__all__ = ["RandomAffine3D", "RandomElastic3D", "RandomFlip3D", "RandomRotate90"]
 
 # Up to this factor nothing is missing in scaled volumes, as in nnU-Net: for more their patches would have
 # to be several times as large.
@@ -60,15 +49,15 @@ class RandomFlip3D(_Geometry):
         self.axes, self.p = axes_of(axes), probability(p)
         self.draws, self.names = len(self.axes), tuple(f"flips_{AXES[axis]}" for axis in self.axes)
 
-    def drawn_as(self, channels: int) -> Sequence[Drawn]:
-        return [Drawn("flag", self.p)] * len(self.axes)
+    def table(self, u: Float64Array, shape: Shape) -> Table:
+        return u < self.p
 
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
         axes = [axis for axis, is_flipped in zip(self.axes, row, strict=True) if is_flipped]
         for channel in canvas.values if axes else ():
             channel[...] = channel.flip(axes)
 
-    def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
+    def steps(self, column: int, shape: Shape) -> list[Step]:
         return [Step("flip", column, self.axes)]
 
 
@@ -102,14 +91,14 @@ class RandomRotate90(_Geometry):
                 f"{first} and {second} here, and have to be the same; axes= says which they are"
             )
 
-    def table(self, u: Float64Array, shape: tuple[int, ...]) -> Float64Array:
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         return (u[:, :1] < self.p) * (1.0 + np.minimum(np.floor(3 * u[:, 1:]), 2.0))
 
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
         for channel in canvas.values if row[0] else ():
             channel[...] = torch.rot90(channel, int(row[0]), self.axes)
 
-    def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
+    def steps(self, column: int, shape: Shape) -> list[Step]:
         return [Step("rotate90", column, self.axes)]
 
 
@@ -142,6 +131,8 @@ class RandomAffine3D(VolumeTransform):
         "angle_depth", "angle_height", "angle_width", "scale", "shift_depth", "shift_height", "shift_width",
     )  # fmt: skip
     applied_names: tuple[str, ...] = ("is_changed", *MATRIX)
+    points: tuple[int, ...] = ()  # of control, which ``RandomElastic3D`` has
+    sigma: tuple[float, ...] = (0.0, 0.0, 0.0)
 
     def __init__(
         self,
@@ -171,10 +162,10 @@ class RandomAffine3D(VolumeTransform):
         if self.size is not None and any(map(int.__gt__, self.size, size)):
             raise AugmentError(f"size={self.size} is larger than the volumes, which are {size}")
 
-    def shape_after(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shape_after(self, shape: Shape) -> tuple[int, ...]:
         return shape if self.size is None else (shape[0], *self.size)
 
-    def size_before(self, size: tuple[int, ...]) -> tuple[int, ...]:
+    def size_before(self, size: Shape) -> tuple[int, ...]:
         if self.size is None:
             raise AugmentError(
                 f"{self} cuts nothing off: give size=, as large as patches are to be, for a margin"
@@ -187,7 +178,7 @@ class RandomAffine3D(VolumeTransform):
         largest = (largest + 2 * np.array(self.translate) * size) * scales
         return tuple(int(np.ceil(one - 1e-6)) for one in largest)
 
-    def table(self, u: Float64Array, shape: tuple[int, ...]) -> Float64Array:
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         size = self.shape_after(shape)[1:]
         moves = [part * length for part, length in zip(self.translate, size, strict=True)]
         low = np.array([*(one for one, _ in self.degrees), self.scale[0], *(-one for one in moves)])
@@ -197,7 +188,7 @@ class RandomAffine3D(VolumeTransform):
         found[u[:, 8] >= self.p_scale, 3] = 1.0
         return found
 
-    def applied(self, table: Float64Array, shape: tuple[int, ...]) -> Float64Array:
+    def applied(self, table: Float64Array, shape: Shape) -> Float64Array:
         found = np.zeros((len(table), 13))
         found[:, 1:] = _IDENTITY
         is_moved = (table[:, :7] != _STILL).any(axis=1)
@@ -216,35 +207,30 @@ class RandomAffine3D(VolumeTransform):
     def for_masks(self) -> VolumeTransform:
         return _LabelAffine(self)
 
-    def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
-        self.resample(canvas, row, is_labels=False)
-
-    def resample(self, volume: Volume, row: Float64Array, is_labels: bool) -> None:
-        """Resample a volume, or its labels."""
-        size = volume.shape[1:] if self.size is None else self.size
+    def on_canvas(self, canvas: Volume, row: Float64Array, is_labels: bool = False) -> None:
+        size = canvas.shape[1:] if self.size is None else self.size
         if not row[0]:
-            cropped(volume, size)
+            cropped(canvas, size)
             return
-        matrix, fill = np.ascontiguousarray(row[1:13]), self.fill_number(is_labels)
-        warped(volume, Map(matrix, self.bends(row[13:]), fill, self.fill == "edge", is_labels), size)
+        bends = self.moves_of_points(int(row[14])) if self.points and row[13] else None
+        warped(canvas, size, np.ascontiguousarray(row[1:13]), bends, self._fill(is_labels), is_labels)
 
-    def fill_number(self, is_labels: bool) -> float:
-        """Return what is outside; any number if it is the nearest voxel."""
-        return 0.0 if self.fill == "edge" else self.label_fill if is_labels else self.fill
+    def _fill(self, is_labels: bool) -> float | None:
+        """Return what is outside; None if it is the nearest voxel."""
+        return None if self.fill == "edge" else self.label_fill if is_labels else self.fill
 
-    def bends(self, row: Float64Array) -> Float32Array:
-        """Return the control points for what is applied behind the matrix: (3, Z, Y, X)."""
-        return NO_BENDS
-
-    def steps(self, column: int, shape: tuple[int, ...], is_labels: bool = False) -> list[Step]:
-        points, sigma = self.control_points()
-        options = (*self.shape_after(shape)[1:], int(self.fill == "edge"), *points)
+    def steps(self, column: int, shape: Shape, is_labels: bool = False) -> list[Step]:
+        options = (*self.shape_after(shape)[1:], int(self.fill == "edge"), *(self.points or (0, 0, 0)))
         kind = "warp_nearest" if is_labels else "warp"
-        return [Step(kind, column, options, (self.fill_number(is_labels), *sigma))]
+        return [Step(kind, column, options, (self._fill(is_labels) or 0.0, *self.sigma))]
 
-    def control_points(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Return how many there are along each axis, and the standard deviations of their moves."""
-        return (0, 0, 0), (0.0, 0.0, 0.0)
+    def moves_of_points(self, bend: int) -> Float32Array:
+        """Return how far control points are moved, in voxels, for the parameter ``bend``: (3, Z, Y, X)."""
+        count = 3 * int(np.prod(self.points))
+        even, odd = normal_noise(0, count, bend, torch.device("cpu"))
+        normal = torch.stack([even, odd], dim=1).flatten()[:count].numpy().reshape(3, *self.points)
+        found: Float32Array = normal * np.array(self.sigma, np.float32)[:, None, None, None]
+        return found
 
 
 class RandomElastic3D(RandomAffine3D):
@@ -286,43 +272,29 @@ class RandomElastic3D(RandomAffine3D):
             )
         self.points, self.sigma, self.p = given, _three(sigma, "sigma", 0.0), probability(p)
 
-    def size_before(self, size: tuple[int, ...]) -> tuple[int, ...]:
+    def size_before(self, size: Shape) -> tuple[int, ...]:
         # Two standard deviations more on each side, of those that are cut at all.
         largest = super().size_before(size)
         more = self.sigma if self.p else (0.0,) * 3
         return tuple(one + 2 * int(np.ceil(2 * by)) for one, by in zip(largest, more, strict=True))
 
-    def table(self, u: Float64Array, shape: tuple[int, ...]) -> Float64Array:
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         first = super().table(u[:, :-2], shape)
         return np.concatenate([first, u[:, -2:-1] < self.p, np.floor(u[:, -1:] * SEEDS)], axis=1)
 
-    def applied(self, table: Float64Array, shape: tuple[int, ...]) -> Float64Array:
+    def applied(self, table: Float64Array, shape: Shape) -> Float64Array:
         found = super().applied(table[:, :-2], shape)
         found[:, 0] = np.maximum(found[:, 0], table[:, -2])
         return np.concatenate([found, table[:, -2:]], axis=1)
-
-    def bends(self, row: Float64Array) -> Float32Array:
-        return self.moves_of_points(int(row[1])) if row[0] else NO_BENDS
-
-    def control_points(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        return self.points, self.sigma
-
-    def moves_of_points(self, bend: int) -> Float32Array:
-        """Return how far control points are moved, in voxels, for the parameter ``bend``: (3, Z, Y, X)."""
-        count = 3 * int(np.prod(self.points))
-        even, odd = normal_noise(0, count, bend, torch.device("cpu"))
-        normal = torch.stack([even, odd], dim=1).flatten()[:count].numpy().reshape(3, *self.points)
-        found: Float32Array = normal * np.array(self.sigma, np.float32)[:, None, None, None]
-        return found
 
 
 class _LabelAffine(_Geometry):
     """Moves labels as volumes were."""
 
     def __init__(self, op: RandomAffine3D) -> None:
-        self._op, self.names = op, op.names_applied
+        self._op, self.names = op, op.applied_names_for()
 
-    def shape_after(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shape_after(self, shape: Shape) -> tuple[int, ...]:
         return self._op.shape_after(shape)
 
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
@@ -337,17 +309,17 @@ class _LabelAffine(_Geometry):
             raise AugmentError(f"label_fill={fill:g} is no label of {dtype}")
         return dtype
 
-    def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
+    def steps(self, column: int, shape: Shape) -> list[Step]:
         return self._op.steps(column, shape, is_labels=True)
 
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
-        self._op.resample(canvas, row, is_labels=True)
+        self._op.on_canvas(canvas, row, is_labels=True)
 
 
 def _angles(degrees: Any) -> tuple[tuple[float, float], ...]:
     degrees = plain(degrees)
     given = degrees if isinstance(degrees, Sequence) and len(degrees) == 3 else [degrees] * 3
-    return tuple(range_about_zero(one, "degrees") for one in given)
+    return tuple(limits_of(one, "degrees", about=0.0) for one in given)
 
 
 def _three(value: float | Sequence[float], name: str, least: float) -> tuple[float, ...]:

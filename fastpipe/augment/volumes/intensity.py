@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fastpipe.augment.distributions import Drawn
-from fastpipe.augment.parameters import Float64Array, probability
-from fastpipe.augment.steps import Step
-from fastpipe.augment.volumes.base import PerChannel, VolumeTransform, axes_of, limits_of
+import numpy as np
+
+from fastpipe.augment.base import Shape
+from fastpipe.augment.distributions import about_one, between
+from fastpipe.augment.parameters import Float64Array, limits_of, probability
+from fastpipe.augment.volumes.base import PerChannel, VolumeTransform, axes_of
 from fastpipe.augment.volumes.volume import SEEDS, Volume, add_noise, along, gaussian, lower_resolution
 from fastpipe.errors import AugmentError
-
-__all__ = ["Brightness3D", "Contrast3D", "Gamma3D", "GaussianBlur3D", "GaussianNoise3D", "LowResolution3D"]
-
 
 _LEAST = 1e-7  # what numbers are divided by
 
@@ -31,17 +30,14 @@ class GaussianNoise3D(VolumeTransform):
     torch.Size([2, 1, 8, 8, 8])
     """
 
-    draws = 2
     names = ("std", "noise")
+    step = "noise"
 
     def __init__(self, std: Any = (0.0, 0.1)) -> None:
-        self.std = limits_of(std, "std")
+        self.std = limits_of(std, "std", 0.0)
 
-    def drawn_as(self, channels: int) -> Sequence[Drawn]:
-        return Drawn("between", *self.std), Drawn("whole", SEEDS)
-
-    def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
-        return [Step("noise", column)]
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
+        return np.stack([between(u[:, 0], *self.std), np.floor(u[:, 1] * SEEDS)], axis=1)
 
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
         if row[0]:
@@ -54,9 +50,9 @@ class _Factor(PerChannel):
     of_channel: tuple[str, ...] = ("is_changed", "factor")
     limits: tuple[float, float]
 
-    def channel_drawn_as(self) -> Sequence[Drawn]:
-        kind = "about_one" if self.limits[0] < 1.0 < self.limits[1] else "between"
-        return [Drawn(kind, *self.limits)]
+    def numbers(self, u: Float64Array) -> Float64Array:
+        drawn = about_one if self.limits[0] < 1.0 < self.limits[1] else between
+        return drawn(u, *self.limits)
 
 
 class Brightness3D(_Factor):
@@ -74,7 +70,7 @@ class Brightness3D(_Factor):
     step = "brightness"
 
     def __init__(self, factor: Any = (0.75, 1.25), p_channel: float = 1.0) -> None:
-        self.factor = self.limits = limits_of(factor, "factor")
+        self.factor = self.limits = limits_of(factor, "factor", 0.0)
         self.p_channel = probability(p_channel, "p_channel")
 
     def on_channel(self, canvas: Volume, channel: int, *numbers: float) -> None:
@@ -97,7 +93,7 @@ class Contrast3D(_Factor):
     step = "contrast"
 
     def __init__(self, factor: Any = (0.75, 1.25), keep_range: bool = True, p_channel: float = 1.0) -> None:
-        self.factor = self.limits = limits_of(factor, "factor")
+        self.factor = self.limits = limits_of(factor, "factor", 0.0)
         self.p_channel = probability(p_channel, "p_channel")
         self.keep_range = keep_range
 
@@ -131,7 +127,7 @@ class Gamma3D(_Factor):
     def __init__(
         self, gamma: Any = (0.7, 1.5), inverted: bool = False, keep_stats: bool = True, p_channel: float = 1.0
     ) -> None:
-        self.gamma = self.limits = limits_of(gamma, "gamma")
+        self.gamma = self.limits = limits_of(gamma, "gamma", 0.0)
         self.p_channel = probability(p_channel, "p_channel")
         self.inverted, self.keep_stats = inverted, keep_stats
 
@@ -177,12 +173,11 @@ class GaussianBlur3D(PerChannel):
     def __init__(
         self, sigma: Any = (0.5, 1.0), axes: int | Sequence[int] = (0, 1, 2), p_channel: float = 1.0
     ) -> None:
-        self.sigma, self.axes = limits_of(sigma, "sigma"), axes_of(axes)
+        self.sigma, self.axes = limits_of(sigma, "sigma", 0.0), axes_of(axes)
         self.p_channel = probability(p_channel, "p_channel")
 
-    def channel_drawn_as(self) -> Sequence[Drawn]:
-        limits = [self.sigma if axis in self.axes else (0.0, 0.0) for axis in range(3)]
-        return [Drawn("between", *one) for one in limits]
+    def numbers(self, u: Float64Array) -> Float64Array:
+        return between(u, *self.sigma) * [axis in self.axes for axis in range(3)]
 
     def on_channel(self, canvas: Volume, channel: int, *numbers: float) -> None:
         for axis, sigma in enumerate(numbers):
@@ -211,13 +206,13 @@ class LowResolution3D(PerChannel):
     def __init__(
         self, scale: Any = (0.5, 1.0), axes: int | Sequence[int] = (0, 1, 2), p_channel: float = 1.0
     ) -> None:
-        self.scale, self.axes = limits_of(scale, "scale"), axes_of(axes)
+        self.scale, self.axes = limits_of(scale, "scale", 0.0), axes_of(axes)
         self.p_channel = probability(p_channel, "p_channel")
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise AugmentError(f"scale= is a part of the voxels, above 0 and at most 1, got {scale!r}")
 
-    def channel_drawn_as(self) -> Sequence[Drawn]:
-        return [Drawn("between", *self.scale)]
+    def numbers(self, u: Float64Array) -> Float64Array:
+        return between(u, *self.scale)
 
     def on_channel(self, canvas: Volume, channel: int, *numbers: float) -> None:
         (scale,) = numbers

@@ -17,8 +17,6 @@ from fastpipe.augment.volumes.intensity import (
 )
 from fastpipe.errors import AugmentError
 
-__all__ = ["nnunet_default"]
-
 # How much longer than deep a patch is from which on nnU-Net augments its planes only.
 _ANISOTROPIC = 3
 

@@ -10,17 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastpipe.augment.reference import Changes, Row
 from fastpipe.augment.volumes.volume import SEEDS, normal_noise
 from fastpipe.core.extras import require
 
-__all__ = ["VOLUME_CHANGES"]
-
-Row = dict[str, float]
 Values = Any  # float64, of NumPy
-
-
-def _ndimage() -> Any:
-    return require("scipy.ndimage", extra="dev")
 
 
 def _affine(op: Any, volume: Values, p: Row) -> Values:
@@ -40,12 +34,8 @@ def _affine(op: Any, volume: Values, p: Row) -> Values:
     centre[:3, 3], middle[:3, 3] = -(size - 1) / 2, (np.array(volume.shape[1:]) - 1) / 2
     whole = middle @ np.linalg.inv(spacing) @ matrix @ np.diag([*scales, 1.0]) @ spacing @ shift @ centre
     bends = _bends(op, size, p)
-    if (
-        bends is None
-        and np.allclose(matrix[:3, :3], np.eye(3))
-        and set(scales) == {1.0}
-        and not shift[:3, 3].any()
-    ):
+    is_still = np.allclose(matrix[:3, :3], np.eye(3)) and set(scales) == {1.0} and not shift[:3, 3].any()
+    if is_still and bends is None:
         begin = (np.array(volume.shape[1:]) - size) // 2
         return volume[(slice(None), *(slice(at, at + one) for at, one in zip(begin, size, strict=True)))]
     places = np.stack(np.meshgrid(*map(np.arange, size), indexing="ij")).reshape(3, -1).astype(np.float64)
@@ -56,7 +46,8 @@ def _affine(op: Any, volume: Values, p: Row) -> Values:
     else:  # what is beyond the outermost voxels is between them and the fill: with a rim it is so in SciPy
         volume, places = np.stack([np.pad(one, 1, constant_values=op.fill) for one in volume]), places + 1
         options = {"mode": "constant", "cval": op.fill}
-    return np.stack([_ndimage().map_coordinates(one, places, order=1, **options) for one in volume])
+    ndimage = require("scipy.ndimage", extra="dev")
+    return np.stack([ndimage.map_coordinates(one, places, order=1, **options) for one in volume])
 
 
 def _bends(op: Any, size: Values, p: Row) -> Values | None:
@@ -75,11 +66,6 @@ def _flipped(op: Any, volume: Values, p: Row) -> Values:
     return np.flip(volume, tuple(axis + 1 for axis in op.axes if p[names[axis]]))
 
 
-def _turned(op: Any, volume: Values, p: Row) -> Values:
-    first, second = (axis + 1 for axis in op.axes)
-    return np.rot90(volume, int(p["turns"]), (first, second))
-
-
 def _noisy(op: Any, volume: Values, p: Row) -> Values:
     found = []
     for channel, values in enumerate(volume):
@@ -88,10 +74,6 @@ def _noisy(op: Any, volume: Values, p: Row) -> Values:
         added = torch.stack([even, odd], dim=1).flatten()[: values.size].numpy()
         found.append(values + p["std"] * added.reshape(values.shape))
     return np.stack(found)
-
-
-def _brighter(op: Any, values: Values, p: Row) -> Values:
-    return values * p["factor"]
 
 
 def _contrasted(op: Any, values: Values, p: Row) -> Values:
@@ -109,9 +91,10 @@ def _raised(op: Any, values: Values, p: Row) -> Values:
 
 
 def _blurred(op: Any, values: Values, p: Row) -> Values:
+    ndimage = require("scipy.ndimage", extra="dev")
     for axis, name in enumerate(("sigma_depth", "sigma_height", "sigma_width")):
         if p[name] > 1e-3:
-            values = _ndimage().gaussian_filter1d(values, p[name], axis, mode="mirror", truncate=3)
+            values = ndimage.gaussian_filter1d(values, p[name], axis, mode="mirror", truncate=3)
     return values
 
 
@@ -146,10 +129,13 @@ def _by_channel(change: Callable[[Any, Values, Row], Values]) -> Callable[[Any, 
     return changed
 
 
-VOLUME_CHANGES: dict[str, Callable[[Any, Tensor, Row], Any]] = {
-    "Brightness3D": _by_channel(_brighter), "Contrast3D": _by_channel(_contrasted),
-    "Gamma3D": _by_channel(_raised), "GaussianBlur3D": _by_channel(_blurred),
+VOLUME_CHANGES: Changes = {
+    "Brightness3D": _by_channel(lambda op, values, p: values * p["factor"]),
+    "Contrast3D": _by_channel(_contrasted), "Gamma3D": _by_channel(_raised),
+    "GaussianBlur3D": _by_channel(_blurred),
     "GaussianNoise3D": _by_volume(_noisy), "LowResolution3D": _by_channel(_coarse),
     "RandomAffine3D": _by_volume(_affine), "RandomElastic3D": _by_volume(_affine),
-    "RandomFlip3D": _by_volume(_flipped), "RandomRotate90": _by_volume(_turned),
+    "RandomFlip3D": _by_volume(_flipped), "RandomRotate90": _by_volume(
+        lambda op, volume, p: np.rot90(volume, int(p["turns"]), (op.axes[0] + 1, op.axes[1] + 1))
+    ),
 }  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +15,6 @@ from torch.nn.functional import grid_sample, interpolate
 
 from fastpipe.augment.base import uploaded
 from fastpipe.augment.parameters import Float32Array, Float64Array
-
-__all__ = [
-    "NO_BENDS", "SEEDS", "Fill3D", "Map", "Volume", "add_noise", "along", "cropped", "gaussian",
-    "lower_resolution", "normal_noise", "warped",
-]  # fmt: skip
-
 
 PIECE = 1 << 17  # voxels that are worked on where more memory is needed for them
 
@@ -90,8 +84,6 @@ def _ranges(size: Sequence[int], axis: int) -> list[slice]:
 
 Fill3D = float | Literal["edge"]
 
-NO_BENDS = np.zeros((3, 0, 0, 0), np.float32)
-
 
 def cropped(volume: Volume, size: tuple[int, ...]) -> None:
     """Keep the middle, of a size (D, H, W) that is at most the volume's."""
@@ -105,43 +97,40 @@ def cropped(volume: Volume, size: tuple[int, ...]) -> None:
     volume.replace(out)
 
 
-class Map(NamedTuple):
-    """Where voxels come from.
+def warped(
+    volume: Volume,
+    size: tuple[int, ...],
+    matrix: Float64Array,
+    bends: Float32Array | None,
+    fill: float | None,
+    is_nearest: bool,
+) -> None:
+    """Resample to a size (D, H, W).
 
-    Attributes:
+    Args:
         matrix: (12,), from places about the centre of the result to those about the volume's: three rows.
         bends: (3, Z, Y, X), how far voxels are moved before: control points, the first and the last of each
-            axis at the result's first and last voxel; or ``NO_BENDS``.
-        fill: what is outside, a number; or, if ``is_edge``, the nearest voxel.
+            axis at the result's first and last voxel.
+        fill: what is outside; None for the nearest voxel.
         is_nearest: whether values are labels, of the nearest voxel; else they are linear between voxels.
     """
-
-    matrix: Float64Array
-    bends: Float32Array
-    fill: float
-    is_edge: bool
-    is_nearest: bool
-
-
-def warped(volume: Volume, where: Map, size: tuple[int, ...]) -> None:
-    """Resample to a size (D, H, W)."""
     given = volume.given()
     out = volume.empty((len(given), *size))
     sizes = tuple(given.shape[1:])
-    bends = uploaded(where.bends, given.device)[None] if where.bends.size else None
-    mode = "border" if where.is_edge else "zeros"
+    moves = None if bends is None else uploaded(bends, given.device)[None]
+    mode = "border" if fill is None else "zeros"
     for planes in _ranges(size, 0):
-        places = _places(where.matrix, bends, sizes, size, planes.start, planes.stop, given.device)
-        if where.is_nearest:
-            _take(given, places, where, out[:, planes])
+        places = _places(matrix, moves, sizes, size, planes.start, planes.stop, given.device)
+        if is_nearest:
+            _take(given, places, fill, out[:, planes])
             continue
-        inside = None if where.is_edge or not where.fill else _parts_inside(places, sizes)
+        inside = None if not fill else _parts_inside(places, sizes)
         for place, length in zip(places, sizes, strict=True):
             place.mul_(2 / length).add_(1 / length - 1)
         grid = torch.stack(places[::-1], dim=-1)[None]
         part = grid_sample(given[None], grid, padding_mode=mode, align_corners=False)[0]
         if inside is not None:
-            part = torch.where(inside < 1, part + (1 - inside) * where.fill, part)
+            part = torch.where(inside < 1, part + (1 - inside) * (fill or 0.0), part)
         out[:, planes].copy_(part)
     volume.replace(out)
 
@@ -187,11 +176,11 @@ def _parts_inside(places: list[Tensor], sizes: tuple[int, ...]) -> Tensor:
     return found
 
 
-def _take(given: Tensor, places: list[Tensor], where: Map, out: Tensor) -> None:
+def _take(given: Tensor, places: list[Tensor], fill: float | None, out: Tensor) -> None:
     """Copy the nearest voxels, of any dtype, to ``out``."""
     index, inside = None, None
     for place, size in zip(places, given.shape[1:], strict=True):
-        place = place.clamp(0, size - 1) if where.is_edge else place
+        place = place.clamp(0, size - 1) if fill is None else place
         at = (place + 0.5).floor()
         is_in = (at >= 0) & (at < size)
         inside = is_in if inside is None else inside & is_in
@@ -199,10 +188,8 @@ def _take(given: Tensor, places: list[Tensor], where: Map, out: Tensor) -> None:
         index = at if index is None else index * size + at
     assert index is not None and inside is not None
     # Integers as they are with another sign.
-    fill = torch.tensor(where.fill, dtype=torch.float64)
-    outside = (
-        (fill if given.dtype.is_floating_point else fill.to(torch.int64)).to(given.dtype).to(given.device)
-    )
+    outside = torch.tensor(fill or 0.0, dtype=torch.float64)
+    outside = (outside if given.dtype.is_floating_point else outside.long()).to(given.dtype).to(given.device)
     for channel, target in zip(given, out, strict=True):
         found = channel.reshape(-1).take(index)
         target.copy_(torch.where(inside, found, outside))
