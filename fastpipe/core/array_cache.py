@@ -24,9 +24,6 @@ import numpy.typing as npt
 from fastpipe.core.file_identity import is_settled
 from fastpipe.core.private_folder import PrivateFolder, user_cache_folder
 
-__all__ = ["FileArrays", "KeptFiles", "default_file_arrays", "default_folder", "member"]
-
-
 T = TypeVar("T")
 
 _log = logging.getLogger("fastpipe.index")

@@ -13,9 +13,6 @@ from fastpipe.core.reads import ReadPolicy, Started
 from fastpipe.core.types import Key
 from fastpipe.errors import OptionError
 
-__all__ = ["BatchReader", "Form", "Reading", "checked_threads", "drawn_substitute"]
-
-
 # ---- What a sample is made of: one value, a tuple or a dict of them ---------------------------------
 
 

@@ -26,17 +26,6 @@ from fastpipe.errors import (
 )
 from fastpipe.options import BadSamples
 
-__all__ = [
-    "BadSampleLog",
-    "Item",
-    "bad_sample_error",
-    "is_of_machine",
-    "is_of_samples",
-    "means_damage",
-    "why_nothing_is_left",
-]
-
-
 _log = logging.getLogger("fastpipe.bad_samples")
 
 _OF_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS}

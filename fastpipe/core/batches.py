@@ -27,19 +27,6 @@ from fastpipe.core.types import (
 )
 from fastpipe.errors import BadSampleError
 
-__all__ = [
-    "BatchMaker",
-    "PendingBatch",
-    "PendingSamples",
-    "UnreadableError",
-    "WatchedImage",
-    "decoded_together",
-    "judged",
-    "said_of",
-    "say_where",
-]
-
-
 # ----------------------------------------------------------------------------------------------------
 # The opened images of a batch: measure their decoding, and decode several of them in one call.
 

@@ -26,18 +26,6 @@ from fastpipe.core.locks import FileLockedError, lock_of
 from fastpipe.core.native import native
 from fastpipe.core.shared_memory import mapped
 
-__all__ = [
-    "RECORD_SIZE",
-    "DamagedStoreError",
-    "Entry",
-    "EntryStore",
-    "Part",
-    "aligned",
-    "read_into",
-    "write_all",
-]
-
-
 # ----------------------------------------------------------------------------------------------------
 # What a cache holds: records of a fixed size, found by the digest of what they are about.
 #

@@ -27,9 +27,6 @@ from fastpipe.core.shared_memory import (
 from fastpipe.errors import CacheError
 from fastpipe.options import Cache
 
-__all__ = ["AUTO_SHARE", "open_cache_store"]
-
-
 _log = logging.getLogger("fastpipe.cache")
 
 AUTO_SHARE = 4  # "auto" takes one part in so many of what is free

@@ -36,25 +36,6 @@ from fastpipe.options import Subset
 if TYPE_CHECKING:
     from rich.live import Live
 
-__all__ = [
-    "TORCHVISION_EXTENSIONS",
-    "CacheKey",
-    "Classes",
-    "Folder",
-    "IndexCache",
-    "ScanProgress",
-    "Stamp",
-    "Waiting",
-    "Walker",
-    "check_scan",
-    "choose_classes",
-    "default_index_cache",
-    "empty_message",
-    "find_classes",
-    "left_out",
-    "scan_folder",
-]
-
 
 # ---- List folders and all below: from what is known of them, in threads where they are slow ---------
 

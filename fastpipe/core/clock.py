@@ -11,9 +11,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["StageClock", "ranged"]
-
-
 # ---- Where the time goes: nanoseconds by stage, summed over all threads -----------------------------
 
 

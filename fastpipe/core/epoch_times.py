@@ -12,9 +12,6 @@ import numpy.typing as npt
 
 from fastpipe.errors import OptionError
 
-__all__ = ["EpochTimes", "WaitLimits", "epoch_times", "samples_of"]
-
-
 _DEEPEST = 8  # a list may have itself in it
 
 

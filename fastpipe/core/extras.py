@@ -14,9 +14,6 @@ from typing import Any
 
 from fastpipe.errors import MissingDependencyError
 
-__all__ = ["briefly_set", "load_part", "load_rich", "missing_package", "require", "require_threadpoolctl"]
-
-
 _DISTRIBUTIONS = {"google_crc32c": "google-crc32c"}  # packages that are installed by another name
 
 

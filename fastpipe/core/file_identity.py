@@ -13,18 +13,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "FileIdentity",
-    "FileSystems",
-    "identify",
-    "identify_object",
-    "is_settled",
-    "is_stale",
-    "state_of",
-    "states_of_objects",
-]
-
-
 _NUMBERS = struct.Struct("<5Q")
 _HALVES = struct.Struct("<2Q")
 _MASK = (1 << 64) - 1

@@ -19,35 +19,6 @@ from typing import Any, BinaryIO, ParamSpec, TypeVar
 
 from fastpipe.core.clock import ranged
 
-__all__ = [
-    "DESCRIPTORS",
-    "SCHEME",
-    "UNFINISHED",
-    "closes_idle",
-    "folder_below",
-    "hdf5_signature",
-    "is_hdf5",
-    "is_spent",
-    "is_tight",
-    "is_url",
-    "lent",
-    "open_file",
-    "open_output",
-    "open_regular",
-    "read_at",
-    "read_file",
-    "regular_status",
-    "remove_tree",
-    "rename_anew",
-    "require_regular",
-    "retrying_open",
-    "sync_folder",
-    "who_else_may_write",
-    "write_output",
-    "write_whole",
-]
-
-
 # ----------------------------------------------------------------------------------------------------
 # Files: opening never hangs, fastpipe's own are not reached by links and are written whole, and only as
 # many stay open as the process has descriptors for; and which names are URLs.

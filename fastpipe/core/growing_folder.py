@@ -15,16 +15,6 @@ from fastpipe.core.files import folder_below, open_regular, remove_tree, who_els
 from fastpipe.core.locks import locks_are_possible, try_to_lock
 from fastpipe.errors import FastpipeError, OptionError
 
-__all__ = [
-    "LOCK",
-    "GrowingFolder",
-    "folder_of",
-    "has_empty_lock",
-    "opened_folder",
-    "remove_folder",
-]
-
-
 LOCK = "lock"
 
 _Self = TypeVar("_Self", bound="GrowingFolder")

@@ -32,9 +32,6 @@ import numpy.typing as npt
 
 from fastpipe.core.slots import Lease
 
-__all__ = ["Lane", "LaneWriter", "lanes_are_possible", "stack_signal"]
-
-
 UInt8Array = npt.NDArray[np.uint8]
 
 _MOST_SEGMENTS = mmap.PAGESIZE // 8  # two numbers of four bytes for each

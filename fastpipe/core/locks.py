@@ -21,19 +21,6 @@ from typing import Any
 
 from fastpipe.core.files import open_regular
 
-__all__ = [
-    "FileLock",
-    "FileLockedError",
-    "LockFile",
-    "lock_of",
-    "locks_are_possible",
-    "open_file_locks_are_possible",
-    "renew_in_children",
-    "try_to_lock",
-    "unlock",
-]
-
-
 # ---- Locks of a process ----------------------------------------------------------------------------
 
 try:

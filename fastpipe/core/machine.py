@@ -7,17 +7,6 @@ import os
 import re
 from pathlib import Path
 
-__all__ = [
-    "ControlGroups",
-    "available_cpus",
-    "default_threads",
-    "free_disk",
-    "free_memory",
-    "local_ranks",
-    "numbers_by_name",
-]
-
-
 # ---- The processors and the memory that this process may use ----------------------------------------
 
 

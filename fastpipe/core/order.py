@@ -14,24 +14,6 @@ import numpy.typing as npt
 from fastpipe.errors import OptionError
 from fastpipe.options import Shard, Shuffle
 
-__all__ = [
-    "Arrangement",
-    "BlockShard",
-    "GroupedSamples",
-    "Groups",
-    "RankBatch",
-    "ShardedBatches",
-    "Tour",
-    "TouredSamples",
-    "default_window",
-    "epoch_order",
-    "grouped_order",
-    "interleaved",
-    "order_of",
-    "tour_words",
-]
-
-
 # ----------------------------------------------------------------------------------------------------
 # The order of an epoch, and which positions of it each rank takes: pure functions, so that nothing has to
 # store them.

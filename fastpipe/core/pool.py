@@ -31,9 +31,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from fastpipe.core.native import native
 from fastpipe.errors import ClosedError
 
-__all__ = ["Job", "NativeJob", "Process", "ProcessRuntime", "ThreadPool", "say_ending", "stopped_at_exit"]
-
-
 _LOOK_AGAIN_S = 30.0
 
 _Options = TypeVar("_Options")

@@ -19,9 +19,6 @@ from typing import BinaryIO
 from fastpipe.core.files import DESCRIPTORS, UNFINISHED, open_regular, write_whole
 from fastpipe.errors import CacheError, FastpipeError
 
-__all__ = ["PrivateFolder", "made_folder", "user_cache_folder"]
-
-
 _ABANDONED_S = 3600.0  # age of an unfinished file at which whoever wrote it is taken for dead
 
 

@@ -14,18 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = [
-    "end_with_parent",
-    "end_with_pipe",
-    "load_triton_apart",
-    "memory_of_processes",
-    "outliving_parent",
-    "process_tree",
-    "signal_name",
-    "why_no_processes",
-]
-
-
 # ----------------------------------------------------------------------------------------------------
 # Processes: this one and those below it, as the kernel reports them, and such that end with their parent.
 

@@ -16,22 +16,6 @@ from fastpipe.core.native import native
 from fastpipe.core.pool import Job, NativeJob, ThreadPool
 from fastpipe.errors import BadSampleError, ClosedError
 
-__all__ = [
-    "DECLINED",
-    "MADE",
-    "UNKNOWN_CODEC",
-    "ChunkError",
-    "PendingRead",
-    "ReadPolicy",
-    "ReadThreads",
-    "Started",
-    "Task",
-    "chunk_error",
-    "read_bytes",
-    "read_fully",
-]
-
-
 Int64Array = npt.NDArray[np.int64]
 
 MADE, DECLINED = 1, 2  # outcomes of fastpipe/native/status.h

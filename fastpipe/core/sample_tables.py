@@ -22,21 +22,6 @@ from fastpipe.errors import OptionError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = [
-    "FrozenSamples",
-    "FrozenTargets",
-    "Packed",
-    "PackedPaths",
-    "Sample",
-    "SampleTable",
-    "SampleTableBuilder",
-    "Table",
-    "TargetTable",
-    "pack_paths",
-    "packed_paths",
-    "paths_of",
-]
-
 
 # ---- The samples of a dataset as a few flat arrays --------------------------------------------------
 #

@@ -25,9 +25,6 @@ from fastpipe.core.shared_memory import (
     meeting_name,
 )
 
-__all__ = ["UnitFile", "joined_memory", "private_units", "slot_nbytes"]
-
-
 _LINE = 64
 
 

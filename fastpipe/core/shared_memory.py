@@ -25,19 +25,6 @@ import numpy.typing as npt
 from fastpipe.core.locks import try_to_lock
 from fastpipe.core.private_folder import PrivateFolder, user_cache_folder
 
-__all__ = [
-    "Announced",
-    "alone",
-    "announce",
-    "announced",
-    "anonymous_file",
-    "descriptor_of",
-    "mapped",
-    "meeting_folder",
-    "meeting_name",
-]
-
-
 # ---- Files in memory, which several processes of a machine have open --------------------------------
 
 _NAME = "fastpipe-cache"

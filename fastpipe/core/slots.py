@@ -10,9 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["KEPT_SLOTS", "Lease", "SlotPool"]
-
-
 # Batches in the user's hands, on their way there and, where a loader begins them ahead, begun.
 KEPT_SLOTS = 3
 

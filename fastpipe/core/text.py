@@ -9,9 +9,6 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
-__all__ = ["counted", "in_bytes", "in_duration", "natural_sorted", "printable", "printable_lines"]
-
-
 # ---- Numbers of bytes or things, and short times, in words ------------------------------------------
 
 

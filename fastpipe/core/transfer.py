@@ -16,8 +16,6 @@ from fastpipe.core.clock import ranged
 from fastpipe.core.extras import require
 from fastpipe.errors import OptionError
 
-__all__ = ["Transfer", "checked_device", "map_tensors", "on_stream", "uploaded"]
-
 
 def checked_device(device: Any) -> Any:
     """A ``torch.device`` that is there, or an error that says what to do.

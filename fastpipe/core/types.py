@@ -10,31 +10,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "BatchDecoder",
-    "BatchDevice",
-    "Box",
-    "ChunkObjects",
-    "ChunkTables",
-    "ClaimedChunk",
-    "EncodedImage",
-    "FetchedObject",
-    "KeptChunks",
-    "Key",
-    "ListedObjects",
-    "NextUses",
-    "PartlyDecoded",
-    "ReducedImage",
-    "SamplePlan",
-    "SharedChunks",
-    "Size",
-    "StagedObjects",
-    "Stopwatch",
-    "Store",
-    "StoredObject",
-]
-
-
 # What the slices hand to each other.  Kinds of data do not import each other (``tests/test_layering.py`` has
 # the exceptions): they meet here, and ``fastpipe.torch`` and ``fastpipe.tf`` put them together.
 

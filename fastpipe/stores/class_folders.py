@@ -29,9 +29,6 @@ from fastpipe.stores.listing import (
     joined_texts,
 )
 
-__all__ = ["find_remote_classes", "scan_store"]
-
-
 _log = logging.getLogger("fastpipe.index")
 
 _NO_FOLDERS = ("", ".", "..")  # keys may have them between slashes, and no file system as a name

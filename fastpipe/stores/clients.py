@@ -13,17 +13,6 @@ from fastpipe.core.locks import renew_in_children
 from fastpipe.core.text import printable
 from fastpipe.errors import ObjectChangedError, StoreAccessError, StoreBusyError, StoreError
 
-__all__ = [
-    "PerProcess",
-    "StorageOptions",
-    "answer_error",
-    "changed",
-    "may_use_obstore",
-    "missing",
-    "no_answer",
-]
-
-
 T = TypeVar("T")
 
 

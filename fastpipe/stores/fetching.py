@@ -27,9 +27,6 @@ from fastpipe.stores.retrying import RetryingStore
 from fastpipe.stores.stage import StageFolder
 from fastpipe.stores.table import StageTable
 
-__all__ = ["Fetcher", "ObjectReader", "new_reader"]
-
-
 _log = logging.getLogger("fastpipe.stage")
 
 # For another process to download an object; then it is downloaded here as well.

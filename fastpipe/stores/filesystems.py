@@ -24,9 +24,6 @@ from fastpipe.errors import (
 from fastpipe.stores.clients import PerProcess, StorageOptions, answer_error, changed, missing, no_answer
 from fastpipe.stores.locations import Location
 
-__all__ = ["PAGE", "FilesystemStore", "FolderStore", "answered", "store_errors"]
-
-
 PAGE = 1000
 # What file systems call what changes with an object; the first that one has is taken.
 _VERSIONS = (

@@ -13,9 +13,6 @@ from typing import NamedTuple
 
 from fastpipe.core.locks import LockFile, renew_in_children
 
-__all__ = ["Ledger"]
-
-
 _FORM = 0x4750465354414702
 _NUMBERS = struct.Struct("<QQqqqq")
 _LOCK = 0

@@ -26,19 +26,6 @@ from fastpipe.core.class_folders import THREADS
 from fastpipe.core.sample_tables import FrozenSamples, Packed, SampleTable, offsets_of, pack_paths
 from fastpipe.core.types import Store, StoredObject
 
-__all__ = [
-    "KeptFolders",
-    "KeptRows",
-    "Lister",
-    "Listing",
-    "ListingCache",
-    "ListingKey",
-    "Rows",
-    "age_in_words",
-    "joined_texts",
-]
-
-
 # ---- What a store's listing says of each sample (key, size, version), as a few flat arrays ----------
 #
 # As ``FrozenSamples``, whose paths it shares, it costs forked and spawned workers next to nothing.

@@ -10,9 +10,6 @@ from fastpipe.core.extras import require
 from fastpipe.core.files import SCHEME
 from fastpipe.errors import OptionError
 
-__all__ = ["Location"]
-
-
 _CHAIN = re.compile(r"::[a-z][a-z0-9+.\-]+://", re.IGNORECASE)
 # Azure's "container@account" has an @ that parts no user from a host.
 _NAMES_ACCOUNT = ("abfs", "abfss", "wasb", "wasbs", "az", "adl")

@@ -16,8 +16,6 @@ from fastpipe.stores.filesystems import FilesystemStore, FolderStore
 from fastpipe.stores.locations import Location
 from fastpipe.stores.s3 import ObjectStore, S3fsStore, S3Settings
 
-__all__ = ["open_store"]
-
 _log = logging.getLogger("fastpipe.stage")
 
 _S3 = ("s3", "s3a")

@@ -27,8 +27,6 @@ import numpy.typing as npt
 from fastpipe.core.locks import renew_in_children
 from fastpipe.errors import ClosedError
 
-__all__ = ["Fetches", "Int64Array", "Pace", "Prefetcher", "Transfers", "in_parts"]
-
 Int64Array = npt.NDArray[np.int64]
 
 _log = logging.getLogger("fastpipe.stage")

@@ -17,9 +17,6 @@ from fastpipe.core.types import FetchedObject, Store, StoredObject
 from fastpipe.errors import ClosedError, StoreBusyError, StoreError
 from fastpipe.stores.clients import PerProcess
 
-__all__ = ["Retries", "RetryingStore"]
-
-
 T = TypeVar("T")
 
 _log = logging.getLogger("fastpipe.stage")

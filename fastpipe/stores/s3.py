@@ -26,9 +26,6 @@ from fastpipe.stores.clients import (
 from fastpipe.stores.filesystems import answered, store_errors
 from fastpipe.stores.locations import Location
 
-__all__ = ["ObjectStore", "S3Settings", "S3fsStore"]
-
-
 _CONNECT = timedelta(seconds=10)
 _READ = timedelta(seconds=30)
 _WHOLE = timedelta(minutes=10)  # obstore's own limit is 30 s, in which a slow line carries no large object

@@ -32,9 +32,6 @@ from fastpipe.options import Stage
 from fastpipe.stores.ledger import Ledger
 from fastpipe.stores.table import StageTable, names_in_use
 
-__all__ = ["StageFolder", "Usage"]
-
-
 _log = logging.getLogger("fastpipe.stage")
 
 Int64Array = npt.NDArray[np.int64]

@@ -24,8 +24,6 @@ from fastpipe.stores.retrying import RetryingStore
 from fastpipe.stores.stage import StageFolder
 from fastpipe.stores.table import StageTable, new_file
 
-__all__ = ["PART", "StagedFiles", "copy_whole", "staged_files"]
-
 _log = logging.getLogger("fastpipe.stage")
 
 

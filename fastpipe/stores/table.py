@@ -25,20 +25,6 @@ from fastpipe.errors import StageError
 if TYPE_CHECKING:
     from fastpipe.stores.stage import StageFolder
 
-__all__ = [
-    "HEAD",
-    "NAME",
-    "EvictionOrder",
-    "StageTable",
-    "UnlistedObjects",
-    "move_file",
-    "names_in_use",
-    "new_file",
-    "open_table_file",
-    "read_file",
-    "write_file",
-]
-
 Int64Array = npt.NDArray[np.int64]
 
 
