@@ -34,11 +34,9 @@ _warned: set[tuple[Path, str]] = set()
 
 
 class KeptFiles:
-    """The files of one kind in a folder, which other kinds may share.
+    """The files of one kind in a folder, which other kinds may share; it is made when the first is written.
 
-    Args:
-        path: the folder.  It is made when the first file is written.
-        warning: what a folder that cannot be used costs; logged once in each process, with the reason.
+    ``warning`` says what a folder that cannot be used costs: logged once in each process, with the reason.
     """
 
     def __init__(self, path: Path, warning: str) -> None:
@@ -84,7 +82,8 @@ class KeptFiles:
 
 def default_folder() -> Path | None:
     """The folder in the user's own cache folder; None for a user without a home, and on systems whose
-    folders cannot be closed to others."""
+    folders cannot be closed to others.
+    """
     if not hasattr(os, "geteuid"):
         return None
     path = user_cache_folder() / "index"
@@ -132,13 +131,10 @@ _VERSION = 1
 
 
 class FileArrays:
-    """Keeps arrays about files.
+    """Keeps arrays about files, each for as long as its file is as it was.
 
-    Args:
-        path: the folder for them.  It is made when the first is written.
-        now: the time in nanoseconds, on the clock of the files' file system.
-
-    Whatever is wrong with it costs the making of the arrays, and one warning in each process.
+    ``now`` gives nanoseconds on the clock of the files' file system.  Whatever is wrong costs the making of
+    the arrays, and one warning in each process.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, now: Callable[[], int] = time.time_ns) -> None:
@@ -147,23 +143,15 @@ class FileArrays:
         self._files = KeptFiles(self.path, "Where chunks are is not kept, so each file is asked each time")
 
     def load(self, status: os.stat_result, about: str) -> list[npt.NDArray[Any]] | None:
-        """The arrays that were kept of a file in this state; None where there are none.
-
-        Args:
-            status: the file's.
-            about: what they are.
-        """
+        """The arrays of ``about`` that were kept of a file in this state; None where there are none."""
         return self._files.load(
             _named(status, about), lambda members: _read_arrays(members, _key(status, about))
         )
 
     def save(self, status: os.stat_result, about: str, arrays: Sequence[npt.NDArray[Any]]) -> None:
-        """Keep arrays of numbers of one dimension, in the place of what was kept of the same file before.
+        """Keep arrays of one dimension in the place of what was kept of the same file before.
 
-        Args:
-            status: the file's, from before they were made.
-            about: what they are.
-            arrays: the arrays.
+        ``status`` is the file's from before they were made.
         """
         if not is_settled(max(status.st_mtime_ns, status.st_ctime_ns), self.now()):
             return
@@ -172,7 +160,6 @@ class FileArrays:
 
 
 def default_file_arrays() -> FileArrays | None:
-    """Those in the user's own cache folder; None where there is none."""
     folder = default_folder()
     return None if folder is None else FileArrays(folder)
 

@@ -37,8 +37,7 @@ _Asked = Sequence[tuple[PartlyDecoded, Box]]
 class UnreadableError(Exception):
     """Reading or decoding failed, as opposed to transforming; the cause says how.
 
-    Args:
-        item: what could not be read, where it is one of several parts of the sample.
+    ``item`` is what could not be read, where it is one of several parts of the sample.
     """
 
     def __init__(self, item: Item | None = None) -> None:
@@ -56,7 +55,6 @@ class WatchedImage:
 
     @ranged("decode")
     def timed(self, decode: Callable[..., _T], *arguments: Any) -> _T:
-        """Call what decodes the image."""
         start = perf_counter_ns()
         try:
             return decode(*arguments)
@@ -92,8 +90,6 @@ class WatchedImage:
 
 
 class _WatchedRows:
-    """A reduced image that is watched like the image that it is of."""
-
     def __init__(self, watched: WatchedImage, image: ReducedImage) -> None:
         self._watched, self._image = watched, image
         self.size = image.size
@@ -103,8 +99,9 @@ class _WatchedRows:
 
 
 def judged(error: Exception) -> Exception:
-    """Return the error to raise when reading or decoding failed: ``UnreadableError`` for a bad file, or the
-    error itself, which says nothing of the file."""
+    """Return ``UnreadableError`` for the error of a bad file, or the error itself, which says nothing of the
+    file.
+    """
     return UnreadableError() if means_damage(error) else error
 
 
@@ -129,9 +126,9 @@ def decoded_together(
         pool: threads to work in; None works in the calling one before returning.
         decoder: decodes what is asked for.
         count: samples.
-        asked: of samples with these numbers the images that may be decoded, with what is needed of them;
-            none of a sample of which something is wrong, for ``make`` to find.
-        make: makes a sample of this number; keeps errors to itself.
+        asked: gives of samples the images that may be decoded, with what is needed of them; none of a sample
+            of which something is wrong, for ``make`` to find.
+        make: makes a sample; keeps errors to itself.
         took: called with the nanoseconds of decoding.
         last: called by the thread that has made the last sample.
         width: samples that a thread opens, or makes, at a time.
@@ -159,7 +156,6 @@ def decoded_together(
 
 
 def _go_on(opening: _Opening, pool: ThreadPool, second: Job) -> None:
-    """Decode, and let samples be made."""
     try:
         opening.decode()
         pool.go_on_with(second)
@@ -169,8 +165,6 @@ def _go_on(opening: _Opening, pool: ThreadPool, second: Job) -> None:
 
 
 class _Opening:
-    """What is done before samples are made."""
-
     def __init__(
         self,
         decoder: BatchDecoder,
@@ -183,12 +177,10 @@ class _Opening:
         self.is_over = not parts
 
     def open(self, number: int) -> None:
-        """Open the images of a part of the samples."""
         self._found[number] = self._asked(self._parts[number])
 
     @ranged("decode")
     def decode(self) -> None:
-        """Decode what was asked for."""
         parts = [part for samples in self._found for found in samples for part in found]
         self._found = []
         if parts:
@@ -214,11 +206,10 @@ class BatchMaker:
             file as well, where it has that.
         open_image: that and the path to an opened image.
         policy: ``"raise"``, ``"replace"`` or ``"skip"``.
-        bad: where bad samples are recorded.
-        clock: where times are collected.
+        bad, clock: where bad samples, and times, are collected.
         decoder: decodes the images of a batch at once; None lets each thread decode its own.
         read_past: as ``read``, past whatever keeps decoded images; the default is to read.
-        read_many_past: as ``read_past`` of many paths at once; None in the place of what it leaves to that.
+        read_many_past: as ``read_past`` of many paths; None in the place of what it leaves to that.
     """
 
     def __init__(
@@ -255,15 +246,13 @@ class BatchMaker:
 
         Args:
             pool: threads to work in; None works in the calling thread before returning.
-            items: the samples.
-            plan: what is done to each.
+            items, plan: the samples, and what is done to each.
             parameters: float64 (N, …), a row for each sample.
-            memory: (N, …) the batch's memory, or a row of a larger one for each sample; None lets
-                samples be separate values.
-            finish: called with a sample's value and its number in the batch, in the thread
-                that made it.
-            substitute: for the policy ``"replace"``: the sample's number in the batch and
-                the attempt, from 1, to another item; None when there is none left to try.
+            memory: (N, …) the batch's memory, or a row of a larger one for each sample; None lets samples be
+                separate values.
+            finish: called with a sample's value and its number in the batch, in the thread that made it.
+            substitute: for the policy ``"replace"``: a sample's number and the attempt, from 1, to another
+                item; None when there is none left to try.
             is_batch: whether the maker's decoder of batches may be asked.
             device: where the batch is made, as far as it can be; its plan writes bytes, to ``memory`` for the
                 rest.
@@ -274,14 +263,7 @@ class BatchMaker:
 
 
 class PendingSamples:
-    """Samples that are being made side by side.  What makes one is a subclass's.
-
-    Args:
-        items: the samples, as asked for.
-        policy: ``"raise"``, ``"replace"`` or ``"skip"``.
-        bad: where bad samples are recorded.
-        substitute: as of ``BatchMaker.start``.
-    """
+    """Samples that are being made side by side.  What makes one is a subclass's."""
 
     def __init__(
         self, items: Sequence[Item], policy: str, bad: BadSampleLog,
@@ -296,11 +278,8 @@ class PendingSamples:
         self._open: dict[int, Any] = {}  # what was opened of samples before they are made, by ``_asked``
 
     def begin(self, pool: ThreadPool | None, decoder: BatchDecoder | None = None) -> None:
-        """Make them.
-
-        Args:
-            pool: threads to do so in; None does it in the calling one before returning.
-            decoder: decodes the images of all of them at once, as far as it can.
+        """Make them, in the pool's threads, or before returning; ``decoder`` decodes the images of all at
+        once.
         """
         count = len(self.items)
         if decoder is not None:
@@ -315,10 +294,8 @@ class PendingSamples:
             self.jobs[0].run_here()
 
     def wait(self) -> list[int]:
-        """Wait until the batch is made.
-
-        Returns:
-            The numbers of the samples that are there: all, but for the policy ``"skip"``.
+        """Wait until the batch is made; return the numbers of the samples that are there: all, but for
+        ``"skip"``.
 
         Raises:
             BadSampleError: as the policy says, for the first bad sample of the batch.
@@ -348,7 +325,6 @@ class PendingSamples:
             job.cancel()
 
     def make(self, number: int) -> None:
-        """Make one sample.  Errors are kept for ``wait``."""
         item: Item | None = self.items[number]
         try:
             for attempt in itertools.count(1):
@@ -383,11 +359,9 @@ class PendingSamples:
             del error  # its traceback refers to this frame
 
     def _at_a_time(self) -> int:
-        """Samples that a thread opens, or makes, at a time, where they are decoded at once."""
         return 1
 
     def _asked_of(self, numbers: Sequence[int]) -> list[list[tuple[PartlyDecoded, Box]]]:
-        """``_asked`` of samples; nothing of those of which something is wrong."""
         found: list[list[tuple[PartlyDecoded, Box]]] = []
         for number in numbers:
             try:
@@ -397,9 +371,8 @@ class PendingSamples:
         return found
 
     def _asked(self, number: int) -> list[tuple[PartlyDecoded, Box]]:
-        """The images of a sample that a decoder of batches may decode, with what is needed of them.
-
-        Errors are left to be found when the sample is made.
+        """The images of a sample that a decoder of batches may decode, with what is needed of them; errors
+        are left to be found when the sample is made.
         """
         return []
 
@@ -407,19 +380,14 @@ class PendingSamples:
         """What ``_asked`` opened of a sample, once; None of a substitute, and where nothing was decoded."""
         return self._open.pop(number, None) if item is self.items[number] else None
 
-    def _decoding(self, nanoseconds: int) -> None:
-        """Hear how long that took for all."""
+    def _decoding(self, nanoseconds: int) -> None: ...
 
     def _made_all(self) -> None:
-        """Hear that all samples are made, where they were decoded at once, or have errors."""
+        """Hear that all samples are made, or have errors, where they were decoded at once."""
 
     def _make_from(self, number: int, item: Item) -> None:
-        """Make a sample of this item.
-
-        Raises:
-            UnreadableError: its file is bad.
-            Exception: anything else is raised whatever the policy.
-        """
+        """Make a sample; raise ``UnreadableError`` if its file is bad, and anything else whatever
+        the policy."""
         raise NotImplementedError
 
     def _no_replacement(self, item: Item, tried: int) -> BadSampleError:
@@ -526,15 +494,8 @@ class PendingBatch(PendingSamples):
     def _opened(
         self, item: Item, read: Callable[[str], Any] | None = None, found: Any = None
     ) -> WatchedImage:
-        """The image of a sample, read and opened.
-
-        Args:
-            item: the sample.
-            read: in the place of the maker's.
-            found: what was read already.
-
-        Raises:
-            UnreadableError: its file is bad.
+        """Read, by ``read`` in the place of the maker's, and open an image, of which ``found`` was read
+        already.
         """
         maker, start = self._maker, perf_counter_ns()
         try:
@@ -547,12 +508,7 @@ class PendingBatch(PendingSamples):
 
 
 class _ImageThere:
-    """An image that is decoded on a device.
-
-    Attributes:
-        how: it is resampled there, a ``Resampling``.
-        pixels: on the device, once they are there.
-    """
+    """An image decoded on a device, where it is resampled by ``how``; its pixels, once they are there."""
 
     def __init__(self, image: WatchedImage, how: Any) -> None:
         self._image, self.how = image, how

@@ -1,7 +1,5 @@
-"""Find the classes and the samples of a folder of class folders.
-
-The result equals that of ``torchvision.datasets.folder``, order and errors included; only
-the way there is shorter.
+"""Find the classes and the samples of a folder of class folders, as ``torchvision.datasets.folder`` does,
+order and errors included.
 """
 
 from __future__ import annotations
@@ -50,14 +48,8 @@ _TELL_EVERY_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Folder(Generic[T]):
-    """One folder as it was found.
-
-    Args:
-        path: from the root; what the root's path is joined to.
-        stamp: tells whether the folder has changed since; None if nothing can tell.
-        folders: the names of the folders in it, and of links to folders.
-        count: how many names ``content`` holds.
-        content: what was made of the other names.
+    """One folder as it was found: its path from the root; a stamp that tells whether it has changed since
+    (None if nothing can tell); names of the folders in it; and what was made of its ``count`` other names.
     """
 
     path: str
@@ -78,12 +70,7 @@ _Visit = tuple[int, Folder[T] | None, list[_Task]]
 
 
 class Waiting:
-    """Says when a thread spends its time waiting, so that other threads could work meanwhile.
-
-    Args:
-        clock: the time that passes, in seconds.
-        busy: the time in which this thread has run.
-    """
+    """Says when a thread spends its time waiting, so that other threads could work meanwhile."""
 
     _WINDOW_S = 0.05
 
@@ -94,7 +81,7 @@ class Waiting:
         self._since = clock(), busy()
 
     def __call__(self) -> bool:
-        """Whether more than half of the time since the last answer, 50 ms or more, was waiting."""
+        """Return whether more than half of the time since the last answer, 50 ms or more, was waiting."""
         now = self._clock()
         passed = now - self._since[0]
         if passed < self._WINDOW_S:
@@ -107,16 +94,14 @@ class Waiting:
 class Walker(Generic[T]):
     """Finds folders with their files, as ``sorted(os.walk(top, followlinks=True))`` does.
 
-    Whatever is not a folder is a file: broken links, fifos, and links in a loop once the
-    operating system gives up following them.  A folder that cannot be read is left out,
-    with all below it.
+    Whatever is not a folder is a file: broken links, fifos, and links in a loop once the operating system
+    gives up following them.  A folder that cannot be read is left out, with all below it.
 
     Args:
         prefix: what the paths below are appended to: a folder with its separator, or nothing.
-        take: makes of a folder's path and the names in it what is to be kept of them; called from
-            threads.  Returns how many it kept, and them.
-        known: folders as they were found before, by path.  One whose stamp is the same is not
-            listed again.
+        take: makes of a folder's path and the names in it how many are kept, and what is kept; from any
+            thread.
+        known: folders as they were found before, by path.  One whose stamp is the same is not listed again.
         now: the time in nanoseconds, on the clock of the file systems.
         file_systems: which of them can be relied on.
         is_waiting: whether listing in one thread is mostly waiting; asked after each folder.
@@ -145,7 +130,8 @@ class Walker(Generic[T]):
         self._remote = False
 
     def walk(self, tops: Sequence[str]) -> list[list[Folder[T]]]:
-        """For each of ``tops`` it and all folders below, sorted by path; empty if it is no folder."""
+        """Return for each of ``tops`` it and all folders below, sorted by path; nothing if it is no
+        folder."""
         found: list[list[Folder[T]]] = [[] for _ in tops]
         pending = [_Task(number, path, is_top=True) for number, path in enumerate(tops)]
         pending.reverse()
@@ -178,7 +164,7 @@ class Walker(Generic[T]):
             pool.shutdown(cancel_futures=True)
 
     def _put(self, found: list[list[Folder[T]]], visit: _Visit[T]) -> list[_Task]:
-        """Keep what was found of a folder; returns what is to be visited next."""
+        """Keep what was found of a folder; return what is to be visited next."""
         top, folder, below = visit
         if folder is not None:
             found[top].append(folder)
@@ -208,7 +194,7 @@ class Walker(Generic[T]):
         return task.top, folder, [_Task(task.top, os.path.join(task.path, name)) for name in names]
 
     def _unchanged_below(self, task: _Task, known: Folder[T], status: os.stat_result) -> list[_Task] | None:
-        """What is below a folder with the same stamp; None if it must be listed all the same."""
+        """Return what is below a folder with the same stamp; None if it must be listed all the same."""
         path = self._prefix + task.path
         if not self._file_systems.is_local(status.st_dev, path) or not _may_list(path):
             return None
@@ -243,8 +229,9 @@ class Walker(Generic[T]):
 
 
 def _split(entries: Iterable[os.DirEntry[str]]) -> tuple[list[str], list[str], bool]:
-    """The names of the folders, and of everything else; and whether only a change of the folder
-    could make them others, as it could not where links lead to what may become a folder."""
+    """Return the names of the folders, and of everything else; and whether only a change of the folder could
+    make them others, as it could not where links lead to what may become a folder.
+    """
     folders: list[str] = []
     files: list[str] = []
     lasting = True
@@ -288,11 +275,8 @@ _VERSION = 1
 
 
 class CacheKey(NamedTuple):
-    """What decides which names a scan takes.
-
-    Args:
-        device, inode: the root, however its path is spelled and wherever it is moved.
-        endings: the extensions; whoever compares names ignores case.
+    """What decides which names a scan takes: the root's device and inode, wherever it is moved, and the
+    extensions.
     """
 
     device: int
@@ -306,14 +290,12 @@ class CacheKey(NamedTuple):
 
 
 class IndexCache:
-    """The files in which scans are kept.
+    """The files in which scans are kept; a folder that cannot be used costs one warning in each process.
 
     Args:
-        path: their folder.  It is made when the first of them is written.
+        path: their folder, made when the first of them is written.
         keep_from_s: scans that take less are not worth a file.
         now: the time in nanoseconds, on the clock of the file systems that are scanned.
-
-    A folder that cannot be used costs one warning in each process.
     """
 
     def __init__(
@@ -329,7 +311,7 @@ class IndexCache:
         self._files = KeptFiles(self.path, "The index of the dataset is not kept, so it is scanned each time")
 
     def load(self, key: CacheKey) -> dict[str, Folder[Packed]]:
-        """The folders of an earlier scan, by path; none where nothing is kept or it is damaged."""
+        """Return the folders of an earlier scan, by path; none where nothing is kept or it is damaged."""
         return self._files.load(key.fields(), lambda members: _read(members, key)) or {}
 
     def save(self, key: CacheKey, folders: Sequence[Folder[Packed]]) -> None:
@@ -338,7 +320,6 @@ class IndexCache:
 
 
 def default_index_cache() -> IndexCache | None:
-    """The cache in the user's own cache folder; None where there is none."""
     folder = default_folder()
     return None if folder is None else IndexCache(folder)
 
@@ -367,11 +348,8 @@ def _read(members: zipfile.ZipFile, key: CacheKey) -> dict[str, Folder[Packed]] 
 def _folders(
     described: Sequence[Sequence[Any]], arena: bytes, lengths: npt.NDArray[np.int64]
 ) -> Iterable[Folder[Packed]]:
-    """The folders that the parts of a file describe.
-
-    Raises:
-        ValueError: the parts do not fit together.
-    """
+    """Yield the folders that the parts of a file describe; raise a ValueError if these do not fit
+    together."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     SampleTable.from_arrays(arena, offsets, np.zeros(len(lengths), dtype=np.int64))  # checks them
@@ -396,7 +374,7 @@ def _all_are(kind: type, values: Iterable[Any]) -> bool:
 def left_out(
     known: Mapping[str, Folder[Packed]], tops: Iterable[str], prefix: str
 ) -> dict[str, Folder[Packed]]:
-    """Known folders of classes that this scan left out, and that are still there."""
+    """Return known folders of classes that this scan left out, and that are still there."""
     above = {path: path.split(os.sep, 1)[0] for path in known}
     others = set(above.values()) - set(tops)
     there = {top for top in others if os.path.isdir(prefix + top)}
@@ -414,21 +392,14 @@ _NAMED_AT_MOST = 20
 def find_classes(
     directory: str | os.PathLike[str], classes: Classes | None = None
 ) -> tuple[list[str], dict[str, int]]:
-    """Find the class folders of a dataset.
+    """Find the class folders of a dataset; return their names, and the class index of each name.
 
-    Args:
-        directory: the folder that holds one folder for each class.
-        classes: names of the class folders to take, in this order; or a function that is given the
-            sorted names of all of them, and returns those to take in the order wanted; or a
-            ``Subset``, whose classes are sorted.  ``None`` takes all of them, sorted.
-
-    Returns:
-        The class names, and the class index of each name.
+    ``classes`` are names of folders to take, in this order; or a function that is given the sorted names of
+    all, and returns those to take; or a ``Subset``, whose classes are sorted; None takes all of them, sorted.
 
     Raises:
         FileNotFoundError: the directory does not exist, or has no folder in it.
-        OptionError: ``classes`` is empty, names a folder twice or one that is not there, or draws
-            more than there are.
+        OptionError: ``classes`` is empty, names a folder twice or one that is not there, or draws too many.
         TypeError: ``classes`` is not a sequence of strings, nor gives one.
     """
     return choose_classes(
@@ -439,15 +410,8 @@ def find_classes(
 def choose_classes(
     directory: str | os.PathLike[str], names: Iterable[str], classes: Classes | None
 ) -> tuple[list[str], dict[str, int]]:
-    """Take classes of those that were found: what ``find_classes`` does once the folder is listed.
-
-    Args:
-        directory: where they were found, for messages.
-        names: the names of all class folders, in any order.
-        classes: as for ``find_classes``.
-
-    Returns, Raises:
-        as ``find_classes``.
+    """Take classes of the names that were found in any order: what ``find_classes`` does once a folder is
+    listed.
     """
     found = sorted(names)
     if not found:
@@ -462,7 +426,6 @@ def choose_classes(
 
 
 def _checked(directory: str | os.PathLike[str], found: list[str], classes: Sequence[str]) -> list[str]:
-    """The classes the user asks for."""
     if isinstance(classes, str):
         raise TypeError(f"classes=… must be a sequence of folder names, got the string {classes!r}")
     if not isinstance(classes, Iterable):
@@ -503,30 +466,23 @@ def scan_folder(
     cache: IndexCache | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> SampleTable:
-    """Find all samples below the class folders.
+    """Find all samples below the class folders, as a table of ``(path, class index)``.
 
-    Classes come sorted by name, a class's folders sorted by their path as a string, and a
-    folder's files sorted by name.  Links to folders are followed; folders that cannot be
-    read are passed over.
+    Classes come sorted by name, a class's folders sorted by their path as a string, and a folder's files
+    sorted by name.  Links to folders are followed; folders that cannot be read are passed over.
 
     Args:
         directory: the folder that holds one folder for each class; ``~`` is expanded.
         class_to_idx: the class folders to scan, and their class indices.
-        extensions: lower-case ending, or endings, of the files to take; compared without
-            regard to case.
-        is_valid_file: called with each path, says whether to take it.  Exactly one of
-            ``extensions`` and ``is_valid_file`` must be given.
+        extensions: lower-case ending, or endings, of the files to take; compared without regard to case.
+        is_valid_file: called with each path, says whether to take it.  Exactly one of both must be given.
         allow_empty: whether a class may have no file.
-        cache: where scans are kept, so that folders which have not changed since are not listed
-            again.  Never used with ``is_valid_file``, which may look at anything.
+        cache: where scans are kept, so that folders which have not changed since are not listed again.  Never
+            used with ``is_valid_file``, which may look at anything.
         on_progress: called a few times a second with the number of folders and of files found.
 
-    Returns:
-        The table of ``(path, class index)``.
-
     Raises:
-        ValueError: ``class_to_idx`` is empty, or both or neither of ``extensions`` and
-            ``is_valid_file`` are given.
+        ValueError: ``class_to_idx`` is empty, or both or neither of the two are given.
         FileNotFoundError: a class has no file, and ``allow_empty`` is false.
     """
     directory = os.path.expanduser(directory)
@@ -557,11 +513,7 @@ def check_scan(
     extensions: str | Sequence[str] | None,
     is_valid_file: Callable[[str], bool] | None,
 ) -> None:
-    """Refuse the options that torchvision refuses, as it does.
-
-    Raises:
-        ValueError: ``class_to_idx`` is empty, or both or neither of the others are given.
-    """
+    """Refuse the options that torchvision refuses, as it does."""
     if not class_to_idx:
         raise ValueError("'class_to_index' must have at least one entry to collect any samples.")
     if (extensions is None) == (is_valid_file is None):
@@ -569,7 +521,6 @@ def check_scan(
 
 
 def _below(directory: str, names: Sequence[str]) -> tuple[str, list[str]]:
-    """What the paths of all class folders begin with, and the rest of each."""
     prefix = os.path.join(directory, "")
     tops = [os.path.join(directory, name) for name in names]
     if not all(top.startswith(prefix) for top in tops):  # a name that is a whole path
@@ -585,7 +536,6 @@ def _find_by_extension(
     cache: IndexCache | None,
     on_progress: Callable[[int, int], None] | None,
 ) -> list[list[Packed]]:
-    """For each class folder the paths to take, with as little listing of folders as the cache allows."""
     endings = (extensions,) if isinstance(extensions, str) else tuple(extensions)
     # An ending with a separator in it asks for more of the path than the name.
     by_path = any(separator in "".join(endings) for separator in filter(None, (os.sep, os.altsep)))
@@ -630,7 +580,6 @@ def _listed_names(folder: str, names: list[str]) -> tuple[int, list[str]]:
 def _packed(
     prefix: str, folders: Sequence[Folder[list[str]]], is_valid_file: Callable[[str], bool]
 ) -> list[Packed]:
-    """The paths that the user's function takes.  It gets the whole path."""
     packed = []
     for folder in folders:
         inside = os.path.join(folder.path, "")
@@ -640,7 +589,7 @@ def _packed(
 
 
 def empty_message(empty: Sequence[str], extensions: str | Sequence[str] | None) -> str:
-    """What torchvision says of classes without a file."""
+    """Return what torchvision says of classes without a file."""
     message = printable(f"Found no valid file for the classes {', '.join(empty)}. ")
     if extensions is None:
         return message
@@ -657,12 +606,7 @@ _LINE_EVERY_S = 10.0
 
 
 class ScanProgress:
-    """A moving line in a terminal, lines of the log elsewhere; nothing in the first two seconds.
-
-    Args:
-        root: the folder that is scanned.
-        clock: the time that passes, in seconds.
-    """
+    """A moving line in a terminal, lines of the log elsewhere; nothing in the first two seconds of a scan."""
 
     def __init__(self, root: str | os.PathLike[str], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._root, self._clock, self._start = os.fspath(root), clock, clock()
@@ -671,7 +615,6 @@ class ScanProgress:
         self._line: Live | None = None
 
     def __call__(self, folders: int, files: int) -> None:
-        """Called now and then with what has been found so far."""
         passed = self._clock() - self._start
         if passed < _SILENT_S:
             return

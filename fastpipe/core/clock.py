@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 
 class StageClock:
-    """Time spent in each stage, summed over the threads that worked in it.
+    """Seconds spent in each stage, summed over the threads that worked in it.
 
     ``"read"`` reads files, ``"decode"`` makes pixels or chunks, ``"transform"`` resamples and
     converts, ``"copy"`` takes samples from decoded chunks, ``"wait"`` is the time that the consumer
@@ -33,12 +33,6 @@ class StageClock:
         self._all: list[dict[str, int]] = []
 
     def add(self, stage: str, nanoseconds: int) -> None:
-        """Add a duration.
-
-        Args:
-            stage: the stage's name.
-            nanoseconds: how long one piece of work took in it.
-        """
         try:
             mine: dict[str, int] = self._local.nanoseconds
         except AttributeError:
@@ -47,7 +41,6 @@ class StageClock:
         mine[stage] = mine.get(stage, 0) + nanoseconds
 
     def totals(self) -> dict[str, float]:
-        """Seconds by stage since the clock was made or reset."""
         totals: dict[str, float] = {}
         for one in list(self._all):
             for stage, nanoseconds in list(one.items()):
@@ -55,7 +48,6 @@ class StageClock:
         return totals
 
     def reset(self) -> None:
-        """Start again from zero."""
         for one in list(self._all):
             one.clear()
 
@@ -74,18 +66,9 @@ _VARIABLE = "FASTPIPE_NVTX"
 def ranged(name: str) -> Callable[[_F], _F]:
     """Have each call of a function be a range ``fastpipe.NAME`` of the thread that calls it.
 
-    Where the environment does not ask for it when fastpipe is imported, the function stays as it is, and
-    costs nothing.  Ranges are made by torch where it has a GPU, else by the package ``nvtx``; so far they
-    were tested with modules that imitate these, without a GPU.
-
-    Args:
-        name: of the stage.
-
-    >>> @ranged("read")
-    ... def read(path):
-    ...     return path
-    >>> read("a")
-    'a'
+    Where the environment does not ask for it when fastpipe is imported, the function stays as it is.  Ranges
+    are made by torch where it has a GPU, else by the package ``nvtx``; so far they were tested with modules
+    that imitate these, without a GPU.
     """
     if os.environ.get(_VARIABLE, "") in ("", "0"):
         return _same
@@ -111,8 +94,6 @@ def _same(function: _F) -> _F:
 
 
 class _Marks(NamedTuple):
-    """Begin and end a range of the thread that calls."""
-
     push: Callable[[str], object]
     pop: Callable[[], object]
 

@@ -97,13 +97,12 @@ def epoch_times(
     warn_after: float | None = None,
     is_complete: bool = True,
 ) -> EpochTimes:
-    """The times of an epoch whose steps were measured.
+    """Return the times of an epoch whose steps were measured.
 
     Args:
         epoch, first_batch_seconds, is_complete: as :class:`EpochTimes` has them.
         seconds: of all of it.
-        steps: seconds of each step.
-        waits: seconds that each waited; None where nobody knows.
+        steps, waits: seconds of each step, and what of these it waited; None where nobody knows.
         samples: of all batches; not a number where nobody knows.
         warn_after: of a batch that took longer, it is said that it was late.
 
@@ -160,12 +159,8 @@ class WaitLimits:
             )
 
     def warning(self, times: EpochTimes, stages: Mapping[str, float] | None = None) -> str | None:
-        """What is to be said of an epoch; None if nothing is.
-
-        Args:
-            times: of it.
-            stages: seconds of the loader's threads, by stage, where they are known.
-        """
+        """Return what is to be said of an epoch, with the seconds of the loader's stages; None if
+        nothing is."""
         said = []
         if times.late_batches and self.warn_after is not None:
             said.append(
@@ -186,14 +181,8 @@ class WaitLimits:
 
 
 def samples_of(batch: Any) -> float:
-    """How many samples a batch has: the first dimension of the first array in it.
-
-    Args:
-        batch: an array or a tensor, or mappings and sequences with one; a list of texts or numbers counts
-            by its length.
-
-    Returns:
-        The number; not a number where there is no array.
+    """Return how many samples a batch has: the first dimension of the first array in it, or the length of a
+    list of texts or numbers; not a number where there is neither.
 
     >>> samples_of((np.zeros((8, 3)), np.zeros(8))), samples_of({"text": ["a", "b"]}), samples_of(None)
     (8, 2, nan)

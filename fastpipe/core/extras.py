@@ -18,10 +18,7 @@ _DISTRIBUTIONS = {"google_crc32c": "google-crc32c"}  # packages that are install
 
 
 def load_part(module: str) -> ModuleType:
-    """Import a module, also for the ``__getattr__`` of a package.
-
-    Args:
-        module: its whole name.
+    """Import a module by its whole name, also for the ``__getattr__`` of a package.
 
     Raises:
         ImportError: an attribute is missing in what it imports, or a file hides a package.  Python would
@@ -39,7 +36,6 @@ def load_part(module: str) -> ModuleType:
 
 
 def _advice(found: object) -> str:
-    """Return what to do about a module that lacks something."""
     file = getattr(found, "__file__", None)
     if not isinstance(found, ModuleType) or file is None:
         return ""
@@ -50,17 +46,8 @@ def _advice(found: object) -> str:
 def require(module: str, *, extra: str = "", package: str = "") -> Any:
     """Import ``module``, or say what brings it: an extra of fastpipe, or a package that is in none.
 
-    Args:
-        module: dotted name of the module, such as ``"nvidia.nvimgcodec"``.
-        extra: the extra of fastpipe that installs it, such as ``"image"``.
-        package: otherwise the package, as pip knows it.
-
-    Returns:
-        The imported module.
-
     Raises:
-        MissingDependencyError: the package that owns ``module`` is not installed, or one that this
-            imports.
+        MissingDependencyError: the package that owns ``module``, or one that this imports, is not installed.
         Others: an installed package fails for another reason: its own error, or that of `load_part`.
 
     >>> require("json", extra="image").loads("[1]")
@@ -81,11 +68,7 @@ def require(module: str, *, extra: str = "", package: str = "") -> Any:
 
 
 def missing_package(error: ModuleNotFoundError) -> MissingDependencyError:
-    """Return the error for a package that no extra brings, from the one that another package raised.
-
-    >>> missing_package(ModuleNotFoundError(name="zfpy.codec")).args[0]
-    "the package 'zfpy' is needed here and it is not installed. Install it with:  pip install zfpy"
-    """
+    """Return the error for a package that no extra brings, from the one that another package raised."""
     name = str(error.name).partition(".")[0]
     return MissingDependencyError(
         f"the package {name!r} is needed here and it is not installed. "
@@ -95,7 +78,8 @@ def missing_package(error: ModuleNotFoundError) -> MissingDependencyError:
 
 def load_rich() -> None:
     """Import what of rich draws from Python's generator when it is imported, and put that back: to be called
-    before anything else of rich is loaded in a script's process."""
+    before anything else of rich is loaded in a script's process.
+    """
     state = random.getstate()
     load_part("rich.style")
     random.setstate(state)
@@ -104,7 +88,8 @@ def load_rich() -> None:
 @contextmanager
 def briefly_set(name: str, value: str) -> Iterator[None]:
     """Set a variable of the environment within the block, unless it is set: for what a package reads, or
-    sets, when it is imported.  The script's other child processes are to inherit what the script set."""
+    sets, when it is imported.  The script's other child processes are to inherit what the script set.
+    """
     was_set = name in os.environ
     os.environ.setdefault(name, value)
     try:

@@ -54,13 +54,7 @@ def open_regular(
 ) -> int:
     """Open a regular file; a fifo does not hang, and a device does nothing.
 
-    Args:
-        path: of the file.
-        flags, mode, dir_fd: as of ``os.open``.
-        follows: whether the path may be a link.
-
-    Returns:
-        A descriptor.
+    ``follows`` says whether the path may be a link.
 
     Raises:
         OSError: as ``os.open`` raises it, and also for a directory, a fifo, a socket, a device.
@@ -75,11 +69,7 @@ def open_regular(
 
 
 def require_regular(path: str | os.PathLike[str], status: os.stat_result) -> None:
-    """Raise an error for what is not a regular file.
-
-    Raises:
-        OSError: it is not one.
-    """
+    """Raise an OSError for what is not a regular file."""
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     if not stat.S_ISREG(status.st_mode):
@@ -138,10 +128,8 @@ def write_whole(
 def open_output(path: str | os.PathLike[str], *, appends: bool = False) -> int:
     """Open a file that somebody named for writing; emptied, or to write behind what is there.
 
-    A pipe that somebody reads, such as a shell's ``>(...)``, and ``/dev/stdout`` can be written to.
-
-    Raises:
-        OSError: it cannot be opened; also a fifo that nobody reads, and a link that belongs to another user.
+    A pipe that somebody reads, such as a shell's ``>(...)``, and ``/dev/stdout`` can be written to.  It is an
+    OSError where it is a fifo that nobody reads, or a link that belongs to another user.
     """
     flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if appends else os.O_TRUNC)
     try:
@@ -160,11 +148,7 @@ def open_output(path: str | os.PathLike[str], *, appends: bool = False) -> int:
 
 
 def write_output(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text in UTF-8 to a file that somebody named.
-
-    Raises:
-        OSError: as of ``open_output``.
-    """
+    """Write a text in UTF-8 to a file that somebody named, as ``open_output`` opens it."""
     with os.fdopen(open_output(path), "w", encoding="utf-8") as file:
         file.write(text)
 
@@ -212,11 +196,6 @@ _renameat2 = _linux_call()
 
 
 def remove_tree(path: str | os.PathLike[str]) -> None:
-    """Remove a file, or a folder with all that is in it, if it is there.
-
-    Raises:
-        OSError: it cannot be removed.
-    """
     try:
         is_folder = stat.S_ISDIR(os.lstat(path).st_mode)  # rmtree would wait for who writes to a fifo
     except FileNotFoundError:
@@ -273,15 +252,10 @@ def folder_below(root: str | os.PathLike[str], inside: str, *, makes: bool = Fal
 
 
 def who_else_may_write(descriptor: int, status: os.stat_result, *, root_may: bool = False) -> str:
-    """Say who else than this user may write to a file or folder; empty if nobody may.
+    """Say who else than this user, or root if it may, may write to a file or folder; empty if nobody may.
 
-    Where a file system shows all files as one user's, or has no modes, a file that is made there shows what
-    this user's look like.
-
-    Args:
-        descriptor: of the folder, or of the one that the file is in.
-        status: of the file or folder.
-        root_may: whether it may be root's as well.
+    Where a file system shows all files as one user's, or has no modes, a file that is made in the folder (of
+    ``descriptor``) shows what this user's look like.
     """
     if not hasattr(os, "geteuid"):  # on Windows, where modes say nothing
         return ""
@@ -325,7 +299,7 @@ def retrying_open(function: Callable[P, T], *args: P.args, **named: P.kwargs) ->
     """Return what a function opens; without a descriptor left, after fastpipe has closed its idle files.
 
     Raises:
-        OSError: as the function raises it; one about descriptors says which are open, and what to do.
+        OSError: as the function raises it; one about descriptors says what to do.
     """
     try:
         return function(*args, **named)
@@ -352,9 +326,6 @@ def is_tight(descriptor: int) -> bool:
 
     The system gives the lowest number that is free.  So this counts all descriptors, whoever has them, and
     goes by the limit as it is now.
-
-    Args:
-        descriptor: a file's.
     """
     limit = _limit()
     return limit is not None and descriptor >= limit // 2
@@ -411,28 +382,13 @@ _SIGNATURE = b"\x89HDF\r\n\x1a\n"  # of HDF5 files
 
 
 def open_file(path: str, flags: int = 0) -> int:
-    """Open a regular file for reading; also the ``opener=`` of ``open``.
-
-    Args:
-        path: the file's path.
-        flags: ignored.
-
-    Returns:
-        Its descriptor.
-
-    Raises:
-        OSError: as ``open`` raises it, and also for a directory, a fifo, a device.
-    """
+    """Open a regular file for reading; also the ``opener=`` of ``open``, whose flags are ignored."""
     return retrying_open(open_regular, path, follows=True)
 
 
 @contextmanager
 def lent(file: Any, path: str) -> Iterator[int]:
     """Give a ``with`` block the descriptor of a ``native.DataFile``, which may stay open for others.
-
-    Args:
-        file: the file.
-        path: its path, for errors.
 
     Raises:
         OSError: as ``open`` raises it; with ``errno.ESTALE`` where the file is not as it was described.
@@ -449,11 +405,7 @@ def lent(file: Any, path: str) -> Iterator[int]:
 
 
 def regular_status(path: str) -> os.stat_result:
-    """Return the status of a regular file that a library is to open by its path.
-
-    Raises:
-        OSError: as of ``open_file``.
-    """
+    """Return the status of a regular file that a library is to open by its path."""
     status = os.stat(path)
     require_regular(path, status)
     return status
@@ -461,17 +413,6 @@ def regular_status(path: str) -> os.stat_result:
 
 @ranged("read")
 def read_file(path: str) -> bytes:
-    """Read a regular file.
-
-    Args:
-        path: the file's path.
-
-    Returns:
-        The whole content.
-
-    Raises:
-        OSError: as ``open`` raises it, and also for a directory, a fifo, a device.
-    """
     descriptor = open_file(path)
     try:
         return _read_all(descriptor, os.fstat(descriptor).st_size)
@@ -492,18 +433,8 @@ def _read_all(descriptor: int, size: int) -> bytes:
 
 
 def read_at(descriptor: int, memory: Any, offset: int) -> int:
-    """Fill memory with bytes of a file, with as many reads as that takes.
-
-    Args:
-        descriptor: the file's.
-        memory: an array or a view of uint8, C-contiguous.
-        offset: of the first of these bytes in the file.
-
-    Returns:
-        How many bytes were read: fewer than there is memory for only where the file ends.
-
-    Raises:
-        OSError: the file cannot be read.
+    """Fill memory (uint8, C-contiguous) with bytes of a file; return how many, fewer only where the file
+    ends.
     """
     view, done = memoryview(memory), 0
     while done < len(view):
@@ -515,20 +446,11 @@ def read_at(descriptor: int, memory: Any, offset: int) -> int:
 
 
 def is_hdf5(path: str) -> bool:
-    """Whether there is a file with HDF5's signature, which stands at its begin or behind a user block.
-
-    Raises:
-        OSError: it cannot be read.
-    """
     return hdf5_signature(path) is not None
 
 
 def hdf5_signature(path: str) -> int | None:
-    """Return where HDF5's signature stands in a file; None if it has none, or is no regular file.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Return where HDF5's signature stands in a file; None if it has none, or is no regular file."""
     if not os.path.isfile(path):
         return None
     with open(path, "rb", opener=open_file) as file:

@@ -38,11 +38,7 @@ def has_empty_lock(folder: Path) -> bool:
 def opened_folder(out: Path) -> Iterator[str]:
     """Give a path of a copy's folder as it is now, whatever is put in its place.
 
-    What lies there is gone on with, so it must be this user's alone.
-
-    Raises:
-        OptionError: others may write there, or it is no folder.
-        OSError: there is none.
+    What lies there is gone on with, so it is an OptionError where others may write there, or it is no folder.
     """
     folder = folder_of(out)
     with contextlib.ExitStack() as stack:
@@ -64,13 +60,10 @@ def opened_folder(out: Path) -> Iterator[str]:
 
 
 def remove_folder(out: Path, names: Iterable[str]) -> None:
-    """Remove the folder of a copy that has its name; an error of this is none of the copy's.
+    """Remove ``names`` in the folder of a copy that has its name, in this order; errors are none of the
+    copy's.
 
     What others have put into it stays, and the folder with it.
-
-    Args:
-        out: the copy.
-        names: of files and folders, as they are removed: last the one that tells that the copy is complete.
     """
     with contextlib.suppress(OSError, OptionError):
         with opened_folder(out) as folder:
@@ -80,14 +73,8 @@ def remove_folder(out: Path, names: Iterable[str]) -> None:
 
 
 class GrowingFolder(ABC):
-    """The folder ``OUT.partial``, locked.
-
-    Args:
-        out: where the copy will be.
-        busy: the error where another process, or thread, is at work there.
-
-    Attributes:
-        folder: this folder.
+    """The folder ``OUT.partial``, locked; ``busy`` is the error where another process, or thread, is at work
+    there.
 
     Raises:
         OptionError: the folder holds what no copy has left there, or others may write to it.

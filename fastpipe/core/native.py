@@ -14,4 +14,6 @@ except ImportError as error:  # pragma: no cover - a source tree that was never 
         "(apt-get install g++ libjpeg-dev libdeflate-dev libzstd-dev liblz4-dev)"
     ) from error
 
+__all__ = ["native"]
+
 closes_idle(native.close_idle_files)
