@@ -47,10 +47,7 @@ class FileLock:
     The lock of the file itself belongs to the process and ends with it, however it ends.  But it
     does not keep apart what is in one process, and it ends early when the process closes any
     descriptor of the file.  So a process has one of these objects for a file, see ``lock_of``,
-    and closes descriptors by it.
-
-    Attributes:
-        threads: the half of it that keeps threads of this process apart.
+    and closes descriptors by it.  ``threads`` is the half of it that keeps threads of this process apart.
     """
 
     def __init__(self) -> None:
@@ -59,10 +56,7 @@ class FileLock:
 
     @contextmanager
     def alone(self, descriptor: int) -> Iterator[None]:
-        """Hold the lock.
-
-        Args:
-            descriptor: of the file, open for writing.
+        """Hold the lock of a file that is open for writing.
 
         Raises:
             FileLockedError: another process does not let go of it.
@@ -101,12 +95,10 @@ class FileLock:
 
 
 def try_to_lock(descriptor: int) -> bool:
-    """Lock a file for this process, unless another one has it locked.
+    """Lock a file for this process, unless another one has it locked; an OSError if the file system has no
+    locks.
 
     Unlike a lock of ``flock``, it is not passed on to children.
-
-    Raises:
-        OSError: the file system has no locks.
     """
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -118,12 +110,11 @@ def try_to_lock(descriptor: int) -> bool:
 
 
 def unlock(descriptor: int) -> None:
-    """Let go of a file."""
     fcntl.lockf(descriptor, fcntl.LOCK_UN)
 
 
 def lock_of(descriptor: int) -> FileLock:
-    """This process's lock of an open file: the same one for all its descriptors."""
+    """Return this process's lock of an open file: the same one for all its descriptors."""
     status = os.fstat(descriptor)
     key = (status.st_dev, status.st_ino)
     with _making:
@@ -165,12 +156,7 @@ class LockFile:
     A forked child would have the locks of its parent: it could undo them, and would hold them after the
     parent's end.  So it closes its descriptor at once, and opens the file again when it needs it.
 
-    Args:
-        path: the file.
-        makes: whether it is made where it is missing, with mode 0600.
-
-    Raises:
-        OSError: it cannot be opened.
+    ``makes`` says whether the file is made where it is missing, with mode 0600.
     """
 
     def __init__(self, path: str, *, makes: bool = True) -> None:
@@ -208,7 +194,6 @@ class LockFile:
         self._standing.add(byte)
 
     def release(self, byte: int) -> None:
-        """Unlock a byte."""
         _set(self.descriptor, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, byte)
 
     def is_free(self, byte: int) -> bool:

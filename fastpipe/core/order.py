@@ -35,30 +35,20 @@ _LOW_BITS = 40  # of a sample's word that decide its place among those of a wind
 
 
 def epoch_order(length: SupportsIndex, *, seed: SupportsIndex, epoch: SupportsIndex) -> npt.NDArray[np.int64]:
-    """The shuffled order in which one epoch visits the samples.
+    """Return the shuffled order in which one epoch visits the samples: a permutation of ``range(length)``,
+    int64.
 
     Sample ``i`` gets the ``i``-th 64-bit word that NumPy's ``Philox`` gives for the key
     ``(seed mod 2**64, epoch)`` and the counter ``(0, 0, 0, _DOMAIN)``; the order sorts the
     samples by their words, equal words by ``i``.  NumPy keeps a bit generator's raw words
-    the same in all versions (it does not promise that of ``Generator.permutation``), so
-    the order is the same on every machine and with every release.
-
-    Args:
-        length: number of samples, ≥ 0.
-        seed: any integer; taken modulo 2**64.
-        epoch: number of the epoch, from 0.
-
-    Returns:
-        int64 array (length,): a permutation of ``range(length)``.
+    the same in all versions (NEP 19), so this order never changes.
 
     Raises:
-        OptionError: ``length`` or ``epoch`` is negative, or ``epoch`` is 2**64 or more.
-        TypeError: an argument is not an integer.
+        OptionError: ``length`` is negative, or ``epoch`` is not in 0 to 2**64 - 1.
+        TypeError: one of them is not an integer.
 
-    >>> epoch_order(6, seed=0, epoch=0)
-    array([3, 4, 2, 5, 1, 0])
-    >>> epoch_order(6, seed=0, epoch=1)
-    array([3, 5, 1, 4, 2, 0])
+    >>> epoch_order(8, seed=0, epoch=0)
+    array([4, 2, 6, 1, 7, 5, 3, 0])
     """
     count = _integer("length", length)
     if count < 0:
@@ -69,24 +59,16 @@ def epoch_order(length: SupportsIndex, *, seed: SupportsIndex, epoch: SupportsIn
 def grouped_order(
     groups: npt.NDArray[np.integer[Any]], window: SupportsIndex, *, seed: SupportsIndex, epoch: SupportsIndex
 ) -> npt.NDArray[np.int64]:
-    """An order that visits the groups of samples ``window`` at a time.
+    """Return an order that visits the groups of samples ``window`` at a time: a permutation of ``range(N)``,
+    int64.
 
     The groups are shuffled as ``epoch_order`` shuffles samples, by words of another counter,
     ``(0, 0, 0, _GROUP_DOMAIN)``, and cut into windows.  Within each, the samples are sorted by the
     upper bits of the words that ``epoch_order`` takes.  So the samples of one window come in any
     order with the same probability, and each before or after all samples of another.
 
-    Args:
-        groups: integers (N,): the group of each sample, from 0; those without samples take a place in a
-            window as well.
-        window: groups in a window, from 1.
-        seed, epoch: as for ``epoch_order``.
-
-    Returns:
-        int64 array (N,): a permutation of ``range(N)``.
-
-    Raises:
-        OptionError, TypeError: as for ``epoch_order``.
+    ``groups`` are integers (N,): the group of each sample, from 0; those without samples take a place in a
+    window as well.  ``seed``, ``epoch`` and errors are as of ``epoch_order``.
 
     >>> grouped_order(np.array([0, 0, 1, 1, 2, 2]), 1, seed=0, epoch=0)
     array([4, 5, 3, 2, 1, 0])
@@ -107,26 +89,15 @@ def grouped_order(
 def tour_words(
     count: int, seed: SupportsIndex, epoch: SupportsIndex, *, other: bool = False
 ) -> npt.NDArray[np.uint64]:
-    """Random words of an epoch for tours through volumes: uint64 (count,).
-
-    Args:
-        count: how many.
-        seed, epoch: as for ``epoch_order``.
-        other: of another sequence.
-    """
+    """Return random words of an epoch for tours through volumes, or of another sequence: uint64 (count,)."""
     return _words(count, seed, epoch, _TOUR_DOMAINS[other])
 
 
 def interleaved(ranks: npt.NDArray[np.int64], fronts: int, *, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    """An order that takes patches from several parts of a tour in turn.
+    """Return an order that takes patches from several parts (``fronts``) of a tour in turn: a permutation,
+    int64 (N,).
 
-    Args:
-        ranks: int64 (N,): the place of each patch in the tour; no two have the same.
-        fronts: how many parts.
-        seed, epoch: of the epoch.
-
-    Returns:
-        int64 (N,): a permutation of ``range(N)``.
+    ``ranks``, int64 (N,), is the place of each patch in the tour; no two have the same.
     """
     count = len(ranks)
     if not count:
@@ -181,13 +152,9 @@ class BlockShard(Shard):
 
 
 class RankBatch(NamedTuple):
-    """One rank's batch in a step.
-
-    Attributes:
-        first: position of its first sample in the epoch's order.
-        step: distance from each of its samples to the next; the number of ranks, or 1 in a block.
-        size: number of its samples.
-        end: position where the next step begins.
+    """One rank's batch in a step: the position of its first sample in the epoch's order; the distance from
+    each of its samples to the next (the number of ranks, or 1 in a block); their number; where the next step
+    begins.
     """
 
     first: int
@@ -202,20 +169,14 @@ class RankBatch(NamedTuple):
 
 
 class ShardedBatches:
-    """The batches of one rank in an epoch, or in what is left of it.
+    """The batches of one rank in an epoch, or in what is left of it from the position ``start`` on.
 
     In ``"train"`` mode all ranks get equally many batches of equal sizes: the last step is
     filled up with samples from the epoch's start, fewer than there are ranks.  In ``"eval"``
     mode each sample comes exactly once; ranks get equally many batches, and in each step their
     sizes differ by at most one.  So where fewer samples than ranks would be left for the last
     step, the one before gives some of its own away (or, with a batch size of one, takes them in).
-
-    Args:
-        count: samples in the epoch.
-        batch_size: samples in a batch of one rank.
-        shard: the rank's part.
-        drop_last: leave out the last step if it is not complete.
-        start: position at which the first step begins.
+    ``drop_last`` leaves out the last step if it is not complete.
 
     Raises:
         OptionError: in ``"eval"`` mode there are fewer samples than ranks.
@@ -255,7 +216,7 @@ class ShardedBatches:
         return self._steps + len(self._last)
 
     def end(self, steps: int) -> int:
-        """Position where the first so many steps end."""
+        """Return the position where the first so many steps end."""
         whole = min(steps, self._steps)
         return self._start + whole * self._whole + sum(self._last[: steps - whole])
 
@@ -281,48 +242,38 @@ _WINDOW_NBYTES = 1 << 25
 class Arrangement(ABC):
     """How the samples of an epoch are put in order, by what is cheap to read together.
 
-    Attributes:
-        window: how many groups, or places, are mixed at a time.
-        gives_seed: whether samples are to be drawn by the seed that the order was made by.
+    ``window`` groups, or places, are mixed at a time; ``gives_seed`` says whether samples are to be drawn by
+    the seed that the order was made by.
     """
 
     window: int
     gives_seed = False
 
     @abstractmethod
-    def __len__(self) -> int:
-        """How many samples there are."""
+    def __len__(self) -> int: ...
 
     @abstractmethod
     def order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-        """The order of an epoch: a permutation of all samples."""
+        """Return the order of an epoch: a permutation of all samples."""
 
     @property
     def option(self) -> Shuffle:
-        """The option that asks for it."""
+        """Return the option that asks for it."""
         return Shuffle(self.window, "group")
 
     @property
     @abstractmethod
     def about(self) -> str:
-        """What decides the order, beside seed and epoch."""
+        """Return what decides the order, beside seed and epoch."""
 
     @abstractmethod
     def describe(self) -> str:
-        """How an epoch is shuffled, in words."""
+        """Return how an epoch is shuffled, in words."""
 
 
 class Groups(Arrangement):
-    """The groups of a dataset's samples, some of which are mixed at a time.
-
-    Args:
-        groups: int64 (N,): the group of each sample.
-        window: groups that are mixed.
-
-    Attributes:
-        groups: the same, counted from 0 without gaps.
-        count: number of groups.
-    """
+    """The groups of a dataset's samples, int64 (N,), some of which are mixed at a time; kept without gaps,
+    from 0."""
 
     def __init__(self, groups: npt.NDArray[np.int64], window: int) -> None:
         steps = np.diff(groups)
@@ -336,16 +287,13 @@ class Groups(Arrangement):
         return len(self.groups)
 
     def order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-        """The order of an epoch."""
         return grouped_order(self.groups, self.window, seed=seed, epoch=epoch)
 
     @property
     def about(self) -> str:
-        """What decides the order, beside seed and epoch."""
         return f"{self.option!r} of {self.count} groups, {zlib.crc32(self.groups.tobytes()):08x}"
 
     def describe(self) -> str:
-        """How an epoch is shuffled, in words."""
         window = min(self.window, self.count)
         return (
             f"groups, {window} of {self.count} at a time (two samples of a batch share theirs with "
@@ -356,11 +304,7 @@ class Groups(Arrangement):
 class Tour(Arrangement):
     """The patches of volumes on a tour through these, from several places at a time.
 
-    Args:
-        samples: of which there are orders.
-        bases: the datasets of patches among them.
-        window: places.
-        ranks: by seed and epoch the place of each sample on the tour of its dataset, int64 (N,).
+    ``ranks`` gives by seed and epoch the place of each sample on the tour of its dataset, int64 (N,).
     """
 
     gives_seed = True
@@ -378,16 +322,13 @@ class Tour(Arrangement):
         return len(self._samples)
 
     def order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-        """The order of an epoch."""
         return interleaved(self._ranks(seed, epoch), self.window, seed=seed, epoch=epoch)
 
     @property
     def about(self) -> str:
-        """What decides the order, beside seed and epoch."""
         return f"{self.option!r} of {', '.join(base._tour_about(self.window) for base in self._bases)}"
 
     def describe(self) -> str:
-        """How an epoch is shuffled, in words."""
         times = max(base._tour_amplification(self.window) for base in self._bases)
         places = "one place" if self.window == 1 else f"{self.window} places at a time"
         return f"neighbourhood, from {places} (about {times:.1f} bytes are decoded for each that is used)"
@@ -396,14 +337,8 @@ class Tour(Arrangement):
 def order_of(
     count: int, seed: int | None, epoch: int, arrangement: Arrangement | None
 ) -> npt.NDArray[np.int64] | range:
-    """The order of an epoch's samples.
-
-    Args:
-        count: samples.
-        seed: None for the samples' own order.
-        epoch: its number.
-        arrangement: by which they are shuffled; None to shuffle samples.
-    """
+    """Return the order of an epoch's samples: their own without a seed, else shuffled, by an arrangement if
+    given."""
     if seed is None:
         return range(count)
     if arrangement is None:
@@ -412,7 +347,7 @@ def order_of(
 
 
 def default_window(bases: Iterable[GroupedSamples]) -> int:
-    """How many groups are mixed at a time where the script does not say."""
+    """Return how many groups are mixed at a time where the script does not say."""
     return min((max(2, _WINDOW_NBYTES // max(1, base.group_nbytes)) for base in bases), default=2)
 
 
@@ -421,12 +356,11 @@ class GroupedSamples(ABC):
 
     @abstractmethod
     def locality_groups(self) -> npt.NDArray[np.int64]:
-        """The group of each sample: int64 (N,)."""
+        """Return the group of each sample: int64 (N,)."""
 
     @property
     @abstractmethod
-    def group_nbytes(self) -> int:
-        """Decoded bytes of a group."""
+    def group_nbytes(self) -> int: ...
 
     @abstractmethod
     def _expect_window(self, groups: int) -> None:
@@ -438,11 +372,11 @@ class TouredSamples(ABC):
 
     @abstractmethod
     def _tour_window(self) -> int:
-        """From how many places at a time a tour is best made."""
+        """Return from how many places at a time a tour is best made."""
 
     @abstractmethod
     def _tour_ranks(self, window: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-        """The place of each of an epoch's samples on the tour: int64 (N,)."""
+        """Return the place of each of an epoch's samples on the tour: int64 (N,)."""
 
     @abstractmethod
     def _tour_about(self, window: int) -> str:
@@ -450,4 +384,4 @@ class TouredSamples(ABC):
 
     @abstractmethod
     def _tour_amplification(self, window: int) -> float:
-        """About how many bytes are decoded for each that is used."""
+        """Return about how many bytes are decoded for each that is used."""

@@ -26,11 +26,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def process_tree(root: int, ticks: dict[int, int] | None = None) -> list[int]:
-    """A process and all below it.
-
-    Args:
-        root: its number.
-        ticks: gets for each process of the machine how long it has run, in the kernel's ticks.
+    """Return a process and all below it; ``ticks`` gets for each process of the machine how long it has run.
 
     >>> process_tree(os.getpid())[0] == os.getpid()
     True
@@ -90,15 +86,11 @@ def signal_name(number: int) -> str:
 
 
 def memory_of_processes(*, of_files: bool = False) -> int | None:
-    """Bytes of memory of this process and those below it, each page that they share counted once: their PSS.
+    """Return the bytes of memory of this process and those below it, each page that they share counted once:
+    their PSS; None where there is no ``/proc``.
 
-    Args:
-        of_files: whether pages of mapped files count, which the kernel may drop at any time; those of
-            libraries count for more as soon as another process that has the same ones ends.  Before Linux
-            5.4 they always do.
-
-    Returns:
-        Bytes; None where there is no ``/proc``.
+    ``of_files`` counts pages of mapped files, which the kernel may drop at any time; those of libraries count
+    for more as soon as another process that has the same ones ends.  Before Linux 5.4 they always count.
 
     >>> memory_of_processes() is None or memory_of_processes() > 1 << 20
     True
@@ -119,11 +111,7 @@ def memory_of_processes(*, of_files: bool = False) -> int | None:
 def end_with_parent(parent: int | None) -> bool:
     """Let the kernel end this process together with its parent, also while it is stuck or stopped.
 
-    Args:
-        parent: the process that should be it.
-
-    Returns:
-        Whether that is arranged: not off Linux, nor where another process is between the two.
+    Return whether that is arranged: not off Linux, nor where another process is between the two.
     """
     global _end
     if sys.platform != "linux" or os.getppid() != parent:
@@ -159,9 +147,10 @@ def end_with_pipe() -> None:
 
 @contextmanager
 def outliving_parent() -> Iterator[None]:
-    """Put off the end that comes with the parent's, for what must not be left half done.
+    """Put off the end that comes with the parent's, for what must not be left half done, and does not take
+    long.
 
-    It is for the thread that has arranged this end, and nothing that may take long belongs in it.
+    It is for the thread that has arranged this end.
     """
     end = _end
     if end is None or end.process != os.getpid():  # a child that this process has forked has another parent
@@ -175,8 +164,6 @@ def outliving_parent() -> Iterator[None]:
 
 
 class _End:
-    """This process's end, together with its parent's."""
-
     def __init__(self, arrange: Callable[[bool], None], has_parent_ended: Callable[[], bool]) -> None:
         self.process = os.getpid()
         self.arrange = arrange

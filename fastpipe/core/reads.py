@@ -22,12 +22,7 @@ MADE, DECLINED = 1, 2  # outcomes of fastpipe/native/status.h
 
 
 class Task(NamedTuple):
-    """Some of the work for a batch that Python does.
-
-    Attributes:
-        rows: int64 (N,): the batch's rows into which it reads.
-        run: does it.
-    """
+    """Some of the work for a batch that Python does, and the batch's rows into which it reads: int64 (N,)."""
 
     rows: Int64Array
     run: Callable[[], None]
@@ -50,19 +45,15 @@ class Started(NamedTuple):
 
 
 class ReadThreads(NamedTuple):
-    """The threads of a dataset in this process.
-
-    Attributes:
-        pool: those of Python.
-        channel: a ``native.Channel``: bounds how many of the core's are busy.
-    """
+    """Python's threads of a dataset in this process, and the ``native.Channel`` that bounds those of the
+    core."""
 
     pool: ThreadPool
     channel: Any
 
     @classmethod
     def of(cls, pool: ThreadPool | None) -> ReadThreads | None:
-        """As many of the core's as there are of Python's; None for none."""
+        """Return as many of the core's as there are of Python's; None for none."""
         return None if pool is None else cls(pool, native.Channel(pool.threads))
 
 
@@ -160,10 +151,8 @@ class PendingRead:
             raise
 
     def wait(self) -> Sequence[int]:
-        """Wait until the batch is read.
-
-        Returns:
-            The numbers of the samples that are there: all, but for the policy ``"skip"``.
+        """Wait until the batch is read; return the numbers of the samples that are there: all, but for
+        ``"skip"``.
 
         Raises:
             BadSampleError: as the policy says, for the first bad sample of the batch.
@@ -195,7 +184,6 @@ class PendingRead:
         return self._left_out
 
     def item(self, row: int) -> Item:
-        """What is said of the sample asked for at a row."""
         return self._policy.item(int(self.samples[row]))
 
     def cancel(self) -> None:
@@ -214,12 +202,8 @@ class PendingRead:
                 self._failed[number] = error
 
     def _settle(self, tasks: Sequence[Task], failed: dict[int, BaseException], declined: Int64Array) -> None:
-        """Read samples that could not be read with others one by one, to know which of them are bad.
-
-        Args:
-            tasks: of the batch.
-            failed: by number, those that failed.
-            declined: int64: the rows that the core did not make.
+        """Read samples that could not be read with others (``declined`` by the core, or of tasks that failed)
+        one by one, to know which of them are bad.
         """
         others = [failed[number] for number in sorted(failed) if not self._policy.is_bad(failed[number])]
         if others:
@@ -234,7 +218,6 @@ class PendingRead:
             self._read_alone(row)
 
     def _read_alone(self, row: int) -> None:
-        """Read one sample, or what the policy puts in its place."""
         sample: int | None = int(self.samples[row])
         for attempt in itertools.count(1):
             if sample is None:
@@ -298,30 +281,15 @@ class ChunkError(ValueError):
 
 
 def chunk_error(codec: str, problem: int, nbytes: int) -> ChunkError | MemoryError:
-    """Return the error that says why the core could not decode a chunk.
-
-    Args:
-        codec: the name of the codec or filter.
-        problem: its number in the core.
-        nbytes: that the chunk should have.
-    """
+    """Return the error that says why the core could not decode a chunk of ``nbytes``, by its number of the
+    problem."""
     if problem == _NO_MEMORY:  # which says nothing about the chunk
         return MemoryError(f"{codec}: there is no memory for a chunk of {nbytes} bytes")
     return ChunkError(f"{codec}: {_PROBLEMS[problem].format(nbytes=nbytes)}")
 
 
 def read_fully(descriptor: int, memory: Any, offset: int) -> None:
-    """Fill memory with bytes of a file.
-
-    Args:
-        descriptor: the file's.
-        memory: an array or a view of uint8, C-contiguous.
-        offset: of the first of these bytes in the file.
-
-    Raises:
-        ChunkError: the file ends before.
-        OSError: it cannot be read.
-    """
+    """Fill memory (uint8, C-contiguous) with bytes of a file; raise a ChunkError if the file ends before."""
     if read_at(descriptor, memory, offset) < len(memory):
         raise ChunkError("the file ends within it")
 

@@ -40,25 +40,17 @@ _CHUNK = 1024
 
 
 class Packed(NamedTuple):
-    """Several paths in one block of bytes; ``lengths`` is an int64 array (N,) of bytes in each."""
-
     block: bytes | memoryview
     lengths: Int64Array
 
 
 def pack_paths(prefix: str, names: Sequence[str]) -> Packed:
-    """Put ``prefix + name`` of all names into one block of bytes.
+    """Put ``prefix + name`` of all names into one block of bytes; ``lengths`` is int64 (N,), the bytes of
+    each.
 
     The encoding is UTF-8 with ``surrogatepass``: it can hold every Python string, also the
     ones that ``os.fsdecode`` makes of names that are not UTF-8, and unlike ``os.fsencode``
     it does not depend on the locale of the process that reads it.
-
-    Args:
-        prefix: what all paths begin with; may be empty.
-        names: the rest of each path.
-
-    Returns:
-        The bytes, and the length of each path in them.
 
     >>> pack_paths("a/", ["x", "yz"])
     Packed(block=b'a/xa/yz', lengths=array([3, 4]))
@@ -75,13 +67,8 @@ def pack_paths(prefix: str, names: Sequence[str]) -> Packed:
 
 
 class FrozenSamples(Sequence[Sample]):
-    """A sequence of ``(path, class index)`` tuples in three buffers.
-
-    Args:
-        arena: what follows the prefix in each path, encoded, one after the other (see ``pack_paths``).
-        offsets: int64 (N + 1,): path ``i`` is ``prefix + arena[offsets[i]:offsets[i + 1]]``.
-        targets: int64 (N,): the class indices.
-        prefix: what all paths begin with, kept once.
+    """A sequence of ``(path, class index)`` tuples in three buffers: path ``i`` is
+    ``prefix + arena[offsets[i]:offsets[i + 1]]``, of class ``targets[i]``; all arrays are int64.
     """
 
     def __init__(self, arena: bytes, offsets: Int64Array, targets: Int64Array, prefix: str = "") -> None:
@@ -103,7 +90,7 @@ class FrozenSamples(Sequence[Sample]):
         return cls(bytes(paths.block), offsets_of(paths.lengths), targets.array)
 
     def path(self, position: int) -> str:
-        """Path of a sample; ``position`` must be from 0 to N - 1."""
+        """Return the path of a sample; ``position`` must be from 0 to N - 1."""
         start = self.offsets.item(position)
         stop = self.offsets.item(position + 1)
         return self.prefix + self.arena[start:stop].decode("utf-8", "surrogatepass")
@@ -191,7 +178,6 @@ class FrozenTargets(Sequence[int]):
         return self.count(value) > 0
 
     def count(self, value: object) -> int:
-        """How many items equal ``value``."""
         # Comparing arrays equals comparing ints only where no value is rounded on the way.
         if type(value) is int and -(2**63) <= value < 2**63:
             return int(np.count_nonzero(self.array == value))
@@ -210,14 +196,14 @@ class FrozenTargets(Sequence[int]):
 
 
 def offsets_of(lengths: Int64Array) -> Int64Array:
-    """Where each path begins, and where the last one ends: int64 (N + 1,)."""
+    """Return where each path begins, and where the last one ends: int64 (N + 1,)."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
 def _read_only(array: Int64Array) -> Int64Array:
-    """A view that cannot be written, so that it can be handed out and shared."""
+    """Return a view that cannot be written, so that it can be handed out and shared."""
     view: Int64Array = array.view()
     view.flags.writeable = False
     return view
@@ -233,11 +219,8 @@ class PackedPaths(NamedTuple):
 
 
 def paths_of(samples: Any, positions: Int64Array) -> PackedPaths:
-    """The paths of some samples, without a Python object for each where they are stored flat.
-
-    Args:
-        samples: a ``FrozenSamples``, or a sequence of (path, target).
-        positions: int64 (N,), from 0.
+    """Return the paths of some samples (a sequence of (path, target)), at positions int64 (N,), without a
+    Python object for each where they are stored flat.
     """
     if isinstance(samples, FrozenSamples) and samples.is_of_file_system:
         starts, ends = samples.offsets[positions], samples.offsets[positions + 1]
@@ -276,14 +259,13 @@ class Table(MutableSequence[T]):
         return table
 
     def _thaw(self) -> list[T]:
-        """The list that holds the items from now on."""
+        """Return the list that holds the items from now on."""
         data = self._data
         if not isinstance(data, list):
             self._data = data = list(data)
         return data
 
     def _position(self, index: SupportsIndex) -> int:
-        """An index as the user gives it, from 0 to length - 1."""
         try:
             position = operator.index(index)
         except TypeError:
@@ -343,11 +325,9 @@ class Table(MutableSequence[T]):
             del self._thaw()[self._position(index)]
 
     def insert(self, index: SupportsIndex, value: T) -> None:
-        """Put an item before position ``index``, as ``list.insert`` does."""
         self._thaw().insert(index, value)
 
     def extend(self, values: Iterable[T]) -> None:
-        """Append all items of an iterable, which may be this table."""
         self._thaw().extend(list(values))
 
     def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
@@ -358,7 +338,6 @@ class Table(MutableSequence[T]):
             raise ValueError(f"{value!r} is not in this {type(self).__name__}") from None
 
     def count(self, value: Any) -> int:
-        """How many items equal ``value``."""
         return self._data.count(value)
 
     def __contains__(self, value: object) -> bool:
@@ -372,11 +351,9 @@ class Table(MutableSequence[T]):
     __copy__ = copy
 
     def sort(self, *, key: Callable[[T], Any] | None = None, reverse: bool = False) -> None:
-        """Sort the items in place, as ``list.sort`` does."""
         self._thaw().sort(key=key, reverse=reverse)
 
     def reverse(self) -> None:
-        """Reverse the items in place."""
         self._thaw().reverse()
 
     def __eq__(self, other: object) -> bool:
@@ -489,12 +466,8 @@ class SampleTable(Table[Sample]):
         return self._data is other._data
 
     def path(self, index: SupportsIndex) -> str:
-        """Path of a sample.
-
-        Raises:
-            IndexError: there is no such sample.
-            TypeError: somebody stored something there that is no path.
-        """
+        """Return the path of a sample; raise a TypeError if somebody stored something there that is
+        no path."""
         position, data = self._position(index), self._data
         if isinstance(data, FrozenSamples):
             return data.path(position)
@@ -506,14 +479,12 @@ class SampleTable(Table[Sample]):
             ) from None
 
     def target(self, index: SupportsIndex) -> int:
-        """Class index of a sample, or what was stored in its place."""
+        """Return the class index of a sample, or what was stored in its place."""
         position, data = self._position(index), self._data
         return data.targets.item(position) if isinstance(data, FrozenSamples) else data[position][1]
 
     def targets_array(self) -> Int64Array:
-        """All class indices: a read-only int64 array (N,).
-
-        It is a picture of the moment: later changes of the table do not show in it.
+        """Return all class indices as they are now: a read-only int64 array (N,).
 
         Raises:
             TypeError: a target is not an integer in the range of int64.
@@ -570,9 +541,6 @@ class TargetTable(Table[int]):
 class SampleTableBuilder:
     """Collects a table folder by folder, without a Python object for every sample.
 
-    Args:
-        prefix: what all paths begin with, before what is added.
-
     >>> builder = SampleTableBuilder("root/")
     >>> builder.add("cat/", ["1.jpg", "2.jpg"], 0)
     >>> builder.build()
@@ -601,7 +569,6 @@ class SampleTableBuilder:
         self._length += len(paths.lengths)
 
     def build(self) -> SampleTable:
-        """The table of everything added so far."""
         counts = [len(lengths) for lengths in self._lengths[1:]]
         arena, offsets = b"".join(self._blocks), offsets_of(np.concatenate(self._lengths))
         classes = FrozenTargets.from_items(self._targets)
@@ -615,7 +582,6 @@ class SampleTableBuilder:
 
 
 def _int64(name: str, values: npt.ArrayLike, *, copy: bool = True) -> Int64Array:
-    """One-dimensional integers as an int64 array."""
     array = np.asarray(values)
     if array.ndim != 1 or (array.size and not np.can_cast(array.dtype, np.int64, "safe")):
         raise OptionError(

@@ -29,35 +29,23 @@ _LINE = 64
 
 
 def private_units(keys: int, slots: int, nbytes: int) -> Any:
-    """A ``native.UnitMemory`` of this process alone.
-
-    Args:
-        keys: how many units there are.
-        slots: how many of them it holds.
-        nbytes: of each.
-    """
+    """Return a ``native.UnitMemory`` of this process alone, which holds ``slots`` of ``keys`` units of
+    ``nbytes`` each."""
     each = slot_nbytes(nbytes)
     memory = mmap.mmap(-1, native.UnitMemory.nbytes(keys, slots, each), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return native.UnitMemory(np.frombuffer(memory, np.uint8), -1, keys, slots, each)
 
 
 def slot_nbytes(nbytes: int) -> int:
-    """Bytes of a slot for a unit of so many."""
     return -(-max(nbytes, 1) // _LINE) * _LINE
 
 
 class UnitFile:
-    """Memory that processes share, made by their parent.
+    """Memory for units, as of ``private_units``, that processes share, made by their parent.
 
     Picklable: a copy in another process is of the same memory, or None where that is gone; in this one it
     is this object.  The memory is the machine's once something is written there, until nobody refers to it in
-    any process.
-
-    Args:
-        keys, slots, nbytes: as of ``private_units``.
-
-    Raises:
-        OSError: there can be none.
+    any process.  It is an OSError if there can be none.
     """
 
     def __init__(self, keys: int, slots: int, nbytes: int) -> None:
@@ -80,12 +68,10 @@ class UnitFile:
 
     @property
     def slots(self) -> int:
-        """How many units it holds."""
         return self._shape[1]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all of it."""
         return int(native.UnitMemory.nbytes(*self._shape))
 
     def close(self) -> None:
@@ -95,7 +81,7 @@ class UnitFile:
         self._close()
 
     def opened(self) -> Any:
-        """The memory in this process, a ``native.UnitMemory``: the same one for all, as locks keep only
+        """Return the ``native.UnitMemory`` in this process: the same one for all, as locks keep only
         processes apart.
 
         Raises:
@@ -123,13 +109,9 @@ class UnitFile:
 
     @staticmethod
     def joined(pid: int, number: int, inode: int, shape: tuple[int, int, int]) -> UnitFile | None:
-        """The memory that a process has at a descriptor, in this one; None where it has not.
+        """Return in this process the memory that a process has at a descriptor; None where it has not.
 
-        Args:
-            pid: of the process.
-            number: of the descriptor there.
-            inode: of the memory.
-            shape: keys, slots and bytes of a slot.
+        ``shape`` are keys, slots and bytes of a slot.
         """
         # Once only in a process: to close a second descriptor would end the locks of the first.
         known = _files.get(inode)
@@ -171,12 +153,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def joined_memory(what: str, keys: int, slots: int, nbytes: int) -> UnitFile:
-    """Memory for units that all processes of this user on this machine share which ask for the same.
+    """Return memory for units that all processes of this user on this machine share which ask for the same.
 
-    Args:
-        what: says what the units are of.
-        keys, slots, nbytes: as of ``UnitFile``; where there is memory already it has its own number of
-            slots.
+    ``what`` says what the units are of; where there is memory already it has its own number of slots.
 
     Raises:
         OSError: there can be none, or processes cannot meet.
@@ -196,7 +175,7 @@ def joined_memory(what: str, keys: int, slots: int, nbytes: int) -> UnitFile:
 
 
 def _announced_memory(found: Announced, keys: int, nbytes: int) -> UnitFile | None:
-    """Memory that a process has, perhaps this one; None where it is not what it was said to be."""
+    """Return memory that a process has, perhaps this one; None where it is not what it was said to be."""
     try:
         (number,), (inode,) = found.numbers, found.inodes
         return UnitFile.joined(found.pid, number, inode, (keys, int(found.about["slots"]), nbytes))
