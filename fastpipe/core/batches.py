@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.core.bad_samples import BadSampleLog, Item, bad_sample_error, means_damage
-from fastpipe.core.clock import ranged
+from fastpipe.core.clock import StageClock, ranged
 from fastpipe.core.pool import Job, ThreadPool
 from fastpipe.core.types import (
     BatchDecoder,
@@ -20,9 +20,7 @@ from fastpipe.core.types import (
     EncodedImage,
     PartlyDecoded,
     ReducedImage,
-    SamplePlan,
     Size,
-    Stopwatch,
     UInt8Array,
 )
 from fastpipe.errors import BadSampleError
@@ -218,7 +216,7 @@ class BatchMaker:
         open_image: Callable[[Any, str], EncodedImage],
         policy: str,
         bad: BadSampleLog,
-        clock: Stopwatch,
+        clock: StageClock,
         decoder: BatchDecoder | None = None,
         read_past: Callable[[str], Any] | None = None,
         read_many_past: Callable[[Sequence[str]], Sequence[Any]] | None = None,
@@ -233,7 +231,7 @@ class BatchMaker:
         self,
         pool: ThreadPool | None,
         items: Sequence[Item],
-        plan: SamplePlan,
+        plan: Any,
         parameters: npt.NDArray[np.float64],
         memory: npt.NDArray[Any] | Sequence[npt.NDArray[Any]] | None = None,
         finish: Callable[[Any, int], Any] | None = None,
@@ -412,7 +410,7 @@ class PendingBatch(PendingSamples):
         self,
         maker: BatchMaker,
         items: Sequence[Item],
-        plan: SamplePlan,
+        plan: Any,
         parameters: Any,
         memory: npt.NDArray[Any] | Sequence[npt.NDArray[Any]] | None,
         finish: Callable[[Any, int], Any] | None,

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from fastpipe.core.clock import ranged
 from fastpipe.core.machine import available_cpus, free_memory
-from fastpipe.core.types import FetchedObject, ListedObjects, NextUses, StagedObjects, Store
+from fastpipe.core.types import FetchedObject, NextUses, Store
 from fastpipe.errors import ObjectChangedError, StageError, StoreError
 from fastpipe.options import Stage
 from fastpipe.stores.listing import Listing
@@ -41,9 +41,7 @@ class Fetcher:
         objects, bytes: downloaded so far.
     """
 
-    def __init__(
-        self, store: Store, listing: ListedObjects, staged: StagedObjects | None, pace: Pace
-    ) -> None:
+    def __init__(self, store: Store, listing: Listing, staged: StageTable | None, pace: Pace) -> None:
         self.store, self.pace = store, pace
         self._listing, self._staged = listing, staged
         self._lock = threading.Lock()
@@ -89,7 +87,7 @@ class Fetcher:
         finally:
             self._write(staged)  # also what others have left to this thread
 
-    def _write(self, staged: StagedObjects) -> None:
+    def _write(self, staged: StageTable) -> None:
         """Stage what waits for it, unless as many threads as may are at that.
 
         The thread that is at it takes what others bring meanwhile: cheaper than that each waits and wakes up.
@@ -155,7 +153,7 @@ _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 class _Staging:
     """What fetches for ``ObjectReader.stage_all``: counts, and ends at an error that is about all objects."""
 
-    def __init__(self, fetcher: Fetcher, staged: StagedObjects, count: int) -> None:
+    def __init__(self, fetcher: Fetcher, staged: StageTable, count: int) -> None:
         self._fetcher, self._staged = fetcher, staged
         self.failed: dict[int, Exception] = {}
         self._left = count
@@ -218,8 +216,8 @@ class ObjectReader:
     def __init__(
         self,
         store: Store,
-        listing: ListedObjects,
-        staged: StagedObjects | None,
+        listing: Listing,
+        staged: StageTable | None,
         key_of: Callable[[str], str],
         *,
         connections: int | str,

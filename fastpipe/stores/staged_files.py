@@ -14,7 +14,7 @@ import numpy as np
 from fastpipe.core.files import is_url
 from fastpipe.core.sample_tables import FrozenSamples, offsets_of, pack_paths
 from fastpipe.core.text import in_bytes
-from fastpipe.core.types import ListedObjects, Store, StoredObject
+from fastpipe.core.types import Store, StoredObject
 from fastpipe.errors import ObjectChangedError, OptionError, StoreError
 from fastpipe.options import Stage
 from fastpipe.stores.listing import Listing
@@ -33,7 +33,7 @@ _FOREVER_S = 1e8  # wait for another process that copies the file for as long as
 
 
 def copy_whole(
-    store: Store, listing: ListedObjects, staged: StageTable, row: int, connections: int | str = "auto"
+    store: Store, listing: Listing, staged: StageTable, row: int, connections: int | str = "auto"
 ) -> tuple[str, bool]:
     """Return an object's file in the stage, and whether it was downloaded: by one process at a time.
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from fastpipe.core.array_cache import FileArrays
 from fastpipe.core.files import lent
 from fastpipe.core.native import native
 from fastpipe.core.reads import ChunkError
 from fastpipe.core.text import in_bytes
-from fastpipe.core.types import ChunkTables
 from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.hdf5 import chunks
 from fastpipe.hdf5.filters import described
@@ -49,7 +49,7 @@ from fastpipe.volumes.volume import (
 __all__ = ["HDF5Volume", "hdf5_volume"]
 
 
-def hdf5_volume(path: str, inside: str, tables: ChunkTables | None = None) -> Volume:
+def hdf5_volume(path: str, inside: str, tables: FileArrays | None = None) -> Volume:
     """Open a dataset of an HDF5 file.
 
     Args:

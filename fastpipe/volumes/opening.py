@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from fastpipe.core.array_cache import FileArrays
 from fastpipe.core.files import is_hdf5, is_url, open_file, read_file
 from fastpipe.core.text import in_bytes
-from fastpipe.core.types import ChunkObjects, ChunkTables
+from fastpipe.core.types import ChunkObjects
 from fastpipe.errors import OptionError, VolumeError
 from fastpipe.volumes.blosc2 import Blosc2Volume
 from fastpipe.volumes.hdf5 import hdf5_volume
@@ -32,7 +33,7 @@ _NIFTI_NAMES = (".nii", ".nii.gz", ".hdr.gz", ".hdr", ".img.gz", ".img")
 
 
 def open_volume(
-    what: Any, place: str = "volume", *, convert: Converter | None = None, tables: ChunkTables | None = None
+    what: Any, place: str = "volume", *, convert: Converter | None = None, tables: FileArrays | None = None
 ) -> Volume:
     """Open a volume.
 
@@ -139,7 +140,7 @@ def _kvstore(path: str) -> dict[str, str]:
     return {"driver": "file", "path": os.path.abspath(path) + "/"}
 
 
-def _file(path: str, inside: str, convert: Converter | None, tables: ChunkTables | None) -> Volume:
+def _file(path: str, inside: str, convert: Converter | None, tables: FileArrays | None) -> Volume:
     with open(path, "rb", opener=open_file) as file:
         begin = file.read(8)
     name = path.lower()
