@@ -4,29 +4,27 @@ order and errors included.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import queue
 import stat
 import sys
 import time
-import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.core.array_cache import KeptFiles, default_folder, member
+from fastpipe.core.array_cache import Arrays, KeptFiles, default_folder
 from fastpipe.core.extras import load_rich
 from fastpipe.core.file_identity import FileSystems, is_settled
 from fastpipe.core.files import is_spent, retrying_open
-from fastpipe.core.sample_tables import Packed, SampleTable, SampleTableBuilder, pack_paths
+from fastpipe.core.sample_tables import Packed, SampleTable, SampleTableBuilder, offsets_of, pack_paths
 from fastpipe.core.text import printable
 from fastpipe.errors import OptionError
 from fastpipe.options import Subset
@@ -274,21 +272,6 @@ _KEEP_FROM_S = 0.25
 _VERSION = 1
 
 
-class CacheKey(NamedTuple):
-    """What decides which names a scan takes: the root's device and inode, wherever it is moved, and the
-    extensions.
-    """
-
-    device: int
-    inode: int
-    endings: tuple[str, ...]
-
-    def fields(self) -> list[Any]:
-        """As JSON has it; with what decides how the system's names become strings."""
-        decoding = [sys.getfilesystemencoding(), sys.getfilesystemencodeerrors(), os.sep]
-        return [_VERSION, self.device, self.inode, list(self.endings), decoding]
-
-
 class IndexCache:
     """The files in which scans are kept; a folder that cannot be used costs one warning in each process.
 
@@ -310,13 +293,19 @@ class IndexCache:
         self.now = now
         self._files = KeptFiles(self.path, "The index of the dataset is not kept, so it is scanned each time")
 
-    def load(self, key: CacheKey) -> dict[str, Folder[Packed]]:
+    def load(self, key: list[Any]) -> dict[str, Folder[Packed]]:
         """Return the folders of an earlier scan, by path; none where nothing is kept or it is damaged."""
-        return self._files.load(key.fields(), lambda members: _read(members, key)) or {}
+        return self._files.load(key, _read) or {}
 
-    def save(self, key: CacheKey, folders: Sequence[Folder[Packed]]) -> None:
+    def save(self, key: list[Any], folders: Sequence[Folder[Packed]]) -> None:
         """Keep folders, all of which have stamps, in the place of what was kept before."""
-        self._files.save(key.fields(), lambda file: _write(file, key, folders))
+        described = [[one.path, one.stamp, list(one.folders), one.count] for one in folders]
+        lengths = [np.zeros(0, dtype=np.int64), *(one.content.lengths for one in folders)]
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "arena": np.frombuffer(b"".join(one.content.block for one in folders), dtype=np.uint8),
+            "lengths": np.concatenate(lengths).astype(np.int32),
+        }
+        self._files.save(key, {"folders": described}, arrays)
 
 
 def default_index_cache() -> IndexCache | None:
@@ -324,47 +313,27 @@ def default_index_cache() -> IndexCache | None:
     return None if folder is None else IndexCache(folder)
 
 
-def _write(file: BinaryIO, key: CacheKey, folders: Sequence[Folder[Packed]]) -> None:
-    described = [[one.path, one.stamp, list(one.folders), one.count] for one in folders]
-    text = json.dumps({"key": key.fields(), "folders": described}, separators=(",", ":"))
-    lengths = [np.zeros(0, dtype=np.int64), *(one.content.lengths for one in folders)]
-    np.savez(
-        file,
-        folders=np.frombuffer(text.encode(), dtype=np.uint8),
-        arena=np.frombuffer(b"".join(one.content.block for one in folders), dtype=np.uint8),
-        lengths=np.concatenate(lengths).astype(np.int32),
-    )
-
-
-def _read(members: zipfile.ZipFile, key: CacheKey) -> dict[str, Folder[Packed]] | None:
-    text = json.loads(member(members, "folders", np.uint8).tobytes())
-    if text["key"] != key.fields():
-        return None
-    arena = member(members, "arena", np.uint8).tobytes()
-    lengths = member(members, "lengths", np.int32).astype(np.int64)
-    return {folder.path: folder for folder in _folders(text["folders"], arena, lengths)}
-
-
-def _folders(
-    described: Sequence[Sequence[Any]], arena: bytes, lengths: npt.NDArray[np.int64]
-) -> Iterable[Folder[Packed]]:
-    """Yield the folders that the parts of a file describe; raise a ValueError if these do not fit
+def _read(about: dict[str, Any], array: Arrays) -> dict[str, Folder[Packed]]:
+    """Return the folders that the parts of a file describe; raise a ValueError if these do not fit
     together."""
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
+    arena = array("arena", np.uint8).tobytes()
+    lengths = array("lengths", np.int32).astype(np.int64)
+    offsets = offsets_of(lengths)
     SampleTable.from_arrays(arena, offsets, np.zeros(len(lengths), dtype=np.int64))  # checks them
     whole, first = memoryview(arena), 0
-    for path, stamp, folders, count in described:
+    found: dict[str, Folder[Packed]] = {}
+    for path, stamp, folders, count in about["folders"]:
         if not (_all_are(str, [path, *folders]) and _all_are(int, [*stamp, count])):
             raise ValueError(f"a folder is described by {path!r}, {stamp!r}, {folders!r}, {count!r}")
         end = first + count
         if len(stamp) != 4 or count < 0 or end > len(lengths):
             raise ValueError(f"{path!r} has {count} files of {len(lengths)}, stamp {stamp}")
         block = whole[int(offsets[first]) : int(offsets[end])]
-        yield Folder(path, tuple(stamp), tuple(folders), count, Packed(block, lengths[first:end]))
+        found[path] = Folder(path, tuple(stamp), tuple(folders), count, Packed(block, lengths[first:end]))
         first = end
     if first != len(lengths):
         raise ValueError(f"{len(lengths)} files are in folders of {first}")
+    return found
 
 
 def _all_are(kind: type, values: Iterable[Any]) -> bool:
@@ -563,13 +532,15 @@ def _find_by_extension(
     return [[folder.content for folder in folders] for folders in found]
 
 
-def _key(directory: str, endings: tuple[str, ...]) -> CacheKey | None:
-    """Under which the scan of a folder is kept; None for one that will fail in its own way."""
+def _key(directory: str, endings: tuple[str, ...]) -> list[Any] | None:
+    """Return what names the scan of a folder, wherever that is moved; None for one that will fail in its own
+    way."""
     try:
         status = os.stat(directory)
     except (OSError, ValueError):
         return None
-    return CacheKey(status.st_dev, status.st_ino, endings)
+    decoding = [sys.getfilesystemencoding(), sys.getfilesystemencodeerrors(), os.sep]
+    return [_VERSION, status.st_dev, status.st_ino, list(endings), decoding]
 
 
 def _listed_names(folder: str, names: list[str]) -> tuple[int, list[str]]:

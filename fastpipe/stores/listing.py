@@ -5,23 +5,21 @@ from __future__ import annotations
 import bisect
 import contextlib
 import hashlib
-import json
 import operator
 import os
 import queue
 import threading
 import time
-import zipfile
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.core.array_cache import KeptFiles, member
+from fastpipe.core.array_cache import Arrays, KeptFiles
 from fastpipe.core.class_folders import THREADS
 from fastpipe.core.sample_tables import FrozenSamples, Packed, SampleTable, offsets_of, pack_paths
 from fastpipe.core.types import Store, StoredObject
@@ -276,20 +274,13 @@ _VERSION = 1
 
 
 class ListingKey(NamedTuple):
-    """What decides which objects a listing has.
-
-    Args:
-        store: its name, which tells it from all others.
-        prefix: what all keys begin with.
-        endings: the extensions; whoever compares keys ignores case.
-    """
+    """What decides which objects a listing has: the store, the beginning of all keys, and the extensions."""
 
     store: str
     prefix: str
     endings: tuple[str, ...]
 
     def fields(self) -> list[Any]:
-        """As JSON has it."""
         return ["listing", _VERSION, self.store, self.prefix, list(self.endings)]
 
 
@@ -308,13 +299,10 @@ class KeptRows(NamedTuple):
 
 
 class ListingCache:
-    """The files in which listings are kept.
+    """The files in which listings are kept, in a folder that other kinds of files may share.
 
-    Args:
-        path: their folder, which other kinds of files may share.  It is made when the first is written.
-        now: the time in nanoseconds since 1970.  It is shown to people, and decides nothing.
-
-    A folder that cannot be used costs one warning in each process.
+    ``now`` gives nanoseconds since 1970: shown to people, and deciding nothing.  A folder that cannot be used
+    costs one warning in each process.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, now: Callable[[], int] = time.time_ns) -> None:
@@ -323,22 +311,25 @@ class ListingCache:
         self._files = KeptFiles(self.path, "The listing of the store is not kept, so it is listed each time")
 
     def load_folders(self, store: str, prefix: str) -> KeptFolders | None:
-        """The class folders that were found before; None if there were none."""
-        key = _folders_key(store, prefix)
-        return self._files.load(key, lambda members: _read_folders(members, key))
+        """Return the class folders that were found before; None if there were none."""
+        return self._files.load(["class folders", _VERSION, store, prefix], _read_folders)
 
     def save_folders(self, store: str, prefix: str, folders: KeptFolders) -> None:
-        """Keep the names of the class folders."""
-        key = _folders_key(store, prefix)
-        self._files.save(key, lambda file: _write(file, {"key": key, "folders": folders}, {}))
+        self._files.save(["class folders", _VERSION, store, prefix], {"folders": folders}, {})
 
     def load(self, key: ListingKey) -> dict[str, KeptRows]:
-        """What was found before, by folder; nothing where nothing is kept or it is damaged."""
-        return self._files.load(key.fields(), lambda members: _read_rows(members, key)) or {}
+        """Return what was found before, by folder; nothing where nothing is kept or it is damaged."""
+        return self._files.load(key.fields(), _read_rows) or {}
 
     def save(self, key: ListingKey, folders: Mapping[str, KeptRows]) -> None:
         """Keep what is in folders, in the place of what was kept before."""
-        self._files.save(key.fields(), lambda file: _write_rows(file, key, folders))
+        about = [[name, kept.listed, len(kept.rows)] for name, kept in folders.items()]
+        rows = Rows.joined([kept.rows for kept in folders.values()])
+        arrays = {"sizes": rows.sizes}
+        for name, texts in (("path", rows.paths), ("version", rows.versions)):
+            arrays[f"{name}s"] = np.frombuffer(texts.block, dtype=np.uint8)
+            arrays[f"{name}_lengths"] = texts.lengths.astype(np.int32)
+        self._files.save(key.fields(), {"folders": about}, arrays)
 
 
 def age_in_words(nanoseconds: int) -> str:
@@ -355,46 +346,17 @@ def age_in_words(nanoseconds: int) -> str:
     return "less than a minute"
 
 
-def _folders_key(store: str, prefix: str) -> list[Any]:
-    return ["class folders", _VERSION, store, prefix]
-
-
-def _read_folders(members: zipfile.ZipFile, key: list[Any]) -> KeptFolders | None:
-    about = json.loads(member(members, "about", np.uint8).tobytes())
-    if about["key"] != key:
-        return None
+def _read_folders(about: dict[str, Any], array: Arrays) -> KeptFolders | None:
     listed, names = about["folders"]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError(f"folders are called {names!r}")
     return KeptFolders(int(listed), names) if names else None
 
 
-def _write_rows(file: BinaryIO, key: ListingKey, folders: Mapping[str, KeptRows]) -> None:
-    about = [[name, kept.listed, len(kept.rows)] for name, kept in folders.items()]
-    parts = [kept.rows for kept in folders.values()]
-    arrays = {"sizes": np.concatenate([np.zeros(0, dtype=np.int64), *(part.sizes for part in parts)])}
-    for name, texts in (
-        ("path", [part.paths for part in parts]),
-        ("version", [part.versions for part in parts]),
-    ):
-        joined = joined_texts(texts)
-        arrays[f"{name}s"] = np.frombuffer(joined.block, dtype=np.uint8)
-        arrays[f"{name}_lengths"] = joined.lengths.astype(np.int32)
-    _write(file, {"key": key.fields(), "folders": about}, arrays)
-
-
-def _write(file: BinaryIO, about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    text = json.dumps(about, separators=(",", ":"))
-    np.savez(file, about=np.frombuffer(text.encode(), dtype=np.uint8), **arrays)  # type: ignore[arg-type]
-
-
-def _read_rows(members: zipfile.ZipFile, key: ListingKey) -> dict[str, KeptRows] | None:
-    about = json.loads(member(members, "about", np.uint8).tobytes())
-    if about["key"] != key.fields():
-        return None
-    sizes = member(members, "sizes", np.int64)
-    paths, path_ends = _read_texts(members, "path", len(sizes))
-    versions, version_ends = _read_texts(members, "version", len(sizes))
+def _read_rows(about: dict[str, Any], array: Arrays) -> dict[str, KeptRows]:
+    sizes = array("sizes", np.int64)
+    paths, path_ends = _read_texts(array, "path", len(sizes))
+    versions, version_ends = _read_texts(array, "version", len(sizes))
     found: dict[str, KeptRows] = {}
     first = 0
     for name, listed, count in about["folders"]:
@@ -411,14 +373,10 @@ def _read_rows(members: zipfile.ZipFile, key: ListingKey) -> dict[str, KeptRows]
     return found
 
 
-def _read_texts(members: zipfile.ZipFile, name: str, count: int) -> tuple[Packed, npt.NDArray[np.int64]]:
-    """Texts, and where each begins.
-
-    Raises:
-        ValueError: they are no texts, or not as many.
-    """
-    block = member(members, f"{name}s", np.uint8).tobytes()
-    lengths = member(members, f"{name}_lengths", np.int32).astype(np.int64)
+def _read_texts(array: Arrays, name: str, count: int) -> tuple[Packed, npt.NDArray[np.int64]]:
+    """Return texts, and where each begins; raise a ValueError if they are none, or not as many."""
+    block = array(f"{name}s", np.uint8).tobytes()
+    lengths = array(f"{name}_lengths", np.int32).astype(np.int64)
     offsets = offsets_of(lengths)
     SampleTable.from_arrays(block, offsets, np.zeros(count, dtype=np.int64))  # checks them
     return Packed(memoryview(block), lengths), offsets
