@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,12 +30,8 @@ from fastpipe.core.types import Store, StoredObject
 # As ``FrozenSamples``, whose paths it shares, it costs forked and spawned workers next to nothing.
 
 Int64Array = npt.NDArray[np.int64]
-UInt64Array = npt.NDArray[np.uint64]
 
 _NAME_NBYTES = 16
-# Rows that are hashed at a time: each byte of theirs takes up to 24 meanwhile.
-_CHUNK = 4096
-_BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2**64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +104,7 @@ class Listing:
         self._versions = bytes(versions.block)
         self._version_offsets = offsets_of(versions.lengths)
         self._digest: bytes | None = None
-        self._places: _Places | None = None
+        self._places: tuple[Int64Array, Int64Array] | None = None  # hashes of paths, rising, and their rows
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -155,16 +152,24 @@ class Listing:
         return self._digest
 
     def find(self, path: str) -> int:
-        """The row of a path; the first of several, and -1 if there is none.  The first call makes a table."""
+        """Return the row of a path; the first of several, and -1 if there is none.  The first call makes a
+        table."""
         root = self.paths.prefix
         if not path.startswith(root):
             return -1
         rest = _encoded(path[len(root) :])
         if self._places is None:
-            self._places = _Places.of(self.paths)
-        for row in self._places.candidates(rest):
-            if self._rest(row) == rest:
-                return row
+            ends, arena = self.paths.offsets.tolist(), self.paths.arena
+            each = (hash(arena[start:end]) for start, end in pairwise(ends))
+            hashes = np.fromiter(each, np.int64, count=len(self))
+            rows = np.argsort(hashes, kind="stable")
+            self._places = hashes[rows], rows
+        hashes, rows = self._places
+        at = int(hashes.searchsorted(hash(rest)))
+        while at < len(hashes) and hashes[at] == hash(rest):
+            if self._rest(rows.item(at)) == rest:
+                return int(rows[at])
+            at += 1
         return -1
 
     def _rest(self, row: int) -> bytes:
@@ -179,50 +184,11 @@ class Listing:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_places": None}  # is made again faster than it is sent
+        return {**self.__dict__, "_places": None}  # hashes of bytes are others in other processes
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.sizes.flags.writeable = False
-
-
-class _Places(NamedTuple):
-    """Finds rows by their paths' hashes: polynomials in their bytes, modulo 2**64.
-
-    These are made of all rows at a time; paths that share one are told apart by whoever asks.
-    """
-
-    hashes: UInt64Array  # (N,), rising
-    rows: npt.NDArray[np.int64]  # (N,), of each hash
-    powers: UInt64Array  # as many as the longest path has bytes
-
-    @classmethod
-    def of(cls, paths: FrozenSamples) -> _Places:
-        offsets, arena = paths.offsets, np.frombuffer(paths.arena, dtype=np.uint8)
-        starts = range(0, len(paths), _CHUNK)
-        ends = [min(start + _CHUNK, len(paths)) for start in starts]
-        most = max(
-            (int(offsets[end] - offsets[start]) for start, end in zip(starts, ends, strict=True)), default=0
-        )
-        powers, inverses = _powers(_BASE, most + 1), _powers(pow(_BASE, -1, 1 << 64), most + 1)
-        hashes = np.zeros(len(paths), dtype=np.uint64)
-        for start, end in zip(starts, ends, strict=True):
-            at = offsets[start : end + 1] - offsets[start]
-            sums = np.zeros(int(at[-1]) + 1, dtype=np.uint64)
-            np.cumsum(_terms(arena[offsets[start] : offsets[end]], powers), out=sums[1:])
-            hashes[start:end] = (sums[at[1:]] - sums[at[:-1]]) * inverses[at[:-1]]
-        rows = np.argsort(hashes, kind="stable")
-        return cls(hashes[rows], rows, powers[: int(np.diff(offsets).max(initial=0))].copy())
-
-    def candidates(self, path: bytes) -> Iterator[int]:
-        """The rows that may have a path."""
-        if len(path) > len(self.powers):
-            return
-        value = _terms(np.frombuffer(path, dtype=np.uint8), self.powers).sum(dtype=np.uint64)
-        at = int(self.hashes.searchsorted(value))
-        while at < len(self.hashes) and self.hashes[at] == value:
-            yield self.rows.item(at)
-            at += 1
 
 
 def joined_texts(parts: Sequence[Packed]) -> Packed:
@@ -246,20 +212,6 @@ def _feed(digest: hashlib.blake2b, part: bytes | memoryview) -> None:
     """Add a part with its length, so that no other parts look the same."""
     digest.update((part.nbytes if isinstance(part, memoryview) else len(part)).to_bytes(8, "little"))
     digest.update(part)
-
-
-def _powers(base: int, count: int) -> UInt64Array:
-    """Of 0 to ``count - 1``, modulo 2**64."""
-    factors = np.full(count, base, dtype=np.uint64)
-    factors[:1] = 1
-    powers: UInt64Array = np.cumprod(factors)
-    return powers
-
-
-def _terms(content: npt.NDArray[np.uint8], powers: UInt64Array) -> UInt64Array:
-    """What each byte adds to the hash.  One more than it is, so that also zeros do."""
-    terms: UInt64Array = (content.astype(np.uint64) + np.uint64(1)) * powers[: len(content)]
-    return terms
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -388,7 +340,9 @@ def _part(texts: Packed, offsets: npt.NDArray[np.int64], first: int, end: int) -
 
 _TELL_EVERY_S = 0.25
 _SPLIT_FROM = 3  # the page of a folder from which on it may be worth more requests to have it sooner
-_PACK_FROM = 1000  # objects of one folder: fewer cost more to pack than to leave as Python's objects
+
+# By folder, without the slash behind it: names, sizes and versions of the objects in it.
+_Found = dict[str, list[tuple[str, int, str]]]
 
 
 class _Task(NamedTuple):
@@ -400,7 +354,7 @@ class _Task(NamedTuple):
 
 class _Visit(NamedTuple):
     top: int
-    found: dict[str, _Folder]  # by path, without the slash behind it
+    found: _Found
     rest: list[_Task]  # what is left for others to list
 
 
@@ -438,19 +392,18 @@ class Lister:
         self._pages: list[tuple[int, int]] = []  # of each, new folders and objects; threads append
 
     def listed(self, tops: Sequence[str]) -> list[Rows]:
-        """What is below each of ``tops``, its folders sorted by path."""
-        found: list[dict[str, _Folder]] = [{} for _ in tops]
-        rows = [_NONE for _ in tops]
+        """Return what is below each of ``tops``, its folders sorted by path."""
+        found: list[_Found] = [{} for _ in tops]
+        rows = [_rows({}) for _ in tops]
         left = [1 for _ in tops]
         tasks = [_Task(number, top) for number, top in enumerate(tops)]
         with contextlib.closing(self._visits(tasks)) as visits:
             for visit in visits:
-                folders = found[visit.top]
-                for name, folder in visit.found.items():
-                    folders.setdefault(name, _Folder(name)).add_all(folder)
+                for folder, objects in visit.found.items():
+                    found[visit.top].setdefault(folder, []).extend(objects)
                 left[visit.top] += len(visit.rest) - 1
                 if not left[visit.top]:
-                    rows[visit.top], found[visit.top] = _packed(folders), {}
+                    rows[visit.top], found[visit.top] = _rows(found[visit.top]), {}
         return rows
 
     def _visits(self, tasks: list[_Task]) -> Generator[_Visit, None, None]:
@@ -487,12 +440,12 @@ class Lister:
 
     def _visit(self, task: _Task) -> _Visit:
         """List a folder with all below it, or a part of that."""
-        folders: dict[str, _Folder] = {}
+        found: _Found = {}
         may_split, last = not task.after and self._objects_after is not None, ""
         for number, page in enumerate(self._pages_of(task)):
             if self._is_over.is_set():
                 break
-            self._put(folders, page)
+            self._put(found, page)
             if not may_split or not page:
                 continue
             # A store that has another order than that of its keys cannot be listed in parts.
@@ -501,8 +454,8 @@ class Lister:
             if may_split and is_long and self._is_deep(task, page):
                 may_split = False
                 if rest := self._parts(task, last):
-                    return _Visit(task.top, folders, rest)
-        return _Visit(task.top, folders, [])
+                    return _Visit(task.top, found, rest)
+        return _Visit(task.top, found, [])
 
     def _is_deep(self, task: _Task, page: Sequence[StoredObject]) -> bool:
         """Whether most objects of a page are in folders below."""
@@ -533,81 +486,26 @@ class Lister:
             for after, end in zip(chosen, [*chosen[1:], ""], strict=True)
         ]
 
-    def _put(self, folders: dict[str, _Folder], page: Sequence[StoredObject]) -> None:
+    def _put(self, found: _Found, page: Sequence[StoredObject]) -> None:
         """Sort the objects of a page into their folders."""
-        cut, before, endings = len(self._prefix), self._before, self._endings
-        found: dict[str, list[tuple[str, int, str]]] = {}
+        cut, known, count = len(self._prefix), len(found), 0
         for key, size, version in page:
             rest = key[cut:]
-            if (before + rest).lower().endswith(endings):
+            if (self._before + rest).lower().endswith(self._endings):
                 folder, _, name = rest.rpartition("/")
                 if name:  # else it stands for a folder
                     found.setdefault(folder, []).append((name, size, version))
-        known = len(folders)
-        for folder, objects in found.items():
-            if folder not in folders:
-                folders[folder] = _Folder(folder)
-            folders[folder].add(objects)
-        self._pages.append((len(folders) - known, sum(map(len, found.values()))))
+                    count += 1
+        self._pages.append((len(found) - known, count))
 
 
-class _Folder:
-    """The objects of one folder: name, size and version of a few, and packed those before them."""
-
-    def __init__(self, name: str) -> None:
-        self.inside = f"{name}/" if name else ""
-        self.few: list[tuple[str, int, str]] = []
-        self.packed: list[Rows] = []
-        self._last = ""
-        self._is_sorted = True
-
-    def add(self, objects: Sequence[tuple[str, int, str]]) -> None:
-        """Append some."""
-        self.few += objects
-        if len(self.few) >= _PACK_FROM:
-            self._pack()
-
-    def add_all(self, other: _Folder) -> None:
-        """Append those of another part of the folder."""
-        self._is_sorted = other._is_sorted and not self.packed
-        self._last = other._last
-        self.packed += other.packed
-        self.add(other.few)
-
-    def rows(self) -> Rows:
-        """All of them, sorted by name."""
-        if self.few:
-            self._pack()
-        rows = Rows.joined(self.packed)
-        if self._is_sorted:
-            return rows
-        paths = list(rows.each_path())  # which all begin with the same folder
-        return rows.taken(sorted(range(len(paths)), key=paths.__getitem__))
-
-    def _pack(self) -> None:
-        self.few.sort()
-        self._is_sorted = self._is_sorted and self._last < self.few[0][0]
-        self._last = self.few[-1][0]
-        names, sizes, versions = zip(*self.few, strict=True)
-        self.packed.append(Rows.of(self.inside, names, sizes, versions))
-        self.few = []
-
-
-def _packed(folders: Mapping[str, _Folder]) -> Rows:
-    """The objects of all folders, these sorted by path."""
-    parts: list[Rows] = []
-    few: list[tuple[str, int, str]] = []
-    for name in sorted(folders):
-        folder = folders[name]
-        if folder.packed:
-            parts += [_rows(few), folder.rows()]
-            few = []
-        else:
-            few += [(folder.inside + name, size, version) for name, size, version in sorted(folder.few)]
-    return Rows.joined([*parts, _rows(few)])
-
-
-def _rows(objects: Sequence[tuple[str, int, str]]) -> Rows:
+def _rows(found: _Found) -> Rows:
+    """Return the objects of all folders, these sorted by path."""
+    objects = [
+        (f"{folder}/{name}" if folder else name, size, version)
+        for folder in sorted(found)
+        for name, size, version in sorted(found[folder])
+    ]
     paths, sizes, versions = zip(*objects, strict=True) if objects else ((), (), ())
     return Rows.of("", paths, sizes, versions)
 
@@ -616,6 +514,3 @@ def _are_rising(page: Sequence[StoredObject], last: str) -> bool:
     """Whether each key is after the one before it."""
     keys = [last, *(one.key for one in page)]
     return all(map(operator.lt, keys, keys[1:]))
-
-
-_NONE = _rows([])
