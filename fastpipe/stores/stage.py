@@ -222,7 +222,6 @@ class StageFolder:
             )  # fmt: skip
 
     def close(self) -> None:
-        self.ledger.settle()
         self.locks.close()
         self._folder.close()
 

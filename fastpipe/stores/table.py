@@ -448,7 +448,6 @@ class StageTable:
 
     def follow(self, uses: NextUses | None) -> None:
         self._order = None
-        self._folder.ledger.settle()  # an epoch that needs nothing new holds nothing
         with self._lock:
             try:
                 self._follows = not self._locks.is_closed and self._may_follow(uses)
