@@ -227,7 +227,9 @@ class ObjectReader:
         self._fetcher = Fetcher(store, listing, staged, Pace(connections))
         self._listing, self._staged, self._key_of = listing, staged, key_of
         self._everything = everything and staged is not None
-        self.prefetcher = Prefetcher(self._fetcher, read_ahead, self._fetcher.pace, spills=self._everything)
+        self.prefetcher = Prefetcher(
+            self._fetcher, read_ahead, self._fetcher.pace, spills=self._everything, owner=self
+        )
 
     @ranged("read")
     def read(self, path: str, row: int) -> bytes:
