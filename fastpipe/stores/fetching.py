@@ -35,11 +35,8 @@ _MOST_UNWRITTEN = 16  # objects that wait to be staged; then those who bring mor
 
 
 class Fetcher:
-    """Gets objects from the stage or the store, for any number of threads.
-
-    Attributes:
-        objects, bytes: downloaded so far.
-    """
+    """Gets objects from the stage or the store, for any number of threads; counts those that were
+    downloaded."""
 
     def __init__(self, store: Store, listing: Listing, staged: StageTable | None, pace: Pace) -> None:
         self.store, self.pace = store, pace
@@ -55,7 +52,6 @@ class Fetcher:
         return self._listing.sizes[rows]
 
     def are_staged(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
-        """Return which objects are staged."""
         if self._staged is None:
             return np.zeros(len(rows), np.bool_)
         return self._staged.have(rows)
@@ -124,7 +120,6 @@ class Fetcher:
         return found.data
 
     def is_changed(self, row: int) -> bool:
-        """Return whether an object is not of the version listed."""
         return row in self._changed
 
     def timed(self, key: str, version: str) -> FetchedObject:
@@ -188,12 +183,10 @@ class _Staging:
         return b""
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the end; return whether it has come."""
         with self._changed:
             return self._changed.wait_for(lambda: self._left <= 0 or self._first is not None, seconds)
 
     def raise_first(self) -> None:
-        """Raise the error that is about all objects, if there was one."""
         error, self._first = self._first, None
         if error is not None:
             raise error
@@ -203,14 +196,12 @@ class ObjectReader:
     """Reads objects, in one process; from any thread.
 
     Args:
-        store: where they are.
-        listing: which they are.
+        store, listing: where, and which, they are.
         staged: those on a local disk, or None.
         key_of: the key that a path stands for, listed or not.
         connections: requests under way at a time, or ``"auto"``.
         read_ahead: bytes that are fetched before they are needed.
-        everything: whether all objects are to be staged as soon as may be, not only those that are needed
-            next.
+        everything: whether all objects are to be staged as soon as may be, not only those needed next.
     """
 
     def __init__(
@@ -283,13 +274,9 @@ class ObjectReader:
         self.prefetcher.follow(order, holds=is_here)
 
     def stage_all(self, heard: Callable[[int, int], None]) -> list[tuple[str, Exception]]:
-        """Download every object that is not staged yet.
+        """Download every object that is not staged yet; return the paths of those that could not be, and why.
 
-        Args:
-            heard: called now and then with the objects and bytes that are staged, from the calling thread.
-
-        Returns:
-            The paths of those that could not be downloaded, and why.
+        ``heard`` is called now and then with the objects and bytes that are staged, from the calling thread.
 
         Raises:
             StageError: there is no room for all of them, or the stage cannot be written to.
@@ -380,7 +367,6 @@ def new_reader(
 
 
 def _opened_stage(stage: Stage, listing: Listing, store: str) -> StageTable | None:
-    """The staged objects; None where the stage cannot be used any more."""
     try:
         return StageFolder(stage).open_table(
             listing.digest, listing.sizes, lambda row: listing.name(row, store)

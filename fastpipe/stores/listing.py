@@ -36,12 +36,8 @@ _NAME_NBYTES = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Some objects of a listing.
-
-    Args:
-        paths: of each what follows the root; no two are the same.
-        sizes: int64 (N,): in bytes.
-        versions: as the store tells them; may be empty.
+    """Some objects of a listing: what follows the root in their paths, of which no two are the same; sizes in
+    bytes, int64 (N,); versions as the store tells them, which may be empty.
     """
 
     paths: Packed
@@ -50,12 +46,10 @@ class Rows:
 
     @classmethod
     def of(cls, folder: str, names: Sequence[str], sizes: Sequence[int], versions: Sequence[str]) -> Rows:
-        """Objects whose paths are ``folder + name``."""
         return cls(pack_paths(folder, names), np.array(sizes, dtype=np.int64), pack_paths("", versions))
 
     @classmethod
     def joined(cls, parts: Sequence[Rows]) -> Rows:
-        """All of several, one after the other."""
         if len(parts) == 1:
             return parts[0]
         sizes = np.concatenate([np.zeros(0, dtype=np.int64), *(part.sizes for part in parts)])
@@ -66,11 +60,9 @@ class Rows:
         return len(self.sizes)
 
     def each_path(self) -> Iterator[str]:
-        """The paths as strings."""
         return _texts(self.paths)
 
     def taken(self, numbers: Sequence[int]) -> Rows:
-        """Some of them, in this order."""
         paths, versions = list(_texts(self.paths)), list(_texts(self.versions))
         return Rows(
             pack_paths("", [paths[number] for number in numbers]),
@@ -80,9 +72,9 @@ class Rows:
 
 
 class Listing:
-    """The objects that are the samples of a dataset, in the order of its table.
+    """The objects that are the samples of a dataset, in the order of its table, as rows from 0 to N - 1.
 
-    Rows are from 0 to N - 1.  Stored are the bytes of each version, and 16 more for each sample.
+    Stored are the bytes of each version, and 16 more for each sample.
 
     Args:
         paths: of the samples; its prefix is the root.
@@ -110,28 +102,21 @@ class Listing:
         return len(self.sizes)
 
     def path(self, row: int) -> str:
-        """The path of a sample: the root, and what follows it."""
         return self.paths.path(row)
 
     def key(self, row: int) -> str:
-        """The key of its object in the store."""
         return self.prefix + self._rest(row).decode("utf-8", "surrogatepass")
 
     def size(self, row: int) -> int:
-        """The object's size in bytes."""
         return self.sizes.item(row)
 
     def version(self, row: int) -> str:
-        """The object's version; empty where the store tells none."""
+        """Return the object's version; empty where the store tells none."""
         return self._version(row).decode("utf-8", "surrogatepass")
 
     def name(self, row: int, store_name: str) -> bytes:
-        """16 bytes that stand for the object in this state, wherever it is listed.
-
-        Args:
-            row: its row.
-            store_name: what tells its store from all others.
-        """
+        """Return 16 bytes that stand for the object in this state, wherever in a store of this name it is
+        listed."""
         digest = hashlib.blake2b(digest_size=_NAME_NBYTES)
         key = _encoded(self.prefix) + self._rest(row)
         for part in (_encoded(store_name), key, self._version(row), b"%d" % self.size(row)):
@@ -192,7 +177,6 @@ class Listing:
 
 
 def joined_texts(parts: Sequence[Packed]) -> Packed:
-    """All texts of several blocks, one after the other."""
     lengths = [np.zeros(0, dtype=np.int64), *(part.lengths for part in parts)]
     return Packed(b"".join(part.block for part in parts), np.concatenate(lengths))
 
@@ -285,7 +269,7 @@ class ListingCache:
 
 
 def age_in_words(nanoseconds: int) -> str:
-    """How long ago something was.
+    """Return how long ago something was.
 
     >>> age_in_words(7300 * 10**9), age_in_words(86400 * 10**9), age_in_words(3)
     ('2 hours', '1 day', 'less than a minute')
@@ -458,7 +442,7 @@ class Lister:
         return _Visit(task.top, found, [])
 
     def _is_deep(self, task: _Task, page: Sequence[StoredObject]) -> bool:
-        """Whether most objects of a page are in folders below."""
+        """Return whether most objects of a page are in folders below."""
         cut = len(self._prefix + task.inside)
         return 2 * sum("/" in one.key[cut:] for one in page) > len(page)
 
@@ -474,7 +458,7 @@ class Lister:
                 return
 
     def _parts(self, task: _Task, last: str) -> list[_Task]:
-        """What comes after a key, in parts that begin with folders; none if there are no folders."""
+        """Return what comes after a key, in parts that begin with folders; none if there are no folders."""
         prefix = self._prefix + task.inside
         starts = sorted(f"{prefix}{name}/" for name in self._store.folders(prefix))
         starts = starts[bisect.bisect_right(starts, last) :]
@@ -511,6 +495,5 @@ def _rows(found: _Found) -> Rows:
 
 
 def _are_rising(page: Sequence[StoredObject], last: str) -> bool:
-    """Whether each key is after the one before it."""
     keys = [last, *(one.key for one in page)]
     return all(map(operator.lt, keys, keys[1:]))

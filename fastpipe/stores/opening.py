@@ -29,9 +29,8 @@ def open_store(
 ) -> tuple[Store, Location]:
     """Return the store of a dataset, and where in it the dataset is; nothing is requested yet.
 
-    Args:
-        root: a URL (``s3://bucket/train``, or of any other file system that fsspec knows), or a folder.
-        storage_options: as fsspec's file system for such URLs takes them.
+    ``root`` is a URL (``s3://bucket/train``, or of any other file system that fsspec knows), or a folder; the
+    options are as fsspec's file system for such URLs takes them.
 
     Raises:
         OptionError: URL or options cannot work.

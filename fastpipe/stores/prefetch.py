@@ -46,14 +46,10 @@ _REST = 6  # windows between trials; a window is as many answers as there may be
 
 
 class Pace:
-    """A limit for the number of requests under way; may be used from any thread.
+    """A limit for the number of requests under way, a number or ``"auto"`` to follow what is measured; from
+    any thread.
 
-    Args:
-        connections: the limit, or ``"auto"`` to follow what is measured.
-
-    Attributes:
-        limit: how many there may be now.
-        most: how many there may ever be.
+    ``limit`` is how many there may be now, ``most`` how many there may ever be.
 
     >>> pace = Pace("auto")
     >>> for _ in range(100):
@@ -136,8 +132,7 @@ def in_parts(rows: Int64Array) -> Iterator[Int64Array]:
 class Fetches(Protocol):
     """What a prefetcher fetches with, from many threads at a time."""
 
-    def nbytes(self, rows: Int64Array) -> Int64Array:
-        """Return the bytes of objects."""
+    def nbytes(self, rows: Int64Array) -> Int64Array: ...
 
     def are_staged(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
         """Return which objects need not be fetched."""

@@ -26,8 +26,7 @@ class Retries:
     """How often and how long a store is asked.
 
     Attributes:
-        tries: for one request, at most.
-        seconds: from a request's first try to its last, at most.
+        tries, seconds: for one request, and from its first try to its last, at most.
         base, cap: the longest wait after the first failure, which doubles with each, and the longest of all,
             in seconds.  The wait is drawn from 0 to that, so that many clients do not come back at once.
         quiet: seconds between two warnings, at least.

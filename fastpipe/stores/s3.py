@@ -46,13 +46,8 @@ _CONNECTIONS = 128
 
 @dataclass(frozen=True)
 class S3Settings:
-    """An S3 store's options, with what the environment adds to them.
-
-    Attributes:
-        options: as they were given.
-        endpoint: the server's URL; empty for Amazon's own.
-        region: empty if it is not given.
-        region_is_given: whether it is the options' own, not one for all buckets.
+    """An S3 store's options, with what the environment adds to them: the endpoint, empty for Amazon's own,
+    and the region, empty if it is not given, and whether it is the options' own, not one for all buckets.
     """
 
     options: StorageOptions

@@ -45,8 +45,6 @@ _SHARE = 0.9  # of a disk's free bytes
 
 
 class Usage(NamedTuple):
-    """What a stage holds: bytes, with those being written; objects; whether any process uses it."""
-
     nbytes: int
     objects: int
     is_used: bool
@@ -54,9 +52,6 @@ class Usage(NamedTuple):
 
 class StageFolder:
     """A stage's folder, opened in one process.
-
-    Args:
-        stage: the option.
 
     Raises:
         StageError: it cannot be made or written to, or belongs to somebody else, or others may enter.
@@ -95,16 +90,12 @@ class StageFolder:
 
     @staticmethod
     def is_in(folder: str) -> bool:
-        """Return whether there is a stage in a folder."""
         return os.path.isdir(os.path.join(folder, _FOLDER))
 
     def open_table(self, digest: bytes, sizes: Int64Array, name_of: Callable[[int], bytes]) -> StageTable:
-        """Return the objects of a listing that are staged.
+        """Return the objects of a listing (its digest, and int64 (N,) sizes in bytes) that are staged.
 
-        Args:
-            digest: 16 bytes: which listing.
-            sizes: int64 (N,): bytes of its objects.
-            name_of: gives the name of a row's object, 16 bytes.
+        ``name_of`` gives the name of a row's object, 16 bytes.
 
         Raises:
             StageError: the folder cannot be used any more.
@@ -134,7 +125,6 @@ class StageFolder:
         return _CLAIMS + (int.from_bytes(name[:8], "little") >> 2)
 
     def usage(self) -> Usage:
-        """Return what the stage holds."""
         count = sum(1 for _ in self.objects())
         return Usage(self.ledger.nbytes, count, not self.locks.is_free(_USERS))
 
@@ -187,11 +177,7 @@ class StageFolder:
         return True
 
     def clear(self) -> None:
-        """Remove everything that is staged.
-
-        Raises:
-            StageError: processes use it, or it cannot be removed.
-        """
+        """Remove everything that is staged; a StageError if processes use it, or it cannot be removed."""
         self.locks.take(_OPENING, waits=True)
         self.locks.release(_USERS)
         try:

@@ -90,11 +90,7 @@ def _copy(store: Store, key: str, version: str, size: int, descriptor: int, at_a
 class StagedFiles:
     """Files of one dataset in a stage; they stay there while this lives, or a copy of it that was asked.
 
-    Args:
-        paths: URLs and files, in order.
-        far: which of them are to be staged.
-        storage_options: as fsspec's file system for such URLs takes them.
-        stage: where they are copied to.
+    ``far`` says which of the paths are to be staged.
 
     Attributes:
         shown: URLs and files, as they were given.
@@ -158,8 +154,6 @@ class StagedFiles:
 
 
 class _Files:
-    """Files of one store; which of the paths each is."""
-
     def __init__(self, bare: Store, location: Location, stage: Stage) -> None:
         self._bare, self._location, self._stage = bare, location, stage
         self._keys: dict[str, list[int]] = {}  # and which paths they are
@@ -232,11 +226,7 @@ def staged_files(
     storage_options: Mapping[str, Any] | None,
     stage: Stage | None,
 ) -> StagedFiles | None:
-    """What brings files here; None where all of them are local.
-
-    Args:
-        paths: URLs and files.
-        storage_options, stage: as for ``StagedFiles``.
+    """Return what brings URLs and files here; None where all of them are local.
 
     Raises:
         OptionError: a URL without a stage, or options without a URL.

@@ -87,12 +87,10 @@ def read_file(path: str, size: int) -> bytes:
 
 
 def new_file(path: str) -> int:
-    """Make a file, with mode 0600, and return a descriptor to write to it."""
     return open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
 
 
 def write_file(path: str, data: bytes) -> None:
-    """Make a file with a content."""
     descriptor = new_file(path)
     try:
         view = memoryview(data)
@@ -134,13 +132,7 @@ _GLANCES = 1 << 10  # questions that one look at the tables of others answers, a
 
 
 class EvictionOrder:
-    """Finds the staged row that is needed last.  From any thread.
-
-    Args:
-        uses: when rows are needed.
-        staged: gives the rows that are staged now.
-        is_staged: whether a row is.
-    """
+    """Finds the staged row that is needed last, among those that ``staged`` gives.  From any thread."""
 
     def __init__(
         self, uses: NextUses, staged: Callable[[], Int64Array], is_staged: Callable[[int], bool]
@@ -156,7 +148,6 @@ class EvictionOrder:
         ] = []  # a heap of what was used, or came, since: minus the use first
 
     def use_of(self, row: int) -> int:
-        """Return when a row is needed next."""
         return int(self._uses.next_uses(np.array([row], np.int64))[0])
 
     def note(self, rows: Int64Array) -> None:
@@ -257,13 +248,10 @@ _MOST_PASSED = 1 << 10
 
 
 class StageTable:
-    """The objects of a listing that are staged: ``core.types.StagedObjects``.  Rows are the listing's.
+    """The objects of a listing that are staged; rows are the listing's.  May be called from any thread.
 
-    Args:
-        folder: the stage.
-        path: the table's file.
-        sizes: int64 (N,): bytes of the objects.
-        name_of: gives the name of a row's object, 16 bytes.
+    Whether an object is there is told without looking.  ``sizes``, int64 (N,), are the objects' bytes;
+    ``name_of`` gives the name of a row's object, 16 bytes.
     """
 
     def __init__(
@@ -307,6 +295,7 @@ class StageTable:
         return self._folder.object_path(first.to_bytes(8, "little") + second.to_bytes(8, "little"))
 
     def read(self, row: int) -> bytes | None:
+        """Return an object's content; None where it is not there, or not whole."""
         first, second = self._names[row].item()
         known = first != 0
         name = first.to_bytes(8, "little") + second.to_bytes(8, "little") if known else self._name_of(row)
@@ -332,6 +321,7 @@ class StageTable:
         return None
 
     def keep(self, row: int, data: bytes) -> bool:
+        """Put an object there; return whether there was room for it, or is now."""
         if len(data) != self._sizes[row] or self._locks.is_closed:
             return False
         if self._to_pass:  # after a failure not every object tries again
@@ -406,9 +396,8 @@ class StageTable:
     def claim(self, row: int, wait_s: float) -> Iterator[bool]:
         """Be alone with an object among threads and processes.
 
-        Yields:
-            False when the object is there now, as another one has put it there; else True, also when another
-            one is still at it after ``wait_s`` seconds.
+        Yields False when the object is there now, as another one has put it there; else True, also when
+        another one is still at it after ``wait_s`` seconds.
         """
         name = self._name_of(row)
         byte, locks = self._folder.claim_byte(name), self._folder.locks
@@ -447,6 +436,7 @@ class StageTable:
                     self._changed.notify_all()
 
     def follow(self, uses: NextUses | None) -> None:
+        """Hear when objects are needed, by which room is made; None where nobody knows."""
         self._order = None
         with self._lock:
             try:
@@ -458,6 +448,7 @@ class StageTable:
                 self._order = EvictionOrder(uses, lambda: np.flatnonzero(self._first), self.has)
 
     def used(self, rows: Int64Array) -> None:
+        """Hear that objects are being used: they are needed at another time then."""
         if self._order is not None:
             self._order.note(rows)
 
