@@ -24,7 +24,7 @@ from fastpipe.core.array_cache import Arrays, KeptFiles, default_folder
 from fastpipe.core.extras import load_rich
 from fastpipe.core.file_identity import FileSystems, is_settled
 from fastpipe.core.files import is_spent, retrying_open
-from fastpipe.core.sample_tables import Packed, SampleTable, SampleTableBuilder, offsets_of, pack_paths
+from fastpipe.core.sample_tables import Packed, SampleTable, SampleTableBuilder, checked_offsets, pack_paths
 from fastpipe.core.text import printable
 from fastpipe.errors import OptionError
 from fastpipe.options import Subset
@@ -318,8 +318,7 @@ def _read(about: dict[str, Any], array: Arrays) -> dict[str, Folder[Packed]]:
     together."""
     arena = array("arena", np.uint8).tobytes()
     lengths = array("lengths", np.int32).astype(np.int64)
-    offsets = offsets_of(lengths)
-    SampleTable.from_arrays(arena, offsets, np.zeros(len(lengths), dtype=np.int64))  # checks them
+    offsets = checked_offsets(arena, lengths)
     whole, first = memoryview(arena), 0
     found: dict[str, Folder[Packed]] = {}
     for path, stamp, folders, count in about["folders"]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +33,8 @@ _TOUR_DOMAINS = int.from_bytes(b"fp-tour0", "little"), int.from_bytes(b"fp-tour1
 _LOW_BITS = 40  # of a sample's word that decide its place among those of a window
 
 
-def epoch_order(length: SupportsIndex, *, seed: SupportsIndex, epoch: SupportsIndex) -> npt.NDArray[np.int64]:
-    """Return the shuffled order in which one epoch visits the samples: a permutation of ``range(length)``,
+def epoch_order(count: int, *, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    """Return the shuffled order in which one epoch visits the samples: a permutation of ``range(count)``,
     int64.
 
     Sample ``i`` gets the ``i``-th 64-bit word that NumPy's ``Philox`` gives for the key
@@ -44,20 +43,16 @@ def epoch_order(length: SupportsIndex, *, seed: SupportsIndex, epoch: SupportsIn
     the same in all versions (it does not promise that of ``Generator.permutation``).
 
     Raises:
-        OptionError: ``length`` is negative, or ``epoch`` is not in 0 to 2**64 - 1.
-        TypeError: one of them is not an integer.
+        OptionError: ``epoch`` is not in 0 to 2**64 - 1, or the order does not fit into memory.
 
     >>> epoch_order(6, seed=0, epoch=0)
     array([3, 4, 2, 5, 1, 0])
     """
-    count = _integer("length", length)
-    if count < 0:
-        raise OptionError(f"epoch_order(length=…) must be ≥ 0, got {count}")
     return _sorted(_words(count, seed, epoch, _DOMAIN))
 
 
 def grouped_order(
-    groups: npt.NDArray[np.integer[Any]], window: SupportsIndex, *, seed: SupportsIndex, epoch: SupportsIndex
+    groups: npt.NDArray[np.integer[Any]], window: int, *, seed: int, epoch: int
 ) -> npt.NDArray[np.int64]:
     """Return an order that visits the groups of samples ``window`` at a time: a permutation of ``range(N)``,
     int64.
@@ -73,22 +68,15 @@ def grouped_order(
     >>> grouped_order(np.array([0, 0, 1, 1, 2, 2]), 1, seed=0, epoch=0)
     array([4, 5, 3, 2, 1, 0])
     """
-    size = _integer("window", window)
-    if size < 1:
-        raise OptionError(f"grouped_order(window=…) must be ≥ 1, got {size}")
-    if len(groups) and groups.min() < 0:
-        raise OptionError(f"grouped_order(groups=…) must be ≥ 0, got {groups.min()}")
     shuffled = _sorted(_words(int(groups.max(initial=-1)) + 1, seed, epoch, _GROUP_DOMAIN))
     windows = np.empty(len(shuffled), np.uint64)
-    windows[shuffled] = np.arange(len(shuffled)) // size
+    windows[shuffled] = np.arange(len(shuffled)) // window
     words = _words(len(groups), seed, epoch, _DOMAIN)
     places = windows[groups] << np.uint64(_LOW_BITS) | words >> np.uint64(64 - _LOW_BITS)
     return _sorted(places)
 
 
-def tour_words(
-    count: int, seed: SupportsIndex, epoch: SupportsIndex, *, other: bool = False
-) -> npt.NDArray[np.uint64]:
+def tour_words(count: int, seed: int, epoch: int, *, other: bool = False) -> npt.NDArray[np.uint64]:
     """Return random words of an epoch for tours through volumes, or of another sequence: uint64 (count,)."""
     return _words(count, seed, epoch, _TOUR_DOMAINS[other])
 
@@ -114,12 +102,10 @@ def interleaved(ranks: npt.NDArray[np.int64], fronts: int, *, seed: int, epoch: 
     return found
 
 
-def _words(count: int, seed: SupportsIndex, epoch: SupportsIndex, domain: int) -> npt.NDArray[np.uint64]:
-    seed_word = _integer("seed", seed) % _WORD
-    epoch_word = _integer("epoch", epoch)
-    if not 0 <= epoch_word < _WORD:
-        raise OptionError(f"epoch_order(epoch=…) must be from 0 to 2**64 - 1, got {epoch_word}")
-    key = np.array([seed_word, epoch_word], dtype=np.uint64)
+def _words(count: int, seed: int, epoch: int, domain: int) -> npt.NDArray[np.uint64]:
+    if not 0 <= epoch < _WORD:
+        raise OptionError(f"epoch_order(epoch=…) must be from 0 to 2**64 - 1, got {epoch}")
+    key = np.array([int(seed) % _WORD, int(epoch)], dtype=np.uint64)
     counter = np.array([0, 0, 0, domain], dtype=np.uint64)
     try:
         return np.random.Philox(key=key, counter=counter).random_raw(count)
@@ -132,15 +118,6 @@ def _words(count: int, seed: SupportsIndex, epoch: SupportsIndex, domain: int) -
 
 def _sorted(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
     return np.argsort(words, kind="stable").astype(np.int64, copy=False)
-
-
-def _integer(name: str, value: SupportsIndex) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(
-            f"epoch_order({name}=…) must be an integer, got {value!r} of type {type(value).__name__}"
-        ) from None
 
 
 class BlockShard(Shard):

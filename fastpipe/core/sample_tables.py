@@ -202,6 +202,20 @@ def offsets_of(lengths: Int64Array) -> Int64Array:
     return offsets
 
 
+def checked_offsets(block: bytes, lengths: Int64Array) -> Int64Array:
+    """As ``offsets_of``; raise a ValueError where a block, as of ``pack_paths``, does not hold such texts."""
+    offsets = offsets_of(lengths)
+    if offsets[-1] != len(block) or (lengths < 0).any():
+        raise ValueError(f"{len(block)} bytes are of texts of {offsets[-1]}")
+    if not block.isascii():
+        block.decode("utf-8", "surrogatepass")
+        starts = offsets[offsets < len(block)]
+        # Bytes 0b10xxxxxx go on with a character that began before them.
+        if (np.frombuffer(block, dtype=np.uint8)[starts] & 0xC0 == 0x80).any():
+            raise ValueError("a text begins in the middle of a character")
+    return offsets
+
+
 def _read_only(array: Int64Array) -> Int64Array:
     """Return a view that cannot be written, so that it can be handed out and shared."""
     view: Int64Array = array.view()
@@ -417,39 +431,6 @@ class SampleTable(Table[Sample]):
             frozen = FrozenSamples.from_items(items)
             self._data = items if frozen is None else frozen
 
-    @classmethod
-    def from_arrays(cls, arena: bytes, offsets: npt.ArrayLike, targets: npt.ArrayLike) -> SampleTable:
-        """A table of paths that are encoded already.
-
-        Args:
-            arena: all paths, one after the other, as UTF-8 with ``surrogatepass``.
-            offsets: integers (N + 1,): path ``i`` is ``arena[offsets[i]:offsets[i + 1]]``.
-            targets: integers (N,): the class indices.
-
-        Returns:
-            The table.  It keeps copies of the arrays.
-
-        Raises:
-            OptionError: the arrays do not fit together, or the arena is not UTF-8.
-
-        >>> SampleTable.from_arrays(b"a.jpgb.jpg", [0, 5, 10], [0, 1])
-        [('a.jpg', 0), ('b.jpg', 1)]
-        """
-        starts = _int64("offsets", offsets)
-        if not isinstance(arena, bytes):
-            raise TypeError(f"from_arrays(arena=…) must be bytes, got {type(arena).__name__}")
-        if len(starts) == 0 or starts[0] != 0 or starts[-1] != len(arena) or (np.diff(starts) < 0).any():
-            raise OptionError(
-                f"from_arrays(offsets=…) must rise from 0 to the arena's length {len(arena)}, got {starts}"
-            )
-        classes = _int64("targets", targets)
-        if len(classes) != len(starts) - 1:
-            raise OptionError(
-                f"from_arrays: {len(starts)} offsets ask for one target less, got {len(classes)}"
-            )
-        _check_utf8(arena, starts)
-        return cls._holding(FrozenSamples(arena, starts, classes))
-
     @property
     def is_flat(self) -> bool:
         """Return whether all paths are ``str`` and all targets ``int`` within int64, stored as arrays."""
@@ -588,17 +569,3 @@ def _int64(name: str, values: npt.ArrayLike, *, copy: bool = True) -> Int64Array
             f"{name} must be a one-dimensional array of int64, got shape {array.shape}, dtype {array.dtype}"
         )
     return array.astype(np.int64, copy=copy)
-
-
-def _check_utf8(arena: bytes, offsets: Int64Array) -> None:
-    """Refuse an arena whose paths could not be decoded when they are asked for."""
-    if arena.isascii():
-        return
-    try:
-        arena.decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError as error:
-        raise OptionError(f"from_arrays(arena=…) must be UTF-8: {error}") from error
-    starts = offsets[offsets < len(arena)]
-    # Bytes 0b10xxxxxx go on with a character that began before them.
-    if (np.frombuffer(arena, dtype=np.uint8)[starts] & 0xC0 == 0x80).any():
-        raise OptionError("from_arrays(offsets=…) must not point into the middle of a character")

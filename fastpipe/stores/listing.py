@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from fastpipe.core.array_cache import Arrays, KeptFiles
 from fastpipe.core.class_folders import THREADS
-from fastpipe.core.sample_tables import FrozenSamples, Packed, SampleTable, offsets_of, pack_paths
+from fastpipe.core.sample_tables import FrozenSamples, Packed, checked_offsets, offsets_of, pack_paths
 from fastpipe.core.types import Store, StoredObject
 
 # ---- What a store's listing says of each sample (key, size, version), as a few flat arrays ----------
@@ -313,9 +313,9 @@ def _read_texts(array: Arrays, name: str, count: int) -> tuple[Packed, npt.NDArr
     """Return texts, and where each begins; raise a ValueError if they are none, or not as many."""
     block = array(f"{name}s", np.uint8).tobytes()
     lengths = array(f"{name}_lengths", np.int32).astype(np.int64)
-    offsets = offsets_of(lengths)
-    SampleTable.from_arrays(block, offsets, np.zeros(count, dtype=np.int64))  # checks them
-    return Packed(memoryview(block), lengths), offsets
+    if len(lengths) != count:
+        raise ValueError(f"{len(lengths)} {name}s of {count} objects")
+    return Packed(memoryview(block), lengths), checked_offsets(block, lengths)
 
 
 def _part(texts: Packed, offsets: npt.NDArray[np.int64], first: int, end: int) -> Packed:
