@@ -13,8 +13,6 @@ from fastpipe.core.reads import ReadPolicy, Started
 from fastpipe.core.types import Key
 from fastpipe.errors import OptionError
 
-# ---- What a sample is made of: one value, a tuple or a dict of them ---------------------------------
-
 
 class Form(NamedTuple):
     """What a sample is made of: a ``"value"``, ``"tuple"`` or ``"dict"`` (with its keys) of named
@@ -47,8 +45,6 @@ class Form(NamedTuple):
             return values[0]
         return tuple(values) if self.kind == "tuple" else dict(zip(self.fields, values, strict=True))
 
-
-# ---- How a batch of samples of arrays is read -------------------------------------------------------
 
 # Samples tried in a bad one's place.
 _MOST_REPLACEMENTS = 100

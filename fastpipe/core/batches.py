@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any, TypeVar
@@ -25,7 +26,6 @@ from fastpipe.core.types import (
 )
 from fastpipe.errors import BadSampleError
 
-# ----------------------------------------------------------------------------------------------------
 # The opened images of a batch: measure their decoding, and decode several of them in one call.
 
 _T = TypeVar("_T")
@@ -135,60 +135,45 @@ def decoded_together(
         Both jobs, the second of which begins where the first has ended.
     """
     parts = [range(first, min(first + width, count)) for first in range(0, count, width)]
-    opening = _Opening(decoder, parts, asked, took)
+    found: list[Sequence[_Asked]] = [()] * len(parts)
+
+    def open_part(number: int) -> None:
+        found[number] = asked(parts[number])
+
+    @ranged("decode")
+    def decode() -> None:
+        wanted = [part for samples in found for images in samples for part in images]
+        found.clear()
+        if wanted:
+            start = perf_counter_ns()
+            files = [(image.encoded() or b"", box) for image, box in wanted]
+            for (image, box), pixels in zip(wanted, decoder.decode(files), strict=True):
+                if pixels is not None:
+                    image.give(box, pixels)
+            took(perf_counter_ns() - start)
 
     def make_part(number: int) -> None:
         for sample in parts[number]:
             make(sample)
 
+    def go_on() -> None:
+        try:
+            decode()
+            if pool is not None:
+                pool.go_on_with(second)
+        except BaseException as error:
+            second.cancel(error)
+            raise
+
     second = Job(make_part, len(parts), last)
     if pool is not None:
-        return [pool.submit(opening.open, len(parts), lambda: _go_on(opening, pool, second)), second]
-    first = Job(opening.open, len(parts), opening.decode)
+        return [pool.submit(open_part, len(parts), go_on), second]
+    first = Job(open_part, len(parts), go_on)
     first.run_here()
-    if opening.is_over:
-        second.run_here()
-    else:  # whoever waits hears of the first
+    if found:  # it has failed, of which whoever waits hears
         second.cancel()
+    second.run_here()
     return [first, second]
-
-
-def _go_on(opening: _Opening, pool: ThreadPool, second: Job) -> None:
-    try:
-        opening.decode()
-        pool.go_on_with(second)
-    except BaseException as error:
-        second.cancel(error)
-        raise
-
-
-class _Opening:
-    def __init__(
-        self,
-        decoder: BatchDecoder,
-        parts: Sequence[Sequence[int]],
-        asked: Callable[[Sequence[int]], Sequence[_Asked]],
-        took: Callable[[int], None],
-    ) -> None:
-        self._decoder, self._parts, self._asked, self._took = decoder, parts, asked, took
-        self._found: list[Sequence[_Asked]] = [()] * len(parts)
-        self.is_over = not parts
-
-    def open(self, number: int) -> None:
-        self._found[number] = self._asked(self._parts[number])
-
-    @ranged("decode")
-    def decode(self) -> None:
-        parts = [part for samples in self._found for found in samples for part in found]
-        self._found = []
-        if parts:
-            start = perf_counter_ns()
-            files = [(image.encoded() or b"", box) for image, box in parts]
-            for (image, box), pixels in zip(parts, self._decoder.decode(files), strict=True):
-                if pixels is not None:
-                    image.give(box, pixels)
-            self._took(perf_counter_ns() - start)
-        self.is_over = True
 
 
 # Samples that a thread opens, or makes, in one go where a device decodes: what is left to do is so little
@@ -260,7 +245,7 @@ class BatchMaker:
         return batch
 
 
-class PendingSamples:
+class PendingSamples(ABC):
     """Samples that are being made side by side.  What makes one is a subclass's."""
 
     def __init__(
@@ -368,25 +353,25 @@ class PendingSamples:
                 found.append([])
         return found
 
+    @abstractmethod
     def _asked(self, number: int) -> list[tuple[PartlyDecoded, Box]]:
         """The images of a sample that a decoder of batches may decode, with what is needed of them; errors
-        are left to be found when the sample is made.
-        """
-        return []
+        are left to be found when the sample is made."""
 
     def _opened_before(self, number: int, item: Item) -> Any:
         """What ``_asked`` opened of a sample, once; None of a substitute, and where nothing was decoded."""
         return self._open.pop(number, None) if item is self.items[number] else None
 
+    @abstractmethod
     def _decoding(self, nanoseconds: int) -> None: ...
 
-    def _made_all(self) -> None:
+    def _made_all(self) -> None:  # noqa: B027
         """Hear that all samples are made, or have errors, where they were decoded at once."""
 
+    @abstractmethod
     def _make_from(self, number: int, item: Item) -> None:
         """Make a sample; raise ``UnreadableError`` if its file is bad, and anything else whatever
         the policy."""
-        raise NotImplementedError
 
     def _no_replacement(self, item: Item, tried: int) -> BadSampleError:
         of = "" if item.target is None else f" of class {item.target}"

@@ -26,7 +26,6 @@ from fastpipe.core.locks import FileLockedError, lock_of
 from fastpipe.core.native import native
 from fastpipe.core.shared_memory import mapped
 
-# ----------------------------------------------------------------------------------------------------
 # What a cache holds: records of a fixed size, found by the digest of what they are about.
 #
 # Records are appended to a log that several processes share and never changed. The native core has the
@@ -60,8 +59,6 @@ class Part(NamedTuple):
     start: int
     stop: int
 
-
-# ---- Bytes of a cache's files: written and read whole -----------------------------------------------
 
 UInt8Array = npt.NDArray[np.uint8]
 
@@ -296,8 +293,6 @@ class EntryStore:
             self._stop(error)
         return -1
 
-    # ---- the files ------------------------------------------------------------------------------
-
     def _begin(self) -> None:
         with self._lock.alone(self._log):
             if os.fstat(self._log).st_size < _HEADER:
@@ -389,8 +384,6 @@ class EntryStore:
         else:
             self._table.forget(entry.number)
         return is_right
-
-    # ---- room -------------------------------------------------------------------------------------
 
     def _is_too_late(self, nbytes: int) -> bool:
         """Whether the machine has run out of room, looked at now and then."""

@@ -87,9 +87,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_lock)
 
 
-# ---- in memory ------------------------------------------------------------------------------
-
-
 def _ram(option: Cache) -> EntryStore:
     """The store in memory that processes of this user share, or a new one."""
     store = None
@@ -154,9 +151,6 @@ def _join(folder: PrivateFolder, name: str) -> EntryStore | None:
         except OSError as error:  # whoever has its lock is stopped, perhaps
             _log.info("a cache in memory cannot be shared: %s", error)
     return None
-
-
-# ---- on disk --------------------------------------------------------------------------------
 
 
 def _disk(option: Cache) -> EntryStore:

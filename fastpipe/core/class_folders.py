@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 
-# ---- List folders and all below: from what is known of them, in threads where they are slow ---------
-
 T = TypeVar("T")
 # Device, inode, and the times of the last change of content and of status, in nanoseconds.
 Stamp = tuple[int, int, int, int]
@@ -261,7 +259,6 @@ def _stamp(status: os.stat_result) -> Stamp:
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
 
-# ----------------------------------------------------------------------------------------------------
 # What a scan found, kept on disk: opened again, only folders that have changed are listed.
 #
 # A file holds the folders of one root, for one choice of extensions: in JSON where each is, its stamp and
@@ -566,8 +563,6 @@ def empty_message(empty: Sequence[str], extensions: str | Sequence[str] | None) 
     supported = extensions if isinstance(extensions, str) else ", ".join(extensions)
     return message + f"Supported extensions are: {supported}"
 
-
-# ---- Says how far a scan is, once it takes long enough for somebody to wonder -----------------------
 
 _log = logging.getLogger("fastpipe.index")
 

@@ -11,8 +11,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-# ---- Where the time goes: nanoseconds by stage, summed over all threads -----------------------------
-
 
 class StageClock:
     """Seconds spent in each stage, summed over the threads that worked in it.
@@ -55,7 +53,6 @@ class StageClock:
         return (StageClock, ())
 
 
-# ----------------------------------------------------------------------------------------------------
 # NVTX ranges: what fastpipe's threads are at, for Nsight Systems, where ``FASTPIPE_NVTX=1`` asks for it.
 
 _log = logging.getLogger("fastpipe")

@@ -88,7 +88,6 @@ def state_of(status: os.stat_result) -> bytes:
     return _NUMBERS.pack(status.st_dev, status.st_ino, status.st_size, *times)
 
 
-# ----------------------------------------------------------------------------------------------------
 # Which file systems stamp a folder's every change with a time that can be relied on, and how fine it is.
 
 # File systems of this machine alone.  A network's (nfs, cifs, 9p, virtiofs, lustre, …) may show

@@ -19,7 +19,6 @@ from typing import Any, BinaryIO, ParamSpec, TypeVar
 
 from fastpipe.core.clock import ranged
 
-# ----------------------------------------------------------------------------------------------------
 # Files: opening never hangs, fastpipe's own are not reached by links and are written whole, and only as
 # many stay open as the process has descriptors for; and which names are URLs.
 
@@ -375,7 +374,6 @@ def is_url(root: str | os.PathLike[str]) -> bool:
     return isinstance(root, str) and SCHEME.match(root) is not None
 
 
-# ----------------------------------------------------------------------------------------------------
 # Reading files safely: a fifo does not hang, a directory does not confuse, a short read is continued.
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"  # of HDF5 files

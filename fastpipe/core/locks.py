@@ -21,8 +21,6 @@ from typing import Any
 
 from fastpipe.core.files import open_regular
 
-# ---- Locks of a process ----------------------------------------------------------------------------
-
 try:
     import fcntl
 except ImportError:  # on Windows, where nothing is kept
@@ -139,8 +137,6 @@ def _renew() -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew)
 
-
-# ---- Locks of an open file ------------------------------------------------------------------------
 
 _FLOCK = struct.Struct("hhxxxxqqi4x")  # of 64-bit Linux: type, whence, start, length, process
 

@@ -7,8 +7,6 @@ import os
 import re
 from pathlib import Path
 
-# ---- The processors and the memory that this process may use ----------------------------------------
-
 
 def available_cpus() -> int:
     """Return the cores that this process may use: its affinity, bounded by the quotas of the cgroups that it
@@ -154,9 +152,6 @@ def _number(path: Path) -> int | None:
     except (OSError, ValueError):  # "max"
         return None
     return value if 0 <= value < _UNLIMITED else None
-
-
-# ---- How much memory and disk there is to use, also inside a container ------------------------------
 
 
 def free_memory(root: Path = Path("/")) -> int | None:

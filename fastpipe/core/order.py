@@ -13,7 +13,6 @@ import numpy.typing as npt
 from fastpipe.errors import OptionError
 from fastpipe.options import Shard, Shuffle
 
-# ----------------------------------------------------------------------------------------------------
 # The order of an epoch, and which positions of it each rank takes: pure functions, so that nothing has to
 # store them.
 #
@@ -210,7 +209,6 @@ class ShardedBatches:
             at += size
 
 
-# ----------------------------------------------------------------------------------------------------
 # Orders that visit groups of samples which are cheap to read together, such as the chunks of a file.
 
 _WINDOW_NBYTES = 1 << 25

@@ -409,7 +409,6 @@ if hasattr(os, "register_at_fork"):
 atexit.register(_close_all)
 
 
-# ----------------------------------------------------------------------------------------------------
 # Jobs of the native engine: begun here, watched by one thread, waited for like those of a ``ThreadPool``.
 #
 # The engine's threads know nothing of Python. One thread of this module's, the *watcher*, hears from the

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# ----------------------------------------------------------------------------------------------------
 # Processes: this one and those below it, as the kernel reports them, and such that end with their parent.
 
 if sys.platform != "win32":
@@ -182,9 +181,6 @@ _end: _End | None = None
 @functools.cache
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None)
-
-
-# ---- TensorFlow and torch in one process ------------------------------------------------------------
 
 
 def load_triton_apart() -> None:

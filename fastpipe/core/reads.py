@@ -261,8 +261,6 @@ class PendingRead:
         )
 
 
-# ---- Chunks as files hold them: reading one whole, and what is wrong with one, in words -------------
-
 UNKNOWN_CODEC = 7
 _NO_MEMORY = 8
 _PROBLEMS = {  # enum Problem of fastpipe/native/codecs.h

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-# ---- The samples of a dataset as a few flat arrays --------------------------------------------------
-#
 # A list of a million ``(path, class)`` tuples is two million Python objects. A forked worker that reads
 # them writes their reference counts, and so copies the memory pages they lie in; pickling them for a
 # spawned worker takes seconds. The classes here keep the same values in two or three buffers and make the

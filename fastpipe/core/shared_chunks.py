@@ -148,7 +148,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_lock)
 
 
-# ----------------------------------------------------------------------------------------------------
 # Memory for decoded units that processes share which have no parent in common that made it.
 
 

@@ -25,8 +25,6 @@ import numpy.typing as npt
 from fastpipe.core.locks import try_to_lock
 from fastpipe.core.private_folder import PrivateFolder, user_cache_folder
 
-# ---- Files in memory, which several processes of a machine have open --------------------------------
-
 _NAME = "fastpipe-cache"
 
 

@@ -9,8 +9,6 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
-# ---- Numbers of bytes or things, and short times, in words ------------------------------------------
-
 
 def counted(count: int, what: str) -> str:
     """A number of things.
@@ -47,7 +45,6 @@ def in_duration(seconds: float) -> str:
     return f"{seconds:.1e} s" if seconds else "0 s"
 
 
-# ----------------------------------------------------------------------------------------------------
 # Text with names from files in it: nothing in a name may act on a terminal, or look like another line.
 
 # Controls, formats (writing direction, zero width), halves of surrogate pairs, and breaks of lines.
@@ -110,8 +107,6 @@ def _print_arguments(record: logging.LogRecord) -> bool:
 for _name in _LOGGERS:
     logging.getLogger(f"fastpipe.{_name}".rstrip(".")).addFilter(_print_arguments)
 
-
-# ---- Natural order of names: the numbers in them count as numbers -----------------------------------
 
 _NUMBER = re.compile(r"(\d+)")
 

@@ -58,9 +58,6 @@ class FetchedObject(NamedTuple):
     version: str
 
 
-# ---- The Protocols by which the layers of fastpipe meet ---------------------------------------------
-
-
 class PartlyDecoded(Protocol):
     """An image that others may decode a part of."""
 

@@ -25,8 +25,6 @@ from fastpipe.core.class_folders import THREADS
 from fastpipe.core.sample_tables import FrozenSamples, Packed, checked_offsets, offsets_of, pack_paths
 from fastpipe.core.types import Store, StoredObject
 
-# ---- What a store's listing says of each sample (key, size, version), as a few flat arrays ----------
-#
 # As ``FrozenSamples``, whose paths it shares, it costs forked and spawned workers next to nothing.
 
 Int64Array = npt.NDArray[np.int64]
@@ -198,7 +196,6 @@ def _feed(digest: hashlib.blake2b, part: bytes | memoryview) -> None:
     digest.update(part)
 
 
-# ----------------------------------------------------------------------------------------------------
 # The listings of stores, kept on disk: a store has no cheap way to tell what has changed in it.
 #
 # So what is kept is used until somebody asks for a new listing, and the log says so. One file holds the

@@ -219,8 +219,6 @@ class Prefetcher:
         _running.clear()
         self._reset()
 
-    # ---- the threads' side ---------------------------------------------------------------------
-
     def _work(self) -> None:
         _lower_priority()
         try:
@@ -373,8 +371,6 @@ class Prefetcher:
         for lock in slot.waiting:
             lock.release()
         slot.waiting.clear()
-
-    # ---- the other side ------------------------------------------------------------------------
 
     def _window(self) -> int:
         """Return how many bytes of the order, from what was needed last, are looked at."""

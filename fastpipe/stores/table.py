@@ -462,8 +462,6 @@ class StageTable:
         self._first = self._names["first"]
         self._memory = None
 
-    # ---- making room ---------------------------------------------------------------------------
-
     def _reserve(self, row: int, name: bytes, nbytes: int) -> int:
         """Reserve bytes for a row, if need be by removing others: a number, -1 where there is no room."""
         ledger, limit = self._folder.ledger, self._folder.max_bytes
@@ -524,8 +522,6 @@ class StageTable:
             return True
         locks.release(_FOLLOWERS)
         return False
-
-    # ---- files -----------------------------------------------------------------------------------
 
     def _write(self, row: int, name: bytes, write: Callable[[str], None], nbytes: int, number: int) -> None:
         """Write an object whose bytes are reserved."""
