@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.core.keys import sample_seed, uniforms
-from fastpipe.core.reads import ReadPolicy, Started
+from fastpipe.core.reads import Reading
 from fastpipe.core.types import Key
 from fastpipe.errors import OptionError
 
@@ -48,18 +48,6 @@ class Form(NamedTuple):
 
 # Samples tried in a bad one's place.
 _MOST_REPLACEMENTS = 100
-
-
-class Reading(NamedTuple):
-    """How a batch is read, as of ``PendingRead``; ``where`` says where its first sample is."""
-
-    start: Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], Started]
-    read_alone: Callable[[int, int], None]
-    samples: npt.NDArray[np.int64]
-    policy: ReadPolicy
-    substitute: Callable[[int, int], int | None] | None
-    heard: Callable[[Any], None]
-    where: Callable[[], str]
 
 
 class BatchReader(Protocol):

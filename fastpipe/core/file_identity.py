@@ -41,16 +41,15 @@ class FileIdentity(NamedTuple):
         return self.state + os.fsencode(os.path.abspath(self.path))
 
 
-def identify(path: str, tag: bytes, descriptor: int | None = None) -> FileIdentity:
+def identify(path: str, tag: bytes) -> FileIdentity:
     """Return the present state of a file: device, inode, size, and its times of modification and change.
 
     Every way to change a file or to put another in its place changes one of them, once it has settled; a
     program cannot set the time of change.  ``tag``, of at most 64 bytes, is what else makes a difference,
-    such as how the file is decoded; ``descriptor`` is of the file where it is open: another may be at the
-    path by now.
+    such as how the file is decoded.
     """
     now = time.time_ns()
-    status = os.stat(path if descriptor is None else descriptor)
+    status = os.stat(path)
     state, changed = state_of(status), status.st_ctime_ns
     step = _STEP_NS if changed % 1_000_000 else _COARSE_STEP_NS
     digest = hashlib.blake2b(state, digest_size=16, key=tag).digest()

@@ -73,11 +73,10 @@ class ReadPolicy(NamedTuple):
     item: Callable[[int], Item]
 
 
-class PendingRead:
-    """A batch that is being read.
+class Reading(NamedTuple):
+    """How a batch is read.
 
-    Args:
-        threads: to work in; None works in the calling thread at once.
+    Attributes:
         start: samples, and the rows where they belong, to what there is to do to read them there.
         read_alone: reads one sample to a row, and raises what is wrong with it.
         samples: int64 (N,): the batch's.
@@ -85,22 +84,24 @@ class PendingRead:
         substitute: for the policy ``"replace"``: a row's number and the attempt, from 1, to another sample;
             None when there is none left to try.
         heard: called with the core's batch when that has done its part.
+        where: says where its first sample is.
     """
 
-    def __init__(
-        self,
-        threads: ReadThreads | None,
-        start: Callable[[Int64Array, Int64Array], Started],
-        read_alone: Callable[[int, int], None],
-        samples: Int64Array,
-        policy: ReadPolicy,
-        substitute: Callable[[int, int], int | None] | None = None,
-        heard: Callable[[Any], None] = lambda _: None,
-    ) -> None:
-        self.samples = samples
-        self._read_one, self._policy, self._substitute = read_alone, policy, substitute
-        self._heard = heard
-        self._started: Started | None = start(samples, np.arange(len(samples)))
+    start: Callable[[Int64Array, Int64Array], Started]
+    read_alone: Callable[[int, int], None]
+    samples: Int64Array
+    policy: ReadPolicy
+    substitute: Callable[[int, int], int | None] | None
+    heard: Callable[[Any], None]
+    where: Callable[[], str]
+
+
+class PendingRead:
+    """A batch that is being read, in threads, or in the calling one at once."""
+
+    def __init__(self, threads: ReadThreads | None, reading: Reading) -> None:
+        self.samples, self._reading, self._policy = reading.samples, reading, reading.policy
+        self._started: Started | None = reading.start(self.samples, np.arange(len(self.samples)))
         self._failed: dict[int, BaseException] = {}
         self._left_out: dict[int, BadSampleError] = {}
         self._is_given_up = False
@@ -114,7 +115,7 @@ class PendingRead:
     def _read_here(self, started: Started) -> None:
         if started.batch is not None:
             native.run_here(started.batch)
-            self._heard(started.batch)
+            self._reading.heard(started.batch)
             if started.keep is not None:
                 started.keep()
         if started.tasks:
@@ -134,7 +135,7 @@ class PendingRead:
 
         def last() -> None:
             try:
-                self._heard(batch)
+                self._reading.heard(batch)
                 if rest is not None:
                     rest.expect(int(batch.has_chunks))
                     if not rest.done():
@@ -223,7 +224,7 @@ class PendingRead:
             if sample is None:
                 raise self._no_replacement(row, attempt - 2)
             try:
-                self._read_one(sample, row)
+                self._reading.read_alone(sample, row)
                 return
             except Exception as cause:
                 if not self._policy.is_bad(cause):
@@ -231,8 +232,8 @@ class PendingRead:
                 self._refuse(sample, row, cause)
             if self._policy.policy == "skip":
                 return
-            assert self._substitute is not None
-            sample = self._substitute(row, attempt)
+            assert self._reading.substitute is not None
+            sample = self._reading.substitute(row, attempt)
 
     def _refuse(self, sample: int, row: int, cause: Exception) -> None:
         """Do what the policy says of a bad sample.

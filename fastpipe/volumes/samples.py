@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.core.array_cache import default_file_arrays
-from fastpipe.core.array_samples import Form, Reading, checked_threads, drawn_substitute
+from fastpipe.core.array_samples import Form, checked_threads, drawn_substitute
 from fastpipe.core.bad_samples import Item, is_of_samples
 from fastpipe.core.keys import sample_seed
 from fastpipe.core.order import TouredSamples
 from fastpipe.core.pool import Process
-from fastpipe.core.reads import ReadPolicy, Started
+from fastpipe.core.reads import Reading, ReadPolicy, Started
 from fastpipe.core.types import Key
 from fastpipe.options import BadSamples, Cache, Stage
 from fastpipe.sampling import Sampling, Uniform
