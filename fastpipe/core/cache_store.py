@@ -110,10 +110,6 @@ class EntryStore:
         is_in_memory: the data file has no name and its full size, and nobody makes it shorter: it is read
             through a map (``mapped``), without a copy.
         is_short: says now and then whether the machine has no room left, whatever ``max_bytes`` is.
-
-    Raises:
-        DamagedStoreError: the files are no two of a store.
-        OSError: they cannot be written or locked.
     """
 
     def __init__(
@@ -201,11 +197,7 @@ class EntryStore:
         )  # fmt: skip
 
     def read(self, entry: Entry, first: int, count: int) -> UInt8Array:
-        """Return rows of an entry, uint8 (count, width, channels), not to be written to.
-
-        Raises:
-            OSError: the file is shorter than it was.
-        """
+        """Return rows of an entry, uint8 (count, width, channels), not to be written to."""
         _, width, channels = entry.shape
         offset, nbytes = entry.offset + first * width * channels, count * width * channels
         if self.mapped is not None:

@@ -96,9 +96,6 @@ def write_whole(
         unfinished: the name while it is written, in a folder of one's own, so that what a killed process left
             is found; by default one that cannot be guessed, beside ``path``.
         dir_fd: the open folder that the paths are relative to; its own entry is then not synced.
-
-    Raises:
-        OSError: the content cannot be written; nothing has changed then.
     """
     path = Path(path)
     try:
@@ -225,9 +222,6 @@ def folder_below(root: str | os.PathLike[str], inside: str, *, makes: bool = Fal
         root: a folder; itself it may be a link.
         inside: a relative path without ``..``; empty for the folder itself.
         makes: whether folders on the way are made where they are missing.
-
-    Raises:
-        OSError: there is no such folder; or a link, or a file, is on the way.
     """
     flags = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | _SAFE
     descriptor = os.open(root, flags)
@@ -295,11 +289,7 @@ def closes_idle(function: Callable[[], T]) -> Callable[[], T]:
 
 
 def retrying_open(function: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-    """Return what a function opens; without a descriptor left, after fastpipe has closed its idle files.
-
-    Raises:
-        OSError: as the function raises it; one about descriptors says what to do.
-    """
+    """Return what a function opens; without a descriptor left, after fastpipe has closed its idle files."""
     try:
         return function(*args, **named)
     except OSError as error:

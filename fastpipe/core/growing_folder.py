@@ -75,10 +75,6 @@ def remove_folder(out: Path, names: Iterable[str]) -> None:
 class GrowingFolder(ABC):
     """The folder ``OUT.partial``, locked; ``busy`` is the error where another process, or thread, is at work
     there.
-
-    Raises:
-        OptionError: the folder holds what no copy has left there, or others may write to it.
-        OSError: the folder cannot be made.
     """
 
     # The lock keeps other processes out, and not other threads of this one.

@@ -54,12 +54,7 @@ class FileLock:
 
     @contextmanager
     def alone(self, descriptor: int) -> Iterator[None]:
-        """Hold the lock of a file that is open for writing.
-
-        Raises:
-            FileLockedError: another process does not let go of it.
-            OSError: the file system has no locks.
-        """
+        """Hold the lock of a file that is open for writing."""
         try:
             with self.threads:
                 for attempt in range(_TRIES):

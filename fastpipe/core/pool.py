@@ -430,9 +430,6 @@ class NativeJob(Job):
     busy with it.
 
     ``last`` is called by the watcher when nothing of the batch runs any more, unless it was given up.
-
-    Raises:
-        ClosedError: no thread can be had, or the interpreter ends.
     """
 
     def __init__(self, batch: Any, channel: Any, threads: int, last: Callable[[], None]) -> None:

@@ -463,11 +463,7 @@ class SampleTable(Table[Sample]):
         return data.targets.item(position) if isinstance(data, FrozenSamples) else data[position][1]
 
     def targets_array(self) -> Int64Array:
-        """Return all class indices as they are now: a read-only int64 array (N,).
-
-        Raises:
-            TypeError: a target is not an integer in the range of int64.
-        """
+        """Return all class indices as they are now: a read-only int64 array (N,)."""
         data = self._data
         if isinstance(data, FrozenSamples):
             return data.targets

@@ -83,9 +83,6 @@ class UnitFile:
     def opened(self) -> Any:
         """Return the ``native.UnitMemory`` in this process: the same one for all, as locks keep only
         processes apart.
-
-        Raises:
-            OSError: there is no room for it among the process's addresses.
         """
         with _opening:
             pid, units = os.getpid(), None
@@ -155,9 +152,6 @@ def joined_memory(what: str, keys: int, slots: int, nbytes: int) -> UnitFile:
     """Return memory for units that all processes of this user on this machine share which ask for the same.
 
     ``what`` says what the units are of; where there is memory already it has its own number of slots.
-
-    Raises:
-        OSError: there can be none, or processes cannot meet.
     """
     digest = hashlib.sha256(os.fsencode(f"units 2 {what} {keys} {slot_nbytes(nbytes)}")).hexdigest()[:32]
     with meeting_folder() as folder:

@@ -74,12 +74,7 @@ class Announced(NamedTuple):
     inodes: list[int]
 
     def opened(self) -> list[int]:
-        """Return descriptors of the files in this process, which the caller closes.
-
-        Raises:
-            OSError: the process is gone, or has them no more.
-            ValueError: the note does not fit itself.
-        """
+        """Return descriptors of the files in this process, which the caller closes."""
         found: list[int] = []
         try:
             for number, inode in zip(self.numbers, self.inodes, strict=True):
@@ -107,11 +102,7 @@ def _place() -> str:
 
 @contextmanager
 def meeting_folder() -> Iterator[PrivateFolder]:
-    """Give the folder of the notes, to this process alone; notes of processes that are gone are removed.
-
-    Raises:
-        CacheError, OSError: there can be none.
-    """
+    """Give the folder of the notes, to this process alone; notes of processes that are gone are removed."""
     with PrivateFolder(user_cache_folder() / "shared-memory") as folder, alone(folder):
         _clear(folder)
         yield folder

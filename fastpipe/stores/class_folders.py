@@ -52,10 +52,6 @@ def find_remote_classes(
         classes: those to take, as for ``find_classes`` of local folders, whose errors these are.
         cache: where scans are kept, and beside them the names of folders.
         refresh: list them anew, although they are kept.
-
-    Raises:
-        FileNotFoundError: there is no folder.
-        StoreError: the store does not answer as it must.
     """
     listings = None if cache is None else ListingCache(cache.path, now=cache.now)
     kept = None if listings is None or refresh else listings.load_folders(store.name, prefix)
@@ -97,9 +93,6 @@ def scan_store(
         root: what all paths begin with, ending in a slash.
         prefix: what all keys have in its place: empty, or ending in a slash.
         refresh: list again what is kept.
-
-    Raises:
-        StoreError: the store does not answer as it must.
     """
     check_scan(class_to_idx, extensions, is_valid_file)
     names = sorted(class_to_idx)

@@ -224,12 +224,7 @@ class ObjectReader:
 
     @ranged("read")
     def read(self, path: str, row: int) -> bytes:
-        """Return the content of a path, or of its row; the row is -1 where it was not listed.
-
-        Raises:
-            FileNotFoundError: it is not in the store any more.
-            StoreError: the store does not give it.
-        """
+        """Return the content of a path, or of its row; the row is -1 where it was not listed."""
         if row < 0:  # somebody put the path there
             return self._fetcher.timed(self._key_of(path), "").data
         return self.prefetcher.take(row)

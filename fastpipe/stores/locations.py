@@ -35,11 +35,7 @@ class Location:
 
     @classmethod
     def of(cls, root: str | os.PathLike[str]) -> Location:
-        """Return the location that a URL, or a folder's path, names.
-
-        Raises:
-            OptionError: it has credentials in it, or is no URL that can be put before keys.
-        """
+        """Return the location that a URL, or a folder's path, names."""
         text = os.fspath(root)
         found = SCHEME.match(text)
         if found is None:

@@ -31,10 +31,6 @@ def open_store(
 
     ``root`` is a URL (``s3://bucket/train``, or of any other file system that fsspec knows), or a folder; the
     options are as fsspec's file system for such URLs takes them.
-
-    Raises:
-        OptionError: URL or options cannot work.
-        MissingDependencyError: a package is needed for such URLs.
     """
     location, options = Location.of(root), StorageOptions(storage_options)
     if location.scheme in _FOLDERS:

@@ -57,11 +57,7 @@ class S3Settings:
 
     @classmethod
     def of(cls, options: StorageOptions) -> S3Settings:
-        """Read options and environment.
-
-        Raises:
-            OptionError: they contradict each other, or have credentials where these would be seen.
-        """
+        """Read options and environment."""
         client: Mapping[str, Any] = options.get("client_kwargs") or {}
         config = _configured(options)
         endpoint = options.get("endpoint_url") or client.get("endpoint_url") or _endpoint(config)

@@ -51,11 +51,7 @@ class Usage(NamedTuple):
 
 
 class StageFolder:
-    """A stage's folder, opened in one process.
-
-    Raises:
-        StageError: it cannot be made or written to, or belongs to somebody else, or others may enter.
-    """
+    """A stage's folder, opened in one process."""
 
     def __init__(self, stage: Stage) -> None:
         self.path = os.path.join(os.fspath(stage.dir), _FOLDER)
@@ -96,9 +92,6 @@ class StageFolder:
         """Return the objects of a listing (its digest, and int64 (N,) sizes in bytes) that are staged.
 
         ``name_of`` gives the name of a row's object, 16 bytes.
-
-        Raises:
-            StageError: the folder cannot be used any more.
         """
         # The same listing of two stores has two tables: names tell stores from each other.
         which = hashlib.blake2b(digest + (name_of(0) if len(sizes) else b""), digest_size=16).hexdigest()

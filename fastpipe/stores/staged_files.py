@@ -35,13 +35,7 @@ _FOREVER_S = 1e8  # wait for another process that copies the file for as long as
 def copy_whole(
     store: Store, listing: Listing, staged: StageTable, row: int, connections: int | str = "auto"
 ) -> tuple[str, bool]:
-    """Return an object's file in the stage, and whether it was downloaded: by one process at a time.
-
-    Raises:
-        StageError: there is no room for it, or the stage cannot be written to.
-        ObjectChangedError: it is not of the version that was listed.
-        StoreError, FileNotFoundError: the store does not give it.
-    """
+    """Return an object's file in the stage, and whether it was downloaded: by one process at a time."""
     found = staged.path(row)
     if found is not None:
         return found, False
@@ -226,12 +220,7 @@ def staged_files(
     storage_options: Mapping[str, Any] | None,
     stage: Stage | None,
 ) -> StagedFiles | None:
-    """Return what brings URLs and files here; None where all of them are local.
-
-    Raises:
-        OptionError: a URL without a stage, or options without a URL.
-        Others: as of ``StagedFiles``.
-    """
+    """Return what brings URLs and files here; None where all of them are local."""
     urls = [isinstance(path, str) and is_url(path) for path in paths]
     first = next(
         (path for path, is_far in zip(paths, urls, strict=True) if is_far), paths[0] if paths else ""

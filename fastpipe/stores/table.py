@@ -358,12 +358,7 @@ class StageTable:
         return None
 
     def put(self, row: int, write: Callable[[str], None]) -> str:
-        """Put an object there that ``write`` makes at a path; return where it is then.
-
-        Raises:
-            StageError: there is no room for it, or it cannot be written to.
-            Others: as of ``write``.
-        """
+        """Put an object there that ``write`` makes at a path; return where it is then."""
         name, nbytes, where = self._name_of(row), int(self._sizes[row]), self._folder.path
         try:
             number = self._reserve(row, name, nbytes)
