@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -40,6 +41,7 @@ Stamp = tuple[int, int, int, int]
 # Listing waits for the disk or the network, so there may be many more threads than cores.
 THREADS = 32
 _TELL_EVERY_S = 0.25
+_WINDOW_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,26 +67,11 @@ class _Task(NamedTuple):
 _Visit = tuple[int, Folder[T] | None, list[_Task]]
 
 
-class Waiting:
-    """Says when a thread spends its time waiting, so that other threads could work meanwhile."""
-
-    _WINDOW_S = 0.05
-
-    def __init__(
-        self, clock: Callable[[], float] = time.perf_counter, busy: Callable[[], float] = time.thread_time
-    ) -> None:
-        self._clock, self._busy = clock, busy
-        self._since = clock(), busy()
-
-    def __call__(self) -> bool:
-        """Return whether more than half of the time since the last answer, 50 ms or more, was waiting."""
-        now = self._clock()
-        passed = now - self._since[0]
-        if passed < self._WINDOW_S:
-            return False
-        busy = self._busy()
-        ran, self._since = busy - self._since[1], (now, busy)
-        return passed - ran > passed / 2
+def waits(since: tuple[float, float]) -> bool:
+    """Return whether more than half of the time since then (``perf_counter``, ``thread_time``), of 50 ms or
+    more, was waiting."""
+    passed, ran = time.perf_counter() - since[0], time.thread_time() - since[1]
+    return passed >= _WINDOW_S and passed - ran > passed / 2
 
 
 class Walker(Generic[T]):
@@ -120,7 +107,7 @@ class Walker(Generic[T]):
         self._prefix, self._take, self._now = prefix, take, now
         self._known = known or {}
         self._file_systems = file_systems or FileSystems()
-        self._is_waiting = is_waiting or Waiting()
+        self._is_waiting = is_waiting or partial(waits, (time.perf_counter(), time.thread_time()))
         self._on_progress, self._clock, self._told = on_progress, clock, clock()
         self._folders = self._files = 0
         self._remote = False

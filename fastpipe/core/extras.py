@@ -56,8 +56,7 @@ def require(module: str, *, extra: str = "", package: str = "") -> Any:
     try:
         return load_part(module)
     except ModuleNotFoundError as error:
-        wanted = {module[: i if i >= 0 else None] for i in _dots(module)}
-        if error.name not in wanted:
+        if not f"{module}.".startswith(f"{error.name}."):
             if str(error.name).partition(".")[0] != module.partition(".")[0]:
                 raise missing_package(error) from error
             raise
@@ -113,8 +112,3 @@ def require_threadpoolctl(extra: str) -> Any:
     if "KMP_DUPLICATE_LIB_OK" not in os.environ:
         del sys.modules["threadpoolctl"]
     return module
-
-
-def _dots(module: str) -> list[int]:
-    """Positions at which a prefix of a dotted name ends; -1 stands for the whole name."""
-    return [i for i, char in enumerate(module) if char == "."] + [-1]

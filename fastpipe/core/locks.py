@@ -49,8 +49,9 @@ class FileLock:
     """
 
     def __init__(self) -> None:
-        self.threads = threading.Lock()
+        self._after_fork()
         self._to_close: list[int] = []
+        renew_in_children(self)
 
     @contextmanager
     def alone(self, descriptor: int) -> Iterator[None]:
@@ -77,6 +78,9 @@ class FileLock:
         """
         self._to_close += descriptors
         self._close_waiting()
+
+    def _after_fork(self) -> None:
+        self.threads = threading.Lock()  # another thread may have held it just then
 
     def _close_waiting(self) -> None:
         if self._to_close and self.threads.acquire(blocking=False):
@@ -119,18 +123,6 @@ def lock_of(descriptor: int) -> FileLock:
 
 _locks: weakref.WeakValueDictionary[tuple[int, int], FileLock] = weakref.WeakValueDictionary()
 _making = threading.Lock()
-
-
-def _renew() -> None:
-    """In the child of a fork: other threads may have held these just then."""
-    global _making
-    _making = threading.Lock()
-    for lock in list(_locks.values()):
-        lock.threads = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew)
 
 
 _FLOCK = struct.Struct("hhxxxxqqi4x")  # of 64-bit Linux: type, whence, start, length, process
@@ -258,6 +250,8 @@ def renew_in_children(one: Any) -> None:
 
 
 def _after_fork() -> None:
+    global _making
+    _making = threading.Lock()
     for one in list(_renewed):
         with contextlib.suppress(Exception):  # such as EBADF, where the program has closed its descriptor
             one._after_fork()

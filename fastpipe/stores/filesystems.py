@@ -6,6 +6,7 @@ import asyncio
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
@@ -146,37 +147,35 @@ class FilesystemStore:
         return StoredObject(key, int(details["size"]), _version(details))
 
 
-class store_errors:  # noqa: N801 - used as a statement
+@contextmanager
+def store_errors(path: str, at: str, options: StorageOptions) -> Iterator[None]:
     """Raise the errors of a file system as those of ``core.types.Store``, without secrets."""
+    try:
+        yield
+    except FastpipeError:
+        raise
+    except Exception as error:
+        raise _as_ours(error, path, at, options) from None
 
-    def __init__(self, path: str, at: str, options: StorageOptions) -> None:
-        self._path, self._at, self._options = path, at, options
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, FastpipeError):
-            raise self._as_ours(error) from None
-
-    def _as_ours(self, error: Exception) -> Exception:
-        status, code = answered(error)
-        if status or code:
-            return answer_error(self._path, self._at, status, code)
-        said = self._options.hide(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
-        if _is_silence(error):  # which fsspec's HTTP takes for a missing file
-            return no_answer(self._path, self._at, said)
-        if isinstance(error, (FileNotFoundError, UnicodeEncodeError, NotADirectoryError, IsADirectoryError)):
-            return missing(self._path, self._at)
-        if isinstance(error, ImportError):
-            return MissingDependencyError(f"{self._path} needs a package: {said}")
-        if isinstance(error, PermissionError) or _is_a(error, *_NO_CREDENTIALS):
-            return StoreAccessError(f"{self._path}: {said}. Pass credentials as storage_options=…")
-        if isinstance(error, TypeError):  # of a client that does not take an option
-            return OptionError(f"{self._path} with storage_options={self._options!r}: {said}")
-        if isinstance(error, (OSError, ValueError)) or type(error).__module__ != "builtins":
-            return StoreError(f"{self._path}: {said}. See to the URL and to storage_options")
-        return error
+def _as_ours(error: Exception, path: str, at: str, options: StorageOptions) -> Exception:
+    status, code = answered(error)
+    if status or code:
+        return answer_error(path, at, status, code)
+    said = options.hide(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
+    if _is_silence(error):  # which fsspec's HTTP takes for a missing file
+        return no_answer(path, at, said)
+    if isinstance(error, (FileNotFoundError, UnicodeEncodeError, NotADirectoryError, IsADirectoryError)):
+        return missing(path, at)
+    if isinstance(error, ImportError):
+        return MissingDependencyError(f"{path} needs a package: {said}")
+    if isinstance(error, PermissionError) or _is_a(error, *_NO_CREDENTIALS):
+        return StoreAccessError(f"{path}: {said}. Pass credentials as storage_options=…")
+    if isinstance(error, TypeError):  # of a client that does not take an option
+        return OptionError(f"{path} with storage_options={options!r}: {said}")
+    if isinstance(error, (OSError, ValueError)) or type(error).__module__ != "builtins":
+        return StoreError(f"{path}: {said}. See to the URL and to storage_options")
+    return error
 
 
 _NO_CREDENTIALS = (
