@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastpipe.core.locks import LockFile, open_file_locks_are_possible
-from fastpipe.stores import ledger as module
-from fastpipe.stores.ledger import Ledger
+from fastpipe.stores import stage as module
+from fastpipe.stores.stage import Ledger
 
 pytestmark = pytest.mark.skipif(
     not open_file_locks_are_possible(), reason="run it on 64-bit Linux, which has OFD locks"
