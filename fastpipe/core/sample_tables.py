@@ -109,11 +109,7 @@ class FrozenSamples(Sequence[Sample]):
     def __len__(self) -> int:
         return len(self.targets)
 
-    @overload
-    def __getitem__(self, index: int) -> Sample: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Sample]: ...
-    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         return self.path(index), self.targets.item(index)
@@ -161,11 +157,7 @@ class FrozenTargets(Sequence[int]):
     def __len__(self) -> int:
         return len(self.array)
 
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[int]: ...
-    def __getitem__(self, index: int | slice) -> int | list[int]:
+    def __getitem__(self, index: Any) -> Any:
         return self.array[index].tolist() if isinstance(index, slice) else self.array.item(index)
 
     def __iter__(self) -> Iterator[int]:
@@ -325,16 +317,10 @@ class Table(MutableSequence[T]):
     @overload
     def __setitem__(self, index: slice, value: Iterable[T]) -> None: ...
     def __setitem__(self, index: SupportsIndex | slice, value: Any) -> None:
-        if isinstance(index, slice):
-            self._thaw()[index] = value
-        else:
-            self._thaw()[self._position(index)] = value
+        self._thaw()[index if isinstance(index, slice) else self._position(index)] = value
 
     def __delitem__(self, index: SupportsIndex | slice) -> None:
-        if isinstance(index, slice):
-            del self._thaw()[index]
-        else:
-            del self._thaw()[self._position(index)]
+        del self._thaw()[index if isinstance(index, slice) else self._position(index)]
 
     def insert(self, index: SupportsIndex, value: T) -> None:
         self._thaw().insert(index, value)
@@ -343,11 +329,7 @@ class Table(MutableSequence[T]):
         self._thaw().extend(list(values))
 
     def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
-        """Position of the first item equal to ``value``, as ``list.index`` gives it."""
-        try:
-            return self._data.index(value, start, sys.maxsize if stop is None else stop)
-        except ValueError:
-            raise ValueError(f"{value!r} is not in this {type(self).__name__}") from None
+        return self._data.index(value, start, sys.maxsize if stop is None else stop)
 
     def count(self, value: Any) -> int:
         return self._data.count(value)
