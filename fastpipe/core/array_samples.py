@@ -66,15 +66,8 @@ class BatchReader(Protocol):
         self, indices: Any, samples: npt.NDArray[np.int64], key: Key | None, is_keyed: bool, runtime: Any,
         arrays: list[npt.NDArray[Any]],
     ) -> Reading:  # fmt: skip
-        """Return how a batch is read.
-
-        Args:
-            indices: as they were asked for.
-            samples: int64 (N,): the same as positions in the dataset.
-            key: of what is drawn; None where nothing is.
-            is_keyed: whether a loader set it.
-            runtime: what this process has.
-            arrays: the batch's memory.
+        """Return how a batch is read into arrays, at indices as they were asked for, the same as samples
+        int64 (N,); the key, set by a loader or not, is of what is drawn.
         """
 
     def _running(self) -> Any:

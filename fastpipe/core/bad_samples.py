@@ -103,6 +103,16 @@ def bad_sample_error(item: Item, cause: BaseException) -> BadSampleError:
     return error
 
 
+def no_replacement(item: Item, tried: int) -> BadSampleError:
+    """Return the error of a sample in whose place nothing could be put."""
+    of = "" if item.target is None else f" of class {item.target}"
+    return BadSampleError(
+        f"sample {item.index} ({item.path!r}) could not be read, nor could any of {tried} tried in its place{of}."
+        " The warnings logged for each say why; repair the files, or restore them from a copy",
+        path=item.path, index=item.index,
+    )  # fmt: skip
+
+
 def why_nothing_is_left(left_out: Mapping[int, BadSampleError], count: int) -> BadSampleError | None:
     """Return the error of a batch of ``count`` samples that were all left out; None if none was asked for."""
     if not left_out:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.core.bad_samples import BadSampleLog, Item, bad_sample_error, means_damage
+from fastpipe.core.bad_samples import BadSampleLog, Item, bad_sample_error, means_damage, no_replacement
 from fastpipe.core.clock import StageClock, ranged
 from fastpipe.core.pool import Job, ThreadPool
 from fastpipe.core.types import (
@@ -118,21 +118,12 @@ def decoded_together(
     last: Callable[[], None] | None = None,
     width: int = 1,
 ) -> list[Job]:
-    """Begin to make samples: ask each for its images, decode these, make each.
+    """Begin to make samples: ask each for its images, decode these, make each; return both jobs.
 
-    Args:
-        pool: threads to work in; None works in the calling one before returning.
-        decoder: decodes what is asked for.
-        count: samples.
-        asked: gives of samples the images that may be decoded, with what is needed of them; none of a sample
-            of which something is wrong, for ``make`` to find.
-        make: makes a sample; keeps errors to itself.
-        took: called with the nanoseconds of decoding.
-        last: called by the thread that has made the last sample.
-        width: samples that a thread opens, or makes, at a time.
-
-    Returns:
-        Both jobs, the second of which begins where the first has ended.
+    ``asked`` gives of samples the images that may be decoded, with what is needed of them; none of a sample
+    of which something is wrong, for ``make``, which keeps errors to itself, to find.  ``took`` hears the
+    nanoseconds of decoding, and ``last`` that all are made.  A thread opens, or makes, ``width`` samples at a
+    time; without a pool the calling one does all before returning.
     """
     parts = [range(first, min(first + width, count)) for first in range(0, count, width)]
     found: list[Sequence[_Asked]] = [()] * len(parts)
@@ -185,14 +176,12 @@ class BatchMaker:
     """Makes batches of image samples.
 
     Args:
-        read: a path to what there is of the image: its encoded file, or more; an ``ImageBatch`` gives it the
-            file as well, where it has that.
+        read: a path to what there is of the image: its encoded file, or more.
         open_image: that and the path to an opened image.
-        policy: ``"raise"``, ``"replace"`` or ``"skip"``.
-        bad, clock: where bad samples, and times, are collected.
+        policy, bad, clock: what becomes of bad samples; where these, and times, are collected.
         decoder: decodes the images of a batch at once; None lets each thread decode its own.
-        read_past: as ``read``, past whatever keeps decoded images; the default is to read.
-        read_many_past: as ``read_past`` of many paths; None in the place of what it leaves to that.
+        read_past, read_many_past: as ``read``, of one or many paths, past whatever keeps decoded images; None
+            in the place of what the latter leaves to the former.
     """
 
     def __init__(
@@ -225,11 +214,9 @@ class BatchMaker:
         is_batch: bool = True,
         device: BatchDevice | None = None,
     ) -> PendingBatch:
-        """Begin a batch.
+        """Begin a batch; without a pool it is made before this returns.
 
         Args:
-            pool: threads to work in; None works in the calling thread before returning.
-            items, plan: the samples, and what is done to each.
             parameters: float64 (N, …), a row for each sample.
             memory: (N, …) the batch's memory, or a row of a larger one for each sample; None lets samples be
                 separate values.
@@ -312,7 +299,7 @@ class PendingSamples(ABC):
         try:
             for attempt in itertools.count(1):
                 if item is None:
-                    raise self._no_replacement(self.items[number], attempt - 2)
+                    raise no_replacement(self.items[number], attempt - 2)
                 try:
                     self._make_from(number, item)
                     return
@@ -373,22 +360,10 @@ class PendingSamples(ABC):
         """Make a sample; raise ``UnreadableError`` if its file is bad, and anything else whatever
         the policy."""
 
-    def _no_replacement(self, item: Item, tried: int) -> BadSampleError:
-        of = "" if item.target is None else f" of class {item.target}"
-        return BadSampleError(
-            f"sample {item.index} ({item.path!r}) could not be read, and there is no other{of} to replace "
-            f"it: {tried} tried in its place could not be read either. The warnings logged for each say why; "
-            "repair the files, or leave the class out.", path=item.path, index=item.index,
-        )  # fmt: skip
-
 
 class PendingBatch(PendingSamples):
-    """A batch of images that is being made.  Made by ``BatchMaker.start``.
-
-    Attributes:
-        memory: the batch's memory, written where samples share it.
-        values: the samples' values, where they do not.
-        there: the batch that was made on a device; None where it was not.
+    """A batch of images that is being made: into ``memory``, which samples share, or to ``values``, or on a
+    device (``there``).  Made by ``BatchMaker.start``.
     """
 
     def __init__(

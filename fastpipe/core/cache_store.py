@@ -98,18 +98,15 @@ class DamagedStoreError(OSError):
 
 
 class EntryStore:
-    """Arrays of bytes by the digest of what they are; for threads and processes at once.
+    """Arrays of bytes by the digest of what they are, in two files (data and log), which are closed with the
+    store; for threads and processes at once.
 
     A store is never needed: where something goes wrong, ``find`` finds nothing and ``put`` keeps nothing.
-
-    Args:
-        data, log: descriptors of the two files, which are closed with the store.
-        max_bytes: the most bytes of entries.
-        verify: compare an entry's bytes with their checksum when this process first reads it.
-        marks: further bytes in front of them that ``mark`` uses; the same for all who share the file.
-        is_in_memory: the data file has no name and its full size, and nobody makes it shorter: it is read
-            through a map (``mapped``), without a copy.
-        is_short: says now and then whether the machine has no room left, whatever ``max_bytes`` is.
+    With ``verify`` an entry's bytes are compared with their checksum when this process first reads it.
+    ``marks`` are further bytes in front of the entries that ``mark`` uses; the same for all who share the
+    file.  ``is_in_memory`` says that the data file has its full size, and nobody makes it shorter: it is read
+    through a map, without a copy. ``is_short`` says now and then whether the machine has no room left,
+    whatever ``max_bytes`` is.
     """
 
     def __init__(

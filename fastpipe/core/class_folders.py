@@ -86,10 +86,8 @@ class Walker(Generic[T]):
             thread.
         known: folders as they were found before, by path.  One whose stamp is the same is not listed again.
         now: the time in nanoseconds, on the clock of the file systems.
-        file_systems: which of them can be relied on.
         is_waiting: whether listing in one thread is mostly waiting; asked after each folder.
         on_progress: called with the number of folders and files so far, a few times a second.
-        clock: the time that passes, in seconds.
     """
 
     def __init__(
@@ -257,12 +255,10 @@ _VERSION = 1
 
 
 class IndexCache:
-    """The files in which scans are kept; a folder that cannot be used costs one warning in each process.
+    """The files in which scans are kept, if they took ``keep_from_s``; a folder that cannot be used costs one
+    warning.
 
-    Args:
-        path: their folder, made when the first of them is written.
-        keep_from_s: scans that take less are not worth a file.
-        now: the time in nanoseconds, on the clock of the file systems that are scanned.
+    ``now`` gives nanoseconds on the clock of the file systems that are scanned.
     """
 
     def __init__(
@@ -428,14 +424,10 @@ def scan_folder(
         class_to_idx: the class folders to scan, and their class indices.
         extensions: lower-case ending, or endings, of the files to take; compared without regard to case.
         is_valid_file: called with each path, says whether to take it.  Exactly one of both must be given.
-        allow_empty: whether a class may have no file.
+        allow_empty: whether a class may have no file; else that is a FileNotFoundError.
         cache: where scans are kept, so that folders which have not changed since are not listed again.  Never
             used with ``is_valid_file``, which may look at anything.
         on_progress: called a few times a second with the number of folders and of files found.
-
-    Raises:
-        ValueError: ``class_to_idx`` is empty, or both or neither of the two are given.
-        FileNotFoundError: a class has no file, and ``allow_empty`` is false.
     """
     directory = os.path.expanduser(directory)
     check_scan(class_to_idx, extensions, is_valid_file)

@@ -97,14 +97,8 @@ def epoch_times(
     warn_after: float | None = None,
     is_complete: bool = True,
 ) -> EpochTimes:
-    """Return the times of an epoch whose steps were measured.
-
-    Args:
-        epoch, first_batch_seconds, is_complete: as :class:`EpochTimes` has them.
-        seconds: of all of it.
-        steps, waits: seconds of each step, and what of these it waited; None where nobody knows.
-        samples: of all batches; not a number where nobody knows.
-        warn_after: of a batch that took longer, it is said that it was late.
+    """Return the times of an epoch whose steps were measured: seconds of all, of each step, and what of these
+    it waited, None where nobody knows; its samples may be no number.
 
     >>> epoch_times(0, 2.0, [0.5, 1.5], [0.25, 0.75], 8)[:6]
     (0, 2.0, 2, 1.0, 0.5, 4.0)

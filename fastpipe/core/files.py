@@ -84,18 +84,13 @@ def write_whole(
     unfinished: Path | None = None,
     dir_fd: int | None = None,
 ) -> None:
-    """Make or replace a file: every reader finds all of the old or all of the new one.
+    """Make or replace a file: every reader finds all of the old or all of the new one; what has the name,
+    also a link, is replaced.
 
-    A link, or whatever else has the name, is replaced, and not written through.
-
-    Args:
-        path: of the file.
-        fill: writes the content to the file that it is given.
-        sync: wait for the disk; else a crash of the machine may leave the name without content.
-        mode: of the file, without what the umask forbids.
-        unfinished: the name while it is written, in a folder of one's own, so that what a killed process left
-            is found; by default one that cannot be guessed, beside ``path``.
-        dir_fd: the open folder that the paths are relative to; its own entry is then not synced.
+    Without ``sync`` a crash of the machine may leave the name without content.  ``unfinished`` is the name
+    while it is written, in a folder of one's own, so that what a killed process left is found; by default one
+    that cannot be guessed, beside ``path``.  The paths are relative to the open folder ``dir_fd``; its own
+    entry is then not synced.
     """
     path = Path(path)
     try:
@@ -150,14 +145,9 @@ def write_output(path: str | os.PathLike[str], text: str) -> None:
 
 
 def rename_anew(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> bool:
-    """Rename a file without taking another one's place.
+    """Rename a file without taking another one's place, or raise FileExistsError.
 
-    Returns:
-        True; False where it has both names now, and the first one is still to be removed.
-
-    Raises:
-        FileExistsError: there is something at the target.
-        OSError: it cannot be renamed: with EXDEV to another file system.
+    Return False where it has both names now, and the first one is still to be removed.
     """
     if _renameat2 is not None:
         if _renameat2(_HERE, os.fsencode(source), _HERE, os.fsencode(target), _NOREPLACE) == 0:
@@ -214,14 +204,11 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def folder_below(root: str | os.PathLike[str], inside: str, *, makes: bool = False) -> Iterator[str]:
-    """Give the path of a folder below another, to which no link leads, for as long as the block takes.
+    """Give the path of a folder below another (``inside`` is relative, without ``..``, or empty), to which no
+    link leads, for as long as the block takes; ``root`` itself may be a link.
 
-    On Linux the path leads to that folder whatever is put in its place meanwhile.
-
-    Args:
-        root: a folder; itself it may be a link.
-        inside: a relative path without ``..``; empty for the folder itself.
-        makes: whether folders on the way are made where they are missing.
+    On Linux the path leads to that folder whatever is put in its place meanwhile.  ``makes`` makes folders on
+    the way where they are missing.
     """
     flags = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | _SAFE
     descriptor = os.open(root, flags)

@@ -48,13 +48,9 @@ def made_folder(path: str | os.PathLike[str], mode: int = 0o700) -> Path:
 class PrivateFolder:
     """A folder that is nobody else's, opened; all access goes through its descriptor.
 
-    It is made if it is missing, with mode 0700, and so are its parents.  ``called`` is what messages call it,
-    and ``error`` the kind of error that they are.  ``IS_PINNED`` says whether ``here`` leads to this folder
-    whatever happens to its path, as on Linux.
-
-    Raises:
-        CacheError: it is a link or no folder, belongs to somebody else, lets others in, or cannot
-            be made.
+    It is made if it is missing, with mode 0700, and so are its parents; an error (of the kind ``error``,
+    where it is ``called`` so) if it is a link, belongs to somebody else, or lets others in.  ``IS_PINNED``
+    says whether ``here`` leads to this folder whatever happens to its path, as on Linux.
 
     >>> with PrivateFolder(getfixture("tmp_path") / "cache") as folder:
     ...     folder.write("x", lambda file: file.write(b"1"))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.core.bad_samples import BadSampleLog, Item, bad_sample_error
+from fastpipe.core.bad_samples import BadSampleLog, Item, bad_sample_error, no_replacement
 from fastpipe.core.files import read_at
 from fastpipe.core.native import native
 from fastpipe.core.pool import Job, NativeJob, ThreadPool
@@ -29,13 +29,8 @@ class Task(NamedTuple):
 
 
 class Started(NamedTuple):
-    """What there is to do to read some samples.
-
-    Attributes:
-        batch: what the native core does; None for nothing.
-        statuses: uint8 (rows of the batch, 8): what it writes about each row.
-        tasks: what Python does.
-        keep: keeps what the core has decoded and hands over, or None.
+    """What there is to do to read some samples: the native core's batch, or None, and what it writes about
+    each row, uint8 (rows, 8); what Python does; and what keeps what the core has decoded and hands over.
     """
 
     batch: Any
@@ -58,13 +53,8 @@ class ReadThreads(NamedTuple):
 
 
 class ReadPolicy(NamedTuple):
-    """What is done about samples that cannot be read.
-
-    Attributes:
-        policy: ``"raise"``, ``"replace"`` or ``"skip"``.
-        log: where they are recorded.
-        is_bad: whether an error is about a sample, and not about the machine or the whole file.
-        item: a sample's number to what is said of it.
+    """What is done about samples that cannot be read, where these are recorded, whether an error is about a
+    sample (and not the machine or the whole file), and what is said of a sample by its number.
     """
 
     policy: str
@@ -79,8 +69,6 @@ class Reading(NamedTuple):
     Attributes:
         start: samples, and the rows where they belong, to what there is to do to read them there.
         read_alone: reads one sample to a row, and raises what is wrong with it.
-        samples: int64 (N,): the batch's.
-        policy: what is done about those that cannot be read.
         substitute: for the policy ``"replace"``: a row's number and the attempt, from 1, to another sample;
             None when there is none left to try.
         heard: called with the core's batch when that has done its part.
@@ -222,7 +210,7 @@ class PendingRead:
         sample: int | None = int(self.samples[row])
         for attempt in itertools.count(1):
             if sample is None:
-                raise self._no_replacement(row, attempt - 2)
+                raise no_replacement(self.item(row), attempt - 2)
             try:
                 self._reading.read_alone(sample, row)
                 return
@@ -251,15 +239,6 @@ class PendingRead:
                 self._left_out[row] = BadSampleError(str(error), path=item.path, index=item.index)
         finally:
             del error, cause
-
-    def _no_replacement(self, row: int, tried: int) -> BadSampleError:
-        item = self.item(row)
-        return BadSampleError(
-            f"sample {item.index} ({item.path!r}) could not be read, nor could any of {tried} tried in its "
-            "place. The warnings logged for each say why; restore the file from a copy.",
-            path=item.path,
-            index=item.index,
-        )
 
 
 UNKNOWN_CODEC = 7

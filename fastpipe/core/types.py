@@ -121,13 +121,9 @@ class BatchDevice(BatchDecoder, Protocol):
     def finish(
         self, plan: Any, images: Mapping[int, tuple[Any, Any]], rows: Mapping[int, Any], count: int
     ) -> Any:
-        """Make a batch there.
-
-        Args:
-            plan: by which its samples are made.
-            images: of samples by their numbers, what ``decode`` returned, and the plan's ``Resampling``.
-            rows: of samples by their numbers, what was made of them elsewhere.
-            count: samples, of which some may be in neither.
+        """Make a batch of ``count`` samples there: of some, by their numbers, there is what ``decode``
+        returned and the plan's ``Resampling``, of others the rows that were made elsewhere, of the rest
+        nothing.
         """
 
 

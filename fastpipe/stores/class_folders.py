@@ -43,15 +43,12 @@ def find_remote_classes(
     cache: IndexCache | None = None,
     refresh: bool = False,
 ) -> tuple[list[str], dict[str, int]]:
-    """Find the class folders of a dataset; return their names, and the class index of each.
+    """Find the class folders of a dataset; return their names, and the class index of each: ``find_classes``
+    of a store.
 
-    Args:
-        store: where it is.
-        root: what all paths begin with, for messages: ``"s3://bucket/train/"``.
-        prefix: what all keys begin with: empty, or ending in a slash.
-        classes: those to take, as for ``find_classes`` of local folders, whose errors these are.
-        cache: where scans are kept, and beside them the names of folders.
-        refresh: list them anew, although they are kept.
+    ``root`` is what all paths begin with, for messages (``"s3://bucket/train/"``), and ``prefix`` what all
+    keys begin with: empty, or ending in a slash.  Names of folders are kept beside scans, and ``refresh``
+    lists them anew.
     """
     listings = None if cache is None else ListingCache(cache.path, now=cache.now)
     kept = None if listings is None or refresh else listings.load_folders(store.name, prefix)
@@ -85,14 +82,8 @@ def scan_store(
     """Find all samples below the class folders: the table of ``(path, class index)``, and what the listing
     says of each.
 
-    Classes come sorted by name, a class's folders sorted by their path as a string, and a folder's
-    objects sorted by name.  Arguments and errors are those of ``core.class_folders.scan_folder``, and:
-
-    Args:
-        store: where they are.
-        root: what all paths begin with, ending in a slash.
-        prefix: what all keys have in its place: empty, or ending in a slash.
-        refresh: list again what is kept.
+    Arguments, order and errors are those of ``core.class_folders.scan_folder``; ``root`` and ``prefix`` are
+    as of ``find_remote_classes``, and ``refresh`` lists again what is kept.
     """
     check_scan(class_to_idx, extensions, is_valid_file)
     names = sorted(class_to_idx)

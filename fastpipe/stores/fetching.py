@@ -196,7 +196,6 @@ class ObjectReader:
     """Reads objects, in one process; from any thread.
 
     Args:
-        store, listing: where, and which, they are.
         staged: those on a local disk, or None.
         key_of: the key that a path stands for, listed or not.
         connections: requests under way at a time, or ``"auto"``.

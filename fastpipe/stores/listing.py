@@ -72,13 +72,8 @@ class Rows:
 class Listing:
     """The objects that are the samples of a dataset, in the order of its table, as rows from 0 to N - 1.
 
-    Stored are the bytes of each version, and 16 more for each sample.
-
-    Args:
-        paths: of the samples; its prefix is the root.
-        prefix: what keys have where paths have the root.
-        sizes: int64 (N,): in bytes.
-        versions: what the store calls the states they are in.
+    Stored are the bytes of each version, and 16 more for each sample.  The paths' prefix is the root, in
+    whose place keys have ``prefix``; sizes are int64 (N,), in bytes.
 
     >>> paths = FrozenSamples(b"a/1.jpga/2.jpg", np.array([0, 7, 14]), np.zeros(2, np.int64), "s3://photos/of/")
     >>> listing = Listing(paths, "of/", np.array([10, 20]), pack_paths("", ["x", "y"]))
@@ -340,18 +335,11 @@ class _Visit(NamedTuple):
 
 
 class Lister:
-    """Lists folders with all below them, in threads.
+    """Lists folders with all below them, in threads; root, prefix and progress are as of ``scan_store``.
 
     A store lists a folder page by page, so one folder is one thread's.  But where some have nothing to
     do, a long folder that has others in it is listed from several of these on, if the store can begin
     there (``objects_after``).
-
-    Args:
-        store: where they are.
-        root: what all paths begin with, ending in a slash.
-        prefix: what all keys have in its place: empty, or ending in a slash.
-        endings: of the objects to take.
-        on_progress: called with the number of folders and of objects so far, a few times a second.
     """
 
     def __init__(

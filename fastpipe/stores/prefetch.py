@@ -173,15 +173,10 @@ class Prefetcher:
     forked child there are none, and it starts again.
 
     Args:
-        fetches: what it fetches with.
         read_ahead: the most bytes that are fetched and not needed yet.
         pace: how many requests there may be at a time.
         spills: whether to go on beyond ``read_ahead``, and hold no more: what is fetched is near then.
         owner: nothing of it may be reached from the threads.
-
-    Attributes:
-        active: objects that are being fetched.
-        staging: objects that were given and are still being staged.
     """
 
     def __init__(

@@ -51,15 +51,10 @@ _LOCK = 0
 
 
 class _Count(NamedTuple):
-    """The numbers in the file.
-
-    Attributes:
-        form: that it is counted at all.
-        boot: since which start of the machine.  One that fell may have lost what was written last.
-        nbytes: bytes that are there or reserved.
-        under_way: files that are being written or removed.
-        files: that were begun so far; names them while they are written.
-        tables: that were opened so far.
+    """The numbers in the file: that it is counted at all; since which start of the machine, as one that fell
+    may have lost what was written last; bytes that are there or reserved; files that are being written or
+    removed; files that were begun so far, which names them while they are written; tables that were opened so
+    far.
     """
 
     form: int = 0

@@ -84,16 +84,8 @@ def _copy(store: Store, key: str, version: str, size: int, descriptor: int, at_a
 class StagedFiles:
     """Files of one dataset in a stage; they stay there while this lives, or a copy of it that was asked.
 
-    ``far`` says which of the paths are to be staged.
-
-    Attributes:
-        shown: URLs and files, as they were given.
-        local: where they are on this machine: paths for this process.
-
-    Raises:
-        FileNotFoundError: there is no such object.
-        StageError: there is no room, or the stage cannot be written to.
-        StoreError: the store does not answer, or an object is being changed.
+    ``far`` says which of the paths are to be staged.  ``shown`` are URLs and files, as they were given, and
+    ``local`` their paths for this process.
     """
 
     def __init__(
