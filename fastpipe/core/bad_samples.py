@@ -107,8 +107,8 @@ def no_replacement(item: Item, tried: int) -> BadSampleError:
     """Return the error of a sample in whose place nothing could be put."""
     of = "" if item.target is None else f" of class {item.target}"
     return BadSampleError(
-        f"sample {item.index} ({item.path!r}) could not be read, nor could any of {tried} tried in its place{of}."
-        " The warnings logged for each say why; repair the files, or restore them from a copy",
+        f"sample {item.index} ({item.path!r}) could not be read, nor could any of {tried} tried in its place"
+        f"{of}. The warnings logged for each say why; repair the files, or restore them from a copy",
         path=item.path, index=item.index,
     )  # fmt: skip
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import shutil
 import stat
 import sys
 import time
@@ -15,24 +16,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe.core.array_cache import Arrays, KeptFiles, default_folder
-from fastpipe.core.extras import load_rich
 from fastpipe.core.file_identity import FileSystems, is_settled
 from fastpipe.core.files import is_spent, retrying_open
 from fastpipe.core.sample_tables import Packed, SampleTable, SampleTableBuilder, checked_offsets, pack_paths
 from fastpipe.core.text import printable
 from fastpipe.errors import OptionError
 from fastpipe.options import Subset
-
-if TYPE_CHECKING:
-    from rich.live import Live
-
 
 T = TypeVar("T")
 # Device, inode, and the times of the last change of content and of status, in nanoseconds.
@@ -547,6 +542,7 @@ _log = logging.getLogger("fastpipe.index")
 
 _SILENT_S = 2.0
 _LINE_EVERY_S = 10.0
+_ERASE = "\x1b[2K"  # a terminal's line
 
 
 class ScanProgress:
@@ -555,44 +551,27 @@ class ScanProgress:
     def __init__(self, root: str | os.PathLike[str], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._root, self._clock, self._start = os.fspath(root), clock, clock()
         self._next_line = _SILENT_S
-        self._has_logged = False
-        self._line: Live | None = None
+        self._has_logged = self._has_line = False
 
     def __call__(self, folders: int, files: int) -> None:
         passed = self._clock() - self._start
         if passed < _SILENT_S:
             return
         text = f"Scanning {self._root}: {files:,} files in {folders:,} folders so far"
-        if sys.stderr is not None and sys.stderr.isatty():
-            self._show(text)
+        if sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+            self._has_line = True
+            shown = printable(text)[: shutil.get_terminal_size().columns - 1]
+            print(f"\r{_ERASE}{shown}", end="", file=sys.stderr, flush=True)
         elif passed >= self._next_line:
             self._next_line = passed + _LINE_EVERY_S
             self._has_logged = True
             _log.info("%s, %.0f s", text, passed)
 
-    def _show(self, text: str) -> None:
-        load_rich()  # only long scans need it
-        from rich.console import Console
-        from rich.live import Live
-        from rich.text import Text
-
-        if self._line is None:
-            # Without a thread of its own, and with the script's streams left as they are.
-            self._line = Live(
-                console=Console(stderr=True), auto_refresh=False, transient=True,
-                redirect_stdout=False, redirect_stderr=False,
-            )  # fmt: skip
-            self._line.start()
-        self._line.update(Text(printable(text), no_wrap=True, overflow="ellipsis"), refresh=True)
-
     def __enter__(self) -> ScanProgress:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._line is not None:
-            self._line.stop()
-            self._line = None
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._has_line:
+            print(f"\r{_ERASE}", end="", file=sys.stderr, flush=True)
         if self._has_logged and kind is None:
             _log.info("Scanned %s in %.0f s", self._root, self._clock() - self._start)
