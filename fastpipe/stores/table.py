@@ -127,7 +127,7 @@ def _rename(path: str, name: str) -> None:
 # algorithms for a virtual-storage computer", 1966), which can be followed here because the order is known
 # before.
 
-_NEVER = -1, -1
+_ROWS = 1 << 40  # more than there are in any listing
 _GLANCES = 1 << 10  # questions that one look at the tables of others answers, at least
 
 
@@ -139,62 +139,44 @@ class EvictionOrder:
     ) -> None:
         self._uses, self._staged, self._is_staged = uses, staged, is_staged
         self._lock = threading.Lock()
-        self._is_begun = False
-        # What was staged when it was first asked, by use; what is left of it is needed last at its end.
-        self._at = self._rows = np.zeros(0, np.int64)
-        self._left = 0
-        self._later: list[
-            tuple[int, int]
-        ] = []  # a heap of what was used, or came, since: minus the use first
+        # Once it is asked: a heap of rows, by their use as it was then or was noted since, the last first.
+        self._heap: list[int] | None = None
 
     def use_of(self, row: int) -> int:
         return int(self._uses.next_uses(np.array([row], np.int64))[0])
 
     def note(self, rows: Int64Array) -> None:
         """Note that rows were used or staged just now: they are needed at another time."""
-        if not self._is_begun or not len(rows):
+        if self._heap is None or not len(rows):
             return
-        uses = self._uses.next_uses(rows)
+        entries = self._entries(rows)
         with self._lock:
-            for row, use in zip(rows.tolist(), uses.tolist(), strict=True):
-                heapq.heappush(self._later, (-use, row))
+            for entry in entries:
+                heapq.heappush(self._heap, entry)
 
     def take(self, after: int) -> int | None:
         """Return the row that is needed last, if it is needed after ``after``; it is to be removed."""
         with self._lock:
-            if not self._is_begun:
-                self._begin()
-            while True:
-                use, row = self._last()
-                if row < 0 or use <= after:
+            if self._heap is None:
+                self._heap = []  # what is noted from now on waits for the lock
+                self._heap += self._entries(self._staged())
+                heapq.heapify(self._heap)
+            while self._heap:
+                use, row = divmod(-self._heap[0], _ROWS)
+                if use <= after:
                     return None
-                self._remove_last(use, row)
+                heapq.heappop(self._heap)
                 if not self._is_staged(row):
                     continue
-                now = self.use_of(row)
-                if now == use:
+                if self.use_of(row) == use:
                     return row
-                heapq.heappush(self._later, (-now, row))  # another process has used it
+                heapq.heappush(self._heap, self._entries(np.array([row]))[0])  # another process has used it
+        return None
 
-    def _begin(self) -> None:
-        self._is_begun = True  # what is noted from now on waits for the lock
-        rows = self._staged()
-        uses = self._uses.next_uses(rows)
-        order = np.argsort(uses, kind="stable")
-        self._at, self._rows, self._left = uses[order], rows[order], len(rows)
-
-    def _last(self) -> tuple[int, int]:
-        """Return when the last one is needed, as was noted, and which it is; -1 where there is none."""
-        best = (int(self._at[self._left - 1]), int(self._rows[self._left - 1])) if self._left else _NEVER
-        if self._later and -self._later[0][0] > best[0]:
-            return -self._later[0][0], self._later[0][1]
-        return best
-
-    def _remove_last(self, use: int, row: int) -> None:
-        if self._left and self._rows[self._left - 1] == row and self._at[self._left - 1] == use:
-            self._left -= 1
-        else:
-            heapq.heappop(self._later)
+    def _entries(self, rows: Int64Array) -> list[int]:
+        """Return a number for each row, smaller for later uses; a million pairs would take more memory."""
+        uses = self._uses.next_uses(rows).tolist()
+        return [-(use * _ROWS + row) for use, row in zip(uses, rows.tolist(), strict=True)]
 
 
 class UnlistedObjects:
