@@ -214,41 +214,11 @@ class ShardedBatches:
 _WINDOW_NBYTES = 1 << 25
 
 
-class Arrangement(ABC):
-    """How the samples of an epoch are put in order, by what is cheap to read together.
-
-    ``window`` groups, or places, are mixed at a time; ``gives_seed`` says whether samples are to be drawn by
-    the seed that the order was made by.
-    """
-
-    window: int
-    gives_seed = False
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-        """Return the order of an epoch: a permutation of all samples."""
-
-    @property
-    def option(self) -> Shuffle:
-        """Return the option that asks for it."""
-        return Shuffle(self.window, "group")
-
-    @property
-    @abstractmethod
-    def about(self) -> str:
-        """Return what decides the order, beside seed and epoch."""
-
-    @abstractmethod
-    def describe(self) -> str:
-        """Return how an epoch is shuffled, in words."""
-
-
-class Groups(Arrangement):
+class Groups:
     """The groups of a dataset's samples, int64 (N,), some of which are mixed at a time; kept without gaps,
     from 0."""
+
+    gives_seed = False  # whether samples are to be drawn by the seed that the order was made by
 
     def __init__(self, groups: npt.NDArray[np.int64], window: int) -> None:
         steps = np.diff(groups)
@@ -262,10 +232,17 @@ class Groups(Arrangement):
         return len(self.groups)
 
     def order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+        """Return the order of an epoch: a permutation of all samples."""
         return grouped_order(self.groups, self.window, seed=seed, epoch=epoch)
 
     @property
+    def option(self) -> Shuffle:
+        """Return the option that asks for it."""
+        return Shuffle(self.window, "group")
+
+    @property
     def about(self) -> str:
+        """Return what decides the order, beside seed and epoch."""
         return f"{self.option!r} of {self.count} groups, {zlib.crc32(self.groups.tobytes()):08x}"
 
     def describe(self) -> str:
@@ -276,7 +253,7 @@ class Groups(Arrangement):
         )
 
 
-class Tour(Arrangement):
+class Tour:
     """The patches of volumes on a tour through these, from several places at a time.
 
     ``ranks`` gives by seed and epoch the place of each sample on the tour of its dataset, int64 (N,).
@@ -300,6 +277,10 @@ class Tour(Arrangement):
         return interleaved(self._ranks(seed, epoch), self.window, seed=seed, epoch=epoch)
 
     @property
+    def option(self) -> Shuffle:
+        return Shuffle(self.window, "group")
+
+    @property
     def about(self) -> str:
         return f"{self.option!r} of {', '.join(base._tour_about(self.window) for base in self._bases)}"
 
@@ -307,6 +288,10 @@ class Tour(Arrangement):
         times = max(base._tour_amplification(self.window) for base in self._bases)
         places = "one place" if self.window == 1 else f"{self.window} places at a time"
         return f"neighbourhood, from {places} (about {times:.1f} bytes are decoded for each that is used)"
+
+
+# How the samples of an epoch are put in order, by what is cheap to read together.
+Arrangement = Groups | Tour
 
 
 def order_of(
