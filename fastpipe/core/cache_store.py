@@ -26,10 +26,7 @@ from fastpipe.core.locks import FileLockedError, lock_of
 from fastpipe.core.native import native
 from fastpipe.core.shared_memory import mapped
 
-# What a cache holds: records of a fixed size, found by the digest of what they are about.
-#
-# Records are appended to a log that several processes share and never changed. The native core has the
-# table over them (``native.EntryTable``), in which its threads look images up without Python's lock.
+# The native core has the table over the log's records (``native.EntryTable``), for its own threads.
 
 RECORD_SIZE = 64  # bytes of a record in the log
 _ALIGNMENT = 64

@@ -239,11 +239,8 @@ def _stamp(status: os.stat_result) -> Stamp:
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
 
-# What a scan found, kept on disk: opened again, only folders that have changed are listed.
-#
-# A file holds the folders of one root, for one choice of extensions: in JSON where each is, its stamp and
-# the folders in it; in two arrays the paths of its files. Zip's checksums guard all of it. Whatever is
-# wrong with a file, or with the folder it is in, costs a scan and never more.
+# A file of the index holds the folders of one root, for one choice of extensions: in JSON where each is, its
+# stamp and the folders in it; in two arrays the paths of its files.
 
 _KEEP_FROM_S = 0.25
 _VERSION = 1

@@ -15,6 +15,12 @@ from fastpipe.errors import OptionError
 _DEEPEST = 8  # a list may have itself in it
 
 
+_SCALARS = (
+    "step_seconds", "waiting", "images_per_second", "gpu_utilisation", "gpu_memory_utilisation",
+    "pcie_bytes_per_second",
+)  # fmt: skip
+
+
 class EpochTimes(NamedTuple):
     """What an epoch took.
 
@@ -74,15 +80,8 @@ class EpochTimes(NamedTuple):
         >>> EpochTimes(0, 1.5, 3, 0.5, None, None).scalars()
         {'fastpipe/epoch_seconds': 1.5, 'fastpipe/step_seconds': 0.5}
         """
-        values = {
-            "epoch_seconds": self.seconds,
-            "step_seconds": self.step_seconds,
-            "waiting": self.waiting,
-            "images_per_second": self.images_per_second,
-            "gpu_utilisation": self.gpu_utilisation,
-            "gpu_memory_utilisation": self.gpu_memory_utilisation,
-            "pcie_bytes_per_second": self.pcie_bytes_per_second,
-        }
+        known = self._asdict()
+        values = {"epoch_seconds": self.seconds} | {name: known[name] for name in _SCALARS}
         return {f"fastpipe/{name}": value for name, value in values.items() if value is not None}
 
 

@@ -13,9 +13,6 @@ import numpy.typing as npt
 from fastpipe.errors import OptionError
 from fastpipe.options import Shard, Shuffle
 
-# The order of an epoch, and which positions of it each rank takes: pure functions, so that nothing has to
-# store them.
-#
 # The ranks take turns: of the samples of one *step* (one batch on every rank) rank ``r`` of ``w`` takes
 # every ``w``-th, from the ``r``-th on, as torch's ``DistributedSampler`` deals them out. So a step is the
 # same set of samples for any number of ranks that together make the same batch, and where a step begins

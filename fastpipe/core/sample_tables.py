@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 # them writes their reference counts, and so copies the memory pages they lie in; pickling them for a
 # spawned worker takes seconds. The classes here keep the same values in two or three buffers and make the
 # Python objects when they are asked for.
-#
-# They never change; ``fastpipe.core.sample_tables`` puts a list's methods around them.
 
 Sample = tuple[str, int]
 Int64Array = npt.NDArray[np.int64]

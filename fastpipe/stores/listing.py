@@ -191,12 +191,8 @@ def _feed(digest: hashlib.blake2b, part: bytes | memoryview) -> None:
     digest.update(part)
 
 
-# The listings of stores, kept on disk: a store has no cheap way to tell what has changed in it.
-#
-# So what is kept is used until somebody asks for a new listing, and the log says so. One file holds the
-# class folders' names of one prefix; another, for each choice of extensions, the objects in them: in JSON
-# which folders, in arrays the rest. Zip's checksums guard all of it, and whatever is wrong with a file
-# costs a listing.
+# A store has no cheap way to tell what has changed in it: so a kept listing is used until a new one is asked
+# for, and the log says so.
 
 _VERSION = 1
 

@@ -32,11 +32,6 @@ Int64Array = npt.NDArray[np.int64]
 _log = logging.getLogger("fastpipe.stage")
 
 
-# By Little's law n requests that are answered after L seconds each are n / L objects a second. So the
-# rate shows whether more requests bring more, or only wait longer: more are tried, and kept where the
-# rate rises nearly as they do; then fewer, and kept where the rate stays. Networks and stores change, so
-# both are tried again and again.
-
 _FIRST, _LEAST, _MOST = 32, 8, 128
 _UP, _DOWN = 2.0, 0.75
 # More requests are worth it where the rate rises by this part of what they do; fewer where so much of it

@@ -123,16 +123,15 @@ def _rename(path: str, name: str) -> None:
         os.unlink(path)
 
 
-# The order of the epochs says what that is. It is Belady's rule (L. A. Belady, "A study of replacement
-# algorithms for a virtual-storage computer", 1966), which can be followed here because the order is known
-# before.
-
 _ROWS = 1 << 40  # more than there are in any listing
 _GLANCES = 1 << 10  # questions that one look at the tables of others answers, at least
 
 
 class EvictionOrder:
-    """Finds the staged row that is needed last, among those that ``staged`` gives.  From any thread."""
+    """Finds the staged row that is needed last, among those that ``staged`` gives.  From any thread.
+
+    It is Belady's rule ("A study of replacement algorithms for a virtual-storage computer", 1966).
+    """
 
     def __init__(
         self, uses: NextUses, staged: Callable[[], Int64Array], is_staged: Callable[[int], bool]
