@@ -92,8 +92,9 @@ def is_of_samples(error: BaseException, damaged: type[FastpipeError]) -> bool:
 
 
 def bad_sample_error(item: Item, cause: BaseException) -> BadSampleError:
+    column = f" ({item.column})" if item.column else ""
     error = BadSampleError(
-        f"sample {item.index}{_column_note(item)} could not be read: {item.path!r}{_size_note(item.path)}: "
+        f"sample {item.index}{column} could not be read: {item.path!r}{_size_note(item.path)}: "
         f"{type(cause).__name__}: {cause}. "
         "Repair or remove the file, or pass bad_samples='replace' or 'skip' to go on without it.",
         path=item.path,
@@ -126,10 +127,6 @@ def why_nothing_is_left(left_out: Mapping[int, BadSampleError], count: int) -> B
         path=first.path,
         index=first.index,
     )
-
-
-def _column_note(item: Item) -> str:
-    return f" ({item.column})" if item.column else ""
 
 
 def _size_note(path: str) -> str:

@@ -172,7 +172,8 @@ class Walker(Generic[T]):
     def _unchanged_below(self, task: _Task, known: Folder[T], status: os.stat_result) -> list[_Task] | None:
         """Return what is below a folder with the same stamp; None if it must be listed all the same."""
         path = self._prefix + task.path
-        if not self._file_systems.is_local(status.st_dev, path) or not _may_list(path):
+        may_list = os.access(path, os.R_OK, effective_ids=os.access in os.supports_effective_ids)
+        if not (may_list and self._file_systems.is_local(status.st_dev, path)):
             return None
         below = []
         for name in known.folders:
@@ -222,10 +223,6 @@ def _split(entries: Iterable[os.DirEntry[str]]) -> tuple[list[str], list[str], b
         else:
             files.append(entry.name)
     return folders, files, lasting
-
-
-def _may_list(path: str) -> bool:
-    return os.access(path, os.R_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
 def _status(path: str) -> os.stat_result | None:

@@ -8,8 +8,9 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 
 class StageClock:
@@ -68,39 +69,27 @@ def ranged(name: str) -> Callable[[_F], _F]:
     that imitate these, without a GPU.
     """
     if os.environ.get(_VARIABLE, "") in ("", "0"):
-        return _same
-    text = f"fastpipe.{name}"
-
-    def decorate(function: _F) -> _F:
-        @functools.wraps(function)
-        def within_range(*args: Any, **kwargs: Any) -> Any:
-            marks = _marks()
-            marks.push(text)
-            try:
-                return function(*args, **kwargs)
-            finally:
-                marks.pop()
-
-        return within_range  # type: ignore[return-value]
-
-    return decorate
+        return lambda function: function
+    return _range(f"fastpipe.{name}")
 
 
-def _same(function: _F) -> _F:
-    return function
-
-
-class _Marks(NamedTuple):
-    push: Callable[[str], object]
-    pop: Callable[[], object]
+@contextmanager
+def _range(text: str) -> Iterator[None]:
+    push, pop = _marks()
+    push(text)
+    try:
+        yield
+    finally:
+        pop()
 
 
 @functools.cache
-def _marks() -> _Marks:
-    """Found when the first range begins: by then the script has imported what it uses."""
+def _marks() -> tuple[Callable[[str], object], Callable[[], object]]:
+    """Return what begins and ends a range of the thread that calls; found when the first range begins: by
+    then the script has imported what it uses."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and cuda.is_available():
-        return _Marks(cuda.nvtx.range_push, cuda.nvtx.range_pop)
+        return cuda.nvtx.range_push, cuda.nvtx.range_pop
     try:
         nvtx = importlib.import_module("nvtx")
     except ImportError:
@@ -108,5 +97,5 @@ def _marks() -> _Marks:
             "%s is set, and nothing makes ranges: torch finds no GPU, and the package nvtx is not installed"
             " (pip install nvtx)", _VARIABLE,
         )  # fmt: skip
-        return _Marks(lambda _: None, lambda: None)
-    return _Marks(nvtx.push_range, nvtx.pop_range)
+        return lambda _: None, lambda: None
+    return nvtx.push_range, nvtx.pop_range

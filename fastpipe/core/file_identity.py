@@ -119,7 +119,9 @@ class FileSystems:
             if major.isdecimal() and minor.isdecimal():
                 self._of_device[os.makedev(int(major), int(minor))] = kind
             # What is mounted later over the same folder hides what was there.
-            self._of_folder[_unescaped(fields[4])] = kind
+            # The kernel writes blanks and the like as a backslash and three octal digits.
+            folder = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
+            self._of_folder[folder] = kind
 
     def kind(self, device: int, folder: str) -> str | None:
         """Return the kind of a folder's file system; None where nobody tells.
@@ -163,7 +165,3 @@ def _read_mounts() -> str:
             return file.read()
     except OSError:  # not Linux, or a sandbox without /proc
         return ""
-
-
-def _unescaped(path: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), path)

@@ -390,21 +390,13 @@ def regular_status(path: str) -> os.stat_result:
 def read_file(path: str) -> bytes:
     descriptor = open_file(path)
     try:
-        return _read_all(descriptor, os.fstat(descriptor).st_size)
+        size = os.fstat(descriptor).st_size
+        blocks = [os.read(descriptor, size + 1)]  # nearly always everything
+        while len(blocks[0]) != size and blocks[-1]:
+            blocks.append(os.read(descriptor, 1 << 20))
+        return blocks[0] if len(blocks) == 1 else b"".join(blocks)
     finally:
         os.close(descriptor)
-
-
-def _read_all(descriptor: int, size: int) -> bytes:
-    """Read to the end.  The first read nearly always returns everything."""
-    block = os.read(descriptor, size + 1)
-    if len(block) == size:
-        return block
-    blocks = [block]
-    while block:
-        block = os.read(descriptor, 1 << 20)
-        blocks.append(block)
-    return b"".join(blocks)
 
 
 def read_at(descriptor: int, memory: Any, offset: int) -> int:

@@ -50,12 +50,8 @@ def lanes_are_possible() -> bool:
 class _Fork:
     def __init__(self) -> None:
         self._pid = 0  # Ctrl-C may come before there is a pipe
-        self._ours, self._childs = os.pipe()
+        self._ours, self.childs = os.pipe()
         self._pid = os.getpid()
-
-    def is_done_here(self) -> None:
-        """In the parent: the other end is the child's alone."""
-        os.close(self._childs)
 
     def is_over(self) -> bool:
         """Return whether the child, and what it forked in turn, are gone."""
@@ -110,7 +106,7 @@ def _before_fork() -> None:
 
 def _after_fork_in_parent() -> None:
     if _forking.fork is not None:
-        _forking.fork.is_done_here()
+        os.close(_forking.fork.childs)  # the other end is the child's alone
         _forking.fork = None
 
 

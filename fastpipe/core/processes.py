@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import importlib
 import multiprocessing
 import os
@@ -117,7 +116,7 @@ def end_with_parent(parent: int | None) -> bool:
         return False
 
     def arrange(is_wanted: bool) -> None:
-        _libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if is_wanted else 0, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if is_wanted else 0, 0, 0, 0)
 
     _end = _End(arrange, lambda: os.getppid() != parent)
     return True
@@ -176,11 +175,6 @@ class _End:
 
 
 _end: _End | None = None
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
 
 
 def load_triton_apart() -> None:

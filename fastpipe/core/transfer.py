@@ -126,11 +126,9 @@ def on_stream(stream: Any) -> AbstractContextManager[Any]:
     return stack
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
-def map_tensors(batch: Any, function: Callable[[Any], Any], otherwise: Callable[[Any], Any] = _same) -> Any:
+def map_tensors(
+    batch: Any, function: Callable[[Any], Any], otherwise: Callable[[Any], Any] = lambda value: value
+) -> Any:
     """Return a batch (mappings and sequences, also named tuples) with ``function`` applied to its tensors,
     and ``otherwise`` to what is neither.
     """

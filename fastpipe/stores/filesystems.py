@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from fastpipe.core.extras import require
-from fastpipe.core.files import open_regular
+from fastpipe.core.files import open_file
 from fastpipe.core.text import printable
 from fastpipe.core.types import FetchedObject, StoredObject
 from fastpipe.errors import (
@@ -294,7 +294,7 @@ class FolderStore:
 
     def get(self, key: str, version: str = "") -> FetchedObject:
         try:
-            with open(self._path(key), "rb", buffering=0, opener=_opened) as file:
+            with open(self._path(key), "rb", buffering=0, opener=open_file) as file:
                 data, status = file.read(), os.fstat(file.fileno())
         except OSError as error:
             raise self._ours(error, key) from error
@@ -307,7 +307,7 @@ class FolderStore:
 
     def get_range(self, key: str, start: int, stop: int, version: str = "") -> bytes:
         try:
-            with open(self._path(key), "rb", buffering=0, opener=_opened) as file:
+            with open(self._path(key), "rb", buffering=0, opener=open_file) as file:
                 if version and _state_of(os.fstat(file.fileno())) != version:
                     raise changed(self._location.path(key), self.name)
                 return os.pread(file.fileno(), max(stop - start, 0), start)
@@ -364,10 +364,6 @@ class FolderStore:
         if isinstance(error, (TimeoutError, InterruptedError, ConnectionError)):
             return StoreBusyError(f"{path}: {error.strerror}")
         return StoreError(f"{path}: {error.strerror or error}")
-
-
-def _opened(path: str, flags: int) -> int:
-    return open_regular(path, flags, follows=True)
 
 
 def _has_anything(folder: str) -> bool:

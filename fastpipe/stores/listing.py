@@ -407,6 +407,7 @@ class Lister:
         """List a folder with all below it, or a part of that."""
         found: _Found = {}
         may_split, last = not task.after and self._objects_after is not None, ""
+        cut = len(self._prefix + task.inside)
         for number, page in enumerate(self._pages_of(task)):
             if self._is_over.is_set():
                 break
@@ -416,16 +417,12 @@ class Lister:
             # A store that has another order than that of its keys cannot be listed in parts.
             may_split, last = _are_rising(page, last), page[-1].key
             is_long = number >= _SPLIT_FROM and self._unfinished < THREADS
-            if may_split and is_long and self._is_deep(task, page):
+            # Where most objects are in folders below.
+            if may_split and is_long and 2 * sum("/" in one.key[cut:] for one in page) > len(page):
                 may_split = False
                 if rest := self._parts(task, last):
                     return _Visit(task.top, found, rest)
         return _Visit(task.top, found, [])
-
-    def _is_deep(self, task: _Task, page: Sequence[StoredObject]) -> bool:
-        """Return whether most objects of a page are in folders below."""
-        cut = len(self._prefix + task.inside)
-        return 2 * sum("/" in one.key[cut:] for one in page) > len(page)
 
     def _pages_of(self, task: _Task) -> Iterator[Sequence[StoredObject]]:
         prefix = self._prefix + task.inside

@@ -450,11 +450,8 @@ class ObjectStore(S3fsStore):
             return StoreAccessError(f"{path}: {self.name} does not let these credentials in: {first}")
         if kind == "GenericError":
             return no_answer(path, self.name, first)
-        return StoreError(f"{path}: {kind}: {first}") if _is_of_obstore(error) else error
-
-
-def _is_of_obstore(error: Exception) -> bool:
-    return type(error).__module__.partition(".")[0] == "obstore"
+        is_of_obstore = type(error).__module__.partition(".")[0] == "obstore"
+        return StoreError(f"{path}: {kind}: {first}") if is_of_obstore else error
 
 
 def _is_odd(error: Exception) -> bool:
