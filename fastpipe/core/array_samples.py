@@ -58,17 +58,15 @@ class BatchReader(Protocol):
         """What is read how; its ``lines`` say it in words."""
 
     def follow(self, batches: Callable[[], Iterator[npt.NDArray[np.int64]]], seed: int, epoch: int) -> None:
-        """Have fetched ahead what an epoch needs of arrays in stores; ``batches`` gives each one's samples,
-        int64 (N,).
-        """
+        """Have fetched ahead what an epoch needs of arrays in stores; ``batches`` gives samples,
+        int64 (N,)."""
 
     def _reading(
         self, indices: Any, samples: npt.NDArray[np.int64], key: Key | None, is_keyed: bool, runtime: Any,
         arrays: list[npt.NDArray[Any]],
     ) -> Reading:  # fmt: skip
         """Return how a batch is read into arrays, at indices as they were asked for, the same as samples
-        int64 (N,); the key, set by a loader or not, is of what is drawn.
-        """
+        int64 (N,); the key, set by a loader or not, is of what is drawn."""
 
     def _running(self) -> Any:
         """Return what this process has, made when first needed."""
@@ -84,8 +82,7 @@ def drawn_substitute(
     count: int, samples: npt.NDArray[np.int64], key: Key, row: int, attempt: int
 ) -> int | None:
     """Return another of ``count`` samples: the ``attempt``-th, from 1, in a sequence that the key of the
-    sample in ``row`` draws; None when enough were tried.
-    """
+    sample in ``row`` draws; None when enough were tried."""
     if attempt > min(count - 1, _MOST_REPLACEMENTS):
         return None
     seed = sample_seed(key.seed, key.epoch, int(key.draws[row]))

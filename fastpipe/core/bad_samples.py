@@ -47,9 +47,7 @@ _DECODERS = ("PIL.", "tensorflow.")
 
 @dataclass(frozen=True)
 class Item:
-    """A sample: its number in the dataset, its file, its class or None, and the column of the file in a
-    table.
-    """
+    """A sample: its number in the dataset, its file, its class or None, and its column of a table."""
 
     index: int
     path: str
@@ -60,8 +58,7 @@ class Item:
 def is_of_machine(error: BaseException) -> bool:
     """Return whether an error says nothing of a file: with it the next one could not be read either, or this
     one could at another time, or by another user.  FileNotFoundError, also of a store, says something of the
-    file.
-    """
+    file."""
     kinds = (MemoryError, ImportError, NameError, RecursionError, PermissionError)
     ours = (StoreError, StageError, CacheError, ClosedError)
     return isinstance(error, kinds + ours) or (isinstance(error, OSError) and error.errno in _OF_MACHINE)
@@ -82,9 +79,7 @@ def means_damage(error: BaseException) -> bool:
 
 
 def is_of_samples(error: BaseException, damaged: type[FastpipeError]) -> bool:
-    """Return whether an error (``damaged``, if it is fastpipe's) is about some samples of a file, not all of
-    it.
-    """
+    """Return whether an error (``damaged`` if it is fastpipe's) is about some samples of a file, not all."""
     if isinstance(error, FastpipeError):
         return isinstance(error, damaged)
     is_of_file = isinstance(error, OSError) and not isinstance(error, (FileNotFoundError, PermissionError))
@@ -150,9 +145,8 @@ class BadSampleLog:
         return len(self._seen)
 
     def record(self, item: Item, error: BadSampleError) -> None:
-        """Count a bad sample that the policy lets pass, log it if it is new, and raise where the budget is
-        spent.
-        """
+        """Count a bad sample that the policy lets pass, log it if new, and raise where the budget
+        is spent."""
         with self._lock:
             name = item.index, item.path
             new = name not in self._seen

@@ -97,9 +97,8 @@ class _WatchedRows:
 
 
 def judged(error: Exception) -> Exception:
-    """Return ``UnreadableError`` for the error of a bad file, or the error itself, which says nothing of the
-    file.
-    """
+    """Return ``UnreadableError`` for the error of a bad file, or the error, which says nothing of
+    the file."""
     return UnreadableError() if means_damage(error) else error
 
 
@@ -248,9 +247,7 @@ class PendingSamples(ABC):
         self._open: dict[int, Any] = {}  # what was opened of samples before they are made, by ``_asked``
 
     def begin(self, pool: ThreadPool | None, decoder: BatchDecoder | None = None) -> None:
-        """Make them, in the pool's threads, or before returning; ``decoder`` decodes the images of all at
-        once.
-        """
+        """Make them, in the pool's threads or before returning; ``decoder`` decodes the images of all."""
         count = len(self.items)
         if decoder is not None:
             self.jobs = decoded_together(
@@ -264,8 +261,7 @@ class PendingSamples(ABC):
             self.jobs[0].run_here()
 
     def wait(self) -> list[int]:
-        """Wait until the batch is made; return the numbers of the samples that are there: all, but for
-        ``"skip"``.
+        """Wait until it is made; return the numbers of the samples that are there: all, but for ``"skip"``.
 
         Raises:
             BadSampleError: as the policy says, for the first bad sample of the batch.
@@ -363,8 +359,7 @@ class PendingSamples(ABC):
 
 class PendingBatch(PendingSamples):
     """A batch of images that is being made: into ``memory``, which samples share, or to ``values``, or on a
-    device (``there``).  Made by ``BatchMaker.start``.
-    """
+    device (``there``).  Made by ``BatchMaker.start``."""
 
     def __init__(
         self,
@@ -452,9 +447,7 @@ class PendingBatch(PendingSamples):
     def _opened(
         self, item: Item, read: Callable[[str], Any] | None = None, found: Any = None
     ) -> WatchedImage:
-        """Read, by ``read`` in the place of the maker's, and open an image, of which ``found`` was read
-        already.
-        """
+        """Read (by ``read``, else the maker's) and open an image, of which ``found`` was read already."""
         maker, start = self._maker, perf_counter_ns()
         try:
             if found is None:

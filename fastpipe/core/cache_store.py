@@ -39,8 +39,7 @@ def aligned(nbytes: int) -> int:
 
 class Entry(NamedTuple):
     """A kept array: its number in the log; offset and size in the data file; the uint8 shape (height, width,
-    channels); flags as given to ``put``; ``native.sum_of`` its bytes; length of the note behind them.
-    """
+    channels); flags as given to ``put``; ``native.sum_of`` its bytes; length of the note behind them."""
 
     number: int
     offset: int
@@ -170,8 +169,7 @@ class EntryStore:
 
     def images(self, tag: bytes, *, marks: bool) -> Any:
         """Return the ``native.KeptImages`` that finds images here, of ``tag`` as of ``identify``; with
-        ``marks`` an image is kept only when it comes for the second time.
-        """
+        ``marks`` an image is kept only when it comes for the second time."""
         return native.KeptImages(
             self._table,
             self._data,
@@ -210,9 +208,7 @@ class EntryStore:
         return [Entry(*one) for one in self._table.entries()]
 
     def mark(self, digest: bytes) -> bool:
-        """Mark a digest, and return whether it was marked before by any process; another one's mark may look
-        like it.
-        """
+        """Mark a digest; return whether it was marked before by any process, or looks like one that was."""
         place = int.from_bytes(digest[:8], "little") % self._marks
         try:
             if os.pread(self._data, 1, place) == b"\1":

@@ -42,8 +42,7 @@ _WINDOW_S = 0.05
 @dataclass(frozen=True, slots=True)
 class Folder(Generic[T]):
     """One folder as it was found: its path from the root; a stamp that tells whether it has changed since
-    (None if nothing can tell); names of the folders in it; and what was made of its ``count`` other names.
-    """
+    (None if nothing can tell); names of the folders in it; and what was made of its ``count`` other names."""
 
     path: str
     stamp: Stamp | None
@@ -207,8 +206,7 @@ class Walker(Generic[T]):
 
 def _split(entries: Iterable[os.DirEntry[str]]) -> tuple[list[str], list[str], bool]:
     """Return the names of the folders, and of everything else; and whether only a change of the folder could
-    make them others, as it could not where links lead to what may become a folder.
-    """
+    make them others, as it could not where links lead to what may become a folder."""
     folders: list[str] = []
     files: list[str] = []
     lasting = True
@@ -347,9 +345,7 @@ def find_classes(
 def choose_classes(
     directory: str | os.PathLike[str], names: Iterable[str], classes: Classes | None
 ) -> tuple[list[str], dict[str, int]]:
-    """Take classes of the names that were found in any order: what ``find_classes`` does once a folder is
-    listed.
-    """
+    """Take classes of names in any order: what ``find_classes`` does once a folder is listed."""
     found = sorted(names)
     if not found:
         raise FileNotFoundError(printable(f"Couldn't find any class folder in {directory}."))

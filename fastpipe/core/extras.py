@@ -77,8 +77,7 @@ def missing_package(error: ModuleNotFoundError) -> MissingDependencyError:
 
 def load_rich() -> None:
     """Import what of rich draws from Python's generator when it is imported, and put that back: to be called
-    before anything else of rich is loaded in a script's process.
-    """
+    before anything else of rich is loaded in a script's process."""
     state = random.getstate()
     load_part("rich.style")
     random.setstate(state)
@@ -87,8 +86,7 @@ def load_rich() -> None:
 @contextmanager
 def briefly_set(name: str, value: str) -> Iterator[None]:
     """Set a variable of the environment within the block, unless it is set: for what a package reads, or
-    sets, when it is imported.  The script's other child processes are to inherit what the script set.
-    """
+    sets, when it is imported.  The script's other child processes are to inherit what the script set."""
     was_set = name in os.environ
     os.environ.setdefault(name, value)
     try:

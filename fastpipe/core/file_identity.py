@@ -65,9 +65,7 @@ def states_of_objects(versions: Sequence[bytes]) -> npt.NDArray[np.uint64]:
 
 
 def identify_object(version: bytes, path: str, tag: bytes) -> FileIdentity:
-    """Return the state of a store's object as it was listed: ``version`` is 16 bytes, ``tag`` as of
-    ``identify``.
-    """
+    """Return the state of a store's object as it was listed: ``version`` is 16 bytes."""
     state = _NUMBERS.pack(_NO_DEVICE, 0, 0, *_HALVES.unpack(version))
     return FileIdentity(hashlib.blake2b(state, digest_size=16, key=tag).digest(), state, path, True)
 
@@ -103,9 +101,7 @@ _RESOLUTION_NS = 2_100_000_000
 
 
 class FileSystems:
-    """The kinds of the file systems that are mounted, read once from ``/proc/self/mountinfo`` or its given
-    content.
-    """
+    """The kinds of the file systems that are mounted, read once from ``/proc/self/mountinfo``."""
 
     def __init__(self, mounts: str | None = None) -> None:
         self._of_device: dict[int, str] = {}
@@ -153,9 +149,7 @@ class FileSystems:
 
 
 def is_settled(changed: int, now: int) -> bool:
-    """Return whether a change after ``now`` would have another time than the last, in nanoseconds of one
-    clock.
-    """
+    """Return whether a change after ``now`` would have another time than the last; in nanoseconds."""
     return now - changed > _RESOLUTION_NS
 
 

@@ -400,9 +400,7 @@ def read_file(path: str) -> bytes:
 
 
 def read_at(descriptor: int, memory: Any, offset: int) -> int:
-    """Fill memory (uint8, C-contiguous) with bytes of a file; return how many, fewer only where the file
-    ends.
-    """
+    """Fill memory (uint8, C-contiguous) with bytes of a file; return how many: fewer where it ends."""
     view, done = memoryview(memory), 0
     while done < len(view):
         count = os.preadv(descriptor, [view[done:]], offset + done)

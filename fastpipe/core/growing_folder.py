@@ -73,9 +73,7 @@ def remove_folder(out: Path, names: Iterable[str]) -> None:
 
 
 class GrowingFolder(ABC):
-    """The folder ``OUT.partial``, locked; ``busy`` is the error where another process, or thread, is at work
-    there.
-    """
+    """The folder ``OUT.partial``, locked; ``busy`` is the error where somebody else is at work there."""
 
     # The lock keeps other processes out, and not other threads of this one.
     _held: ClassVar[set[str]] = set()

@@ -107,8 +107,7 @@ def another_of_its_class(
     targets: npt.NDArray[Any], target: Any, position: int, seed: int, attempt: int
 ) -> int | None:
     """Return another sample of the class of the one at ``position``: the ``attempt``-th, from 1, of them in
-    an order that its seed draws; None where there is none left.
-    """
+    an order that its seed draws; None where there is none left."""
     same = np.flatnonzero(targets == target)
     others = same[same != position]
     if attempt > min(len(others), _MOST_REPLACEMENTS):

@@ -66,8 +66,7 @@ class _Fork:
 
 class _Received:
     """A segment in the parent's hands: the owner of the arrays over it, the messages that it came with, and
-    the forked children that see it as well.
-    """
+    the forked children that see it as well."""
 
     def __init__(self, owner: Lease, lane: Lane, segment: int) -> None:
         self.owner = weakref.ref(owner)
@@ -230,9 +229,7 @@ class LaneWriter:
         return None
 
     def send(self, address: int) -> int | None:
-        """Return the segment that begins at an address, from now on the parent's; None if there is no such
-        segment.
-        """
+        """Return the segment that begins at an address, from now on the parent's; None if there is none."""
         segment = self._segment_at(address)
         if segment is not None:
             self._sent[segment] = (int(self._sent[segment]) + 1) & 0xFFFFFFFF
@@ -248,9 +245,7 @@ class LaneWriter:
         return None
 
     def note(self, thread: int, text: str) -> None:
-        """Note what a thread (any number of its own) is about to do, for the parent to read should it never
-        end.
-        """
+        """Note what a thread (any number) is about to do, for the parent to read should it never end."""
         line = self._threads.setdefault(thread, len(self._threads))
         if line < _NOTES:
             encoded = text.encode(errors="replace")[: _NOTE_SIZE - 1] + b"\0"

@@ -92,11 +92,7 @@ class FileLock:
 
 
 def try_to_lock(descriptor: int) -> bool:
-    """Lock a file for this process, unless another one has it locked; an OSError if the file system has no
-    locks.
-
-    Unlike a lock of ``flock``, it is not passed on to children.
-    """
+    """Lock a file for this process, unless another one has it locked; it is not passed on to children."""
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

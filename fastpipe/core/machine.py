@@ -156,8 +156,7 @@ def _number(path: Path) -> int | None:
 
 def free_memory(root: Path = Path("/")) -> int | None:
     """Return the bytes that could still be used: the machine's, or what the cgroups leave of them; None where
-    nobody says.  Pages of files that are only cached count as free.
-    """
+    nobody says.  Pages of files that are only cached count as free."""
     available = numbers_by_name(root / "proc/meminfo").get("MemAvailable:")
     known = [None if available is None else available * 1024, ControlGroups(root).free_memory()]
     return min((value for value in known if value is not None), default=None)

@@ -127,8 +127,7 @@ class BlockShard(Shard):
 class RankBatch(NamedTuple):
     """One rank's batch in a step: the position of its first sample in the epoch's order; the distance from
     each of its samples to the next (the number of ranks, or 1 in a block); their number; where the next step
-    begins.
-    """
+    begins."""
 
     first: int
     step: int

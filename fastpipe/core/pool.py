@@ -100,8 +100,7 @@ class Job:
 
     def wait_for_either(self, last: Job) -> bool:
         """Block until this job is done (True), or until every task of the job that was submitted last has
-        been started and threads would have nothing to do.  For one thread at a time.
-        """
+        been started and threads would have nothing to do.  For one thread at a time."""
         gate = _shut_gate()
         news = partial(_open_gate, gate)
         is_begun = last._watch_begun(news)
@@ -307,8 +306,7 @@ def _work_until_closed(queue: _Queue) -> None:
 class Process(NamedTuple):
     """What a framework knows of a process that makes batches: threads to work in (None for the calling one),
     and how many processes make batches side by side for another one, and which of them it is; 0 where they
-    are used here.
-    """
+    are used here."""
 
     pool: ThreadPool | None
     workers: int = 0

@@ -24,8 +24,7 @@ _ABANDONED_S = 3600.0  # age of an unfinished file at which whoever wrote it is 
 
 def user_cache_folder() -> Path:
     """Return fastpipe's folder in the user's cache folder (``~/.cache/fastpipe``, or as ``XDG_CACHE_HOME``
-    says), which need not exist.
-    """
+    says), which need not exist."""
     import platformdirs  # most programs never need it
 
     return platformdirs.user_cache_path("fastpipe", appauthor=False)

@@ -30,8 +30,7 @@ class Task(NamedTuple):
 
 class Started(NamedTuple):
     """What there is to do to read some samples: the native core's batch, or None, and what it writes about
-    each row, uint8 (rows, 8); what Python does; and what keeps what the core has decoded and hands over.
-    """
+    each row, uint8 (rows, 8); what Python does; and what keeps what the core has decoded and hands over."""
 
     batch: Any
     statuses: npt.NDArray[np.uint8]
@@ -54,8 +53,7 @@ class ReadThreads(NamedTuple):
 
 class ReadPolicy(NamedTuple):
     """What is done about samples that cannot be read, where these are recorded, whether an error is about a
-    sample (and not the machine or the whole file), and what is said of a sample by its number.
-    """
+    sample (and not the machine or the whole file), and what is said of a sample by its number."""
 
     policy: str
     log: BadSampleLog
@@ -140,8 +138,7 @@ class PendingRead:
             raise
 
     def wait(self) -> Sequence[int]:
-        """Wait until the batch is read; return the numbers of the samples that are there: all, but for
-        ``"skip"``.
+        """Wait until it is read; return the numbers of the samples that are there: all, but for ``"skip"``.
 
         Raises:
             BadSampleError: as the policy says, for the first bad sample of the batch.
@@ -192,8 +189,7 @@ class PendingRead:
 
     def _settle(self, tasks: Sequence[Task], failed: dict[int, BaseException], declined: Int64Array) -> None:
         """Read samples that could not be read with others (``declined`` by the core, or of tasks that failed)
-        one by one, to know which of them are bad.
-        """
+        one by one, to know which of them are bad."""
         others = [failed[number] for number in sorted(failed) if not self._policy.is_bad(failed[number])]
         if others:
             failed.clear()  # a traceback refers to this batch and its memory

@@ -64,8 +64,7 @@ def pack_paths(prefix: str, names: Sequence[str]) -> Packed:
 
 class FrozenSamples(Sequence[Sample]):
     """A sequence of ``(path, class index)`` tuples in three buffers: path ``i`` is
-    ``prefix + arena[offsets[i]:offsets[i + 1]]``, of class ``targets[i]``; all arrays are int64.
-    """
+    ``prefix + arena[offsets[i]:offsets[i + 1]]``, of class ``targets[i]``; all arrays are int64."""
 
     def __init__(self, arena: bytes, offsets: Int64Array, targets: Int64Array, prefix: str = "") -> None:
         self.prefix = prefix
@@ -222,8 +221,7 @@ class PackedPaths(NamedTuple):
 
 def paths_of(samples: Any, positions: Int64Array) -> PackedPaths:
     """Return the paths of some samples (a sequence of (path, target)), at positions int64 (N,), without a
-    Python object for each where they are stored flat.
-    """
+    Python object for each where they are stored flat."""
     if isinstance(samples, FrozenSamples) and samples.is_of_file_system:
         starts, ends = samples.offsets[positions], samples.offsets[positions + 1]
         return PackedPaths(os.fsencode(samples.prefix), samples.arena, starts, ends)

@@ -81,9 +81,8 @@ class UnitFile:
         self._close()
 
     def opened(self) -> Any:
-        """Return the ``native.UnitMemory`` in this process: the same one for all, as locks keep only
-        processes apart.
-        """
+        """Return the ``native.UnitMemory`` in this process: one for all, as locks keep only
+        processes apart."""
         with _opening:
             pid, units = os.getpid(), None
             if self._here is not None:

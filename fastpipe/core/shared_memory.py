@@ -111,8 +111,7 @@ def meeting_folder() -> Iterator[PrivateFolder]:
 @contextmanager
 def alone(folder: PrivateFolder) -> Iterator[None]:
     """Be alone among the processes that open a cache in this folder; without it after a second, in which
-    nobody needs it: two caches instead of one are no error.
-    """
+    nobody needs it: two caches instead of one are no error."""
     descriptor = folder.open(LOCK, os.O_RDWR | os.O_CREAT)
     try:
         deadline = time.monotonic() + _PATIENCE_S

@@ -130,8 +130,7 @@ def map_tensors(
     batch: Any, function: Callable[[Any], Any], otherwise: Callable[[Any], Any] = lambda value: value
 ) -> Any:
     """Return a batch (mappings and sequences, also named tuples) with ``function`` applied to its tensors,
-    and ``otherwise`` to what is neither.
-    """
+    and ``otherwise`` to what is neither."""
     if isinstance(batch, require("torch", extra="torch").Tensor):
         return function(batch)
     if isinstance(batch, Mapping):

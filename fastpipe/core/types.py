@@ -35,8 +35,7 @@ class Box(NamedTuple):
 class Key(NamedTuple):
     """What fixes the random parameters of one batch: a seed, any integer, taken modulo 2**64; an epoch, from
     0; and int64 draws (N,): each sample's position in the epoch's unsharded order, so that one drawn twice is
-    augmented twice.
-    """
+    augmented twice."""
 
     seed: int
     epoch: int
@@ -45,8 +44,7 @@ class Key(NamedTuple):
 
 class StoredObject(NamedTuple):
     """An object as its store lists it: its key, from the store's beginning; its size in bytes; a version that
-    changes when it does (an ETag, quotes included), empty where the store has none.
-    """
+    changes when it does (an ETag, quotes included), empty where the store has none."""
 
     key: str
     size: int
@@ -83,8 +81,7 @@ class EncodedImage(PartlyDecoded, Protocol):
 
     def rows(self, top: int, count: int) -> UInt8Array | None:
         """Whole rows, where they are there already: C-contiguous (count, W, 3) RGB, not to be written
-        to; None where they would have to be decoded.
-        """
+        to; None where they would have to be decoded."""
 
     def pil(self) -> Any:
         """The whole image as ``PIL.Image.open(f).convert("RGB")`` gives it."""
@@ -94,8 +91,7 @@ class EncodedImage(PartlyDecoded, Protocol):
 
     def reduced(self, factor: int) -> ReducedImage | None:
         """The image at 1 / ``factor`` (2, 4, 8) of its size, decoded with less work; None where that
-        is not possible, or not wanted as its pixels differ from those of an image made smaller later.
-        """
+        is not possible, or not wanted as its pixels differ from those of an image made smaller later."""
 
 
 class BatchDecoder(Protocol):
@@ -123,8 +119,7 @@ class BatchDevice(BatchDecoder, Protocol):
     ) -> Any:
         """Make a batch of ``count`` samples there: of some, by their numbers, there is what ``decode``
         returned and the plan's ``Resampling``, of others the rows that were made elsewhere, of the rest
-        nothing.
-        """
+        nothing."""
 
 
 class ReducedImage(Protocol):
@@ -135,8 +130,7 @@ class ReducedImage(Protocol):
 
     def rows(self, count: int) -> UInt8Array | None:
         """At least so many rows from the top: C-contiguous (≥ count, W, 3) RGB; None where the decoder
-        cannot, upon which the image is decoded at its full size.
-        """
+        cannot, upon which the image is decoded at its full size."""
 
 
 class ChunkObjects(Protocol):

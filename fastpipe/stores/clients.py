@@ -193,8 +193,7 @@ _OTHER_REMEDY = "Pass storage_options=… with credentials, or let the environme
 
 def answer_error(path: str, at: str, status: int, code: str = "") -> OSError:
     """Return the error for an answer of HTTP about a path, with the store's own code for it, such as
-    ``"NoSuchKey"``; the status is 0 where it is not known.
-    """
+    ``"NoSuchKey"``; the status is 0 where it is not known."""
     said = f"{status} {code}".strip() if status else code
     if status in (401, 403) or code in _ACCESS_CODES:
         remedy = _REMEDY if path.startswith("s3") else _OTHER_REMEDY

@@ -35,8 +35,7 @@ _NAME_NBYTES = 16
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
     """Some objects of a listing: what follows the root in their paths, of which no two are the same; sizes in
-    bytes, int64 (N,); versions as the store tells them, which may be empty.
-    """
+    bytes, int64 (N,); versions as the store tells them, which may be empty."""
 
     paths: Packed
     sizes: Int64Array

@@ -134,8 +134,7 @@ class Fetches(Protocol):
 
     def fetch(self, row: int, give: Callable[[bytes], None] | None = None) -> bytes:
         """Return an object's content from wherever it is nearest; ``give`` is called with it as soon as it is
-        there, if something is done with it afterwards.
-        """
+        there, if something is done with it afterwards."""
 
 
 class _Slot:

@@ -47,8 +47,7 @@ _CONNECTIONS = 128
 @dataclass(frozen=True)
 class S3Settings:
     """An S3 store's options, with what the environment adds to them: the endpoint, empty for Amazon's own,
-    and the region, empty if it is not given, and whether it is the options' own, not one for all buckets.
-    """
+    and the region, empty if it is not given, and whether it is the options' own, not one for all buckets."""
 
     options: StorageOptions
     endpoint: str

@@ -54,8 +54,7 @@ class _Count(NamedTuple):
     """The numbers in the file: that it is counted at all; since which start of the machine, as one that fell
     may have lost what was written last; bytes that are there or reserved; files that are being written or
     removed; files that were begun so far, which names them while they are written; tables that were opened so
-    far.
-    """
+    far."""
 
     form: int = 0
     boot: int = 0
@@ -112,9 +111,7 @@ class Ledger:
 
     def written(self, freed: int = 0) -> None:
         """Note that a file that was begun is there, or is not, and its bytes are free."""
-        with contextlib.suppress(
-            OSError
-        ):  # the stage was closed meanwhile: it shows that too much is counted
+        with contextlib.suppress(OSError):  # closed meanwhile: it shows that too much is counted
             self._add(-freed, -1)
 
     def remove(self) -> None:
