@@ -184,7 +184,7 @@ class UnlistedObjects:
     def __init__(self, folder: StageFolder, table: str, adopt: Callable[[set[int]], set[int]]) -> None:
         self._folder, self._table, self._adopt = folder, table, adopt
         self._lock = threading.Lock()
-        self._free: list[str] | None = None  # paths, the oldest at the end
+        self._free: list[tuple[str, int]] | None = None  # as of ``unlisted``, the oldest at the end
         self._listed = np.zeros(0, np.uint64)
         self._tables, self._glances = -1, 0
 
@@ -194,8 +194,7 @@ class UnlistedObjects:
             if self._free is None:
                 self._free = self._find()
             while self._free:
-                path = self._free.pop()
-                begin = int.from_bytes(bytes.fromhex("".join(path.rsplit("/", 2)[1:])[:16]), "little")
+                path, begin = self._free.pop()
                 if not self._is_listed(begin) and self._folder.remove(path):
                     return True
         return False
@@ -205,12 +204,10 @@ class UnlistedObjects:
         with self._lock:
             return self._is_listed(begin)
 
-    def _find(self) -> list[str]:
+    def _find(self) -> list[tuple[str, int]]:
         found = self._folder.unlisted()
-        if not found:
-            return []
-        own = self._adopt({begin for _, begin in found})
-        return [path for path, begin in reversed(found) if begin not in own]
+        own = self._adopt({begin for _, begin in found}) if found else set()
+        return [one for one in reversed(found) if one[1] not in own]
 
     def _is_listed(self, begin: int) -> bool:
         tables = self._folder.ledger.tables
@@ -272,14 +269,13 @@ class StageTable:
         return found
 
     def file(self, row: int) -> str:
-        first, second = self._names[row].item()
-        return self._folder.object_path(first.to_bytes(8, "little") + second.to_bytes(8, "little"))
+        return self._folder.object_path(self._names[row].tobytes())
 
     def read(self, row: int) -> bytes | None:
         """Return an object's content; None where it is not there, or not whole."""
-        first, second = self._names[row].item()
-        known = first != 0
-        name = first.to_bytes(8, "little") + second.to_bytes(8, "little") if known else self._name_of(row)
+        name = self._names[row].tobytes()
+        known = name[:8] != bytes(8)
+        name = name if known else self._name_of(row)
         path, size = self._folder.object_path(name), int(self._sizes[row])
         try:
             data = read_file(path, size)
@@ -462,10 +458,10 @@ class StageTable:
             return False
         needed = order.use_of(row)
         while (other := order.take(needed)) is not None:
-            first, second = self._names[other].item()
+            name = self._names[other].tobytes()
+            first = int.from_bytes(name[:8], "little")
             if first and not self._unlisted.is_used_elsewhere(first):
                 self._forget(other)
-                name = first.to_bytes(8, "little") + second.to_bytes(8, "little")
                 if self._folder.remove(self._folder.object_path(name), int(self._sizes[other])):
                     return True
                 self._folder.ledger.mark_uncertain()
