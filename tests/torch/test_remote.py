@@ -181,9 +181,7 @@ def test_for_workers_nothing_is_held_in_the_parent_whatever_it_read_before(make:
     prefetcher = dataset._remote.reader().prefetcher
     while prefetcher.active or prefetcher.staging:
         torch.empty(0)
-    assert not any(
-        slot.generation == prefetcher.generation for slot in prefetcher.slots.values()
-    )
+    assert not any(slot.generation == prefetcher.generation for slot in prefetcher.slots.values())
 
 
 def test_behind_wrappers(make: Any, near: Any, photo_tree: Path) -> None:
