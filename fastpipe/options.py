@@ -122,17 +122,7 @@ class Cache:
 
     def __post_init__(self) -> None:
         _check_choice("Cache(where=…)", self.where, ("auto", "ram", "disk", "off"))
-        if self.max_bytes != "auto":
-            try:
-                object.__setattr__(self, "max_bytes", operator.index(self.max_bytes))
-            except TypeError:
-                raise OptionError(
-                    f"Cache(max_bytes=…) must be 'auto' or a number of bytes, got {self.max_bytes!r}"
-                ) from None
-            if int(self.max_bytes) <= 0:
-                raise OptionError(
-                    f"Cache(max_bytes=…) must be positive, got {self.max_bytes}; where='off' keeps nothing"
-                )
+        _check_count(self, "max_bytes", "bytes", "; where='off' keeps nothing")
         if self.dir is not None:
             if self.where != "disk":
                 raise OptionError(f"Cache(dir=…) is for where='disk'; got where={self.where!r}")
@@ -213,11 +203,7 @@ class Shuffle:
         _check_choice("Shuffle(unit=…)", self.unit, ("sample", "group"))
         if self.window is None:
             return
-        try:
-            object.__setattr__(self, "window", operator.index(self.window))
-        except TypeError:
-            raise OptionError(f"Shuffle(window=…) must be an integer or None, got {self.window!r}") from None
-        if self.window < 1:
+        if _as_integer(self, "window", "an integer or None") < 1:
             raise OptionError(f"Shuffle(window=…) must be at least 1, got {self.window}")
         if self.unit != "group":
             raise OptionError("Shuffle(window=…) counts groups: give unit='group' with it")
@@ -247,11 +233,7 @@ class Shard:
 
     def __post_init__(self) -> None:
         for name in ("rank", "world"):
-            value = getattr(self, name)
-            try:
-                object.__setattr__(self, name, operator.index(value))
-            except TypeError:
-                raise OptionError(f"Shard({name}=…) must be an integer, got {value!r}") from None
+            _as_integer(self, name)
         if self.world < 1:
             raise OptionError(f"Shard(world=…) must be at least 1, got {self.world}")
         if not 0 <= self.rank < self.world:
@@ -319,7 +301,7 @@ class Stage:
         _check_choice("Stage(mode=…)", self.mode, ("prefetch", "mirror"))
         object.__setattr__(self, "dir", os.path.abspath(os.path.expanduser(self.dir)))
         for name, unit in (("max_bytes", "bytes"), ("connections", "requests"), ("read_ahead", "bytes")):
-            _check_count(f"Stage({name}=…)", self, name, unit)
+            _check_count(self, name, unit)
 
     @classmethod
     def of(cls, value: Stage | str | os.PathLike[str]) -> Stage:
@@ -351,12 +333,7 @@ class Subset:
 
     def __post_init__(self) -> None:
         for name, least in (("num", 1), ("seed", 0)):
-            value = getattr(self, name)
-            try:
-                object.__setattr__(self, name, operator.index(value))
-            except TypeError:
-                raise OptionError(f"Subset({name}=…) must be an integer, got {value!r}") from None
-            if not least <= getattr(self, name) < 1 << 32:
+            if not least <= (value := _as_integer(self, name)) < 1 << 32:
                 raise OptionError(f"Subset({name}=…) must be from {least} to 2**32 - 1, got {value}")
 
     def select(self, names: Sequence[str]) -> list[str]:
@@ -372,17 +349,23 @@ class Subset:
         return sorted(found[number] for number in order[: self.num].tolist())
 
 
-def _check_count(what: str, option: Any, name: str, unit: str) -> None:
-    """Let a field be ``"auto"`` or a positive number."""
+def _as_integer(option: Any, name: str, kind: str = "an integer") -> int:
+    """Make a field an ``int``, and return it."""
     value = getattr(option, name)
-    if value == "auto":
-        return
     try:
-        object.__setattr__(option, name, operator.index(value))
+        number = operator.index(value)
     except TypeError:
-        raise OptionError(f"{what} must be 'auto' or a number of {unit}, got {value!r}") from None
-    if getattr(option, name) <= 0:
-        raise OptionError(f"{what} must be positive, got {value}")
+        raise OptionError(f"{type(option).__name__}({name}=…) must be {kind}, got {value!r}") from None
+    object.__setattr__(option, name, number)
+    return number
+
+
+def _check_count(option: Any, name: str, unit: str, remedy: str = "") -> None:
+    """Let a field be ``"auto"`` or a positive number."""
+    if getattr(option, name) == "auto":
+        return
+    if (value := _as_integer(option, name, f"'auto' or a number of {unit}")) <= 0:
+        raise OptionError(f"{type(option).__name__}({name}=…) must be positive, got {value}{remedy}")
 
 
 def _check_choice(what: str, value: object, choices: tuple[str, ...]) -> None:

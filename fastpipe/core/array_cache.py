@@ -1,7 +1,7 @@
 """Arrays that cost time to find, kept in files of a folder that is the user's alone.
 
-Each file is an archive of arrays as NumPy writes them; zip's checksums guard all of it.  Whatever
-is wrong with a file, or with the folder, costs what is kept there and never more.
+Each file is an archive of arrays as NumPy writes them, one of which has the rest as JSON; zip's checksums
+guard all of it.  Whatever is wrong with a file, or with the folder, costs what is kept there and never more.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import logging
 import os
 import time
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +24,9 @@ import numpy.typing as npt
 from fastpipe.core.file_identity import is_settled
 from fastpipe.core.private_folder import PrivateFolder, user_cache_folder
 
-__all__ = ["FileArrays", "KeptFiles", "default_file_arrays", "default_folder", "member"]
-
-
 T = TypeVar("T")
+# Gives an array of one dimension by its name and type.
+Arrays = Callable[[str, Any], npt.NDArray[Any]]
 
 _log = logging.getLogger("fastpipe.index")
 
@@ -37,23 +36,20 @@ _warned: set[tuple[Path, str]] = set()
 
 
 class KeptFiles:
-    """The files of one kind in a folder, which other kinds may share.
+    """The files of one kind in a folder, which other kinds may share; it is made when the first is written.
 
-    Args:
-        path: the folder.  It is made when the first file is written.
-        warning: what a folder that cannot be used costs; logged once in each process, with the reason.
+    ``warning`` says what a folder that cannot be used costs: logged once in each process, with the reason.
     """
 
     def __init__(self, path: Path, warning: str) -> None:
         self.path = path
         self._warning = warning
 
-    def load(self, key: object, read: Callable[[zipfile.ZipFile], T | None]) -> T | None:
-        """What ``read`` makes of a file; None where there is none, or it is damaged.
+    def load(self, key: Any, read: Callable[[dict[str, Any], Arrays], T]) -> T | None:
+        """Return what ``read`` makes of what was kept under a key; None where there is nothing, or it is
+        damaged.
 
-        Args:
-            key: names the file; anything that JSON can hold.
-            read: gets the archive; what it raises is damage.
+        It gets what was saved beside the arrays, and these; what it raises is damage.
         """
         if not os.path.lexists(self.path):
             return None
@@ -63,18 +59,20 @@ class KeptFiles:
                 with os.fdopen(descriptor, "rb") as file:
                     with contextlib.suppress(OSError):
                         os.utime(file.fileno())  # in use: not to be removed
-                    return _read(file, read)
+                    return _read(file, key, read)
         except FileNotFoundError:
             return None
         except OSError as error:
             self._warn(error)
             return None
 
-    def save(self, key: object, write: Callable[[BinaryIO], object]) -> None:
-        """Write a file, in the place of the one with the same key."""
+    def save(self, key: Any, about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Keep arrays of one dimension, and what JSON can hold, in the place of what has the same key."""
+        text = json.dumps({"key": key, **about}, separators=(",", ":"))
+        all_of_it = {"about": np.frombuffer(text.encode(), np.uint8), **arrays}
         try:
             with PrivateFolder(self.path) as folder:
-                folder.write(_file_name(key), write)
+                folder.write(_file_name(key), lambda file: np.savez(file, **all_of_it))  # type: ignore[arg-type]
                 _remove_unused(folder)
         except OSError as error:
             self._warn(error)
@@ -94,23 +92,23 @@ def default_folder() -> Path | None:
     return path if path.is_absolute() else None
 
 
-def member(members: zipfile.ZipFile, name: str, dtype: Any) -> npt.NDArray[Any]:
-    """One array of the file.  Reading all of its bytes first is what makes zip check them."""
-    content = io.BytesIO(members.read(f"{name}.npy"))
-    array: npt.NDArray[Any] = np.lib.format.read_array(content, allow_pickle=False)
-    if array.dtype != dtype or array.ndim != 1:
-        raise ValueError(f"{name} has shape {array.shape} and dtype {array.dtype}")
-    return array
-
-
-def _file_name(key: object) -> str:
+def _file_name(key: Any) -> str:
     return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32] + _SUFFIX
 
 
-def _read(file: BinaryIO, read: Callable[[zipfile.ZipFile], T | None]) -> T | None:
+def _read(file: Any, key: Any, read: Callable[[dict[str, Any], Arrays], T]) -> T | None:
     try:
         with zipfile.ZipFile(file) as members:
-            return read(members)
+
+            def array(name: str, dtype: Any) -> npt.NDArray[Any]:
+                content = io.BytesIO(members.read(f"{name}.npy"))  # all of it: then zip checks it
+                found: npt.NDArray[Any] = np.lib.format.read_array(content, allow_pickle=False)
+                if found.dtype != dtype or found.ndim != 1:
+                    raise ValueError(f"{name} has shape {found.shape} and dtype {found.dtype}")
+                return found
+
+            about = json.loads(array("about", np.uint8).tobytes())
+            return read(about, array) if about["key"] == key else None
     except Exception:  # a damaged file can fail in any of the ways of zipfile, json and NumPy
         _log.debug("A kept file cannot be read, and is made anew", exc_info=True)
         return None
@@ -128,20 +126,11 @@ def _remove_unused(folder: PrivateFolder) -> None:
                 folder.remove(name)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Arrays that were made of a file at some cost, kept on disk for as long as the file is as it was.
-
-_VERSION = 1
-
-
 class FileArrays:
-    """Keeps arrays about files.
+    """Keeps arrays about files, each for as long as its file is as it was.
 
-    Args:
-        path: the folder for them.  It is made when the first is written.
-        now: the time in nanoseconds, on the clock of the files' file system.
-
-    Whatever is wrong with it costs the making of the arrays, and one warning in each process.
+    ``now`` gives nanoseconds on the clock of the files' file system.  Whatever is wrong costs the making of
+    the arrays, and one warning in each process.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, now: Callable[[], int] = time.time_ns) -> None:
@@ -150,56 +139,35 @@ class FileArrays:
         self._files = KeptFiles(self.path, "Where chunks are is not kept, so each file is asked each time")
 
     def load(self, status: os.stat_result, about: str) -> list[npt.NDArray[Any]] | None:
-        """The arrays that were kept of a file in this state; None where there are none.
+        """The arrays of ``about`` that were kept of a file in this state; None where there are none."""
 
-        Args:
-            status: the file's.
-            about: what they are.
-        """
-        return self._files.load(
-            _named(status, about), lambda members: _read_arrays(members, _key(status, about))
-        )
+        def read(kept: dict[str, Any], array: Arrays) -> list[npt.NDArray[Any]] | None:
+            if kept["state"] != _state(status):
+                return None
+            return [array(f"array{number}", np.dtype(dtype)) for number, dtype in enumerate(kept["dtypes"])]
+
+        return self._files.load(_key(status, about), read)
 
     def save(self, status: os.stat_result, about: str, arrays: Sequence[npt.NDArray[Any]]) -> None:
-        """Keep arrays of numbers of one dimension, in the place of what was kept of the same file before.
+        """Keep arrays of one dimension in the place of what was kept of the same file before.
 
-        Args:
-            status: the file's, from before they were made.
-            about: what they are.
-            arrays: the arrays.
+        ``status`` is the file's from before they were made.
         """
-        if not is_settled(max(status.st_mtime_ns, status.st_ctime_ns), self.now()):
-            return
-        key = _key(status, about)
-        self._files.save(_named(status, about), lambda file: _write(file, key, arrays))
+        if is_settled(max(status.st_mtime_ns, status.st_ctime_ns), self.now()):
+            kept = {"state": _state(status), "dtypes": [array.dtype.str for array in arrays]}
+            members = {f"array{number}": array for number, array in enumerate(arrays)}
+            self._files.save(_key(status, about), kept, members)
 
 
 def default_file_arrays() -> FileArrays | None:
-    """Those in the user's own cache folder; None where there is none."""
     folder = default_folder()
     return None if folder is None else FileArrays(folder)
 
 
 def _key(status: os.stat_result, about: str) -> list[Any]:
-    state = [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-    return ["arrays", _VERSION, about, *state]
-
-
-def _named(status: os.stat_result, about: str) -> list[Any]:
     # Not the whole state: what was kept of the file as it was before is written over.
     return ["arrays", about, status.st_dev, status.st_ino]
 
 
-def _write(file: BinaryIO, key: list[Any], arrays: Sequence[npt.NDArray[Any]]) -> None:
-    text = json.dumps({"key": key, "dtypes": [array.dtype.str for array in arrays]})
-    members = {f"array{number}": array for number, array in enumerate(arrays)}
-    np.savez(file, about=np.frombuffer(text.encode(), np.uint8), **members)  # type: ignore[arg-type]
-
-
-def _read_arrays(members: zipfile.ZipFile, key: list[Any]) -> list[npt.NDArray[Any]] | None:
-    about = json.loads(member(members, "about", np.dtype(np.uint8)).tobytes())
-    if about["key"] != key:
-        return None
-    return [
-        member(members, f"array{number}", np.dtype(dtype)) for number, dtype in enumerate(about["dtypes"])
-    ]
+def _state(status: os.stat_result) -> list[int]:
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]

@@ -9,27 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.core.keys import sample_seed, uniforms
-from fastpipe.core.reads import ReadPolicy, Started
+from fastpipe.core.reads import Reading
 from fastpipe.core.types import Key
 from fastpipe.errors import OptionError
-
-__all__ = ["BatchReader", "EpochOrder", "Form", "Reading", "checked_threads", "drawn_substitute"]
-
 
 EpochOrder = Callable[[int], npt.NDArray[np.int64]]  # an epoch's indices, (N,), in order
 
 
-# ---- What a sample is made of: one value, a tuple or a dict of them ---------------------------------
-
-
 class Form(NamedTuple):
-    """What a sample is made of.
-
-    Attributes:
-        kind: ``"value"``, ``"tuple"`` or ``"dict"``.
-        fields: the keys of a dict; else empty.
-        names: paths of the datasets, in order.
-    """
+    """What a sample is made of: a ``"value"``, ``"tuple"`` or ``"dict"`` (with its keys) of named
+    datasets."""
 
     kind: str
     fields: tuple[Any, ...]
@@ -37,11 +26,7 @@ class Form(NamedTuple):
 
     @classmethod
     def of(cls, keys: Any) -> Form:
-        """The form that ``keys=`` asks for.
-
-        Raises:
-            OptionError: it is none.
-        """
+        """Return the form that ``keys=`` asks for."""
         if isinstance(keys, str):
             return cls("value", (), (keys,))
         if isinstance(keys, Mapping):
@@ -58,33 +43,13 @@ class Form(NamedTuple):
         return form
 
     def sample(self, values: Sequence[Any]) -> Any:
-        """A sample of these values, as a plain object."""
         if self.kind == "value":
             return values[0]
         return tuple(values) if self.kind == "tuple" else dict(zip(self.fields, values, strict=True))
 
 
-# ---- How a batch of samples of arrays is read -------------------------------------------------------
-
 # Samples tried in a bad one's place.
 _MOST_REPLACEMENTS = 100
-
-
-class Reading(NamedTuple):
-    """How a batch is read: as for `PendingRead`.
-
-    Attributes:
-        start, read_alone, samples, policy, substitute, heard: as there.
-        where: says where its first sample is.
-    """
-
-    start: Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], Started]
-    read_alone: Callable[[int, int], None]
-    samples: npt.NDArray[np.int64]
-    policy: ReadPolicy
-    substitute: Callable[[int, int], int | None] | None
-    heard: Callable[[Any], None]
-    where: Callable[[], str]
 
 
 class BatchReader(Protocol):
@@ -95,39 +60,26 @@ class BatchReader(Protocol):
         """What is read how; its ``lines`` say it in words."""
 
     def follow(self, batches: Callable[[], Iterator[npt.NDArray[np.int64]]], seed: int, epoch: int) -> None:
-        """Have fetched ahead what an epoch needs of arrays that are in stores.
-
-        Args:
-            batches: gives, for each batch in its turn, the samples: int64 (N,).
-            seed, epoch: of the epoch.
-        """
+        """Have fetched ahead what an epoch needs of arrays in stores; ``batches`` gives samples,
+        int64 (N,)."""
 
     def _reading(
         self, indices: Any, samples: npt.NDArray[np.int64], key: Key | None, is_keyed: bool, runtime: Any,
         arrays: list[npt.NDArray[Any]], order: EpochOrder | None = None,
     ) -> Reading:  # fmt: skip
-        """How a batch is read.
+        """Return how a batch is read into arrays.
 
         Args:
-            indices: as they were asked for.
-            samples: int64 (N,): the same as positions in the dataset.
-            key: of what is drawn; None where nothing is.
-            is_keyed: whether a loader set it.
-            runtime: what this process has.
-            arrays: the batch's memory.
-            order: returns the order of the key's epoch; None if it is unknown.
+            samples: int64 (N,): positions in the dataset of the indices as they were requested.
+            key: of the samples' draws; ``is_keyed``: set by a loader.
+            order: of the key's epoch, if it is known.
         """
 
     def _running(self) -> Any:
-        """What this process has, made when first needed."""
+        """Return what this process has, made when first needed."""
 
 
 def checked_threads(threads: Any) -> Any:
-    """The option of that name.
-
-    Raises:
-        OptionError: it cannot work.
-    """
     if threads != "auto" and (not isinstance(threads, int) or threads < 1):
         raise OptionError(f"threads must be 'auto' or a number from 1, got {threads!r}")
     return threads
@@ -136,18 +88,8 @@ def checked_threads(threads: Any) -> Any:
 def drawn_substitute(
     count: int, samples: npt.NDArray[np.int64], key: Key, row: int, attempt: int
 ) -> int | None:
-    """Another sample: the ``attempt``-th in a sequence that the key of the one it replaces draws.
-
-    Args:
-        count: of the dataset's samples.
-        samples: int64 (N,): the batch's.
-        key: of the batch.
-        row: number in it of the one to be replaced.
-        attempt: from 1.
-
-    Returns:
-        None when enough were tried.
-    """
+    """Return another of ``count`` samples: the ``attempt``-th, from 1, in a sequence that the key of the
+    sample in ``row`` draws; None when enough were tried."""
     if attempt > min(count - 1, _MOST_REPLACEMENTS):
         return None
     seed = sample_seed(key.seed, key.epoch, int(key.draws[row]))

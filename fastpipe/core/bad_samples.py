@@ -26,17 +26,6 @@ from fastpipe.errors import (
 )
 from fastpipe.options import BadSamples
 
-__all__ = [
-    "BadSampleLog",
-    "Item",
-    "bad_sample_error",
-    "is_of_machine",
-    "is_of_samples",
-    "means_damage",
-    "why_nothing_is_left",
-]
-
-
 _log = logging.getLogger("fastpipe.bad_samples")
 
 _OF_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS}
@@ -58,14 +47,7 @@ _DECODERS = ("PIL.", "tensorflow.")
 
 @dataclass(frozen=True)
 class Item:
-    """One sample of the index.
-
-    Attributes:
-        index: its number in the dataset.
-        path: its file.
-        target: its class; None where samples have none.
-        column: of a table of several images, the one that the file is of.
-    """
+    """A sample: its number in the dataset, its file, its class or None, and its column of a table."""
 
     index: int
     path: str
@@ -74,9 +56,9 @@ class Item:
 
 
 def is_of_machine(error: BaseException) -> bool:
-    """Whether an error says nothing of a file: with it the next one could not be read either, and this one
-    could at another time, or by another user.  That a store has an object no more says something of it:
-    FileNotFoundError."""
+    """Return whether an error says nothing of a file: with it the next one could not be read either, or this
+    one could at another time, or by another user.  FileNotFoundError, also of a store, says something of the
+    file."""
     kinds = (MemoryError, ImportError, NameError, RecursionError, PermissionError)
     ours = (StoreError, StageError, CacheError, ClosedError)
     return isinstance(error, kinds + ours) or (isinstance(error, OSError) and error.errno in _OF_MACHINE)
@@ -85,8 +67,7 @@ def is_of_machine(error: BaseException) -> bool:
 def means_damage(error: BaseException) -> bool:
     """Return whether an error of reading or decoding an image means that its file is bad.
 
-    Any other is raised as it is, whatever the policy: one of the machine, or of a package that is missing, or
-    a warning that the script has made an error.
+    Any other is raised whatever the policy: of the machine, of a missing package, or a warning made an error.
     """
     if is_of_machine(error):
         return False
@@ -98,12 +79,7 @@ def means_damage(error: BaseException) -> bool:
 
 
 def is_of_samples(error: BaseException, damaged: type[FastpipeError]) -> bool:
-    """Return whether an error is about some samples of a file, and not about all of it or the machine.
-
-    Args:
-        error: what reading them raised.
-        damaged: the one of fastpipe's errors that is about samples.
-    """
+    """Return whether an error (``damaged`` if it is fastpipe's) is about some samples of a file, not all."""
     if isinstance(error, FastpipeError):
         return isinstance(error, damaged)
     is_of_file = isinstance(error, OSError) and not isinstance(error, (FileNotFoundError, PermissionError))
@@ -111,9 +87,9 @@ def is_of_samples(error: BaseException, damaged: type[FastpipeError]) -> bool:
 
 
 def bad_sample_error(item: Item, cause: BaseException) -> BadSampleError:
-    """The error that names a sample, with what was wrong with it as its cause."""
+    column = f" ({item.column})" if item.column else ""
     error = BadSampleError(
-        f"sample {item.index}{_column_note(item)} could not be read: {item.path!r}{_size_note(item.path)}: "
+        f"sample {item.index}{column} could not be read: {item.path!r}{_size_note(item.path)}: "
         f"{type(cause).__name__}: {cause}. "
         "Repair or remove the file, or pass bad_samples='replace' or 'skip' to go on without it.",
         path=item.path,
@@ -123,13 +99,18 @@ def bad_sample_error(item: Item, cause: BaseException) -> BadSampleError:
     return error
 
 
-def why_nothing_is_left(left_out: Mapping[int, BadSampleError], count: int) -> BadSampleError | None:
-    """The error of a batch without samples; None if none was asked for.
+def no_replacement(item: Item, tried: int) -> BadSampleError:
+    """Return the error of a sample in whose place nothing could be put."""
+    of = "" if item.target is None else f" of class {item.target}"
+    return BadSampleError(
+        f"sample {item.index} ({item.path!r}) could not be read, nor could any of {tried} tried in its place"
+        f"{of}. The warnings logged for each say why; repair the files, or restore them from a copy",
+        path=item.path, index=item.index,
+    )  # fmt: skip
 
-    Args:
-        left_out: the errors of the samples that were left out, by their numbers in the batch.
-        count: how many samples were asked for.
-    """
+
+def why_nothing_is_left(left_out: Mapping[int, BadSampleError], count: int) -> BadSampleError | None:
+    """Return the error of a batch of ``count`` samples that were all left out; None if none was asked for."""
     if not left_out:
         return None
     first = left_out[min(left_out)]
@@ -143,12 +124,7 @@ def why_nothing_is_left(left_out: Mapping[int, BadSampleError], count: int) -> B
     )
 
 
-def _column_note(item: Item) -> str:
-    return f" ({item.column})" if item.column else ""
-
-
 def _size_note(path: str) -> str:
-    """A file's size in words: a truncated or empty file shows by it."""
     try:
         return f" ({os.stat(path).st_size:,} bytes)"
     except (OSError, ValueError):
@@ -156,11 +132,7 @@ def _size_note(path: str) -> str:
 
 
 class BadSampleLog:
-    """Counts the different bad samples of this process and writes them down.
-
-    Args:
-        options: policy, log file and error budget.
-    """
+    """Counts the different bad samples of this process and writes them down."""
 
     def __init__(self, options: BadSamples) -> None:
         self._options = options
@@ -170,15 +142,11 @@ class BadSampleLog:
 
     @property
     def count(self) -> int:
-        """How many different samples were bad so far, in this process."""
         return len(self._seen)
 
     def record(self, item: Item, error: BadSampleError) -> None:
-        """Count a bad sample that the policy lets pass; log it if it is new.
-
-        Raises:
-            TooManyBadSamplesError: the budget is spent.
-        """
+        """Count a bad sample that the policy lets pass, log it if new, and raise where the budget
+        is spent."""
         with self._lock:
             name = item.index, item.path
             new = name not in self._seen

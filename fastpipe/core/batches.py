@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any, TypeVar
@@ -10,8 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.core.bad_samples import BadSampleLog, Item, bad_sample_error, means_damage
-from fastpipe.core.clock import ranged
+from fastpipe.core.bad_samples import BadSampleLog, Item, bad_sample_error, means_damage, no_replacement
+from fastpipe.core.clock import StageClock, ranged
 from fastpipe.core.pool import Job, ThreadPool
 from fastpipe.core.types import (
     BatchDecoder,
@@ -20,27 +21,11 @@ from fastpipe.core.types import (
     EncodedImage,
     PartlyDecoded,
     ReducedImage,
-    SamplePlan,
     Size,
-    Stopwatch,
     UInt8Array,
 )
 from fastpipe.errors import BadSampleError
 
-__all__ = [
-    "BatchMaker",
-    "PendingBatch",
-    "PendingSamples",
-    "UnreadableError",
-    "WatchedImage",
-    "decoded_together",
-    "judged",
-    "said_of",
-    "say_where",
-]
-
-
-# ----------------------------------------------------------------------------------------------------
 # The opened images of a batch: measure their decoding, and decode several of them in one call.
 
 _T = TypeVar("_T")
@@ -50,8 +35,7 @@ _Asked = Sequence[tuple[PartlyDecoded, Box]]
 class UnreadableError(Exception):
     """Reading or decoding failed, as opposed to transforming; the cause says how.
 
-    Args:
-        item: what could not be read, where it is one of several parts of the sample.
+    ``item`` is what could not be read, where it is one of several parts of the sample.
     """
 
     def __init__(self, item: Item | None = None) -> None:
@@ -69,7 +53,6 @@ class WatchedImage:
 
     @ranged("decode")
     def timed(self, decode: Callable[..., _T], *arguments: Any) -> _T:
-        """Call what decodes the image."""
         start = perf_counter_ns()
         try:
             return decode(*arguments)
@@ -105,8 +88,6 @@ class WatchedImage:
 
 
 class _WatchedRows:
-    """A reduced image that is watched like the image that it is of."""
-
     def __init__(self, watched: WatchedImage, image: ReducedImage) -> None:
         self._watched, self._image = watched, image
         self.size = image.size
@@ -116,8 +97,8 @@ class _WatchedRows:
 
 
 def judged(error: Exception) -> Exception:
-    """Return the error to raise when reading or decoding failed: ``UnreadableError`` for a bad file, or the
-    error itself, which says nothing of the file."""
+    """Return ``UnreadableError`` for the error of a bad file, or the error, which says nothing of
+    the file."""
     return UnreadableError() if means_damage(error) else error
 
 
@@ -136,82 +117,53 @@ def decoded_together(
     last: Callable[[], None] | None = None,
     width: int = 1,
 ) -> list[Job]:
-    """Begin to make samples: ask each for its images, decode these, make each.
+    """Begin to make samples: ask each for its images, decode these, make each; return both jobs.
 
-    Args:
-        pool: threads to work in; None works in the calling one before returning.
-        decoder: decodes what is asked for.
-        count: samples.
-        asked: of samples with these numbers the images that may be decoded, with what is needed of them;
-            none of a sample of which something is wrong, for ``make`` to find.
-        make: makes a sample of this number; keeps errors to itself.
-        took: called with the nanoseconds of decoding.
-        last: called by the thread that has made the last sample.
-        width: samples that a thread opens, or makes, at a time.
-
-    Returns:
-        Both jobs, the second of which begins where the first has ended.
+    ``asked`` gives of samples the images that may be decoded, with what is needed of them; none of a sample
+    of which something is wrong, for ``make``, which keeps errors to itself, to find.  ``took`` hears the
+    nanoseconds of decoding, and ``last`` that all are made.  A thread opens, or makes, ``width`` samples at a
+    time; without a pool the calling one does all before returning.
     """
     parts = [range(first, min(first + width, count)) for first in range(0, count, width)]
-    opening = _Opening(decoder, parts, asked, took)
+    found: list[Sequence[_Asked]] = [()] * len(parts)
+
+    def open_part(number: int) -> None:
+        found[number] = asked(parts[number])
+
+    @ranged("decode")
+    def decode() -> None:
+        wanted = [part for samples in found for images in samples for part in images]
+        found.clear()
+        if wanted:
+            start = perf_counter_ns()
+            files = [(image.encoded() or b"", box) for image, box in wanted]
+            for (image, box), pixels in zip(wanted, decoder.decode(files), strict=True):
+                if pixels is not None:
+                    image.give(box, pixels)
+            took(perf_counter_ns() - start)
 
     def make_part(number: int) -> None:
         for sample in parts[number]:
             make(sample)
 
+    def go_on() -> None:
+        try:
+            decode()
+            if pool is not None:
+                pool.go_on_with(second)
+        except BaseException as error:
+            second.cancel(error)
+            raise
+
     second = Job(make_part, len(parts), last)
     if pool is not None:
-        return [pool.submit(opening.open, len(parts), lambda: _go_on(opening, pool, second)), second]
-    first = Job(opening.open, len(parts), opening.decode)
+        return [pool.submit(open_part, len(parts), go_on), second]
+    first = Job(open_part, len(parts), go_on)
     first.run_here()
-    if opening.is_over:
-        second.run_here()
-    else:  # whoever waits hears of the first
+    if found:  # it has failed, of which whoever waits hears
         second.cancel()
+    second.run_here()
     return [first, second]
-
-
-def _go_on(opening: _Opening, pool: ThreadPool, second: Job) -> None:
-    """Decode, and let samples be made."""
-    try:
-        opening.decode()
-        pool.go_on_with(second)
-    except BaseException as error:
-        second.cancel(error)
-        raise
-
-
-class _Opening:
-    """What is done before samples are made."""
-
-    def __init__(
-        self,
-        decoder: BatchDecoder,
-        parts: Sequence[Sequence[int]],
-        asked: Callable[[Sequence[int]], Sequence[_Asked]],
-        took: Callable[[int], None],
-    ) -> None:
-        self._decoder, self._parts, self._asked, self._took = decoder, parts, asked, took
-        self._found: list[Sequence[_Asked]] = [()] * len(parts)
-        self.is_over = not parts
-
-    def open(self, number: int) -> None:
-        """Open the images of a part of the samples."""
-        self._found[number] = self._asked(self._parts[number])
-
-    @ranged("decode")
-    def decode(self) -> None:
-        """Decode what was asked for."""
-        parts = [part for samples in self._found for found in samples for part in found]
-        self._found = []
-        if parts:
-            start = perf_counter_ns()
-            files = [(image.encoded() or b"", box) for image, box in parts]
-            for (image, box), pixels in zip(parts, self._decoder.decode(files), strict=True):
-                if pixels is not None:
-                    image.give(box, pixels)
-            self._took(perf_counter_ns() - start)
-        self.is_over = True
 
 
 # Samples that a thread opens, or makes, in one go where a device decodes: what is left to do is so little
@@ -223,15 +175,12 @@ class BatchMaker:
     """Makes batches of image samples.
 
     Args:
-        read: a path to what there is of the image: its encoded file, or more; an ``ImageBatch`` gives it the
-            file as well, where it has that.
+        read: a path to what there is of the image: its encoded file, or more.
         open_image: that and the path to an opened image.
-        policy: ``"raise"``, ``"replace"`` or ``"skip"``.
-        bad: where bad samples are recorded.
-        clock: where times are collected.
+        policy, bad, clock: what becomes of bad samples; where these, and times, are collected.
         decoder: decodes the images of a batch at once; None lets each thread decode its own.
-        read_past: as ``read``, past whatever keeps decoded images; the default is to read.
-        read_many_past: as ``read_past`` of many paths at once; None in the place of what it leaves to that.
+        read_past, read_many_past: as ``read``, of one or many paths, past whatever keeps decoded images; None
+            in the place of what the latter leaves to the former.
     """
 
     def __init__(
@@ -240,7 +189,7 @@ class BatchMaker:
         open_image: Callable[[Any, str], EncodedImage],
         policy: str,
         bad: BadSampleLog,
-        clock: Stopwatch,
+        clock: StageClock,
         decoder: BatchDecoder | None = None,
         read_past: Callable[[str], Any] | None = None,
         read_many_past: Callable[[Sequence[str]], Sequence[Any]] | None = None,
@@ -255,7 +204,7 @@ class BatchMaker:
         self,
         pool: ThreadPool | None,
         items: Sequence[Item],
-        plan: SamplePlan,
+        plan: Any,
         parameters: npt.NDArray[np.float64],
         memory: npt.NDArray[Any] | Sequence[npt.NDArray[Any]] | None = None,
         finish: Callable[[Any, int], Any] | None = None,
@@ -264,19 +213,15 @@ class BatchMaker:
         is_batch: bool = True,
         device: BatchDevice | None = None,
     ) -> PendingBatch:
-        """Begin a batch.
+        """Begin a batch; without a pool it is made before this returns.
 
         Args:
-            pool: threads to work in; None works in the calling thread before returning.
-            items: the samples.
-            plan: what is done to each.
             parameters: float64 (N, …), a row for each sample.
-            memory: (N, …) the batch's memory, or a row of a larger one for each sample; None lets
-                samples be separate values.
-            finish: called with a sample's value and its number in the batch, in the thread
-                that made it.
-            substitute: for the policy ``"replace"``: the sample's number in the batch and
-                the attempt, from 1, to another item; None when there is none left to try.
+            memory: (N, …) the batch's memory, or a row of a larger one for each sample; None lets samples be
+                separate values.
+            finish: called with a sample's value and its number in the batch, in the thread that made it.
+            substitute: for the policy ``"replace"``: a sample's number and the attempt, from 1, to another
+                item; None when there is none left to try.
             is_batch: whether the maker's decoder of batches may be asked.
             device: where the batch is made, as far as it can be; its plan writes bytes, to ``memory`` for the
                 rest.
@@ -286,15 +231,8 @@ class BatchMaker:
         return batch
 
 
-class PendingSamples:
-    """Samples that are being made side by side.  What makes one is a subclass's.
-
-    Args:
-        items: the samples, as asked for.
-        policy: ``"raise"``, ``"replace"`` or ``"skip"``.
-        bad: where bad samples are recorded.
-        substitute: as of ``BatchMaker.start``.
-    """
+class PendingSamples(ABC):
+    """Samples that are being made side by side.  What makes one is a subclass's."""
 
     def __init__(
         self, items: Sequence[Item], policy: str, bad: BadSampleLog,
@@ -309,12 +247,7 @@ class PendingSamples:
         self._open: dict[int, Any] = {}  # what was opened of samples before they are made, by ``_asked``
 
     def begin(self, pool: ThreadPool | None, decoder: BatchDecoder | None = None) -> None:
-        """Make them.
-
-        Args:
-            pool: threads to do so in; None does it in the calling one before returning.
-            decoder: decodes the images of all of them at once, as far as it can.
-        """
+        """Make them, in the pool's threads or before returning; ``decoder`` decodes the images of all."""
         count = len(self.items)
         if decoder is not None:
             self.jobs = decoded_together(
@@ -328,10 +261,7 @@ class PendingSamples:
             self.jobs[0].run_here()
 
     def wait(self) -> list[int]:
-        """Wait until the batch is made.
-
-        Returns:
-            The numbers of the samples that are there: all, but for the policy ``"skip"``.
+        """Wait until it is made; return the numbers of the samples that are there: all, but for ``"skip"``.
 
         Raises:
             BadSampleError: as the policy says, for the first bad sample of the batch.
@@ -361,12 +291,11 @@ class PendingSamples:
             job.cancel()
 
     def make(self, number: int) -> None:
-        """Make one sample.  Errors are kept for ``wait``."""
         item: Item | None = self.items[number]
         try:
             for attempt in itertools.count(1):
                 if item is None:
-                    raise self._no_replacement(self.items[number], attempt - 2)
+                    raise no_replacement(self.items[number], attempt - 2)
                 try:
                     self._make_from(number, item)
                     return
@@ -396,11 +325,9 @@ class PendingSamples:
             del error  # its traceback refers to this frame
 
     def _at_a_time(self) -> int:
-        """Samples that a thread opens, or makes, at a time, where they are decoded at once."""
         return 1
 
     def _asked_of(self, numbers: Sequence[int]) -> list[list[tuple[PartlyDecoded, Box]]]:
-        """``_asked`` of samples; nothing of those of which something is wrong."""
         found: list[list[tuple[PartlyDecoded, Box]]] = []
         for number in numbers:
             try:
@@ -409,55 +336,36 @@ class PendingSamples:
                 found.append([])
         return found
 
+    @abstractmethod
     def _asked(self, number: int) -> list[tuple[PartlyDecoded, Box]]:
-        """The images of a sample that a decoder of batches may decode, with what is needed of them.
-
-        Errors are left to be found when the sample is made.
-        """
-        return []
+        """The images of a sample that a decoder of batches may decode, with what is needed of them; errors
+        are left to be found when the sample is made."""
 
     def _opened_before(self, number: int, item: Item) -> Any:
         """What ``_asked`` opened of a sample, once; None of a substitute, and where nothing was decoded."""
         return self._open.pop(number, None) if item is self.items[number] else None
 
-    def _decoding(self, nanoseconds: int) -> None:
-        """Hear how long that took for all."""
+    @abstractmethod
+    def _decoding(self, nanoseconds: int) -> None: ...
 
-    def _made_all(self) -> None:
-        """Hear that all samples are made, where they were decoded at once, or have errors."""
+    def _made_all(self) -> None:  # noqa: B027
+        """Hear that all samples are made, or have errors, where they were decoded at once."""
 
+    @abstractmethod
     def _make_from(self, number: int, item: Item) -> None:
-        """Make a sample of this item.
-
-        Raises:
-            UnreadableError: its file is bad.
-            Exception: anything else is raised whatever the policy.
-        """
-        raise NotImplementedError
-
-    def _no_replacement(self, item: Item, tried: int) -> BadSampleError:
-        of = "" if item.target is None else f" of class {item.target}"
-        return BadSampleError(
-            f"sample {item.index} ({item.path!r}) could not be read, and there is no other{of} to replace "
-            f"it: {tried} tried in its place could not be read either. The warnings logged for each say why; "
-            "repair the files, or leave the class out.", path=item.path, index=item.index,
-        )  # fmt: skip
+        """Make a sample; raise ``UnreadableError`` if its file is bad, and anything else whatever
+        the policy."""
 
 
 class PendingBatch(PendingSamples):
-    """A batch of images that is being made.  Made by ``BatchMaker.start``.
-
-    Attributes:
-        memory: the batch's memory, written where samples share it.
-        values: the samples' values, where they do not.
-        there: the batch that was made on a device; None where it was not.
-    """
+    """A batch of images that is being made: into ``memory``, which samples share, or to ``values``, or on a
+    device (``there``).  Made by ``BatchMaker.start``."""
 
     def __init__(
         self,
         maker: BatchMaker,
         items: Sequence[Item],
-        plan: SamplePlan,
+        plan: Any,
         parameters: Any,
         memory: npt.NDArray[Any] | Sequence[npt.NDArray[Any]] | None,
         finish: Callable[[Any, int], Any] | None,
@@ -539,16 +447,7 @@ class PendingBatch(PendingSamples):
     def _opened(
         self, item: Item, read: Callable[[str], Any] | None = None, found: Any = None
     ) -> WatchedImage:
-        """The image of a sample, read and opened.
-
-        Args:
-            item: the sample.
-            read: in the place of the maker's.
-            found: what was read already.
-
-        Raises:
-            UnreadableError: its file is bad.
-        """
+        """Read (by ``read``, else the maker's) and open an image, of which ``found`` was read already."""
         maker, start = self._maker, perf_counter_ns()
         try:
             if found is None:
@@ -560,12 +459,7 @@ class PendingBatch(PendingSamples):
 
 
 class _ImageThere:
-    """An image that is decoded on a device.
-
-    Attributes:
-        how: it is resampled there, a ``Resampling``.
-        pixels: on the device, once they are there.
-    """
+    """An image decoded on a device, where it is resampled by ``how``; its pixels, once they are there."""
 
     def __init__(self, image: WatchedImage, how: Any) -> None:
         self._image, self.how = image, how

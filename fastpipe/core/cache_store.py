@@ -26,23 +26,7 @@ from fastpipe.core.locks import FileLockedError, lock_of
 from fastpipe.core.native import native
 from fastpipe.core.shared_memory import mapped
 
-__all__ = [
-    "RECORD_SIZE",
-    "DamagedStoreError",
-    "Entry",
-    "EntryStore",
-    "Part",
-    "aligned",
-    "read_into",
-    "write_all",
-]
-
-
-# ----------------------------------------------------------------------------------------------------
-# What a cache holds: records of a fixed size, found by the digest of what they are about.
-#
-# Records are appended to a log that several processes share and never changed. The native core has the
-# table over them (``native.EntryTable``), in which its threads look images up without Python's lock.
+# The native core has the table over the log's records (``native.EntryTable``), for its own threads.
 
 RECORD_SIZE = 64  # bytes of a record in the log
 _ALIGNMENT = 64
@@ -54,17 +38,8 @@ def aligned(nbytes: int) -> int:
 
 
 class Entry(NamedTuple):
-    """One thing that is kept.
-
-    Attributes:
-        number: its place in the log.
-        offset: where its bytes begin in the data file.
-        nbytes: how many they are.
-        shape: (height, width, channels) of the uint8 array that they are.
-        flags: as given to ``put``.
-        sum: of the bytes, see ``native.sum_of``.
-        note: length of the note that follows the bytes.
-    """
+    """A kept array: its number in the log; offset and size in the data file; the uint8 shape (height, width,
+    channels); flags as given to ``put``; ``native.sum_of`` its bytes; length of the note behind them."""
 
     number: int
     offset: int
@@ -76,14 +51,10 @@ class Entry(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of the data file in which one process alone puts entries."""
-
     pid: int
     start: int
     stop: int
 
-
-# ---- Bytes of a cache's files: written and read whole -----------------------------------------------
 
 UInt8Array = npt.NDArray[np.uint8]
 
@@ -103,11 +74,7 @@ def write_all(descriptor: int, parts: Sequence[memoryview], offset: int) -> None
 
 
 def read_into(descriptor: int, array: UInt8Array, offset: int) -> None:
-    """Read an array's bytes.
-
-    Raises:
-        OSError: the file is shorter than it was.
-    """
+    """Read an array's bytes; raise an OSError if the file is shorter than it was."""
     if read_at(descriptor, array.reshape(-1), offset) < array.size:
         raise OSError(errno.EIO, "a cache's data file is shorter than it was")
 
@@ -127,29 +94,15 @@ class DamagedStoreError(OSError):
 
 
 class EntryStore:
-    """Arrays of bytes by the digest of what they are; for threads and processes at once.
+    """Arrays of bytes by the digest of what they are, in two files (data and log), which are closed with the
+    store; for threads and processes at once.
 
-    Args:
-        data, log: descriptors of the two files, which are closed with the store.
-        max_bytes: the most bytes of entries.
-        verify: compare an entry's bytes with their checksum when this process first reads it:
-            for files that may have been cut off or damaged since.
-        marks: further bytes, in front of them, that ``mark`` uses; the same for all who share the file.
-        is_in_memory: the data file is one without a name, of its full size, that nobody makes shorter:
-            it is read through a map, without a copy.
-        is_short: says now and then whether the machine has no room left, whatever
-            ``max_bytes`` is.
-
-    Attributes:
-        max_bytes, is_in_memory: as given.
-        mapped: the data file's bytes, where it is in memory: entries lie at their offsets.
-
-    A store is never needed: where something goes wrong, ``find`` finds nothing and ``put``
-    keeps nothing.
-
-    Raises:
-        DamagedStoreError: the files are no two of a store.
-        OSError: they cannot be written or locked.
+    A store is never needed: where something goes wrong, ``find`` finds nothing and ``put`` keeps nothing.
+    With ``verify`` an entry's bytes are compared with their checksum when this process first reads it.
+    ``marks`` are further bytes in front of the entries that ``mark`` uses; the same for all who share the
+    file.  ``is_in_memory`` says that the data file has its full size, and nobody makes it shorter: it is read
+    through a map, without a copy. ``is_short`` says now and then whether the machine has no room left,
+    whatever ``max_bytes`` is.
     """
 
     def __init__(
@@ -187,19 +140,17 @@ class EntryStore:
 
     @property
     def allocated(self) -> int:
-        """Bytes of the data file that are in use, as far as this process has seen."""
         return self._allocated
 
     @property
     def descriptors(self) -> tuple[int, int]:
-        """The two files, for a process that is to share them."""
         return self._data, self._log
 
     def __len__(self) -> int:
         return len(self._table)
 
     def refreshed(self) -> int:
-        """The number of entries, with those that other processes have put there."""
+        """Return the number of entries, with those that other processes have put there."""
         self._refresh()
         return len(self._table)
 
@@ -217,12 +168,8 @@ class EntryStore:
         return None if found is None else Entry(*found)
 
     def images(self, tag: bytes, *, marks: bool) -> Any:
-        """What the native core is told of this store to find images in it: a ``native.KeptImages``.
-
-        Args:
-            tag: of ``core.file_identity.identify``.
-            marks: an image is kept only when it comes for the second time.
-        """
+        """Return the ``native.KeptImages`` that finds images here, of ``tag`` as of ``identify``; with
+        ``marks`` an image is kept only when it comes for the second time."""
         return native.KeptImages(
             self._table,
             self._data,
@@ -235,32 +182,14 @@ class EntryStore:
         )
 
     def chunks(self, tag: bytes, count: int, nbytes: int, *, marks: bool) -> Any:
-        """What the native core is told of this store to find decoded chunks: a ``native.KeptChunks``.
-
-        Args:
-            tag: the digest of ``core.file_identity.identify``.
-            count: chunks that there are.
-            nbytes: of each.
-            marks: as of ``images``.
-        """
+        """Return the ``native.KeptChunks`` that finds ``count`` decoded chunks of ``nbytes`` each here."""
         return native.kept_chunks(
             self._table, self._data, self.mapped, self._end, tag, self._verify, self._marks if marks else 0,
             count, nbytes, self,
         )  # fmt: skip
 
     def read(self, entry: Entry, first: int, count: int) -> UInt8Array:
-        """Rows of an entry.
-
-        Args:
-            entry: what ``find`` gave.
-            first, count: the rows.
-
-        Returns:
-            uint8 (count, width, channels), not to be written to.
-
-        Raises:
-            OSError: the file is shorter than it was.
-        """
+        """Return rows of an entry, uint8 (count, width, channels), not to be written to."""
         _, width, channels = entry.shape
         offset, nbytes = entry.offset + first * width * channels, count * width * channels
         if self.mapped is not None:
@@ -270,21 +199,16 @@ class EntryStore:
         return rows
 
     def note(self, entry: Entry) -> bytes:
-        """The note that was put beside an entry."""
         note = np.empty(entry.note, np.uint8)
         read_into(self._data, note, entry.offset + entry.nbytes)
         return note.tobytes()
 
     def entries(self) -> list[Entry]:
-        """All entries."""
         self._refresh()
         return [Entry(*one) for one in self._table.entries()]
 
     def mark(self, digest: bytes) -> bool:
-        """Whether this digest was marked before, by any process; it is now.
-
-        Another digest with the same mark makes the answer wrong now and then.
-        """
+        """Mark a digest; return whether it was marked before by any process, or looks like one that was."""
         place = int.from_bytes(digest[:8], "little") % self._marks
         try:
             if os.pread(self._data, 1, place) == b"\1":
@@ -307,17 +231,8 @@ class EntryStore:
         return not self._not_before or time.monotonic() >= self._not_before
 
     def put(self, digest: bytes, pixels: UInt8Array, flags: int = 0, note: bytes = b"") -> bool:
-        """Keep an array, unless there is no room.
-
-        Args:
-            digest: 16 bytes.
-            pixels: uint8 (H, W, C), C-contiguous.
-            flags: a number below 2**32 that the entry will have.
-            note: bytes to lie beside it.
-
-        Returns:
-            Whether it is there now.
-        """
+        """Keep a C-contiguous uint8 (H, W, C) array, with a note beside it; return whether it is
+        there now."""
 
         height, width, channels = pixels.shape
         # Another process may have been faster.
@@ -325,17 +240,10 @@ class EntryStore:
         return is_put or self._table.find(digest) is not None
 
     def put_all(self, digests: Sequence[bytes], arrays: Sequence[UInt8Array], note: bytes = b"") -> int:
-        """Keep several arrays that are not there, unless there is no room for all of them: for small ones,
-        of which each by itself would take longer to keep than to make.
+        """Keep arrays uint8 (N,), of the same N, none of which is there, if there is room for all.
 
-        Args:
-            digests: of 16 bytes each.
-            arrays: uint8 (N,) each, of the same N, C-contiguous.
-            note: bytes to lie beside each.
-
-        Returns:
-            Where the first begins, each ``aligned(N + len(note))`` behind the one before; -1 where they are
-            not kept, or one of them is there already.
+        For small ones, of which each by itself would take longer to keep than to make.  Return where the
+        first begins, each ``aligned(N + len(note))`` behind the one before; -1 where they are not kept.
         """
         return self._put(digests, arrays, (1, arrays[0].nbytes, 1), 0, note)
 
@@ -343,7 +251,6 @@ class EntryStore:
         self, digests: Sequence[bytes], arrays: Sequence[UInt8Array], shape: tuple[int, int, int], flags: int,
         note: bytes,
     ) -> int:  # fmt: skip
-        """Where entries of one shape begin, -1 for nowhere."""
         if any(self._table.find(digest) is not None for digest in digests):
             return -1
         nbytes = arrays[0].nbytes + len(note)
@@ -367,8 +274,6 @@ class EntryStore:
         except OSError as error:
             self._stop(error)
         return -1
-
-    # ---- the files ------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         with self._lock.alone(self._log):
@@ -450,7 +355,6 @@ class EntryStore:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _verified(self, entry: Entry) -> bool:
-        """Whether an entry's bytes are those that were put there."""
         if self._table.is_verified(entry.number):
             return True
         try:
@@ -462,8 +366,6 @@ class EntryStore:
         else:
             self._table.forget(entry.number)
         return is_right
-
-    # ---- room -------------------------------------------------------------------------------------
 
     def _is_too_late(self, nbytes: int) -> bool:
         """Whether the machine has run out of room, looked at now and then."""

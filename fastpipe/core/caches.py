@@ -27,9 +27,6 @@ from fastpipe.core.shared_memory import (
 from fastpipe.errors import CacheError
 from fastpipe.options import Cache
 
-__all__ = ["AUTO_SHARE", "open_cache_store"]
-
-
 _log = logging.getLogger("fastpipe.cache")
 
 AUTO_SHARE = 4  # "auto" takes one part in so many of what is free
@@ -40,16 +37,10 @@ _LOOKED_AT = 1000  # entries, to know how stale it is
 
 
 def open_cache_store(option: Cache) -> EntryStore | None:
-    """The store of an option: the same one for equal options, in this process and, as far as the
-    option says, in others.
+    """Return the store of an option: the same one for equal options, in this process and, as far as the
+    option says, in others.  It lives as long as somebody refers to it or to the option object.
 
-    It lives as long as somebody refers to it or to the option object.
-
-    Args:
-        option: not ``"off"``.
-
-    Returns:
-        The store; None, after a warning, where it cannot be made in a place that nobody named.
+    None, after a warning, where it cannot be made in a place that nobody named.
 
     Raises:
         CacheError: the folder that the option names cannot be used.
@@ -94,9 +85,6 @@ def _forget_lock() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_lock)
-
-
-# ---- in memory ------------------------------------------------------------------------------
 
 
 def _ram(option: Cache) -> EntryStore:
@@ -165,9 +153,6 @@ def _join(folder: PrivateFolder, name: str) -> EntryStore | None:
     return None
 
 
-# ---- on disk --------------------------------------------------------------------------------
-
-
 def _disk(option: Cache) -> EntryStore:
     """The store in a folder: its newest generation of files, or a new one."""
     parent = user_cache_folder() if option.dir is None else Path(option.dir)
@@ -215,7 +200,7 @@ def _disk_is_short(descriptor: int) -> bool:
 
 
 def _is_mostly_stale(store: EntryStore) -> bool:
-    """Whether most entries are of files that are not there any more or have changed."""
+    """Return whether most entries are of files that are not there any more or have changed."""
     entries = store.entries()
     looked_at = entries[:: max(1, len(entries) // _LOOKED_AT)]
     return sum(_is_stale(store, entry) for entry in looked_at) > _MOST_STALE * len(looked_at)

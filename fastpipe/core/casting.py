@@ -7,23 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["unheld"]
-
-
 # Kinds of types whose values another kind can hold.
 _HELD_BY = {"b": "biufc", "i": "biufc", "u": "biufc", "f": "fc", "c": "c", "S": "S", "U": "U"}
 
 
 def unheld(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[np.bool_]:
-    """Return which values a type cannot hold: whole numbers and texts must stay exactly what they are, floats
-    are rounded and stay finite, and never become whole numbers.
-
-    Args:
-        values: (…).
-        dtype: the type that they are to have.
-
-    Returns:
-        bool (…), of the shape of the values.
+    """Return which values a type cannot hold, bool of their shape: whole numbers and texts must stay exactly
+    what they are, floats are rounded and stay finite, and never become whole numbers.
 
     >>> unheld(np.array([1, 300, -1]), np.dtype("uint8")).tolist()
     [False, True, True]

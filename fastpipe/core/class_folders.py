@@ -1,62 +1,33 @@
-"""Find the classes and the samples of a folder of class folders.
-
-The result equals that of ``torchvision.datasets.folder``, order and errors included; only
-the way there is shorter.
+"""Find the classes and the samples of a folder of class folders, as ``torchvision.datasets.folder`` does,
+order and errors included.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import queue
+import shutil
 import stat
 import sys
 import time
-import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.core.array_cache import KeptFiles, default_folder, member
-from fastpipe.core.extras import load_rich
+from fastpipe.core.array_cache import Arrays, KeptFiles, default_folder
 from fastpipe.core.file_identity import FileSystems, is_settled
 from fastpipe.core.files import is_spent, retrying_open
-from fastpipe.core.sample_tables import Packed, SampleTable, SampleTableBuilder, pack_paths
+from fastpipe.core.sample_tables import Packed, SampleTable, SampleTableBuilder, checked_offsets, pack_paths
 from fastpipe.core.text import printable
 from fastpipe.errors import OptionError
 from fastpipe.options import Subset
-
-if TYPE_CHECKING:
-    from rich.live import Live
-
-__all__ = [
-    "TORCHVISION_EXTENSIONS",
-    "CacheKey",
-    "Classes",
-    "Folder",
-    "IndexCache",
-    "ScanProgress",
-    "Stamp",
-    "Waiting",
-    "Walker",
-    "check_scan",
-    "choose_classes",
-    "default_index_cache",
-    "empty_message",
-    "find_classes",
-    "left_out",
-    "scan_folder",
-]
-
-
-# ---- List folders and all below: from what is known of them, in threads where they are slow ---------
 
 T = TypeVar("T")
 # Device, inode, and the times of the last change of content and of status, in nanoseconds.
@@ -65,19 +36,13 @@ Stamp = tuple[int, int, int, int]
 # Listing waits for the disk or the network, so there may be many more threads than cores.
 THREADS = 32
 _TELL_EVERY_S = 0.25
+_WINDOW_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Folder(Generic[T]):
-    """One folder as it was found.
-
-    Args:
-        path: from the root; what the root's path is joined to.
-        stamp: tells whether the folder has changed since; None if nothing can tell.
-        folders: the names of the folders in it, and of links to folders.
-        count: how many names ``content`` holds.
-        content: what was made of the other names.
-    """
+    """One folder as it was found: its path from the root; a stamp that tells whether it has changed since
+    (None if nothing can tell); names of the folders in it; and what was made of its ``count`` other names."""
 
     path: str
     stamp: Stamp | None
@@ -96,51 +61,27 @@ class _Task(NamedTuple):
 _Visit = tuple[int, Folder[T] | None, list[_Task]]
 
 
-class Waiting:
-    """Says when a thread spends its time waiting, so that other threads could work meanwhile.
-
-    Args:
-        clock: the time that passes, in seconds.
-        busy: the time in which this thread has run.
-    """
-
-    _WINDOW_S = 0.05
-
-    def __init__(
-        self, clock: Callable[[], float] = time.perf_counter, busy: Callable[[], float] = time.thread_time
-    ) -> None:
-        self._clock, self._busy = clock, busy
-        self._since = clock(), busy()
-
-    def __call__(self) -> bool:
-        """Whether more than half of the time since the last answer, 50 ms or more, was waiting."""
-        now = self._clock()
-        passed = now - self._since[0]
-        if passed < self._WINDOW_S:
-            return False
-        busy = self._busy()
-        ran, self._since = busy - self._since[1], (now, busy)
-        return passed - ran > passed / 2
+def waits(since: tuple[float, float]) -> bool:
+    """Return whether more than half of the time since then (``perf_counter``, ``thread_time``), of 50 ms or
+    more, was waiting."""
+    passed, ran = time.perf_counter() - since[0], time.thread_time() - since[1]
+    return passed >= _WINDOW_S and passed - ran > passed / 2
 
 
 class Walker(Generic[T]):
     """Finds folders with their files, as ``sorted(os.walk(top, followlinks=True))`` does.
 
-    Whatever is not a folder is a file: broken links, fifos, and links in a loop once the
-    operating system gives up following them.  A folder that cannot be read is left out,
-    with all below it.
+    Whatever is not a folder is a file: broken links, fifos, and links in a loop once the operating system
+    gives up following them.  A folder that cannot be read is left out, with all below it.
 
     Args:
         prefix: what the paths below are appended to: a folder with its separator, or nothing.
-        take: makes of a folder's path and the names in it what is to be kept of them; called from
-            threads.  Returns how many it kept, and them.
-        known: folders as they were found before, by path.  One whose stamp is the same is not
-            listed again.
+        take: makes of a folder's path and the names in it how many are kept, and what is kept; from any
+            thread.
+        known: folders as they were found before, by path.  One whose stamp is the same is not listed again.
         now: the time in nanoseconds, on the clock of the file systems.
-        file_systems: which of them can be relied on.
         is_waiting: whether listing in one thread is mostly waiting; asked after each folder.
         on_progress: called with the number of folders and files so far, a few times a second.
-        clock: the time that passes, in seconds.
     """
 
     def __init__(
@@ -158,13 +99,14 @@ class Walker(Generic[T]):
         self._prefix, self._take, self._now = prefix, take, now
         self._known = known or {}
         self._file_systems = file_systems or FileSystems()
-        self._is_waiting = is_waiting or Waiting()
+        self._is_waiting = is_waiting or partial(waits, (time.perf_counter(), time.thread_time()))
         self._on_progress, self._clock, self._told = on_progress, clock, clock()
         self._folders = self._files = 0
         self._remote = False
 
     def walk(self, tops: Sequence[str]) -> list[list[Folder[T]]]:
-        """For each of ``tops`` it and all folders below, sorted by path; empty if it is no folder."""
+        """Return for each of ``tops`` it and all folders below, sorted by path; nothing if it is no
+        folder."""
         found: list[list[Folder[T]]] = [[] for _ in tops]
         pending = [_Task(number, path, is_top=True) for number, path in enumerate(tops)]
         pending.reverse()
@@ -197,7 +139,7 @@ class Walker(Generic[T]):
             pool.shutdown(cancel_futures=True)
 
     def _put(self, found: list[list[Folder[T]]], visit: _Visit[T]) -> list[_Task]:
-        """Keep what was found of a folder; returns what is to be visited next."""
+        """Keep what was found of a folder; return what is to be visited next."""
         top, folder, below = visit
         if folder is not None:
             found[top].append(folder)
@@ -227,9 +169,10 @@ class Walker(Generic[T]):
         return task.top, folder, [_Task(task.top, os.path.join(task.path, name)) for name in names]
 
     def _unchanged_below(self, task: _Task, known: Folder[T], status: os.stat_result) -> list[_Task] | None:
-        """What is below a folder with the same stamp; None if it must be listed all the same."""
+        """Return what is below a folder with the same stamp; None if it must be listed all the same."""
         path = self._prefix + task.path
-        if not self._file_systems.is_local(status.st_dev, path) or not _may_list(path):
+        may_list = os.access(path, os.R_OK, effective_ids=os.access in os.supports_effective_ids)
+        if not (may_list and self._file_systems.is_local(status.st_dev, path)):
             return None
         below = []
         for name in known.folders:
@@ -262,8 +205,8 @@ class Walker(Generic[T]):
 
 
 def _split(entries: Iterable[os.DirEntry[str]]) -> tuple[list[str], list[str], bool]:
-    """The names of the folders, and of everything else; and whether only a change of the folder
-    could make them others, as it could not where links lead to what may become a folder."""
+    """Return the names of the folders, and of everything else; and whether only a change of the folder could
+    make them others, as it could not where links lead to what may become a folder."""
     folders: list[str] = []
     files: list[str] = []
     lasting = True
@@ -280,10 +223,6 @@ def _split(entries: Iterable[os.DirEntry[str]]) -> tuple[list[str], list[str], b
     return folders, files, lasting
 
 
-def _may_list(path: str) -> bool:
-    return os.access(path, os.R_OK, effective_ids=os.access in os.supports_effective_ids)
-
-
 def _status(path: str) -> os.stat_result | None:
     try:
         return os.stat(path)
@@ -295,44 +234,18 @@ def _stamp(status: os.stat_result) -> Stamp:
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
 
-# ----------------------------------------------------------------------------------------------------
-# What a scan found, kept on disk: opened again, only folders that have changed are listed.
-#
-# A file holds the folders of one root, for one choice of extensions: in JSON where each is, its stamp and
-# the folders in it; in two arrays the paths of its files. Zip's checksums guard all of it. Whatever is
-# wrong with a file, or with the folder it is in, costs a scan and never more.
+# A file of the index holds the folders of one root, for one choice of extensions: in JSON where each is, its
+# stamp and the folders in it; in two arrays the paths of its files.
 
 _KEEP_FROM_S = 0.25
 _VERSION = 1
 
 
-class CacheKey(NamedTuple):
-    """What decides which names a scan takes.
-
-    Args:
-        device, inode: the root, however its path is spelled and wherever it is moved.
-        endings: the extensions; whoever compares names ignores case.
-    """
-
-    device: int
-    inode: int
-    endings: tuple[str, ...]
-
-    def fields(self) -> list[Any]:
-        """As JSON has it; with what decides how the system's names become strings."""
-        decoding = [sys.getfilesystemencoding(), sys.getfilesystemencodeerrors(), os.sep]
-        return [_VERSION, self.device, self.inode, list(self.endings), decoding]
-
-
 class IndexCache:
-    """The files in which scans are kept.
+    """The files in which scans are kept, if they took ``keep_from_s``; a folder that cannot be used costs one
+    warning.
 
-    Args:
-        path: their folder.  It is made when the first of them is written.
-        keep_from_s: scans that take less are not worth a file.
-        now: the time in nanoseconds, on the clock of the file systems that are scanned.
-
-    A folder that cannot be used costs one warning in each process.
+    ``now`` gives nanoseconds on the clock of the file systems that are scanned.
     """
 
     def __init__(
@@ -347,65 +260,46 @@ class IndexCache:
         self.now = now
         self._files = KeptFiles(self.path, "The index of the dataset is not kept, so it is scanned each time")
 
-    def load(self, key: CacheKey) -> dict[str, Folder[Packed]]:
-        """The folders of an earlier scan, by path; none where nothing is kept or it is damaged."""
-        return self._files.load(key.fields(), lambda members: _read(members, key)) or {}
+    def load(self, key: list[Any]) -> dict[str, Folder[Packed]]:
+        """Return the folders of an earlier scan, by path; none where nothing is kept or it is damaged."""
+        return self._files.load(key, _read) or {}
 
-    def save(self, key: CacheKey, folders: Sequence[Folder[Packed]]) -> None:
+    def save(self, key: list[Any], folders: Sequence[Folder[Packed]]) -> None:
         """Keep folders, all of which have stamps, in the place of what was kept before."""
-        self._files.save(key.fields(), lambda file: _write(file, key, folders))
+        described = [[one.path, one.stamp, list(one.folders), one.count] for one in folders]
+        lengths = [np.zeros(0, dtype=np.int64), *(one.content.lengths for one in folders)]
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "arena": np.frombuffer(b"".join(one.content.block for one in folders), dtype=np.uint8),
+            "lengths": np.concatenate(lengths).astype(np.int32),
+        }
+        self._files.save(key, {"folders": described}, arrays)
 
 
 def default_index_cache() -> IndexCache | None:
-    """The cache in the user's own cache folder; None where there is none."""
     folder = default_folder()
     return None if folder is None else IndexCache(folder)
 
 
-def _write(file: BinaryIO, key: CacheKey, folders: Sequence[Folder[Packed]]) -> None:
-    described = [[one.path, one.stamp, list(one.folders), one.count] for one in folders]
-    text = json.dumps({"key": key.fields(), "folders": described}, separators=(",", ":"))
-    lengths = [np.zeros(0, dtype=np.int64), *(one.content.lengths for one in folders)]
-    np.savez(
-        file,
-        folders=np.frombuffer(text.encode(), dtype=np.uint8),
-        arena=np.frombuffer(b"".join(one.content.block for one in folders), dtype=np.uint8),
-        lengths=np.concatenate(lengths).astype(np.int32),
-    )
-
-
-def _read(members: zipfile.ZipFile, key: CacheKey) -> dict[str, Folder[Packed]] | None:
-    text = json.loads(member(members, "folders", np.uint8).tobytes())
-    if text["key"] != key.fields():
-        return None
-    arena = member(members, "arena", np.uint8).tobytes()
-    lengths = member(members, "lengths", np.int32).astype(np.int64)
-    return {folder.path: folder for folder in _folders(text["folders"], arena, lengths)}
-
-
-def _folders(
-    described: Sequence[Sequence[Any]], arena: bytes, lengths: npt.NDArray[np.int64]
-) -> Iterable[Folder[Packed]]:
-    """The folders that the parts of a file describe.
-
-    Raises:
-        ValueError: the parts do not fit together.
-    """
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    SampleTable.from_arrays(arena, offsets, np.zeros(len(lengths), dtype=np.int64))  # checks them
+def _read(about: dict[str, Any], array: Arrays) -> dict[str, Folder[Packed]]:
+    """Return the folders that the parts of a file describe; raise a ValueError if these do not fit
+    together."""
+    arena = array("arena", np.uint8).tobytes()
+    lengths = array("lengths", np.int32).astype(np.int64)
+    offsets = checked_offsets(arena, lengths)
     whole, first = memoryview(arena), 0
-    for path, stamp, folders, count in described:
+    found: dict[str, Folder[Packed]] = {}
+    for path, stamp, folders, count in about["folders"]:
         if not (_all_are(str, [path, *folders]) and _all_are(int, [*stamp, count])):
             raise ValueError(f"a folder is described by {path!r}, {stamp!r}, {folders!r}, {count!r}")
         end = first + count
         if len(stamp) != 4 or count < 0 or end > len(lengths):
             raise ValueError(f"{path!r} has {count} files of {len(lengths)}, stamp {stamp}")
         block = whole[int(offsets[first]) : int(offsets[end])]
-        yield Folder(path, tuple(stamp), tuple(folders), count, Packed(block, lengths[first:end]))
+        found[path] = Folder(path, tuple(stamp), tuple(folders), count, Packed(block, lengths[first:end]))
         first = end
     if first != len(lengths):
         raise ValueError(f"{len(lengths)} files are in folders of {first}")
+    return found
 
 
 def _all_are(kind: type, values: Iterable[Any]) -> bool:
@@ -415,7 +309,7 @@ def _all_are(kind: type, values: Iterable[Any]) -> bool:
 def left_out(
     known: Mapping[str, Folder[Packed]], tops: Iterable[str], prefix: str
 ) -> dict[str, Folder[Packed]]:
-    """Known folders of classes that this scan left out, and that are still there."""
+    """Return known folders of classes that this scan left out, and that are still there."""
     above = {path: path.split(os.sep, 1)[0] for path in known}
     others = set(above.values()) - set(tops)
     there = {top for top in others if os.path.isdir(prefix + top)}
@@ -433,21 +327,14 @@ _NAMED_AT_MOST = 20
 def find_classes(
     directory: str | os.PathLike[str], classes: Classes | None = None
 ) -> tuple[list[str], dict[str, int]]:
-    """Find the class folders of a dataset.
+    """Find the class folders of a dataset; return their names, and the class index of each name.
 
-    Args:
-        directory: the folder that holds one folder for each class.
-        classes: names of the class folders to take, in this order; or a function that is given the
-            sorted names of all of them, and returns those to take in the order wanted; or a
-            ``Subset``, whose classes are sorted.  ``None`` takes all of them, sorted.
-
-    Returns:
-        The class names, and the class index of each name.
+    ``classes`` are names of folders to take, in this order; or a function that is given the sorted names of
+    all, and returns those to take; or a ``Subset``, whose classes are sorted; None takes all of them, sorted.
 
     Raises:
         FileNotFoundError: the directory does not exist, or has no folder in it.
-        OptionError: ``classes`` is empty, names a folder twice or one that is not there, or draws
-            more than there are.
+        OptionError: ``classes`` is empty, names a folder twice or one that is not there, or draws too many.
         TypeError: ``classes`` is not a sequence of strings, nor gives one.
     """
     return choose_classes(
@@ -458,16 +345,7 @@ def find_classes(
 def choose_classes(
     directory: str | os.PathLike[str], names: Iterable[str], classes: Classes | None
 ) -> tuple[list[str], dict[str, int]]:
-    """Take classes of those that were found: what ``find_classes`` does once the folder is listed.
-
-    Args:
-        directory: where they were found, for messages.
-        names: the names of all class folders, in any order.
-        classes: as for ``find_classes``.
-
-    Returns, Raises:
-        as ``find_classes``.
-    """
+    """Take classes of names in any order: what ``find_classes`` does once a folder is listed."""
     found = sorted(names)
     if not found:
         raise FileNotFoundError(printable(f"Couldn't find any class folder in {directory}."))
@@ -481,7 +359,6 @@ def choose_classes(
 
 
 def _checked(directory: str | os.PathLike[str], found: list[str], classes: Sequence[str]) -> list[str]:
-    """The classes the user asks for."""
     if isinstance(classes, str):
         raise TypeError(f"classes=… must be a sequence of folder names, got the string {classes!r}")
     if not isinstance(classes, Iterable):
@@ -522,31 +399,20 @@ def scan_folder(
     cache: IndexCache | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> SampleTable:
-    """Find all samples below the class folders.
+    """Find all samples below the class folders, as a table of ``(path, class index)``.
 
-    Classes come sorted by name, a class's folders sorted by their path as a string, and a
-    folder's files sorted by name.  Links to folders are followed; folders that cannot be
-    read are passed over.
+    Classes come sorted by name, a class's folders sorted by their path as a string, and a folder's files
+    sorted by name.  Links to folders are followed; folders that cannot be read are passed over.
 
     Args:
         directory: the folder that holds one folder for each class; ``~`` is expanded.
         class_to_idx: the class folders to scan, and their class indices.
-        extensions: lower-case ending, or endings, of the files to take; compared without
-            regard to case.
-        is_valid_file: called with each path, says whether to take it.  Exactly one of
-            ``extensions`` and ``is_valid_file`` must be given.
-        allow_empty: whether a class may have no file.
-        cache: where scans are kept, so that folders which have not changed since are not listed
-            again.  Never used with ``is_valid_file``, which may look at anything.
+        extensions: lower-case ending, or endings, of the files to take; compared without regard to case.
+        is_valid_file: called with each path, says whether to take it.  Exactly one of both must be given.
+        allow_empty: whether a class may have no file; else that is a FileNotFoundError.
+        cache: where scans are kept, so that folders which have not changed since are not listed again.  Never
+            used with ``is_valid_file``, which may look at anything.
         on_progress: called a few times a second with the number of folders and of files found.
-
-    Returns:
-        The table of ``(path, class index)``.
-
-    Raises:
-        ValueError: ``class_to_idx`` is empty, or both or neither of ``extensions`` and
-            ``is_valid_file`` are given.
-        FileNotFoundError: a class has no file, and ``allow_empty`` is false.
     """
     directory = os.path.expanduser(directory)
     check_scan(class_to_idx, extensions, is_valid_file)
@@ -576,11 +442,7 @@ def check_scan(
     extensions: str | Sequence[str] | None,
     is_valid_file: Callable[[str], bool] | None,
 ) -> None:
-    """Refuse the options that torchvision refuses, as it does.
-
-    Raises:
-        ValueError: ``class_to_idx`` is empty, or both or neither of the others are given.
-    """
+    """Refuse the options that torchvision refuses, as it does."""
     if not class_to_idx:
         raise ValueError("'class_to_index' must have at least one entry to collect any samples.")
     if (extensions is None) == (is_valid_file is None):
@@ -588,7 +450,6 @@ def check_scan(
 
 
 def _below(directory: str, names: Sequence[str]) -> tuple[str, list[str]]:
-    """What the paths of all class folders begin with, and the rest of each."""
     prefix = os.path.join(directory, "")
     tops = [os.path.join(directory, name) for name in names]
     if not all(top.startswith(prefix) for top in tops):  # a name that is a whole path
@@ -604,7 +465,6 @@ def _find_by_extension(
     cache: IndexCache | None,
     on_progress: Callable[[int, int], None] | None,
 ) -> list[list[Packed]]:
-    """For each class folder the paths to take, with as little listing of folders as the cache allows."""
     endings = (extensions,) if isinstance(extensions, str) else tuple(extensions)
     # An ending with a separator in it asks for more of the path than the name.
     by_path = any(separator in "".join(endings) for separator in filter(None, (os.sep, os.altsep)))
@@ -632,13 +492,15 @@ def _find_by_extension(
     return [[folder.content for folder in folders] for folders in found]
 
 
-def _key(directory: str, endings: tuple[str, ...]) -> CacheKey | None:
-    """Under which the scan of a folder is kept; None for one that will fail in its own way."""
+def _key(directory: str, endings: tuple[str, ...]) -> list[Any] | None:
+    """Return what names the scan of a folder, wherever that is moved; None for one that will fail in its own
+    way."""
     try:
         status = os.stat(directory)
     except (OSError, ValueError):
         return None
-    return CacheKey(status.st_dev, status.st_ino, endings)
+    decoding = [sys.getfilesystemencoding(), sys.getfilesystemencodeerrors(), os.sep]
+    return [_VERSION, status.st_dev, status.st_ino, list(endings), decoding]
 
 
 def _listed_names(folder: str, names: list[str]) -> tuple[int, list[str]]:
@@ -649,7 +511,6 @@ def _listed_names(folder: str, names: list[str]) -> tuple[int, list[str]]:
 def _packed(
     prefix: str, folders: Sequence[Folder[list[str]]], is_valid_file: Callable[[str], bool]
 ) -> list[Packed]:
-    """The paths that the user's function takes.  It gets the whole path."""
     packed = []
     for folder in folders:
         inside = os.path.join(folder.path, "")
@@ -659,7 +520,7 @@ def _packed(
 
 
 def empty_message(empty: Sequence[str], extensions: str | Sequence[str] | None) -> str:
-    """What torchvision says of classes without a file."""
+    """Return what torchvision says of classes without a file."""
     message = printable(f"Found no valid file for the classes {', '.join(empty)}. ")
     if extensions is None:
         return message
@@ -667,64 +528,40 @@ def empty_message(empty: Sequence[str], extensions: str | Sequence[str] | None) 
     return message + f"Supported extensions are: {supported}"
 
 
-# ---- Says how far a scan is, once it takes long enough for somebody to wonder -----------------------
-
 _log = logging.getLogger("fastpipe.index")
 
 _SILENT_S = 2.0
 _LINE_EVERY_S = 10.0
+_ERASE = "\x1b[2K"  # a terminal's line
 
 
 class ScanProgress:
-    """A moving line in a terminal, lines of the log elsewhere; nothing in the first two seconds.
-
-    Args:
-        root: the folder that is scanned.
-        clock: the time that passes, in seconds.
-    """
+    """A moving line in a terminal, lines of the log elsewhere; nothing in the first two seconds of a scan."""
 
     def __init__(self, root: str | os.PathLike[str], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._root, self._clock, self._start = os.fspath(root), clock, clock()
         self._next_line = _SILENT_S
-        self._has_logged = False
-        self._line: Live | None = None
+        self._has_logged = self._has_line = False
 
     def __call__(self, folders: int, files: int) -> None:
-        """Called now and then with what has been found so far."""
         passed = self._clock() - self._start
         if passed < _SILENT_S:
             return
         text = f"Scanning {self._root}: {files:,} files in {folders:,} folders so far"
-        if sys.stderr is not None and sys.stderr.isatty():
-            self._show(text)
+        if sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+            self._has_line = True
+            shown = printable(text)[: shutil.get_terminal_size().columns - 1]
+            print(f"\r{_ERASE}{shown}", end="", file=sys.stderr, flush=True)
         elif passed >= self._next_line:
             self._next_line = passed + _LINE_EVERY_S
             self._has_logged = True
             _log.info("%s, %.0f s", text, passed)
 
-    def _show(self, text: str) -> None:
-        load_rich()  # only long scans need it
-        from rich.console import Console
-        from rich.live import Live
-        from rich.text import Text
-
-        if self._line is None:
-            # Without a thread of its own, and with the script's streams left as they are.
-            self._line = Live(
-                console=Console(stderr=True), auto_refresh=False, transient=True,
-                redirect_stdout=False, redirect_stderr=False,
-            )  # fmt: skip
-            self._line.start()
-        self._line.update(Text(printable(text), no_wrap=True, overflow="ellipsis"), refresh=True)
-
     def __enter__(self) -> ScanProgress:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._line is not None:
-            self._line.stop()
-            self._line = None
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._has_line:
+            print(f"\r{_ERASE}", end="", file=sys.stderr, flush=True)
         if self._has_logged and kind is None:
             _log.info("Scanned %s in %.0f s", self._root, self._clock() - self._start)

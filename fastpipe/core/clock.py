@@ -8,17 +8,13 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
-
-__all__ = ["StageClock", "ranged"]
-
-
-# ---- Where the time goes: nanoseconds by stage, summed over all threads -----------------------------
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 
 class StageClock:
-    """Time spent in each stage, summed over the threads that worked in it.
+    """Seconds spent in each stage, summed over the threads that worked in it.
 
     ``"read"`` reads files, ``"decode"`` makes pixels or chunks, ``"transform"`` resamples and
     converts, ``"copy"`` takes samples from decoded chunks, ``"wait"`` is the time that the consumer
@@ -36,12 +32,6 @@ class StageClock:
         self._all: list[dict[str, int]] = []
 
     def add(self, stage: str, nanoseconds: int) -> None:
-        """Add a duration.
-
-        Args:
-            stage: the stage's name.
-            nanoseconds: how long one piece of work took in it.
-        """
         try:
             mine: dict[str, int] = self._local.nanoseconds
         except AttributeError:
@@ -50,7 +40,6 @@ class StageClock:
         mine[stage] = mine.get(stage, 0) + nanoseconds
 
     def totals(self) -> dict[str, float]:
-        """Seconds by stage since the clock was made or reset."""
         totals: dict[str, float] = {}
         for one in list(self._all):
             for stage, nanoseconds in list(one.items()):
@@ -58,7 +47,6 @@ class StageClock:
         return totals
 
     def reset(self) -> None:
-        """Start again from zero."""
         for one in list(self._all):
             one.clear()
 
@@ -66,7 +54,6 @@ class StageClock:
         return (StageClock, ())
 
 
-# ----------------------------------------------------------------------------------------------------
 # NVTX ranges: what fastpipe's threads are at, for Nsight Systems, where ``FASTPIPE_NVTX=1`` asks for it.
 
 _log = logging.getLogger("fastpipe")
@@ -77,55 +64,32 @@ _VARIABLE = "FASTPIPE_NVTX"
 def ranged(name: str) -> Callable[[_F], _F]:
     """Have each call of a function be a range ``fastpipe.NAME`` of the thread that calls it.
 
-    Where the environment does not ask for it when fastpipe is imported, the function stays as it is, and
-    costs nothing.  Ranges are made by torch where it has a GPU, else by the package ``nvtx``; so far they
-    were tested with modules that imitate these, without a GPU.
-
-    Args:
-        name: of the stage.
-
-    >>> @ranged("read")
-    ... def read(path):
-    ...     return path
-    >>> read("a")
-    'a'
+    Where the environment does not ask for it when fastpipe is imported, the function stays as it is.  Ranges
+    are made by torch where it has a GPU, else by the package ``nvtx``; so far they were tested with modules
+    that imitate these, without a GPU.
     """
     if os.environ.get(_VARIABLE, "") in ("", "0"):
-        return _same
-    text = f"fastpipe.{name}"
-
-    def decorate(function: _F) -> _F:
-        @functools.wraps(function)
-        def within_range(*args: Any, **kwargs: Any) -> Any:
-            marks = _marks()
-            marks.push(text)
-            try:
-                return function(*args, **kwargs)
-            finally:
-                marks.pop()
-
-        return within_range  # type: ignore[return-value]
-
-    return decorate
+        return lambda function: function
+    return _range(f"fastpipe.{name}")
 
 
-def _same(function: _F) -> _F:
-    return function
-
-
-class _Marks(NamedTuple):
-    """Begin and end a range of the thread that calls."""
-
-    push: Callable[[str], object]
-    pop: Callable[[], object]
+@contextmanager
+def _range(text: str) -> Iterator[None]:
+    push, pop = _marks()
+    push(text)
+    try:
+        yield
+    finally:
+        pop()
 
 
 @functools.cache
-def _marks() -> _Marks:
-    """Found when the first range begins: by then the script has imported what it uses."""
+def _marks() -> tuple[Callable[[str], object], Callable[[], object]]:
+    """Return what begins and ends a range of the thread that calls; found when the first range begins: by
+    then the script has imported what it uses."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and cuda.is_available():
-        return _Marks(cuda.nvtx.range_push, cuda.nvtx.range_pop)
+        return cuda.nvtx.range_push, cuda.nvtx.range_pop
     try:
         nvtx = importlib.import_module("nvtx")
     except ImportError:
@@ -133,5 +97,5 @@ def _marks() -> _Marks:
             "%s is set, and nothing makes ranges: torch finds no GPU, and the package nvtx is not installed"
             " (pip install nvtx)", _VARIABLE,
         )  # fmt: skip
-        return _Marks(lambda _: None, lambda: None)
-    return _Marks(nvtx.push_range, nvtx.pop_range)
+        return lambda _: None, lambda: None
+    return nvtx.push_range, nvtx.pop_range

@@ -12,10 +12,13 @@ import numpy.typing as npt
 
 from fastpipe.errors import OptionError
 
-__all__ = ["EpochTimes", "WaitLimits", "epoch_times", "samples_of"]
-
-
 _DEEPEST = 8  # a list may have itself in it
+
+
+_SCALARS = (
+    "step_seconds", "waiting", "images_per_second", "gpu_utilisation", "gpu_memory_utilisation",
+    "pcie_bytes_per_second",
+)  # fmt: skip
 
 
 class EpochTimes(NamedTuple):
@@ -77,15 +80,8 @@ class EpochTimes(NamedTuple):
         >>> EpochTimes(0, 1.5, 3, 0.5, None, None).scalars()
         {'fastpipe/epoch_seconds': 1.5, 'fastpipe/step_seconds': 0.5}
         """
-        values = {
-            "epoch_seconds": self.seconds,
-            "step_seconds": self.step_seconds,
-            "waiting": self.waiting,
-            "images_per_second": self.images_per_second,
-            "gpu_utilisation": self.gpu_utilisation,
-            "gpu_memory_utilisation": self.gpu_memory_utilisation,
-            "pcie_bytes_per_second": self.pcie_bytes_per_second,
-        }
+        known = self._asdict()
+        values = {"epoch_seconds": self.seconds} | {name: known[name] for name in _SCALARS}
         return {f"fastpipe/{name}": value for name, value in values.items() if value is not None}
 
 
@@ -100,15 +96,8 @@ def epoch_times(
     warn_after: float | None = None,
     is_complete: bool = True,
 ) -> EpochTimes:
-    """The times of an epoch whose steps were measured.
-
-    Args:
-        epoch, first_batch_seconds, is_complete: as :class:`EpochTimes` has them.
-        seconds: of all of it.
-        steps: seconds of each step.
-        waits: seconds that each waited; None where nobody knows.
-        samples: of all batches; not a number where nobody knows.
-        warn_after: of a batch that took longer, it is said that it was late.
+    """Return the times of an epoch whose steps were measured: seconds of all, of each step, and what of these
+    it waited, None where nobody knows; its samples may be no number.
 
     >>> epoch_times(0, 2.0, [0.5, 1.5], [0.25, 0.75], 8)[:6]
     (0, 2.0, 2, 1.0, 0.5, 4.0)
@@ -163,12 +152,8 @@ class WaitLimits:
             )
 
     def warning(self, times: EpochTimes, stages: Mapping[str, float] | None = None) -> str | None:
-        """What is to be said of an epoch; None if nothing is.
-
-        Args:
-            times: of it.
-            stages: seconds of the loader's threads, by stage, where they are known.
-        """
+        """Return what is to be said of an epoch, with the seconds of the loader's stages; None if
+        nothing is."""
         said = []
         if times.late_batches and self.warn_after is not None:
             said.append(
@@ -189,14 +174,8 @@ class WaitLimits:
 
 
 def samples_of(batch: Any) -> float:
-    """How many samples a batch has: the first dimension of the first array in it.
-
-    Args:
-        batch: an array or a tensor, or mappings and sequences with one; a list of texts or numbers counts
-            by its length.
-
-    Returns:
-        The number; not a number where there is no array.
+    """Return how many samples a batch has: the first dimension of the first array in it, or the length of a
+    list of texts or numbers; not a number where there is neither.
 
     >>> samples_of((np.zeros((8, 3)), np.zeros(8))), samples_of({"text": ["a", "b"]}), samples_of(None)
     (8, 2, nan)

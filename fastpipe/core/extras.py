@@ -14,17 +14,11 @@ from typing import Any
 
 from fastpipe.errors import MissingDependencyError
 
-__all__ = ["briefly_set", "load_part", "load_rich", "missing_package", "require", "require_threadpoolctl"]
-
-
 _DISTRIBUTIONS = {"google_crc32c": "google-crc32c"}  # packages that are installed by another name
 
 
 def load_part(module: str) -> ModuleType:
-    """Import a module, also for the ``__getattr__`` of a package.
-
-    Args:
-        module: its whole name.
+    """Import a module by its whole name, also for the ``__getattr__`` of a package.
 
     Raises:
         ImportError: an attribute is missing in what it imports, or a file hides a package.  Python would
@@ -42,7 +36,6 @@ def load_part(module: str) -> ModuleType:
 
 
 def _advice(found: object) -> str:
-    """Return what to do about a module that lacks something."""
     file = getattr(found, "__file__", None)
     if not isinstance(found, ModuleType) or file is None:
         return ""
@@ -53,17 +46,8 @@ def _advice(found: object) -> str:
 def require(module: str, *, extra: str = "", package: str = "") -> Any:
     """Import ``module``, or say what brings it: an extra of fastpipe, or a package that is in none.
 
-    Args:
-        module: dotted name of the module, such as ``"nvidia.nvimgcodec"``.
-        extra: the extra of fastpipe that installs it, such as ``"image"``.
-        package: otherwise the package, as pip knows it.
-
-    Returns:
-        The imported module.
-
     Raises:
-        MissingDependencyError: the package that owns ``module`` is not installed, or one that this
-            imports.
+        MissingDependencyError: the package that owns ``module``, or one that this imports, is not installed.
         Others: an installed package fails for another reason: its own error, or that of `load_part`.
 
     >>> require("json", extra="image").loads("[1]")
@@ -72,8 +56,7 @@ def require(module: str, *, extra: str = "", package: str = "") -> Any:
     try:
         return load_part(module)
     except ModuleNotFoundError as error:
-        wanted = {module[: i if i >= 0 else None] for i in _dots(module)}
-        if error.name not in wanted:
+        if not f"{module}.".startswith(f"{error.name}."):
             if str(error.name).partition(".")[0] != module.partition(".")[0]:
                 raise missing_package(error) from error
             raise
@@ -84,11 +67,7 @@ def require(module: str, *, extra: str = "", package: str = "") -> Any:
 
 
 def missing_package(error: ModuleNotFoundError) -> MissingDependencyError:
-    """Return the error for a package that no extra brings, from the one that another package raised.
-
-    >>> missing_package(ModuleNotFoundError(name="zfpy.codec")).args[0]
-    "the package 'zfpy' is needed here and it is not installed. Install it with:  pip install zfpy"
-    """
+    """Return the error for a package that no extra brings, from the one that another package raised."""
     name = str(error.name).partition(".")[0]
     return MissingDependencyError(
         f"the package {name!r} is needed here and it is not installed. "
@@ -131,8 +110,3 @@ def require_threadpoolctl(extra: str) -> Any:
     if "KMP_DUPLICATE_LIB_OK" not in os.environ:
         del sys.modules["threadpoolctl"]
     return module
-
-
-def _dots(module: str) -> list[int]:
-    """Positions at which a prefix of a dotted name ends; -1 stands for the whole name."""
-    return [i for i, char in enumerate(module) if char == "."] + [-1]

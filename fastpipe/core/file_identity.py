@@ -13,18 +13,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "FileIdentity",
-    "FileSystems",
-    "identify",
-    "identify_object",
-    "is_settled",
-    "is_stale",
-    "state_of",
-    "states_of_objects",
-]
-
-
 _NUMBERS = struct.Struct("<5Q")
 _HALVES = struct.Struct("<2Q")
 _MASK = (1 << 64) - 1
@@ -38,12 +26,9 @@ _STEP_NS, _COARSE_STEP_NS = 20_000_000, 2_100_000_000
 class FileIdentity(NamedTuple):
     """One state of one file.
 
-    Attributes:
-        digest: 16 bytes: the state and what is made of the file.
-        state: the state.
-        path: the file's path.
-        is_settled: a change from now on makes another state.  Times are written in steps: a file
-            that changes twice within one may look as after the first.
+    ``digest`` is 16 bytes of the state and of what is made of the file.  Once ``is_settled``, a change makes
+    another state: times are written in steps, and a file that changes twice within one may look as after the
+    first.
     """
 
     digest: bytes
@@ -52,26 +37,19 @@ class FileIdentity(NamedTuple):
     is_settled: bool
 
     def note(self) -> bytes:
-        """The state and the path, from which ``is_stale`` tells whether it is still that."""
+        """Return the state and the path, from which ``is_stale`` tells whether it is still that."""
         return self.state + os.fsencode(os.path.abspath(self.path))
 
 
-def identify(path: str, tag: bytes, descriptor: int | None = None) -> FileIdentity:
-    """The present state of a file: device, inode, size, and its times of modification and change.
+def identify(path: str, tag: bytes) -> FileIdentity:
+    """Return the present state of a file: device, inode, size, and its times of modification and change.
 
-    Every way to change a file or to put another in its place changes one of them, once it has
-    settled; the time of change cannot be set by a program.
-
-    Args:
-        path: the file.
-        tag: what else makes a difference, such as how the file is decoded; at most 64 bytes.
-        descriptor: of the file, where it is open; another may be at the path by now.
-
-    Raises:
-        OSError: there is no such file.
+    Every way to change a file or to put another in its place changes one of them, once it has settled; a
+    program cannot set the time of change.  ``tag``, of at most 64 bytes, is what else makes a difference,
+    such as how the file is decoded.
     """
     now = time.time_ns()
-    status = os.stat(path if descriptor is None else descriptor)
+    status = os.stat(path)
     state, changed = state_of(status), status.st_ctime_ns
     step = _STEP_NS if changed % 1_000_000 else _COARSE_STEP_NS
     digest = hashlib.blake2b(state, digest_size=16, key=tag).digest()
@@ -79,7 +57,7 @@ def identify(path: str, tag: bytes, descriptor: int | None = None) -> FileIdenti
 
 
 def states_of_objects(versions: Sequence[bytes]) -> npt.NDArray[np.uint64]:
-    """The states of objects, as of ``identify_object``: uint64 (N, 5)."""
+    """Return the states of objects, as of ``identify_object``: uint64 (N, 5)."""
     states = np.zeros((len(versions), 5), np.uint64)
     states[:, 0] = _NO_DEVICE
     states[:, 3:] = np.frombuffer(b"".join(versions), "<u8").reshape(-1, 2)
@@ -87,19 +65,13 @@ def states_of_objects(versions: Sequence[bytes]) -> npt.NDArray[np.uint64]:
 
 
 def identify_object(version: bytes, path: str, tag: bytes) -> FileIdentity:
-    """The state of an object in a store, as it was listed.
-
-    Args:
-        version: 16 bytes that tell it from all other objects and versions.
-        path: its URL.
-        tag: as of ``identify``.
-    """
+    """Return the state of a store's object as it was listed: ``version`` is 16 bytes."""
     state = _NUMBERS.pack(_NO_DEVICE, 0, 0, *_HALVES.unpack(version))
     return FileIdentity(hashlib.blake2b(state, digest_size=16, key=tag).digest(), state, path, True)
 
 
 def is_stale(note: bytes) -> bool:
-    """Whether the file of a note is not there any more, or has changed; of an object only its store knows."""
+    """Return whether the file of a note is gone or has changed; of an object only its store knows."""
     if note.startswith(_OF_OBJECT):
         return False
     try:
@@ -109,12 +81,10 @@ def is_stale(note: bytes) -> bool:
 
 
 def state_of(status: os.stat_result) -> bytes:
-    """A file's state, as of ``identify``."""
     times = (status.st_mtime_ns & _MASK, status.st_ctime_ns & _MASK)  # may lie before 1970
     return _NUMBERS.pack(status.st_dev, status.st_ino, status.st_size, *times)
 
 
-# ----------------------------------------------------------------------------------------------------
 # Which file systems stamp a folder's every change with a time that can be relied on, and how fine it is.
 
 # File systems of this machine alone.  A network's (nfs, cifs, 9p, virtiofs, lustre, …) may show
@@ -131,11 +101,7 @@ _RESOLUTION_NS = 2_100_000_000
 
 
 class FileSystems:
-    """The kinds of the file systems that are mounted, read once.
-
-    Args:
-        mounts: content of ``/proc/self/mountinfo``; read from there if left out.
-    """
+    """The kinds of the file systems that are mounted, read once from ``/proc/self/mountinfo``."""
 
     def __init__(self, mounts: str | None = None) -> None:
         self._of_device: dict[int, str] = {}
@@ -149,15 +115,15 @@ class FileSystems:
             if major.isdecimal() and minor.isdecimal():
                 self._of_device[os.makedev(int(major), int(minor))] = kind
             # What is mounted later over the same folder hides what was there.
-            self._of_folder[_unescaped(fields[4])] = kind
+            # The kernel writes blanks and the like as a backslash and three octal digits.
+            folder = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
+            self._of_folder[folder] = kind
 
     def kind(self, device: int, folder: str) -> str | None:
-        """The kind of a folder's file system; None where nobody tells.
+        """Return the kind of a folder's file system; None where nobody tells.
 
-        Args:
-            device: the folder's ``st_dev``.  It names the file system whatever is mounted where.
-            folder: its path, which decides where that fails: each of btrfs's subvolumes has a
-                number of its own, which is listed nowhere.
+        ``device``, its ``st_dev``, names the file system whatever is mounted where; its path decides where
+        that fails: each of btrfs's subvolumes has a number of its own, which is listed nowhere.
         """
         kind = self._of_device.get(device)
         if kind is None and self._of_folder:
@@ -167,11 +133,10 @@ class FileSystems:
         return kind
 
     def is_local(self, device: int, folder: str) -> bool:
-        """Whether the folder's times change with its content."""
         return self.kind(device, folder) in _LOCAL
 
     def is_remote(self, device: int, folder: str) -> bool:
-        """Whether answers may take long: known not to be on this machine alone."""
+        """Return whether answers may take long: known not to be on this machine alone."""
         return self.kind(device, folder) not in (None, *_LOCAL)
 
     def _kind_at(self, folder: str) -> str | None:
@@ -184,12 +149,7 @@ class FileSystems:
 
 
 def is_settled(changed: int, now: int) -> bool:
-    """Whether another change would have another time: within a file system's resolution it may not.
-
-    Args:
-        changed: the time of the last change, in nanoseconds.
-        now: the time, on the same clock.
-    """
+    """Return whether a change after ``now`` would have another time than the last; in nanoseconds."""
     return now - changed > _RESOLUTION_NS
 
 
@@ -199,8 +159,3 @@ def _read_mounts() -> str:
             return file.read()
     except OSError:  # not Linux, or a sandbox without /proc
         return ""
-
-
-def _unescaped(path: str) -> str:
-    """The kernel writes blanks and the like as a backslash and three octal digits."""
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), path)

@@ -19,36 +19,6 @@ from typing import Any, BinaryIO, ParamSpec, TypeVar
 
 from fastpipe.core.clock import ranged
 
-__all__ = [
-    "DESCRIPTORS",
-    "SCHEME",
-    "UNFINISHED",
-    "closes_idle",
-    "folder_below",
-    "hdf5_signature",
-    "is_hdf5",
-    "is_spent",
-    "is_tight",
-    "is_url",
-    "lent",
-    "open_file",
-    "open_output",
-    "open_regular",
-    "read_at",
-    "read_file",
-    "regular_status",
-    "remove_tree",
-    "rename_anew",
-    "require_regular",
-    "retrying_open",
-    "sync_folder",
-    "who_else_may_write",
-    "write_output",
-    "write_whole",
-]
-
-
-# ----------------------------------------------------------------------------------------------------
 # Files: opening never hangs, fastpipe's own are not reached by links and are written whole, and only as
 # many stay open as the process has descriptors for; and which names are URLs.
 
@@ -83,13 +53,7 @@ def open_regular(
 ) -> int:
     """Open a regular file; a fifo does not hang, and a device does nothing.
 
-    Args:
-        path: of the file.
-        flags, mode, dir_fd: as of ``os.open``.
-        follows: whether the path may be a link.
-
-    Returns:
-        A descriptor.
+    ``follows`` says whether the path may be a link.
 
     Raises:
         OSError: as ``os.open`` raises it, and also for a directory, a fifo, a socket, a device.
@@ -104,11 +68,7 @@ def open_regular(
 
 
 def require_regular(path: str | os.PathLike[str], status: os.stat_result) -> None:
-    """Raise an error for what is not a regular file.
-
-    Raises:
-        OSError: it is not one.
-    """
+    """Raise an OSError for what is not a regular file."""
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     if not stat.S_ISREG(status.st_mode):
@@ -124,21 +84,13 @@ def write_whole(
     unfinished: Path | None = None,
     dir_fd: int | None = None,
 ) -> None:
-    """Make or replace a file: every reader finds all of the old or all of the new one.
+    """Make or replace a file: every reader finds all of the old or all of the new one; what has the name,
+    also a link, is replaced.
 
-    A link, or whatever else has the name, is replaced, and not written through.
-
-    Args:
-        path: of the file.
-        fill: writes the content to the file that it is given.
-        sync: wait for the disk; else a crash of the machine may leave the name without content.
-        mode: of the file, without what the umask forbids.
-        unfinished: the name while it is written, in a folder of one's own, so that what a killed process left
-            is found; by default one that cannot be guessed, beside ``path``.
-        dir_fd: the open folder that the paths are relative to; its own entry is then not synced.
-
-    Raises:
-        OSError: the content cannot be written; nothing has changed then.
+    Without ``sync`` a crash of the machine may leave the name without content.  ``unfinished`` is the name
+    while it is written, in a folder of one's own, so that what a killed process left is found; by default one
+    that cannot be guessed, beside ``path``.  The paths are relative to the open folder ``dir_fd``; its own
+    entry is then not synced.
     """
     path = Path(path)
     try:
@@ -167,10 +119,8 @@ def write_whole(
 def open_output(path: str | os.PathLike[str], *, appends: bool = False) -> int:
     """Open a file that somebody named for writing; emptied, or to write behind what is there.
 
-    A pipe that somebody reads, such as a shell's ``>(...)``, and ``/dev/stdout`` can be written to.
-
-    Raises:
-        OSError: it cannot be opened; also a fifo that nobody reads, and a link that belongs to another user.
+    A pipe that somebody reads, such as a shell's ``>(...)``, and ``/dev/stdout`` can be written to.  It is an
+    OSError where it is a fifo that nobody reads, or a link that belongs to another user.
     """
     flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if appends else os.O_TRUNC)
     try:
@@ -189,24 +139,15 @@ def open_output(path: str | os.PathLike[str], *, appends: bool = False) -> int:
 
 
 def write_output(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text in UTF-8 to a file that somebody named.
-
-    Raises:
-        OSError: as of ``open_output``.
-    """
+    """Write a text in UTF-8 to a file that somebody named, as ``open_output`` opens it."""
     with os.fdopen(open_output(path), "w", encoding="utf-8") as file:
         file.write(text)
 
 
 def rename_anew(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> bool:
-    """Rename a file without taking another one's place.
+    """Rename a file without taking another one's place, or raise FileExistsError.
 
-    Returns:
-        True; False where it has both names now, and the first one is still to be removed.
-
-    Raises:
-        FileExistsError: there is something at the target.
-        OSError: it cannot be renamed: with EXDEV to another file system.
+    Return False where it has both names now, and the first one is still to be removed.
     """
     if _renameat2 is not None:
         if _renameat2(_HERE, os.fsencode(source), _HERE, os.fsencode(target), _NOREPLACE) == 0:
@@ -241,11 +182,6 @@ _renameat2 = _linux_call()
 
 
 def remove_tree(path: str | os.PathLike[str]) -> None:
-    """Remove a file, or a folder with all that is in it, if it is there.
-
-    Raises:
-        OSError: it cannot be removed.
-    """
     try:
         is_folder = stat.S_ISDIR(os.lstat(path).st_mode)  # rmtree would wait for who writes to a fifo
     except FileNotFoundError:
@@ -268,17 +204,11 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def folder_below(root: str | os.PathLike[str], inside: str, *, makes: bool = False) -> Iterator[str]:
-    """Give the path of a folder below another, to which no link leads, for as long as the block takes.
+    """Give the path of a folder below another (``inside`` is relative, without ``..``, or empty), to which no
+    link leads, for as long as the block takes; ``root`` itself may be a link.
 
-    On Linux the path leads to that folder whatever is put in its place meanwhile.
-
-    Args:
-        root: a folder; itself it may be a link.
-        inside: a relative path without ``..``; empty for the folder itself.
-        makes: whether folders on the way are made where they are missing.
-
-    Raises:
-        OSError: there is no such folder; or a link, or a file, is on the way.
+    On Linux the path leads to that folder whatever is put in its place meanwhile.  ``makes`` makes folders on
+    the way where they are missing.
     """
     flags = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | _SAFE
     descriptor = os.open(root, flags)
@@ -302,15 +232,10 @@ def folder_below(root: str | os.PathLike[str], inside: str, *, makes: bool = Fal
 
 
 def who_else_may_write(descriptor: int, status: os.stat_result, *, root_may: bool = False) -> str:
-    """Say who else than this user may write to a file or folder; empty if nobody may.
+    """Say who else than this user, or root if it may, may write to a file or folder; empty if nobody may.
 
-    Where a file system shows all files as one user's, or has no modes, a file that is made there shows what
-    this user's look like.
-
-    Args:
-        descriptor: of the folder, or of the one that the file is in.
-        status: of the file or folder.
-        root_may: whether it may be root's as well.
+    Where a file system shows all files as one user's, or has no modes, a file that is made in the folder (of
+    ``descriptor``) shows what this user's look like.
     """
     if not hasattr(os, "geteuid"):  # on Windows, where modes say nothing
         return ""
@@ -351,11 +276,7 @@ def closes_idle(function: Callable[[], T]) -> Callable[[], T]:
 
 
 def retrying_open(function: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-    """Return what a function opens; without a descriptor left, after fastpipe has closed its idle files.
-
-    Raises:
-        OSError: as the function raises it; one about descriptors says which are open, and what to do.
-    """
+    """Return what a function opens; without a descriptor left, after fastpipe has closed its idle files."""
     try:
         return function(*args, **named)
     except OSError as error:
@@ -381,9 +302,6 @@ def is_tight(descriptor: int) -> bool:
 
     The system gives the lowest number that is free.  So this counts all descriptors, whoever has them, and
     goes by the limit as it is now.
-
-    Args:
-        descriptor: a file's.
     """
     limit = _limit()
     return limit is not None and descriptor >= limit // 2
@@ -433,35 +351,19 @@ def is_url(root: str | os.PathLike[str]) -> bool:
     return isinstance(root, str) and SCHEME.match(root) is not None
 
 
-# ----------------------------------------------------------------------------------------------------
 # Reading files safely: a fifo does not hang, a directory does not confuse, a short read is continued.
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"  # of HDF5 files
 
 
 def open_file(path: str, flags: int = 0) -> int:
-    """Open a regular file for reading; also the ``opener=`` of ``open``.
-
-    Args:
-        path: the file's path.
-        flags: ignored.
-
-    Returns:
-        Its descriptor.
-
-    Raises:
-        OSError: as ``open`` raises it, and also for a directory, a fifo, a device.
-    """
+    """Open a regular file for reading; also the ``opener=`` of ``open``, whose flags are ignored."""
     return retrying_open(open_regular, path, follows=True)
 
 
 @contextmanager
 def lent(file: Any, path: str) -> Iterator[int]:
     """Give a ``with`` block the descriptor of a ``native.DataFile``, which may stay open for others.
-
-    Args:
-        file: the file.
-        path: its path, for errors.
 
     Raises:
         OSError: as ``open`` raises it; with ``errno.ESTALE`` where the file is not as it was described.
@@ -478,11 +380,7 @@ def lent(file: Any, path: str) -> Iterator[int]:
 
 
 def regular_status(path: str) -> os.stat_result:
-    """Return the status of a regular file that a library is to open by its path.
-
-    Raises:
-        OSError: as of ``open_file``.
-    """
+    """Return the status of a regular file that a library is to open by its path."""
     status = os.stat(path)
     require_regular(path, status)
     return status
@@ -490,50 +388,19 @@ def regular_status(path: str) -> os.stat_result:
 
 @ranged("read")
 def read_file(path: str) -> bytes:
-    """Read a regular file.
-
-    Args:
-        path: the file's path.
-
-    Returns:
-        The whole content.
-
-    Raises:
-        OSError: as ``open`` raises it, and also for a directory, a fifo, a device.
-    """
     descriptor = open_file(path)
     try:
-        return _read_all(descriptor, os.fstat(descriptor).st_size)
+        size = os.fstat(descriptor).st_size
+        blocks = [os.read(descriptor, size + 1)]  # nearly always everything
+        while len(blocks[0]) != size and blocks[-1]:
+            blocks.append(os.read(descriptor, 1 << 20))
+        return blocks[0] if len(blocks) == 1 else b"".join(blocks)
     finally:
         os.close(descriptor)
 
 
-def _read_all(descriptor: int, size: int) -> bytes:
-    """Read to the end.  The first read nearly always returns everything."""
-    block = os.read(descriptor, size + 1)
-    if len(block) == size:
-        return block
-    blocks = [block]
-    while block:
-        block = os.read(descriptor, 1 << 20)
-        blocks.append(block)
-    return b"".join(blocks)
-
-
 def read_at(descriptor: int, memory: Any, offset: int) -> int:
-    """Fill memory with bytes of a file, with as many reads as that takes.
-
-    Args:
-        descriptor: the file's.
-        memory: an array or a view of uint8, C-contiguous.
-        offset: of the first of these bytes in the file.
-
-    Returns:
-        How many bytes were read: fewer than there is memory for only where the file ends.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Fill memory (uint8, C-contiguous) with bytes of a file; return how many: fewer where it ends."""
     view, done = memoryview(memory), 0
     while done < len(view):
         count = os.preadv(descriptor, [view[done:]], offset + done)
@@ -544,20 +411,11 @@ def read_at(descriptor: int, memory: Any, offset: int) -> int:
 
 
 def is_hdf5(path: str) -> bool:
-    """Whether there is a file with HDF5's signature, which stands at its begin or behind a user block.
-
-    Raises:
-        OSError: it cannot be read.
-    """
     return hdf5_signature(path) is not None
 
 
 def hdf5_signature(path: str) -> int | None:
-    """Return where HDF5's signature stands in a file; None if it has none, or is no regular file.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Return where HDF5's signature stands in a file; None if it has none, or is no regular file."""
     if not os.path.isfile(path):
         return None
     with open(path, "rb", opener=open_file) as file:

@@ -15,16 +15,6 @@ from fastpipe.core.files import folder_below, open_regular, remove_tree, who_els
 from fastpipe.core.locks import locks_are_possible, try_to_lock
 from fastpipe.errors import FastpipeError, OptionError
 
-__all__ = [
-    "LOCK",
-    "GrowingFolder",
-    "folder_of",
-    "has_empty_lock",
-    "opened_folder",
-    "remove_folder",
-]
-
-
 LOCK = "lock"
 
 _Self = TypeVar("_Self", bound="GrowingFolder")
@@ -48,11 +38,7 @@ def has_empty_lock(folder: Path) -> bool:
 def opened_folder(out: Path) -> Iterator[str]:
     """Give a path of a copy's folder as it is now, whatever is put in its place.
 
-    What lies there is gone on with, so it must be this user's alone.
-
-    Raises:
-        OptionError: others may write there, or it is no folder.
-        OSError: there is none.
+    What lies there is gone on with, so it is an OptionError where others may write there, or it is no folder.
     """
     folder = folder_of(out)
     with contextlib.ExitStack() as stack:
@@ -74,13 +60,10 @@ def opened_folder(out: Path) -> Iterator[str]:
 
 
 def remove_folder(out: Path, names: Iterable[str]) -> None:
-    """Remove the folder of a copy that has its name; an error of this is none of the copy's.
+    """Remove ``names`` in the folder of a copy that has its name, in this order; errors are none of the
+    copy's.
 
     What others have put into it stays, and the folder with it.
-
-    Args:
-        out: the copy.
-        names: of files and folders, as they are removed: last the one that tells that the copy is complete.
     """
     with contextlib.suppress(OSError, OptionError):
         with opened_folder(out) as folder:
@@ -90,19 +73,7 @@ def remove_folder(out: Path, names: Iterable[str]) -> None:
 
 
 class GrowingFolder(ABC):
-    """The folder ``OUT.partial``, locked.
-
-    Args:
-        out: where the copy will be.
-        busy: the error where another process, or thread, is at work there.
-
-    Attributes:
-        folder: this folder.
-
-    Raises:
-        OptionError: the folder holds what no copy has left there, or others may write to it.
-        OSError: the folder cannot be made.
-    """
+    """The folder ``OUT.partial``, locked; ``busy`` is the error where somebody else is at work there."""
 
     # The lock keeps other processes out, and not other threads of this one.
     _held: ClassVar[set[str]] = set()

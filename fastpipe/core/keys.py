@@ -19,8 +19,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["another_of_its_class", "sample_seed", "uniforms"]
-
 _BITS = 0xFFFF_FFFF_FFFF_FFFF
 _GOLDEN = 0x9E37_79B9_7F4A_7C15
 _MIX_1 = 0xBF58_476D_1CE4_E5B9
@@ -39,15 +37,10 @@ _MOST_REPLACEMENTS = 100
 
 
 def uniforms(seed: int, epoch: int, draws: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.float64]:
-    """Uniform random numbers for a batch; a row depends on its own key only.
+    """Return uniform random numbers for a batch; a row depends on its own key only.
 
-    Row *i* of a larger ``count`` starts with row *i* of a smaller one.
-
-    Args:
-        seed: any integer; taken modulo 2**64.
-        epoch: any integer; taken modulo 2**64.
-        draws: int64 array (N,): each sample's position in the epoch's unsharded order.
-        count: how many numbers a sample needs, 0 to 2**32.
+    Row *i* of a larger ``count`` (0 to 2**32) starts with row *i* of a smaller one.  Seed and epoch are any
+    integers, taken modulo 2**64; ``draws`` int64 (N,): each sample's position in the epoch's unsharded order.
 
     Returns:
         float64 array (N, count), each number a multiple of 2**-53 in [0, 1).
@@ -66,18 +59,10 @@ def uniforms(seed: int, epoch: int, draws: npt.NDArray[np.int64], count: int) ->
 
 
 def sample_seed(seed: int, epoch: int, draw: int) -> int:
-    """One 64-bit seed for a sample, from the state that :func:`uniforms` starts from.
+    """Return one 64-bit seed for a sample, from the state that :func:`uniforms` starts from.
 
-    It stands for the randomness of transforms that draw for themselves, and is independent
-    of the sample's numbers from :func:`uniforms`.
-
-    Args:
-        seed: any integer; taken modulo 2**64.
-        epoch: any integer; taken modulo 2**64.
-        draw: the sample's position in the epoch's unsharded order.
-
-    Returns:
-        An integer in [0, 2**64).
+    It stands for the randomness of transforms that draw for themselves, and is independent of the sample's
+    numbers from :func:`uniforms`.
 
     >>> sample_seed(0, 0, 5) == sample_seed(2**64, 0, 5)
     True
@@ -121,18 +106,8 @@ def _mix_array(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def another_of_its_class(
     targets: npt.NDArray[Any], target: Any, position: int, seed: int, attempt: int
 ) -> int | None:
-    """Another sample of the same class: the ``attempt``-th of them in an order that a seed draws.
-
-    Args:
-        targets: (N,): the class of each sample.
-        target: the class.
-        position: of the one that is replaced.
-        seed: of that sample, in this epoch.
-        attempt: from 1.
-
-    Returns:
-        A position; None where there is none left.
-    """
+    """Return another sample of the class of the one at ``position``: the ``attempt``-th, from 1, of them in
+    an order that its seed draws; None where there is none left."""
     same = np.flatnonzero(targets == target)
     others = same[same != position]
     if attempt > min(len(others), _MOST_REPLACEMENTS):

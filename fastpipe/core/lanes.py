@@ -32,9 +32,6 @@ import numpy.typing as npt
 
 from fastpipe.core.slots import Lease
 
-__all__ = ["Lane", "LaneWriter", "lanes_are_possible", "stack_signal"]
-
-
 UInt8Array = npt.NDArray[np.uint8]
 
 _MOST_SEGMENTS = mmap.PAGESIZE // 8  # two numbers of four bytes for each
@@ -51,19 +48,13 @@ def lanes_are_possible() -> bool:
 
 
 class _Fork:
-    """A fork of this process: its child keeps one end of a pipe open until it is gone."""
-
     def __init__(self) -> None:
         self._pid = 0  # Ctrl-C may come before there is a pipe
-        self._ours, self._childs = os.pipe()
+        self._ours, self.childs = os.pipe()
         self._pid = os.getpid()
 
-    def is_done_here(self) -> None:
-        """In the parent: the other end is the child's alone."""
-        os.close(self._childs)
-
     def is_over(self) -> bool:
-        """Whether the child, and what it forked in turn, are gone."""
+        """Return whether the child, and what it forked in turn, are gone."""
         poll = select.poll()
         poll.register(self._ours)
         return bool(poll.poll(0))
@@ -74,13 +65,8 @@ class _Fork:
 
 
 class _Received:
-    """A segment in the parent's hands.
-
-    Attributes:
-        owner: of the arrays over it; None when they are gone.
-        times: messages that it came with.
-        forks: children that see it as well.
-    """
+    """A segment in the parent's hands: the owner of the arrays over it, the messages that it came with, and
+    the forked children that see it as well."""
 
     def __init__(self, owner: Lease, lane: Lane, segment: int) -> None:
         self.owner = weakref.ref(owner)
@@ -119,7 +105,7 @@ def _before_fork() -> None:
 
 def _after_fork_in_parent() -> None:
     if _forking.fork is not None:
-        _forking.fork.is_done_here()
+        os.close(_forking.fork.childs)  # the other end is the child's alone
         _forking.fork = None
 
 
@@ -136,9 +122,8 @@ if hasattr(os, "register_at_fork"):
 class Lane:
     """The parent's side of a lane.  Pickles only towards a process that is being started.
 
-    Args:
-        segments: batches that may be under way or in the user's hands at once; what is more
-            has to travel in another way.
+    ``segments`` batches may be under way or in the user's hands at once; what is more has to travel in
+    another way.
     """
 
     def __init__(self, segments: int) -> None:
@@ -157,7 +142,7 @@ class Lane:
         self._received: dict[int, _Received] = {}
 
     def writer(self) -> LaneWriter:
-        """The worker's side.  To be called in the worker."""
+        """Return the worker's side.  To be called in the worker."""
         return LaneWriter(self, self._fds)
 
     def close(self) -> None:
@@ -165,11 +150,7 @@ class Lane:
         self._close()
 
     def receive(self, segment: int, size: int) -> UInt8Array:
-        """What the worker sent; the segment is its again when no array over it is left.
-
-        Args:
-            segment, size: as ``LaneWriter.send`` gave them.
-        """
+        """Return what the worker sent; the segment is its again when no array over it is left."""
         for _ in range(len(self.unreturned)):  # to which a finalizer may add meanwhile
             self.unreturned.pop(0)._release(self.unreturned, self.pid)
         received = self._received.get(segment)
@@ -184,18 +165,18 @@ class Lane:
         return np.asarray(owner)[:size]
 
     def notes(self) -> list[str]:
-        """What the worker's threads noted last."""
+        """Return what the worker's threads noted last."""
         texts = (
             bytes(line).split(b"\0", 1)[0].decode(errors="surrogateescape") for line in _lines(self._page)
         )
         return [text for text in texts if text]
 
     def stack_so_far(self) -> int:
-        """Where the stacks that are written from now on will begin."""
+        """Return where the stacks that are written from now on will begin."""
         return os.fstat(self._fds[1]).st_size
 
     def stack(self, start: int = 0) -> str:
-        """Stacks that the worker has written, after a signal or as it crashed."""
+        """Return stacks that the worker has written, after a signal or as it crashed."""
         return os.pread(self._fds[1], 1 << 16, start).decode(errors="replace")
 
     def __getstate__(self) -> dict[str, Any]:
@@ -210,12 +191,7 @@ class Lane:
 
 
 class LaneWriter:
-    """The worker's side of a lane.  Used by the threads of one process.
-
-    Args:
-        lane: as it came here from the parent.
-        fds: its descriptors.
-    """
+    """The worker's side of a lane.  Used by the threads of one process."""
 
     def __init__(self, lane: Lane, fds: list[int]) -> None:
         self.number = lane.number
@@ -230,7 +206,7 @@ class LaneWriter:
         self._threads: dict[int, int] = {}
 
     def take(self, size: int) -> UInt8Array | None:
-        """Memory for a batch, of a free segment; None where there is none.
+        """Return memory for a batch, of a free segment; None where there is none.
 
         Raises:
             MemoryError: the machine has no more memory for it.
@@ -253,15 +229,13 @@ class LaneWriter:
         return None
 
     def send(self, address: int) -> int | None:
-        """The segment that begins at an address, from now on the parent's; None if there is no
-        such segment."""
+        """Return the segment that begins at an address, from now on the parent's; None if there is none."""
         segment = self._segment_at(address)
         if segment is not None:
             self._sent[segment] = (int(self._sent[segment]) + 1) & 0xFFFFFFFF
         return segment
 
     def has(self, address: int) -> bool:
-        """Whether a segment that begins at an address is in use."""
         return self._segment_at(address) is not None
 
     def _segment_at(self, address: int) -> int | None:
@@ -271,11 +245,7 @@ class LaneWriter:
         return None
 
     def note(self, thread: int, text: str) -> None:
-        """Note what a thread is about to do, for the parent to read should it never end.
-
-        Args:
-            thread: any number that tells the threads apart.
-        """
+        """Note what a thread (any number) is about to do, for the parent to read should it never end."""
         line = self._threads.setdefault(thread, len(self._threads))
         if line < _NOTES:
             encoded = text.encode(errors="replace")[: _NOTE_SIZE - 1] + b"\0"
@@ -283,7 +253,7 @@ class LaneWriter:
             self._page[start : start + len(encoded)] = np.frombuffer(encoded, np.uint8)
 
     def native_lines(self) -> UInt8Array:
-        """Where the threads of the native core note what they are at, uint8 (lines, bytes)."""
+        """Return where the threads of the native core note what they are at, uint8 (lines, bytes)."""
         return _lines(self._page)[_NOTES:]
 
     def _grown(self, segment: int, size: int) -> UInt8Array:
@@ -298,7 +268,7 @@ class LaneWriter:
 
 
 def stack_signal() -> int:
-    """The signal at which a worker writes its stacks."""
+    """Return the signal at which a worker writes its stacks."""
     return signal.SIGRTMIN + 9
 
 
@@ -312,7 +282,6 @@ def _counts(page: UInt8Array) -> npt.NDArray[np.uint32]:
 
 
 def _lines(page: UInt8Array) -> UInt8Array:
-    """The notes."""
     return page[_NOTES_AT:].reshape(-1, _NOTE_SIZE)
 
 

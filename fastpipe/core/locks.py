@@ -21,21 +21,6 @@ from typing import Any
 
 from fastpipe.core.files import open_regular
 
-__all__ = [
-    "FileLock",
-    "FileLockedError",
-    "LockFile",
-    "lock_of",
-    "locks_are_possible",
-    "open_file_locks_are_possible",
-    "renew_in_children",
-    "try_to_lock",
-    "unlock",
-]
-
-
-# ---- Locks of a process ----------------------------------------------------------------------------
-
 try:
     import fcntl
 except ImportError:  # on Windows, where nothing is kept
@@ -60,27 +45,17 @@ class FileLock:
     The lock of the file itself belongs to the process and ends with it, however it ends.  But it
     does not keep apart what is in one process, and it ends early when the process closes any
     descriptor of the file.  So a process has one of these objects for a file, see ``lock_of``,
-    and closes descriptors by it.
-
-    Attributes:
-        threads: the half of it that keeps threads of this process apart.
+    and closes descriptors by it.  ``threads`` is the half of it that keeps threads of this process apart.
     """
 
     def __init__(self) -> None:
-        self.threads = threading.Lock()
+        self._after_fork()
         self._to_close: list[int] = []
+        renew_in_children(self)
 
     @contextmanager
     def alone(self, descriptor: int) -> Iterator[None]:
-        """Hold the lock.
-
-        Args:
-            descriptor: of the file, open for writing.
-
-        Raises:
-            FileLockedError: another process does not let go of it.
-            OSError: the file system has no locks.
-        """
+        """Hold the lock of a file that is open for writing."""
         try:
             with self.threads:
                 for attempt in range(_TRIES):
@@ -104,6 +79,9 @@ class FileLock:
         self._to_close += descriptors
         self._close_waiting()
 
+    def _after_fork(self) -> None:
+        self.threads = threading.Lock()  # another thread may have held it just then
+
     def _close_waiting(self) -> None:
         if self._to_close and self.threads.acquire(blocking=False):
             try:
@@ -114,13 +92,7 @@ class FileLock:
 
 
 def try_to_lock(descriptor: int) -> bool:
-    """Lock a file for this process, unless another one has it locked.
-
-    Unlike a lock of ``flock``, it is not passed on to children.
-
-    Raises:
-        OSError: the file system has no locks.
-    """
+    """Lock a file for this process, unless another one has it locked; it is not passed on to children."""
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -131,12 +103,11 @@ def try_to_lock(descriptor: int) -> bool:
 
 
 def unlock(descriptor: int) -> None:
-    """Let go of a file."""
     fcntl.lockf(descriptor, fcntl.LOCK_UN)
 
 
 def lock_of(descriptor: int) -> FileLock:
-    """This process's lock of an open file: the same one for all its descriptors."""
+    """Return this process's lock of an open file: the same one for all its descriptors."""
     status = os.fstat(descriptor)
     key = (status.st_dev, status.st_ino)
     with _making:
@@ -149,20 +120,6 @@ def lock_of(descriptor: int) -> FileLock:
 _locks: weakref.WeakValueDictionary[tuple[int, int], FileLock] = weakref.WeakValueDictionary()
 _making = threading.Lock()
 
-
-def _renew() -> None:
-    """In the child of a fork: other threads may have held these just then."""
-    global _making
-    _making = threading.Lock()
-    for lock in list(_locks.values()):
-        lock.threads = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew)
-
-
-# ---- Locks of an open file ------------------------------------------------------------------------
 
 _FLOCK = struct.Struct("hhxxxxqqi4x")  # of 64-bit Linux: type, whence, start, length, process
 
@@ -178,12 +135,7 @@ class LockFile:
     A forked child would have the locks of its parent: it could undo them, and would hold them after the
     parent's end.  So it closes its descriptor at once, and opens the file again when it needs it.
 
-    Args:
-        path: the file.
-        makes: whether it is made where it is missing, with mode 0600.
-
-    Raises:
-        OSError: it cannot be opened.
+    ``makes`` says whether the file is made where it is missing, with mode 0600.
     """
 
     def __init__(self, path: str, *, makes: bool = True) -> None:
@@ -221,7 +173,6 @@ class LockFile:
         self._standing.add(byte)
 
     def release(self, byte: int) -> None:
-        """Unlock a byte."""
         _set(self.descriptor, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, byte)
 
     def is_free(self, byte: int) -> bool:
@@ -295,6 +246,8 @@ def renew_in_children(one: Any) -> None:
 
 
 def _after_fork() -> None:
+    global _making
+    _making = threading.Lock()
     for one in list(_renewed):
         with contextlib.suppress(Exception):  # such as EBADF, where the program has closed its descriptor
             one._after_fork()

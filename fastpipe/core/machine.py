@@ -7,22 +7,10 @@ import os
 import re
 from pathlib import Path
 
-__all__ = [
-    "ControlGroups",
-    "available_cpus",
-    "default_threads",
-    "free_disk",
-    "free_memory",
-    "local_ranks",
-    "numbers_by_name",
-]
-
-
-# ---- The processors and the memory that this process may use ----------------------------------------
-
 
 def available_cpus() -> int:
-    """Cores that this process may use: its affinity, bounded by the quotas of the cgroups that it is in."""
+    """Return the cores that this process may use: its affinity, bounded by the quotas of the cgroups that it
+    is in."""
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:
@@ -32,16 +20,13 @@ def available_cpus() -> int:
 
 
 def default_threads(workers: int = 1) -> int:
-    """Threads for one process: cores ÷ (ranks on this machine × worker processes).
-
-    Args:
-        workers: how many worker processes share the work; 1 for this process alone.
-    """
+    """Return threads for one process: cores ÷ (ranks on this machine × worker processes that share
+    the work)."""
     return max(1, available_cpus() // (local_ranks() * max(1, workers)))
 
 
 def local_ranks() -> int:
-    """Ranks on this machine, as the launcher says in ``LOCAL_WORLD_SIZE``; 1 without one."""
+    """Return the ranks on this machine, as the launcher says in ``LOCAL_WORLD_SIZE``; 1 without one."""
     try:
         return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     except ValueError:
@@ -60,8 +45,7 @@ _UNLIMITED = 1 << 60  # what version 1 says for "no limit" is just below 2**63
 class ControlGroups:
     """This process's groups, of both versions of cgroups, from its own to the top that can be seen.
 
-    Args:
-        root: where ``proc`` and ``sys`` lie.
+    ``root`` is where ``proc`` and ``sys`` lie.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
@@ -70,11 +54,8 @@ class ControlGroups:
         self._mounts = _mounts(root / "proc/self/mountinfo")
 
     def folders(self, controller: str) -> list[Path]:
-        """Folders of the groups that limit something, the process's own first.
-
-        Args:
-            controller: ``"cpu"``, ``"memory"`` or ``"pids"``.
-        """
+        """Return the folders of the groups that limit ``"cpu"``, ``"memory"`` or ``"pids"``, the process's
+        own first."""
         found = []
         for name in ("", controller):  # version 2 has one tree for everything
             # Where nobody says what is mounted, it is where it usually is.
@@ -87,17 +68,13 @@ class ControlGroups:
         return [folder for folder in found if folder.is_dir()]
 
     def least(self, controller: str, *names: str) -> int | None:
-        """The lowest limit of all groups; None without one.
-
-        Args:
-            controller: which limits it.
-            names: of the file that has the limit, in version 2 and in version 1.
-        """
+        """Return the lowest limit of all groups, in files of these names (of versions 2 and 1); None without
+        one."""
         values = [_number(folder / name) for folder in self.folders(controller) for name in names]
         return min((value for value in values if value is not None), default=None)
 
     def cores(self) -> float | None:
-        """How many processors' time the groups grant; None without a limit."""
+        """Return how many processors' time the groups grant; None without a limit."""
         found = []
         for folder in self.folders("cpu"):
             try:
@@ -110,7 +87,8 @@ class ControlGroups:
         return min(found, default=None)
 
     def free_memory(self) -> int | None:
-        """Bytes that the tightest of the groups leaves, pages of files too; None without a limit."""
+        """Return the bytes that the tightest of the groups leaves, pages of files too; None without
+        a limit."""
         least = None
         for folder in self.folders("memory"):
             for limit_name, used_name, cached_name in _MEMORY:
@@ -121,13 +99,13 @@ class ControlGroups:
         return least
 
     def table(self, controller: str, name: str) -> dict[str, int]:
-        """A file of lines "name number", of the lowest group that has it."""
+        """Return a file of lines "name number", of the lowest group that has it."""
         tables = (numbers_by_name(folder / name) for folder in self.folders(controller))
         return next(filter(None, tables), {})
 
 
 def numbers_by_name(path: Path) -> dict[str, int]:
-    """A file of lines "name number …"; empty if there is none."""
+    """Return a file of lines "name number …"; nothing if there is none."""
     found = {}
     for line in _lines(path):
         words = line.split()
@@ -137,7 +115,7 @@ def numbers_by_name(path: Path) -> dict[str, int]:
 
 
 def _own_groups(path: Path) -> dict[str, str]:
-    """By controller; of version 2 by an empty name."""
+    """Return groups by controller; of version 2 by an empty name."""
     found = {}
     for line in _lines(path):
         parts = line.split(":", 2)  # number:controllers:group
@@ -147,7 +125,7 @@ def _own_groups(path: Path) -> dict[str, str]:
 
 
 def _mounts(path: Path) -> dict[str, tuple[str, str]]:
-    """By controller: which group is mounted, and where."""
+    """Return by controller which group is mounted, and where."""
     found: dict[str, tuple[str, str]] = {}
     for line in _lines(path):
         before, _, after = line.partition(" - ")
@@ -176,26 +154,15 @@ def _number(path: Path) -> int | None:
     return value if 0 <= value < _UNLIMITED else None
 
 
-# ---- How much memory and disk there is to use, also inside a container ------------------------------
-
-
 def free_memory(root: Path = Path("/")) -> int | None:
-    """Bytes of memory that could still be used: the machine's, or what the cgroups leave of them.
-
-    Pages of files that are only cached count as free, in the machine as in the cgroup.
-
-    Args:
-        root: where ``proc`` and ``sys`` lie.
-
-    Returns:
-        The bytes; None where nobody says.
-    """
+    """Return the bytes that could still be used: the machine's, or what the cgroups leave of them; None where
+    nobody says.  Pages of files that are only cached count as free."""
     available = numbers_by_name(root / "proc/meminfo").get("MemAvailable:")
     known = [None if available is None else available * 1024, ControlGroups(root).free_memory()]
     return min((value for value in known if value is not None), default=None)
 
 
 def free_disk(descriptor: int) -> int:
-    """Bytes that this user can still write to the file system of an open file or folder."""
+    """Return the bytes that this user can still write to the file system of an open file or folder."""
     status = os.fstatvfs(descriptor)
     return status.f_bavail * status.f_frsize

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,28 +13,6 @@ import numpy.typing as npt
 from fastpipe.errors import OptionError
 from fastpipe.options import Shard, Shuffle
 
-__all__ = [
-    "Arrangement",
-    "BlockShard",
-    "GroupedSamples",
-    "Groups",
-    "RankBatch",
-    "ShardedBatches",
-    "Tour",
-    "TouredSamples",
-    "default_window",
-    "epoch_order",
-    "grouped_order",
-    "interleaved",
-    "order_of",
-    "tour_words",
-]
-
-
-# ----------------------------------------------------------------------------------------------------
-# The order of an epoch, and which positions of it each rank takes: pure functions, so that nothing has to
-# store them.
-#
 # The ranks take turns: of the samples of one *step* (one batch on every rank) rank ``r`` of ``w`` takes
 # every ``w``-th, from the ``r``-th on, as torch's ``DistributedSampler`` deals them out. So a step is the
 # same set of samples for any number of ranks that together make the same batch, and where a step begins
@@ -52,99 +29,59 @@ _TOUR_DOMAINS = int.from_bytes(b"fp-tour0", "little"), int.from_bytes(b"fp-tour1
 _LOW_BITS = 40  # of a sample's word that decide its place among those of a window
 
 
-def epoch_order(length: SupportsIndex, *, seed: SupportsIndex, epoch: SupportsIndex) -> npt.NDArray[np.int64]:
-    """The shuffled order in which one epoch visits the samples.
+def epoch_order(count: int, *, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    """Return the shuffled order in which one epoch visits the samples: a permutation of ``range(count)``,
+    int64.
 
     Sample ``i`` gets the ``i``-th 64-bit word that NumPy's ``Philox`` gives for the key
     ``(seed mod 2**64, epoch)`` and the counter ``(0, 0, 0, _DOMAIN)``; the order sorts the
     samples by their words, equal words by ``i``.  NumPy keeps a bit generator's raw words
-    the same in all versions (it does not promise that of ``Generator.permutation``), so
-    the order is the same on every machine and with every release.
-
-    Args:
-        length: number of samples, ≥ 0.
-        seed: any integer; taken modulo 2**64.
-        epoch: number of the epoch, from 0.
-
-    Returns:
-        int64 array (length,): a permutation of ``range(length)``.
+    the same in all versions (it does not promise that of ``Generator.permutation``).
 
     Raises:
-        OptionError: ``length`` or ``epoch`` is negative, or ``epoch`` is 2**64 or more.
-        TypeError: an argument is not an integer.
+        OptionError: ``epoch`` is not in 0 to 2**64 - 1, or the order does not fit into memory.
 
     >>> epoch_order(6, seed=0, epoch=0)
     array([3, 4, 2, 5, 1, 0])
-    >>> epoch_order(6, seed=0, epoch=1)
-    array([3, 5, 1, 4, 2, 0])
     """
-    count = _integer("length", length)
-    if count < 0:
-        raise OptionError(f"epoch_order(length=…) must be ≥ 0, got {count}")
     return _sorted(_words(count, seed, epoch, _DOMAIN))
 
 
 def grouped_order(
-    groups: npt.NDArray[np.integer[Any]], window: SupportsIndex, *, seed: SupportsIndex, epoch: SupportsIndex
+    groups: npt.NDArray[np.integer[Any]], window: int, *, seed: int, epoch: int
 ) -> npt.NDArray[np.int64]:
-    """An order that visits the groups of samples ``window`` at a time.
+    """Return an order that visits the groups of samples ``window`` at a time: a permutation of ``range(N)``,
+    int64.
 
     The groups are shuffled as ``epoch_order`` shuffles samples, by words of another counter,
     ``(0, 0, 0, _GROUP_DOMAIN)``, and cut into windows.  Within each, the samples are sorted by the
     upper bits of the words that ``epoch_order`` takes.  So the samples of one window come in any
     order with the same probability, and each before or after all samples of another.
 
-    Args:
-        groups: integers (N,): the group of each sample, from 0; those without samples take a place in a
-            window as well.
-        window: groups in a window, from 1.
-        seed, epoch: as for ``epoch_order``.
-
-    Returns:
-        int64 array (N,): a permutation of ``range(N)``.
-
-    Raises:
-        OptionError, TypeError: as for ``epoch_order``.
+    ``groups`` are integers (N,): the group of each sample, from 0; those without samples take a place in a
+    window as well.  ``seed``, ``epoch`` and errors are as of ``epoch_order``.
 
     >>> grouped_order(np.array([0, 0, 1, 1, 2, 2]), 1, seed=0, epoch=0)
     array([4, 5, 3, 2, 1, 0])
     """
-    size = _integer("window", window)
-    if size < 1:
-        raise OptionError(f"grouped_order(window=…) must be ≥ 1, got {size}")
-    if len(groups) and groups.min() < 0:
-        raise OptionError(f"grouped_order(groups=…) must be ≥ 0, got {groups.min()}")
     shuffled = _sorted(_words(int(groups.max(initial=-1)) + 1, seed, epoch, _GROUP_DOMAIN))
     windows = np.empty(len(shuffled), np.uint64)
-    windows[shuffled] = np.arange(len(shuffled)) // size
+    windows[shuffled] = np.arange(len(shuffled)) // window
     words = _words(len(groups), seed, epoch, _DOMAIN)
     places = windows[groups] << np.uint64(_LOW_BITS) | words >> np.uint64(64 - _LOW_BITS)
     return _sorted(places)
 
 
-def tour_words(
-    count: int, seed: SupportsIndex, epoch: SupportsIndex, *, other: bool = False
-) -> npt.NDArray[np.uint64]:
-    """Random words of an epoch for tours through volumes: uint64 (count,).
-
-    Args:
-        count: how many.
-        seed, epoch: as for ``epoch_order``.
-        other: of another sequence.
-    """
+def tour_words(count: int, seed: int, epoch: int, *, other: bool = False) -> npt.NDArray[np.uint64]:
+    """Return random words of an epoch for tours through volumes, or of another sequence: uint64 (count,)."""
     return _words(count, seed, epoch, _TOUR_DOMAINS[other])
 
 
 def interleaved(ranks: npt.NDArray[np.int64], fronts: int, *, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    """An order that takes patches from several parts of a tour in turn.
+    """Return an order that takes patches from several parts (``fronts``) of a tour in turn: a permutation,
+    int64 (N,).
 
-    Args:
-        ranks: int64 (N,): the place of each patch in the tour; no two have the same.
-        fronts: how many parts.
-        seed, epoch: of the epoch.
-
-    Returns:
-        int64 (N,): a permutation of ``range(N)``.
+    ``ranks``, int64 (N,), is the place of each patch in the tour; no two have the same.
     """
     count = len(ranks)
     if not count:
@@ -161,12 +98,10 @@ def interleaved(ranks: npt.NDArray[np.int64], fronts: int, *, seed: int, epoch: 
     return found
 
 
-def _words(count: int, seed: SupportsIndex, epoch: SupportsIndex, domain: int) -> npt.NDArray[np.uint64]:
-    seed_word = _integer("seed", seed) % _WORD
-    epoch_word = _integer("epoch", epoch)
-    if not 0 <= epoch_word < _WORD:
-        raise OptionError(f"epoch_order(epoch=…) must be from 0 to 2**64 - 1, got {epoch_word}")
-    key = np.array([seed_word, epoch_word], dtype=np.uint64)
+def _words(count: int, seed: int, epoch: int, domain: int) -> npt.NDArray[np.uint64]:
+    if not 0 <= epoch < _WORD:
+        raise OptionError(f"epoch_order(epoch=…) must be from 0 to 2**64 - 1, got {epoch}")
+    key = np.array([int(seed) % _WORD, int(epoch)], dtype=np.uint64)
     counter = np.array([0, 0, 0, domain], dtype=np.uint64)
     try:
         return np.random.Philox(key=key, counter=counter).random_raw(count)
@@ -181,15 +116,6 @@ def _sorted(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
     return np.argsort(words, kind="stable").astype(np.int64, copy=False)
 
 
-def _integer(name: str, value: SupportsIndex) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(
-            f"epoch_order({name}=…) must be an integer, got {value!r} of type {type(value).__name__}"
-        ) from None
-
-
 class BlockShard(Shard):
     """A rank's part where a step's samples are cut into blocks, one for each rank, in their order.
 
@@ -199,14 +125,9 @@ class BlockShard(Shard):
 
 
 class RankBatch(NamedTuple):
-    """One rank's batch in a step.
-
-    Attributes:
-        first: position of its first sample in the epoch's order.
-        step: distance from each of its samples to the next; the number of ranks, or 1 in a block.
-        size: number of its samples.
-        end: position where the next step begins.
-    """
+    """One rank's batch in a step: the position of its first sample in the epoch's order; the distance from
+    each of its samples to the next (the number of ranks, or 1 in a block); their number; where the next step
+    begins."""
 
     first: int
     step: int
@@ -220,20 +141,14 @@ class RankBatch(NamedTuple):
 
 
 class ShardedBatches:
-    """The batches of one rank in an epoch, or in what is left of it.
+    """The batches of one rank in an epoch, or in what is left of it from the position ``start`` on.
 
     In ``"train"`` mode all ranks get equally many batches of equal sizes: the last step is
     filled up with samples from the epoch's start, fewer than there are ranks.  In ``"eval"``
     mode each sample comes exactly once; ranks get equally many batches, and in each step their
     sizes differ by at most one.  So where fewer samples than ranks would be left for the last
     step, the one before gives some of its own away (or, with a batch size of one, takes them in).
-
-    Args:
-        count: samples in the epoch.
-        batch_size: samples in a batch of one rank.
-        shard: the rank's part.
-        drop_last: leave out the last step if it is not complete.
-        start: position at which the first step begins.
+    ``drop_last`` leaves out the last step if it is not complete.
 
     Raises:
         OptionError: in ``"eval"`` mode there are fewer samples than ranks.
@@ -273,7 +188,7 @@ class ShardedBatches:
         return self._steps + len(self._last)
 
     def end(self, steps: int) -> int:
-        """Position where the first so many steps end."""
+        """Return the position where the first so many steps end."""
         whole = min(steps, self._steps)
         return self._start + whole * self._whole + sum(self._last[: steps - whole])
 
@@ -290,57 +205,16 @@ class ShardedBatches:
             at += size
 
 
-# ----------------------------------------------------------------------------------------------------
 # Orders that visit groups of samples which are cheap to read together, such as the chunks of a file.
 
 _WINDOW_NBYTES = 1 << 25
 
 
-class Arrangement(ABC):
-    """How the samples of an epoch are put in order, by what is cheap to read together.
+class Groups:
+    """The groups of a dataset's samples, int64 (N,), some of which are mixed at a time; kept without gaps,
+    from 0."""
 
-    Attributes:
-        window: how many groups, or places, are mixed at a time.
-        gives_seed: whether samples are to be drawn by the seed that the order was made by.
-    """
-
-    window: int
-    gives_seed = False
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """How many samples there are."""
-
-    @abstractmethod
-    def order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-        """The order of an epoch: a permutation of all samples."""
-
-    @property
-    def option(self) -> Shuffle:
-        """The option that asks for it."""
-        return Shuffle(self.window, "group")
-
-    @property
-    @abstractmethod
-    def about(self) -> str:
-        """What decides the order, beside seed and epoch."""
-
-    @abstractmethod
-    def describe(self) -> str:
-        """How an epoch is shuffled, in words."""
-
-
-class Groups(Arrangement):
-    """The groups of a dataset's samples, some of which are mixed at a time.
-
-    Args:
-        groups: int64 (N,): the group of each sample.
-        window: groups that are mixed.
-
-    Attributes:
-        groups: the same, counted from 0 without gaps.
-        count: number of groups.
-    """
+    gives_seed = False  # whether samples are to be drawn by the seed that the order was made by
 
     def __init__(self, groups: npt.NDArray[np.int64], window: int) -> None:
         steps = np.diff(groups)
@@ -354,16 +228,20 @@ class Groups(Arrangement):
         return len(self.groups)
 
     def order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-        """The order of an epoch."""
+        """Return the order of an epoch: a permutation of all samples."""
         return grouped_order(self.groups, self.window, seed=seed, epoch=epoch)
 
     @property
+    def option(self) -> Shuffle:
+        """Return the option that asks for it."""
+        return Shuffle(self.window, "group")
+
+    @property
     def about(self) -> str:
-        """What decides the order, beside seed and epoch."""
+        """Return what decides the order, beside seed and epoch."""
         return f"{self.option!r} of {self.count} groups, {zlib.crc32(self.groups.tobytes()):08x}"
 
     def describe(self) -> str:
-        """How an epoch is shuffled, in words."""
         window = min(self.window, self.count)
         return (
             f"groups, {window} of {self.count} at a time (two samples of a batch share theirs with "
@@ -371,14 +249,10 @@ class Groups(Arrangement):
         )
 
 
-class Tour(Arrangement):
+class Tour:
     """The patches of volumes on a tour through these, from several places at a time.
 
-    Args:
-        samples: of which there are orders.
-        bases: the datasets of patches among them.
-        window: places.
-        ranks: by seed and epoch the place of each sample on the tour of its dataset, int64 (N,).
+    ``ranks`` gives by seed and epoch the place of each sample on the tour of its dataset, int64 (N,).
     """
 
     gives_seed = True
@@ -396,32 +270,31 @@ class Tour(Arrangement):
         return len(self._samples)
 
     def order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-        """The order of an epoch."""
         return interleaved(self._ranks(seed, epoch), self.window, seed=seed, epoch=epoch)
 
     @property
+    def option(self) -> Shuffle:
+        return Shuffle(self.window, "group")
+
+    @property
     def about(self) -> str:
-        """What decides the order, beside seed and epoch."""
         return f"{self.option!r} of {', '.join(base._tour_about(self.window) for base in self._bases)}"
 
     def describe(self) -> str:
-        """How an epoch is shuffled, in words."""
         times = max(base._tour_amplification(self.window) for base in self._bases)
         places = "one place" if self.window == 1 else f"{self.window} places at a time"
         return f"neighbourhood, from {places} (about {times:.1f} bytes are decoded for each that is used)"
 
 
+# How the samples of an epoch are put in order, by what is cheap to read together.
+Arrangement = Groups | Tour
+
+
 def order_of(
     count: int, seed: int | None, epoch: int, arrangement: Arrangement | None
 ) -> npt.NDArray[np.int64] | range:
-    """The order of an epoch's samples.
-
-    Args:
-        count: samples.
-        seed: None for the samples' own order.
-        epoch: its number.
-        arrangement: by which they are shuffled; None to shuffle samples.
-    """
+    """Return the order of an epoch's samples: their own without a seed, else shuffled, by an arrangement if
+    given."""
     if seed is None:
         return range(count)
     if arrangement is None:
@@ -430,7 +303,7 @@ def order_of(
 
 
 def default_window(bases: Iterable[GroupedSamples]) -> int:
-    """How many groups are mixed at a time where the script does not say."""
+    """Return how many groups are mixed at a time where the script does not say."""
     return min((max(2, _WINDOW_NBYTES // max(1, base.group_nbytes)) for base in bases), default=2)
 
 
@@ -439,12 +312,11 @@ class GroupedSamples(ABC):
 
     @abstractmethod
     def locality_groups(self) -> npt.NDArray[np.int64]:
-        """The group of each sample: int64 (N,)."""
+        """Return the group of each sample: int64 (N,)."""
 
     @property
     @abstractmethod
-    def group_nbytes(self) -> int:
-        """Decoded bytes of a group."""
+    def group_nbytes(self) -> int: ...
 
     @abstractmethod
     def _expect_window(self, groups: int) -> None:
@@ -456,11 +328,11 @@ class TouredSamples(ABC):
 
     @abstractmethod
     def _tour_window(self) -> int:
-        """From how many places at a time a tour is best made."""
+        """Return from how many places at a time a tour is best made."""
 
     @abstractmethod
     def _tour_ranks(self, window: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-        """The place of each of an epoch's samples on the tour: int64 (N,)."""
+        """Return the place of each of an epoch's samples on the tour: int64 (N,)."""
 
     @abstractmethod
     def _tour_about(self, window: int) -> str:
@@ -468,4 +340,4 @@ class TouredSamples(ABC):
 
     @abstractmethod
     def _tour_amplification(self, window: int) -> float:
-        """About how many bytes are decoded for each that is used."""
+        """Return about how many bytes are decoded for each that is used."""

@@ -31,9 +31,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from fastpipe.core.native import native
 from fastpipe.errors import ClosedError
 
-__all__ = ["Job", "NativeJob", "Process", "ProcessRuntime", "ThreadPool", "say_ending", "stopped_at_exit"]
-
-
 _LOOK_AGAIN_S = 30.0
 
 _Options = TypeVar("_Options")
@@ -42,10 +39,8 @@ _Options = TypeVar("_Options")
 class Job:
     """Some numbered tasks.  Made by ``ThreadPool.submit``.
 
-    Args:
-        task: called with 0 … count - 1, from several threads.
-        count: number of tasks.
-        last: called once all are done, by the thread that did the last; the job is finished after it.
+    ``task`` is called with 0 … count - 1, from several threads; ``last`` once all are done, by the thread
+    that did the last; the job is finished after it.
     """
 
     def __init__(
@@ -81,8 +76,8 @@ class Job:
 
         Raises:
             ClosedError: the pool was closed, or the job cancelled, before it was done.
-            BaseException: what a task raised.  Tasks are expected to keep errors of a sample
-                to themselves, so this is an error of the program.
+            BaseException: what a task raised: an error of the program, as tasks keep errors of a sample to
+                themselves.
         """
         if os.getpid() != self._pid:
             raise ClosedError("this batch was begun in the parent process, whose threads are not here")
@@ -93,7 +88,6 @@ class Job:
             raise self._error
 
     def done(self) -> bool:
-        """Whether ``wait`` would return at once."""
         return self._finished
 
     def _until_done(self) -> None:
@@ -105,14 +99,8 @@ class Job:
         gate.acquire()
 
     def wait_for_either(self, last: Job) -> bool:
-        """Block until this job is done, or until every task of the job that was submitted last has
-        been started and threads would have nothing to do.
-
-        For one thread at a time.
-
-        Returns:
-            Whether this job is done.
-        """
+        """Block until this job is done (True), or until every task of the job that was submitted last has
+        been started and threads would have nothing to do.  For one thread at a time."""
         gate = _shut_gate()
         news = partial(_open_gate, gate)
         is_begun = last._watch_begun(news)
@@ -137,7 +125,6 @@ class Job:
                 self._finish(error or ClosedError("the job was cancelled before it was done"))
 
     def run_here(self) -> None:
-        """Run all tasks in the calling thread."""
         while self.run_next():
             pass
 
@@ -184,7 +171,7 @@ class Job:
 
 
 def _shut_gate() -> threading.Lock:
-    """A lock that is taken: whoever takes it again waits until it is opened."""
+    """Return a lock that is taken: whoever takes it again waits until it is opened."""
     gate = threading.Lock()
     gate.acquire()
     return gate
@@ -215,13 +202,7 @@ class _Queue:
 
 
 class ThreadPool:
-    """A fixed number of threads.
-
-    Args:
-        threads: how many.
-        name: begins the threads' names.
-        prepare: called in each thread before its first task.
-    """
+    """A fixed number of threads; ``prepare`` is called in each before its first task."""
 
     def __init__(
         self, threads: int, name: str = "fastpipe", prepare: Callable[[], None] | None = None
@@ -233,27 +214,14 @@ class ThreadPool:
         _pools.add(self)
 
     def submit(self, task: Callable[[int], None], count: int, last: Callable[[], None] | None = None) -> Job:
-        """Queue a job.
-
-        Args:
-            task, count, last: as of ``Job``.
-
-        Raises:
-            ClosedError: the pool has been closed.
-        """
+        """Queue a job, or raise a ``ClosedError`` if the pool has been closed."""
         job = Job(task, count, last)
         self._queue_job(job, deque.append)
         return job
 
     def go_on_with(self, job: Job) -> None:
-        """Queue a job that goes on with one of this pool's: before all that wait.
-
-        Args:
-            job: none of whose tasks has been begun.
-
-        Raises:
-            ClosedError: the pool has been closed.
-        """
+        """Queue a job, none of whose tasks has been begun, that goes on with one of this pool's: before all
+        that wait."""
         self._queue_job(job, deque.appendleft)
 
     def _queue_job(self, job: Job, queue: Callable[[deque[Job], Job], None]) -> None:
@@ -336,13 +304,9 @@ def _work_until_closed(queue: _Queue) -> None:
 
 
 class Process(NamedTuple):
-    """What a framework knows of a process that makes batches.
-
-    Attributes:
-        pool: threads to work in; None for the calling one.
-        workers: how many processes make batches side by side, for another one; 0 where they are used here.
-        number: of this one among these.
-    """
+    """What a framework knows of a process that makes batches: threads to work in (None for the calling one),
+    and how many processes make batches side by side for another one, and which of them it is; 0 where they
+    are used here."""
 
     pool: ThreadPool | None
     workers: int = 0
@@ -350,22 +314,15 @@ class Process(NamedTuple):
 
 
 class ProcessRuntime(Generic[_Options]):
-    """What a dataset with certain options has in one process, and must not take to another.
-
-    Attributes:
-        options: the dataset's.
-        pool: its threads; None for the calling one.
-    """
+    """What a dataset with certain options has in one process, and must not take to another."""
 
     def __init__(self, options: _Options, pool: ThreadPool | None) -> None:
         self._pid, self.options, self.pool = os.getpid(), options, pool
 
     def fits(self, options: _Options) -> bool:
-        """Return whether this was made for these options, in this process."""
         return self._pid == os.getpid() and self.options == options
 
     def close(self) -> None:
-        """End the threads."""
         if self.pool is not None:
             self.pool.close()
 
@@ -450,7 +407,6 @@ if hasattr(os, "register_at_fork"):
 atexit.register(_close_all)
 
 
-# ----------------------------------------------------------------------------------------------------
 # Jobs of the native engine: begun here, watched by one thread, waited for like those of a ``ThreadPool``.
 #
 # The engine's threads know nothing of Python. One thread of this module's, the *watcher*, hears from the
@@ -468,16 +424,10 @@ _LEAVE_MS = 10_000  # at the interpreter's end, for images that are being made
 
 
 class NativeJob(Job):
-    """A batch that the native engine makes.
+    """A batch (``native.ImageBatch``) that the native engine makes; ``channel`` bounds how many threads are
+    busy with it.
 
-    Args:
-        batch: a ``native.ImageBatch``.
-        channel: bounds how many threads are busy with it.
-        threads: that the process is to have.
-        last: called by the watcher when nothing of the batch runs any more, unless it was given up.
-
-    Raises:
-        ClosedError: no thread can be had, or the interpreter ends.
+    ``last`` is called by the watcher when nothing of the batch runs any more, unless it was given up.
     """
 
     def __init__(self, batch: Any, channel: Any, threads: int, last: Callable[[], None]) -> None:
@@ -493,7 +443,6 @@ class NativeJob(Job):
             raise ClosedError("no thread can be started to decode images, or the interpreter ends")
 
     def run_next(self) -> bool:
-        """As of ``Job``: the engine runs what there is."""
         return False
 
     def cancel(self, error: BaseException | None = None) -> None:
@@ -507,7 +456,6 @@ class NativeJob(Job):
         return super()._watch_begun(news) or bool(native.watch_begun(self._number))
 
     def begun(self) -> None:
-        """Hear that all items are begun."""
         with self._lock:
             self._next = self._count
             if self._when_begun is not None:
@@ -546,7 +494,6 @@ def _watch() -> None:
 
 
 def _listen() -> None:
-    """Hear of jobs until the engine stops."""
     while True:
         number, kind = native.next_event(_LISTEN_MS)
         if kind == _STOPPED:

@@ -19,17 +19,12 @@ from typing import BinaryIO
 from fastpipe.core.files import DESCRIPTORS, UNFINISHED, open_regular, write_whole
 from fastpipe.errors import CacheError, FastpipeError
 
-__all__ = ["PrivateFolder", "made_folder", "user_cache_folder"]
-
-
 _ABANDONED_S = 3600.0  # age of an unfinished file at which whoever wrote it is taken for dead
 
 
 def user_cache_folder() -> Path:
-    """fastpipe's folder in the user's cache folder (``~/.cache/fastpipe``, or as ``XDG_CACHE_HOME`` says).
-
-    It need not exist.
-    """
+    """Return fastpipe's folder in the user's cache folder (``~/.cache/fastpipe``, or as ``XDG_CACHE_HOME``
+    says), which need not exist."""
     import platformdirs  # most programs never need it
 
     return platformdirs.user_cache_path("fastpipe", appauthor=False)
@@ -38,12 +33,7 @@ def user_cache_folder() -> Path:
 def made_folder(path: str | os.PathLike[str], mode: int = 0o700) -> Path:
     """Return a folder that is made if it is missing, as are its parents: none that others may write to.
 
-    Args:
-        path: of the folder.
-        mode: of the folder, where it is made.
-
-    Raises:
-        OSError: it cannot be made; also where something else is there.
+    It is an OSError where it cannot be made; also where something else is there.
     """
     path = Path(path)
     if not path.is_dir():
@@ -57,18 +47,9 @@ def made_folder(path: str | os.PathLike[str], mode: int = 0o700) -> Path:
 class PrivateFolder:
     """A folder that is nobody else's, opened; all access goes through its descriptor.
 
-    Args:
-        path: the folder.  It is made if it is missing, with mode 0700, and so are its parents.
-        called: what messages call it.
-        error: the kind of error that they are.
-
-    Attributes:
-        path: as given, for messages.
-        IS_PINNED: whether ``here`` leads to this folder whatever happens to its path, as on Linux.
-
-    Raises:
-        CacheError: it is a link or no folder, belongs to somebody else, lets others in, or cannot
-            be made.
+    It is made if it is missing, with mode 0700, and so are its parents; an error (of the kind ``error``,
+    where it is ``called`` so) if it is a link, belongs to somebody else, or lets others in.  ``IS_PINNED``
+    says whether ``here`` leads to this folder whatever happens to its path, as on Linux.
 
     >>> with PrivateFolder(getfixture("tmp_path") / "cache") as folder:
     ...     folder.write("x", lambda file: file.write(b"1"))
@@ -106,15 +87,12 @@ class PrivateFolder:
         self._remove_abandoned()
 
     def here(self, name: str = "") -> str:
-        """Return a path of a file in this folder, while this is open: for this process and those it forks.
-
-        Where ``IS_PINNED`` is set, it leads to this folder wherever that is moved.
-        """
+        """Return a path of a file in this folder, while this is open: for this process and those it forks."""
         folder = f"{DESCRIPTORS}/{self._descriptor}" if self.IS_PINNED else str(self.path)
         return f"{folder}/{name}" if name else folder
 
     def read(self, name: str) -> bytes | None:
-        """A file's content; None if there is none."""
+        """Return a file's content; None if there is none."""
         try:
             descriptor = self.open(name, os.O_RDONLY)
         except FileNotFoundError:
@@ -123,50 +101,36 @@ class PrivateFolder:
             return file.read()
 
     def open(self, name: str, flags: int) -> int:
-        """A descriptor of a file in the folder, which is made with mode 0600 under ``O_CREAT``.
+        """Return a descriptor of a file in the folder, which is made with mode 0600 under ``O_CREAT``.
 
-        Raises:
-            OSError: as ``os.open`` does; also for a link, or what is no regular file.
+        It is an OSError as of ``os.open``; also for a link, or what is no regular file.
         """
         return open_regular(name, flags, 0o600, dir_fd=self._descriptor)
 
     def stat(self, name: str) -> os.stat_result:
-        """Return the state of a file in the folder, or of a link itself.
-
-        Raises:
-            FileNotFoundError: there is none.
-        """
+        """Return the state of a file in the folder, or of a link itself."""
         return os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
 
     def rename(self, name: str, to: str) -> None:
-        """Give a file another name, in the place of what has it."""
         os.replace(name, to, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
 
     def write(self, name: str, fill: Callable[[BinaryIO], object], *, sync: bool = True) -> None:
         """Make or replace a file: every reader finds all of the old or all of the new one.
 
-        Args:
-            name: the file's name.
-            fill: writes the content to the file that it is given.
-            sync: wait for the disk; else a crash of the machine may leave the name without content.
-
-        Raises:
-            OSError: the content cannot be written; nothing has changed then.
+        Without ``sync`` a crash of the machine may leave the name without content.  Where the content cannot
+        be written it is an OSError, and nothing has changed.
         """
         temporary = Path(f"{name}.{os.getpid()}.{secrets.token_hex(4)}{UNFINISHED}")
         write_whole(name, fill, sync=sync, mode=0o600, unfinished=temporary, dir_fd=self._descriptor)
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._descriptor)
 
     def names(self) -> list[str]:
-        """The names of the files."""
         return [name for name in os.listdir(self._descriptor) if not name.endswith(UNFINISHED)]
 
     def close(self) -> None:
-        """Close the descriptor."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)

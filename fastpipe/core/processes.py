@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import importlib
 import multiprocessing
 import os
@@ -14,19 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = [
-    "end_with_parent",
-    "end_with_pipe",
-    "load_triton_apart",
-    "memory_of_processes",
-    "outliving_parent",
-    "process_tree",
-    "signal_name",
-    "why_no_processes",
-]
-
-
-# ----------------------------------------------------------------------------------------------------
 # Processes: this one and those below it, as the kernel reports them, and such that end with their parent.
 
 if sys.platform != "win32":
@@ -38,11 +24,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def process_tree(root: int, ticks: dict[int, int] | None = None) -> list[int]:
-    """A process and all below it.
-
-    Args:
-        root: its number.
-        ticks: gets for each process of the machine how long it has run, in the kernel's ticks.
+    """Return a process and all below it; ``ticks`` gets for each process of the machine how long it has run.
 
     >>> process_tree(os.getpid())[0] == os.getpid()
     True
@@ -102,15 +84,11 @@ def signal_name(number: int) -> str:
 
 
 def memory_of_processes(*, of_files: bool = False) -> int | None:
-    """Bytes of memory of this process and those below it, each page that they share counted once: their PSS.
+    """Return the bytes of memory of this process and those below it, each page that they share counted once:
+    their PSS; None where there is no ``/proc``.
 
-    Args:
-        of_files: whether pages of mapped files count, which the kernel may drop at any time; those of
-            libraries count for more as soon as another process that has the same ones ends.  Before Linux
-            5.4 they always do.
-
-    Returns:
-        Bytes; None where there is no ``/proc``.
+    ``of_files`` counts pages of mapped files, which the kernel may drop at any time; those of libraries count
+    for more as soon as another process that has the same ones ends.  Before Linux 5.4 they always count.
 
     >>> memory_of_processes() is None or memory_of_processes() > 1 << 20
     True
@@ -131,18 +109,14 @@ def memory_of_processes(*, of_files: bool = False) -> int | None:
 def end_with_parent(parent: int | None) -> bool:
     """Let the kernel end this process together with its parent, also while it is stuck or stopped.
 
-    Args:
-        parent: the process that should be it.
-
-    Returns:
-        Whether that is arranged: not off Linux, nor where another process is between the two.
+    Return whether that is arranged: not off Linux, nor where another process is between the two.
     """
     global _end
     if sys.platform != "linux" or os.getppid() != parent:
         return False
 
     def arrange(is_wanted: bool) -> None:
-        _libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if is_wanted else 0, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if is_wanted else 0, 0, 0, 0)
 
     _end = _End(arrange, lambda: os.getppid() != parent)
     return True
@@ -171,9 +145,10 @@ def end_with_pipe() -> None:
 
 @contextmanager
 def outliving_parent() -> Iterator[None]:
-    """Put off the end that comes with the parent's, for what must not be left half done.
+    """Put off the end that comes with the parent's, for what must not be left half done, and does not take
+    long.
 
-    It is for the thread that has arranged this end, and nothing that may take long belongs in it.
+    It is for the thread that has arranged this end.
     """
     end = _end
     if end is None or end.process != os.getpid():  # a child that this process has forked has another parent
@@ -187,8 +162,6 @@ def outliving_parent() -> Iterator[None]:
 
 
 class _End:
-    """This process's end, together with its parent's."""
-
     def __init__(self, arrange: Callable[[bool], None], has_parent_ended: Callable[[], bool]) -> None:
         self.process = os.getpid()
         self.arrange = arrange
@@ -202,14 +175,6 @@ class _End:
 
 
 _end: _End | None = None
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
-
-
-# ---- TensorFlow and torch in one process ------------------------------------------------------------
 
 
 def load_triton_apart() -> None:

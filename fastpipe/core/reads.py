@@ -10,27 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.core.bad_samples import BadSampleLog, Item, bad_sample_error
+from fastpipe.core.bad_samples import BadSampleLog, Item, bad_sample_error, no_replacement
 from fastpipe.core.files import read_at
 from fastpipe.core.native import native
 from fastpipe.core.pool import Job, NativeJob, ThreadPool
 from fastpipe.errors import BadSampleError, ClosedError
-
-__all__ = [
-    "DECLINED",
-    "MADE",
-    "UNKNOWN_CODEC",
-    "ChunkError",
-    "PendingRead",
-    "ReadPolicy",
-    "ReadThreads",
-    "Started",
-    "Task",
-    "chunk_error",
-    "read_bytes",
-    "read_fully",
-]
-
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -38,26 +22,15 @@ MADE, DECLINED = 1, 2  # outcomes of fastpipe/native/status.h
 
 
 class Task(NamedTuple):
-    """Some of the work for a batch that Python does.
-
-    Attributes:
-        rows: int64 (N,): the batch's rows into which it reads.
-        run: does it.
-    """
+    """Some of the work for a batch that Python does, and the batch's rows into which it reads: int64 (N,)."""
 
     rows: Int64Array
     run: Callable[[], None]
 
 
 class Started(NamedTuple):
-    """What there is to do to read some samples.
-
-    Attributes:
-        batch: what the native core does; None for nothing.
-        statuses: uint8 (rows of the batch, 8): what it writes about each row.
-        tasks: what Python does.
-        keep: keeps what the core has decoded and hands over, or None.
-    """
+    """What there is to do to read some samples: the native core's batch, or None, and what it writes about
+    each row, uint8 (rows, 8); what Python does; and what keeps what the core has decoded and hands over."""
 
     batch: Any
     statuses: npt.NDArray[np.uint8]
@@ -66,31 +39,21 @@ class Started(NamedTuple):
 
 
 class ReadThreads(NamedTuple):
-    """The threads of a dataset in this process.
-
-    Attributes:
-        pool: those of Python.
-        channel: a ``native.Channel``: bounds how many of the core's are busy.
-    """
+    """Python's threads of a dataset in this process, and the ``native.Channel`` that bounds those of the
+    core."""
 
     pool: ThreadPool
     channel: Any
 
     @classmethod
     def of(cls, pool: ThreadPool | None) -> ReadThreads | None:
-        """As many of the core's as there are of Python's; None for none."""
+        """Return as many of the core's as there are of Python's; None for none."""
         return None if pool is None else cls(pool, native.Channel(pool.threads))
 
 
 class ReadPolicy(NamedTuple):
-    """What is done about samples that cannot be read.
-
-    Attributes:
-        policy: ``"raise"``, ``"replace"`` or ``"skip"``.
-        log: where they are recorded.
-        is_bad: whether an error is about a sample, and not about the machine or the whole file.
-        item: a sample's number to what is said of it.
-    """
+    """What is done about samples that cannot be read, where these are recorded, whether an error is about a
+    sample (and not the machine or the whole file), and what is said of a sample by its number."""
 
     policy: str
     log: BadSampleLog
@@ -98,34 +61,33 @@ class ReadPolicy(NamedTuple):
     item: Callable[[int], Item]
 
 
-class PendingRead:
-    """A batch that is being read.
+class Reading(NamedTuple):
+    """How a batch is read.
 
-    Args:
-        threads: to work in; None works in the calling thread at once.
+    Attributes:
         start: samples, and the rows where they belong, to what there is to do to read them there.
         read_alone: reads one sample to a row, and raises what is wrong with it.
-        samples: int64 (N,): the batch's.
-        policy: what is done about those that cannot be read.
         substitute: for the policy ``"replace"``: a row's number and the attempt, from 1, to another sample;
             None when there is none left to try.
         heard: called with the core's batch when that has done its part.
+        where: says where its first sample is.
     """
 
-    def __init__(
-        self,
-        threads: ReadThreads | None,
-        start: Callable[[Int64Array, Int64Array], Started],
-        read_alone: Callable[[int, int], None],
-        samples: Int64Array,
-        policy: ReadPolicy,
-        substitute: Callable[[int, int], int | None] | None = None,
-        heard: Callable[[Any], None] = lambda _: None,
-    ) -> None:
-        self.samples = samples
-        self._read_one, self._policy, self._substitute = read_alone, policy, substitute
-        self._heard = heard
-        self._started: Started | None = start(samples, np.arange(len(samples)))
+    start: Callable[[Int64Array, Int64Array], Started]
+    read_alone: Callable[[int, int], None]
+    samples: Int64Array
+    policy: ReadPolicy
+    substitute: Callable[[int, int], int | None] | None
+    heard: Callable[[Any], None]
+    where: Callable[[], str]
+
+
+class PendingRead:
+    """A batch that is being read, in threads, or in the calling one at once."""
+
+    def __init__(self, threads: ReadThreads | None, reading: Reading) -> None:
+        self.samples, self._reading, self._policy = reading.samples, reading, reading.policy
+        self._started: Started | None = reading.start(self.samples, np.arange(len(self.samples)))
         self._failed: dict[int, BaseException] = {}
         self._left_out: dict[int, BadSampleError] = {}
         self._is_given_up = False
@@ -139,7 +101,7 @@ class PendingRead:
     def _read_here(self, started: Started) -> None:
         if started.batch is not None:
             native.run_here(started.batch)
-            self._heard(started.batch)
+            self._reading.heard(started.batch)
             if started.keep is not None:
                 started.keep()
         if started.tasks:
@@ -159,7 +121,7 @@ class PendingRead:
 
         def last() -> None:
             try:
-                self._heard(batch)
+                self._reading.heard(batch)
                 if rest is not None:
                     rest.expect(int(batch.has_chunks))
                     if not rest.done():
@@ -176,10 +138,7 @@ class PendingRead:
             raise
 
     def wait(self) -> Sequence[int]:
-        """Wait until the batch is read.
-
-        Returns:
-            The numbers of the samples that are there: all, but for the policy ``"skip"``.
+        """Wait until it is read; return the numbers of the samples that are there: all, but for ``"skip"``.
 
         Raises:
             BadSampleError: as the policy says, for the first bad sample of the batch.
@@ -211,7 +170,6 @@ class PendingRead:
         return self._left_out
 
     def item(self, row: int) -> Item:
-        """What is said of the sample asked for at a row."""
         return self._policy.item(int(self.samples[row]))
 
     def cancel(self) -> None:
@@ -230,13 +188,8 @@ class PendingRead:
                 self._failed[number] = error
 
     def _settle(self, tasks: Sequence[Task], failed: dict[int, BaseException], declined: Int64Array) -> None:
-        """Read samples that could not be read with others one by one, to know which of them are bad.
-
-        Args:
-            tasks: of the batch.
-            failed: by number, those that failed.
-            declined: int64: the rows that the core did not make.
-        """
+        """Read samples that could not be read with others (``declined`` by the core, or of tasks that failed)
+        one by one, to know which of them are bad."""
         others = [failed[number] for number in sorted(failed) if not self._policy.is_bad(failed[number])]
         if others:
             failed.clear()  # a traceback refers to this batch and its memory
@@ -250,13 +203,12 @@ class PendingRead:
             self._read_alone(row)
 
     def _read_alone(self, row: int) -> None:
-        """Read one sample, or what the policy puts in its place."""
         sample: int | None = int(self.samples[row])
         for attempt in itertools.count(1):
             if sample is None:
-                raise self._no_replacement(row, attempt - 2)
+                raise no_replacement(self.item(row), attempt - 2)
             try:
-                self._read_one(sample, row)
+                self._reading.read_alone(sample, row)
                 return
             except Exception as cause:
                 if not self._policy.is_bad(cause):
@@ -264,8 +216,8 @@ class PendingRead:
                 self._refuse(sample, row, cause)
             if self._policy.policy == "skip":
                 return
-            assert self._substitute is not None
-            sample = self._substitute(row, attempt)
+            assert self._reading.substitute is not None
+            sample = self._reading.substitute(row, attempt)
 
     def _refuse(self, sample: int, row: int, cause: Exception) -> None:
         """Do what the policy says of a bad sample.
@@ -284,17 +236,6 @@ class PendingRead:
         finally:
             del error, cause
 
-    def _no_replacement(self, row: int, tried: int) -> BadSampleError:
-        item = self.item(row)
-        return BadSampleError(
-            f"sample {item.index} ({item.path!r}) could not be read, nor could any of {tried} tried in its "
-            "place. The warnings logged for each say why; restore the file from a copy.",
-            path=item.path,
-            index=item.index,
-        )
-
-
-# ---- Chunks as files hold them: reading one whole, and what is wrong with one, in words -------------
 
 UNKNOWN_CODEC = 7
 _NO_MEMORY = 8
@@ -314,30 +255,15 @@ class ChunkError(ValueError):
 
 
 def chunk_error(codec: str, problem: int, nbytes: int) -> ChunkError | MemoryError:
-    """Return the error that says why the core could not decode a chunk.
-
-    Args:
-        codec: the name of the codec or filter.
-        problem: its number in the core.
-        nbytes: that the chunk should have.
-    """
+    """Return the error that says why the core could not decode a chunk of ``nbytes``, by its number of the
+    problem."""
     if problem == _NO_MEMORY:  # which says nothing about the chunk
         return MemoryError(f"{codec}: there is no memory for a chunk of {nbytes} bytes")
     return ChunkError(f"{codec}: {_PROBLEMS[problem].format(nbytes=nbytes)}")
 
 
 def read_fully(descriptor: int, memory: Any, offset: int) -> None:
-    """Fill memory with bytes of a file.
-
-    Args:
-        descriptor: the file's.
-        memory: an array or a view of uint8, C-contiguous.
-        offset: of the first of these bytes in the file.
-
-    Raises:
-        ChunkError: the file ends before.
-        OSError: it cannot be read.
-    """
+    """Fill memory (uint8, C-contiguous) with bytes of a file; raise a ChunkError if the file ends before."""
     if read_at(descriptor, memory, offset) < len(memory):
         raise ChunkError("the file ends within it")
 

@@ -22,30 +22,11 @@ from fastpipe.errors import OptionError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = [
-    "FrozenSamples",
-    "FrozenTargets",
-    "Packed",
-    "PackedPaths",
-    "Sample",
-    "SampleTable",
-    "SampleTableBuilder",
-    "Table",
-    "TargetTable",
-    "pack_paths",
-    "packed_paths",
-    "paths_of",
-]
 
-
-# ---- The samples of a dataset as a few flat arrays --------------------------------------------------
-#
 # A list of a million ``(path, class)`` tuples is two million Python objects. A forked worker that reads
 # them writes their reference counts, and so copies the memory pages they lie in; pickling them for a
 # spawned worker takes seconds. The classes here keep the same values in two or three buffers and make the
 # Python objects when they are asked for.
-#
-# They never change; ``fastpipe.core.sample_tables`` puts a list's methods around them.
 
 Sample = tuple[str, int]
 Int64Array = npt.NDArray[np.int64]
@@ -55,25 +36,17 @@ _CHUNK = 1024
 
 
 class Packed(NamedTuple):
-    """Several paths in one block of bytes; ``lengths`` is an int64 array (N,) of bytes in each."""
-
     block: bytes | memoryview
     lengths: Int64Array
 
 
 def pack_paths(prefix: str, names: Sequence[str]) -> Packed:
-    """Put ``prefix + name`` of all names into one block of bytes.
+    """Put ``prefix + name`` of all names into one block of bytes; ``lengths`` is int64 (N,), the bytes of
+    each.
 
     The encoding is UTF-8 with ``surrogatepass``: it can hold every Python string, also the
     ones that ``os.fsdecode`` makes of names that are not UTF-8, and unlike ``os.fsencode``
     it does not depend on the locale of the process that reads it.
-
-    Args:
-        prefix: what all paths begin with; may be empty.
-        names: the rest of each path.
-
-    Returns:
-        The bytes, and the length of each path in them.
 
     >>> pack_paths("a/", ["x", "yz"])
     Packed(block=b'a/xa/yz', lengths=array([3, 4]))
@@ -90,14 +63,8 @@ def pack_paths(prefix: str, names: Sequence[str]) -> Packed:
 
 
 class FrozenSamples(Sequence[Sample]):
-    """A sequence of ``(path, class index)`` tuples in three buffers.
-
-    Args:
-        arena: what follows the prefix in each path, encoded, one after the other (see ``pack_paths``).
-        offsets: int64 (N + 1,): path ``i`` is ``prefix + arena[offsets[i]:offsets[i + 1]]``.
-        targets: int64 (N,): the class indices.
-        prefix: what all paths begin with, kept once.
-    """
+    """A sequence of ``(path, class index)`` tuples in three buffers: path ``i`` is
+    ``prefix + arena[offsets[i]:offsets[i + 1]]``, of class ``targets[i]``; all arrays are int64."""
 
     def __init__(self, arena: bytes, offsets: Int64Array, targets: Int64Array, prefix: str = "") -> None:
         self.prefix = prefix
@@ -118,7 +85,7 @@ class FrozenSamples(Sequence[Sample]):
         return cls(bytes(paths.block), offsets_of(paths.lengths), targets.array)
 
     def path(self, position: int) -> str:
-        """Path of a sample; ``position`` must be from 0 to N - 1."""
+        """Return the path of a sample; ``position`` must be from 0 to N - 1."""
         start = self.offsets.item(position)
         stop = self.offsets.item(position + 1)
         return self.prefix + self.arena[start:stop].decode("utf-8", "surrogatepass")
@@ -139,11 +106,7 @@ class FrozenSamples(Sequence[Sample]):
     def __len__(self) -> int:
         return len(self.targets)
 
-    @overload
-    def __getitem__(self, index: int) -> Sample: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Sample]: ...
-    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         return self.path(index), self.targets.item(index)
@@ -191,11 +154,7 @@ class FrozenTargets(Sequence[int]):
     def __len__(self) -> int:
         return len(self.array)
 
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[int]: ...
-    def __getitem__(self, index: int | slice) -> int | list[int]:
+    def __getitem__(self, index: Any) -> Any:
         return self.array[index].tolist() if isinstance(index, slice) else self.array.item(index)
 
     def __iter__(self) -> Iterator[int]:
@@ -206,7 +165,6 @@ class FrozenTargets(Sequence[int]):
         return self.count(value) > 0
 
     def count(self, value: object) -> int:
-        """How many items equal ``value``."""
         # Comparing arrays equals comparing ints only where no value is rounded on the way.
         if type(value) is int and -(2**63) <= value < 2**63:
             return int(np.count_nonzero(self.array == value))
@@ -225,14 +183,28 @@ class FrozenTargets(Sequence[int]):
 
 
 def offsets_of(lengths: Int64Array) -> Int64Array:
-    """Where each path begins, and where the last one ends: int64 (N + 1,)."""
+    """Return where each path begins, and where the last one ends: int64 (N + 1,)."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
+def checked_offsets(block: bytes, lengths: Int64Array) -> Int64Array:
+    """As ``offsets_of``; raise a ValueError where a block, as of ``pack_paths``, does not hold such texts."""
+    offsets = offsets_of(lengths)
+    if offsets[-1] != len(block) or (lengths < 0).any():
+        raise ValueError(f"{len(block)} bytes are of texts of {offsets[-1]}")
+    if not block.isascii():
+        block.decode("utf-8", "surrogatepass")
+        starts = offsets[offsets < len(block)]
+        # Bytes 0b10xxxxxx go on with a character that began before them.
+        if (np.frombuffer(block, dtype=np.uint8)[starts] & 0xC0 == 0x80).any():
+            raise ValueError("a text begins in the middle of a character")
+    return offsets
+
+
 def _read_only(array: Int64Array) -> Int64Array:
-    """A view that cannot be written, so that it can be handed out and shared."""
+    """Return a view that cannot be written, so that it can be handed out and shared."""
     view: Int64Array = array.view()
     view.flags.writeable = False
     return view
@@ -248,12 +220,8 @@ class PackedPaths(NamedTuple):
 
 
 def paths_of(samples: Any, positions: Int64Array) -> PackedPaths:
-    """The paths of some samples, without a Python object for each where they are stored flat.
-
-    Args:
-        samples: a ``FrozenSamples``, or a sequence of (path, target).
-        positions: int64 (N,), from 0.
-    """
+    """Return the paths of some samples (a sequence of (path, target)), at positions int64 (N,), without a
+    Python object for each where they are stored flat."""
     if isinstance(samples, FrozenSamples) and samples.is_of_file_system:
         starts, ends = samples.offsets[positions], samples.offsets[positions + 1]
         return PackedPaths(os.fsencode(samples.prefix), samples.arena, starts, ends)
@@ -291,14 +259,13 @@ class Table(MutableSequence[T]):
         return table
 
     def _thaw(self) -> list[T]:
-        """The list that holds the items from now on."""
+        """Return the list that holds the items from now on."""
         data = self._data
         if not isinstance(data, list):
             self._data = data = list(data)
         return data
 
     def _position(self, index: SupportsIndex) -> int:
-        """An index as the user gives it, from 0 to length - 1."""
         try:
             position = operator.index(index)
         except TypeError:
@@ -346,34 +313,21 @@ class Table(MutableSequence[T]):
     @overload
     def __setitem__(self, index: slice, value: Iterable[T]) -> None: ...
     def __setitem__(self, index: SupportsIndex | slice, value: Any) -> None:
-        if isinstance(index, slice):
-            self._thaw()[index] = value
-        else:
-            self._thaw()[self._position(index)] = value
+        self._thaw()[index if isinstance(index, slice) else self._position(index)] = value
 
     def __delitem__(self, index: SupportsIndex | slice) -> None:
-        if isinstance(index, slice):
-            del self._thaw()[index]
-        else:
-            del self._thaw()[self._position(index)]
+        del self._thaw()[index if isinstance(index, slice) else self._position(index)]
 
     def insert(self, index: SupportsIndex, value: T) -> None:
-        """Put an item before position ``index``, as ``list.insert`` does."""
         self._thaw().insert(index, value)
 
     def extend(self, values: Iterable[T]) -> None:
-        """Append all items of an iterable, which may be this table."""
         self._thaw().extend(list(values))
 
     def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
-        """Position of the first item equal to ``value``, as ``list.index`` gives it."""
-        try:
-            return self._data.index(value, start, sys.maxsize if stop is None else stop)
-        except ValueError:
-            raise ValueError(f"{value!r} is not in this {type(self).__name__}") from None
+        return self._data.index(value, start, sys.maxsize if stop is None else stop)
 
     def count(self, value: Any) -> int:
-        """How many items equal ``value``."""
         return self._data.count(value)
 
     def __contains__(self, value: object) -> bool:
@@ -387,11 +341,9 @@ class Table(MutableSequence[T]):
     __copy__ = copy
 
     def sort(self, *, key: Callable[[T], Any] | None = None, reverse: bool = False) -> None:
-        """Sort the items in place, as ``list.sort`` does."""
         self._thaw().sort(key=key, reverse=reverse)
 
     def reverse(self) -> None:
-        """Reverse the items in place."""
         self._thaw().reverse()
 
     def __eq__(self, other: object) -> bool:
@@ -455,39 +407,6 @@ class SampleTable(Table[Sample]):
             frozen = FrozenSamples.from_items(items)
             self._data = items if frozen is None else frozen
 
-    @classmethod
-    def from_arrays(cls, arena: bytes, offsets: npt.ArrayLike, targets: npt.ArrayLike) -> SampleTable:
-        """A table of paths that are encoded already.
-
-        Args:
-            arena: all paths, one after the other, as UTF-8 with ``surrogatepass``.
-            offsets: integers (N + 1,): path ``i`` is ``arena[offsets[i]:offsets[i + 1]]``.
-            targets: integers (N,): the class indices.
-
-        Returns:
-            The table.  It keeps copies of the arrays.
-
-        Raises:
-            OptionError: the arrays do not fit together, or the arena is not UTF-8.
-
-        >>> SampleTable.from_arrays(b"a.jpgb.jpg", [0, 5, 10], [0, 1])
-        [('a.jpg', 0), ('b.jpg', 1)]
-        """
-        starts = _int64("offsets", offsets)
-        if not isinstance(arena, bytes):
-            raise TypeError(f"from_arrays(arena=…) must be bytes, got {type(arena).__name__}")
-        if len(starts) == 0 or starts[0] != 0 or starts[-1] != len(arena) or (np.diff(starts) < 0).any():
-            raise OptionError(
-                f"from_arrays(offsets=…) must rise from 0 to the arena's length {len(arena)}, got {starts}"
-            )
-        classes = _int64("targets", targets)
-        if len(classes) != len(starts) - 1:
-            raise OptionError(
-                f"from_arrays: {len(starts)} offsets ask for one target less, got {len(classes)}"
-            )
-        _check_utf8(arena, starts)
-        return cls._holding(FrozenSamples(arena, starts, classes))
-
     @property
     def is_flat(self) -> bool:
         """Return whether all paths are ``str`` and all targets ``int`` within int64, stored as arrays."""
@@ -504,12 +423,8 @@ class SampleTable(Table[Sample]):
         return self._data is other._data
 
     def path(self, index: SupportsIndex) -> str:
-        """Path of a sample.
-
-        Raises:
-            IndexError: there is no such sample.
-            TypeError: somebody stored something there that is no path.
-        """
+        """Return the path of a sample; raise a TypeError if somebody stored something there that is
+        no path."""
         position, data = self._position(index), self._data
         if isinstance(data, FrozenSamples):
             return data.path(position)
@@ -521,18 +436,12 @@ class SampleTable(Table[Sample]):
             ) from None
 
     def target(self, index: SupportsIndex) -> int:
-        """Class index of a sample, or what was stored in its place."""
+        """Return the class index of a sample, or what was stored in its place."""
         position, data = self._position(index), self._data
         return data.targets.item(position) if isinstance(data, FrozenSamples) else data[position][1]
 
     def targets_array(self) -> Int64Array:
-        """All class indices: a read-only int64 array (N,).
-
-        It is a picture of the moment: later changes of the table do not show in it.
-
-        Raises:
-            TypeError: a target is not an integer in the range of int64.
-        """
+        """Return all class indices as they are now: a read-only int64 array (N,)."""
         data = self._data
         if isinstance(data, FrozenSamples):
             return data.targets
@@ -585,9 +494,6 @@ class TargetTable(Table[int]):
 class SampleTableBuilder:
     """Collects a table folder by folder, without a Python object for every sample.
 
-    Args:
-        prefix: what all paths begin with, before what is added.
-
     >>> builder = SampleTableBuilder("root/")
     >>> builder.add("cat/", ["1.jpg", "2.jpg"], 0)
     >>> builder.build()
@@ -616,7 +522,6 @@ class SampleTableBuilder:
         self._length += len(paths.lengths)
 
     def build(self) -> SampleTable:
-        """The table of everything added so far."""
         counts = [len(lengths) for lengths in self._lengths[1:]]
         arena, offsets = b"".join(self._blocks), offsets_of(np.concatenate(self._lengths))
         classes = FrozenTargets.from_items(self._targets)
@@ -630,24 +535,9 @@ class SampleTableBuilder:
 
 
 def _int64(name: str, values: npt.ArrayLike, *, copy: bool = True) -> Int64Array:
-    """One-dimensional integers as an int64 array."""
     array = np.asarray(values)
     if array.ndim != 1 or (array.size and not np.can_cast(array.dtype, np.int64, "safe")):
         raise OptionError(
             f"{name} must be a one-dimensional array of int64, got shape {array.shape}, dtype {array.dtype}"
         )
     return array.astype(np.int64, copy=copy)
-
-
-def _check_utf8(arena: bytes, offsets: Int64Array) -> None:
-    """Refuse an arena whose paths could not be decoded when they are asked for."""
-    if arena.isascii():
-        return
-    try:
-        arena.decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError as error:
-        raise OptionError(f"from_arrays(arena=…) must be UTF-8: {error}") from error
-    starts = offsets[offsets < len(arena)]
-    # Bytes 0b10xxxxxx go on with a character that began before them.
-    if (np.frombuffer(arena, dtype=np.uint8)[starts] & 0xC0 == 0x80).any():
-        raise OptionError("from_arrays(offsets=…) must not point into the middle of a character")

@@ -25,42 +25,27 @@ from fastpipe.core.shared_memory import (
     meeting_name,
 )
 
-__all__ = ["UnitFile", "joined_memory", "private_units", "slot_nbytes"]
-
-
 _LINE = 64
 
 
 def private_units(keys: int, slots: int, nbytes: int) -> Any:
-    """A ``native.UnitMemory`` of this process alone.
-
-    Args:
-        keys: how many units there are.
-        slots: how many of them it holds.
-        nbytes: of each.
-    """
+    """Return a ``native.UnitMemory`` of this process alone, which holds ``slots`` of ``keys`` units of
+    ``nbytes`` each."""
     each = slot_nbytes(nbytes)
     memory = mmap.mmap(-1, native.UnitMemory.nbytes(keys, slots, each), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return native.UnitMemory(np.frombuffer(memory, np.uint8), -1, keys, slots, each)
 
 
 def slot_nbytes(nbytes: int) -> int:
-    """Bytes of a slot for a unit of so many."""
     return -(-max(nbytes, 1) // _LINE) * _LINE
 
 
 class UnitFile:
-    """Memory that processes share, made by their parent.
+    """Memory for units, as of ``private_units``, that processes share, made by their parent.
 
     Picklable: a copy in another process is of the same memory, or None where that is gone; in this one it
     is this object.  The memory is the machine's once something is written there, until nobody refers to it in
-    any process.
-
-    Args:
-        keys, slots, nbytes: as of ``private_units``.
-
-    Raises:
-        OSError: there can be none.
+    any process.  It is an OSError if there can be none.
     """
 
     def __init__(self, keys: int, slots: int, nbytes: int) -> None:
@@ -83,12 +68,10 @@ class UnitFile:
 
     @property
     def slots(self) -> int:
-        """How many units it holds."""
         return self._shape[1]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all of it."""
         return int(native.UnitMemory.nbytes(*self._shape))
 
     def close(self) -> None:
@@ -98,12 +81,8 @@ class UnitFile:
         self._close()
 
     def opened(self) -> Any:
-        """The memory in this process, a ``native.UnitMemory``: the same one for all, as locks keep only
-        processes apart.
-
-        Raises:
-            OSError: there is no room for it among the process's addresses.
-        """
+        """Return the ``native.UnitMemory`` in this process: one for all, as locks keep only
+        processes apart."""
         with _opening:
             pid, units = os.getpid(), None
             if self._here is not None:
@@ -126,13 +105,9 @@ class UnitFile:
 
     @staticmethod
     def joined(pid: int, number: int, inode: int, shape: tuple[int, int, int]) -> UnitFile | None:
-        """The memory that a process has at a descriptor, in this one; None where it has not.
+        """Return in this process the memory that a process has at a descriptor; None where it has not.
 
-        Args:
-            pid: of the process.
-            number: of the descriptor there.
-            inode: of the memory.
-            shape: keys, slots and bytes of a slot.
+        ``shape`` are keys, slots and bytes of a slot.
         """
         # Once only in a process: to close a second descriptor would end the locks of the first.
         known = _files.get(inode)
@@ -169,20 +144,13 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_lock)
 
 
-# ----------------------------------------------------------------------------------------------------
 # Memory for decoded units that processes share which have no parent in common that made it.
 
 
 def joined_memory(what: str, keys: int, slots: int, nbytes: int) -> UnitFile:
-    """Memory for units that all processes of this user on this machine share which ask for the same.
+    """Return memory for units that all processes of this user on this machine share which ask for the same.
 
-    Args:
-        what: says what the units are of.
-        keys, slots, nbytes: as of ``UnitFile``; where there is memory already it has its own number of
-            slots.
-
-    Raises:
-        OSError: there can be none, or processes cannot meet.
+    ``what`` says what the units are of; where there is memory already it has its own number of slots.
     """
     digest = hashlib.sha256(os.fsencode(f"units 2 {what} {keys} {slot_nbytes(nbytes)}")).hexdigest()[:32]
     with meeting_folder() as folder:
@@ -199,7 +167,7 @@ def joined_memory(what: str, keys: int, slots: int, nbytes: int) -> UnitFile:
 
 
 def _announced_memory(found: Announced, keys: int, nbytes: int) -> UnitFile | None:
-    """Memory that a process has, perhaps this one; None where it is not what it was said to be."""
+    """Return memory that a process has, perhaps this one; None where it is not what it was said to be."""
     try:
         (number,), (inode,) = found.numbers, found.inodes
         return UnitFile.joined(found.pid, number, inode, (keys, int(found.about["slots"]), nbytes))

@@ -25,26 +25,11 @@ import numpy.typing as npt
 from fastpipe.core.locks import try_to_lock
 from fastpipe.core.private_folder import PrivateFolder, user_cache_folder
 
-__all__ = [
-    "Announced",
-    "alone",
-    "announce",
-    "announced",
-    "anonymous_file",
-    "descriptor_of",
-    "mapped",
-    "meeting_folder",
-    "meeting_name",
-]
-
-
-# ---- Files in memory, which several processes of a machine have open --------------------------------
-
 _NAME = "fastpipe-cache"
 
 
 def anonymous_file() -> int:
-    """A file in memory without a name: it goes with the last process that has it open."""
+    """Return a file in memory without a name: it goes with the last process that has it open."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(_NAME, os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:
@@ -52,7 +37,7 @@ def anonymous_file() -> int:
 
 
 def mapped(descriptor: int, nbytes: int, protection: int = mmap.PROT_READ) -> npt.NDArray[np.uint8] | None:
-    """A file as an array; None where there is no room for it among the process's addresses."""
+    """Return a file as an array; None where there is no room for it among the process's addresses."""
     try:
         return np.frombuffer(mmap.mmap(descriptor, nbytes, mmap.MAP_SHARED, protection), np.uint8)
     except (OSError, ValueError, OverflowError):
@@ -60,11 +45,8 @@ def mapped(descriptor: int, nbytes: int, protection: int = mmap.PROT_READ) -> np
 
 
 def descriptor_of(pid: int, number: int, inode: int) -> int:
-    """Open the file in memory that another process has at a descriptor.
-
-    Raises:
-        OSError: there is none, or it is another one.
-    """
+    """Open the file in memory that another process has at a descriptor; an OSError if there is none, or
+    another one."""
     path = f"/proc/{pid}/fd/{number}"
     if not os.readlink(path).startswith(f"/memfd:{_NAME}"):
         raise FileNotFoundError(path)
@@ -82,15 +64,8 @@ _FORGOTTEN_S = 30 * 86400.0
 
 
 class Announced(NamedTuple):
-    """What a process said that it has.
-
-    Attributes:
-        note: the file that says so.
-        about: what else it said.
-        pid: the process.
-        numbers: of its files' descriptors there.
-        inodes: of the files.
-    """
+    """What a process said that it has, in a note: descriptors of files there, their inodes, and what else it
+    said."""
 
     note: str
     about: dict[str, Any]
@@ -99,12 +74,7 @@ class Announced(NamedTuple):
     inodes: list[int]
 
     def opened(self) -> list[int]:
-        """Descriptors of the files in this process, which the caller closes.
-
-        Raises:
-            OSError: the process is gone, or has them no more.
-            ValueError: the note does not fit itself.
-        """
+        """Return descriptors of the files in this process, which the caller closes."""
         found: list[int] = []
         try:
             for number, inode in zip(self.numbers, self.inodes, strict=True):
@@ -117,16 +87,13 @@ class Announced(NamedTuple):
 
 
 def meeting_name(what: str) -> str:
-    """A name on which processes agree that can share memory, and want the same.
-
-    Args:
-        what: what they want.
-    """
+    """Return a name on which processes agree that can share memory, and want the same."""
     return f"{_place()}.{what}"
 
 
 def _place() -> str:
-    """The same for all processes of one machine, that was started once, which see each other's numbers."""
+    """Return the same for all processes of one machine, that was started once, which see each other's
+    numbers."""
     facts = []
     with contextlib.suppress(OSError):
         facts += [Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")]
@@ -135,11 +102,7 @@ def _place() -> str:
 
 @contextmanager
 def meeting_folder() -> Iterator[PrivateFolder]:
-    """The folder of the notes, for this process alone; notes of processes that are gone are removed.
-
-    Raises:
-        CacheError, OSError: there can be none.
-    """
+    """Give the folder of the notes, to this process alone; notes of processes that are gone are removed."""
     with PrivateFolder(user_cache_folder() / "shared-memory") as folder, alone(folder):
         _clear(folder)
         yield folder
@@ -147,8 +110,8 @@ def meeting_folder() -> Iterator[PrivateFolder]:
 
 @contextmanager
 def alone(folder: PrivateFolder) -> Iterator[None]:
-    """Alone among the processes that open a cache in this folder; without it after a second, in
-    which nobody needs it: two caches instead of one are no error."""
+    """Be alone among the processes that open a cache in this folder; without it after a second, in which
+    nobody needs it: two caches instead of one are no error."""
     descriptor = folder.open(LOCK, os.O_RDWR | os.O_CREAT)
     try:
         deadline = time.monotonic() + _PATIENCE_S
@@ -163,15 +126,8 @@ def alone(folder: PrivateFolder) -> Iterator[None]:
 def announce(
     folder: PrivateFolder, name: str, descriptors: Sequence[int], about: dict[str, Any], owner: Any
 ) -> None:
-    """Tell other processes what this one has, for as long as it has it.
-
-    Args:
-        folder: of the notes.
-        name: from ``meeting_name``.
-        descriptors: of files in memory.
-        about: what else they have to know: for JSON.
-        owner: when it is collected, the note is gone.
-    """
+    """Tell other processes what this one has, until ``owner`` is collected: files in memory, and ``about``
+    for JSON."""
     inodes = [os.fstat(one).st_ino for one in descriptors]
     told = {**about, "pid": os.getpid(), "descriptors": list(descriptors), "inodes": inodes}
     file = f"{name}.{os.getpid()}.{descriptors[0]}.json"
@@ -199,7 +155,7 @@ def _clear(folder: PrivateFolder) -> None:
 
 
 def announced(folder: PrivateFolder, name: str) -> Iterator[Announced]:
-    """What processes said that they have under a name.  Who finds a note to be wrong removes it."""
+    """Yield what processes said that they have under a name.  Who finds a note to be wrong removes it."""
     for file in sorted(folder.names()):
         if not file.startswith(f"{name}."):
             continue

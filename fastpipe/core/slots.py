@@ -10,9 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["KEPT_SLOTS", "Lease", "SlotPool"]
-
-
 # Batches in the user's hands, on their way there and, where a loader begins them ahead, begun.
 KEPT_SLOTS = 3
 
@@ -36,12 +33,8 @@ class Lease:
 
 
 class _Slot(NamedTuple):
-    """Memory of a pool's.
-
-    Attributes:
-        memory: uint8 (N,), which begins where a cache line does: TensorFlow copies arrays that do not.
-        address: where that is.
-    """
+    """A pool's memory, uint8 (N,), which begins at an address where a cache line does: TensorFlow copies
+    others."""
 
     memory: npt.NDArray[np.uint8]
     address: int
@@ -70,9 +63,6 @@ class SlotPool:
     Never waits: with no free slot it allocates.  Keeps at most ``keep`` free slots, all of the
     largest size asked for of late: a short last batch finds room in them, and once only smaller
     batches have come for a while they are dropped.
-
-    Args:
-        keep: how many free slots are kept for reuse; may be changed at any time.
     """
 
     def __init__(self, keep: int) -> None:
@@ -85,11 +75,7 @@ class SlotPool:
         self._smaller, self._largest = 0, 0  # smaller batches since the last large one
 
     def take(self, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
-        """An uninitialised C-contiguous array that is nobody else's while any view of it lives.
-
-        Args:
-            shape, dtype: of the array.
-        """
+        """Return an uninitialised C-contiguous array that is nobody else's while any view of it lives."""
         dtype = np.dtype(dtype)
         slot = self._pop(max(math.prod(shape) * dtype.itemsize, 1))
         # An array of the right shape at once: views of views would take as long as all the rest.
@@ -109,7 +95,6 @@ class SlotPool:
                 return slot
 
     def _adapt(self, size: int) -> None:
-        """Choose the size of the slots that are kept."""
         if size < self._size:
             self._smaller, self._largest = self._smaller + 1, max(self._largest, size)
             if self._smaller < _PATIENCE:

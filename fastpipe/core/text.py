@@ -9,11 +9,6 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
-__all__ = ["counted", "in_bytes", "in_duration", "natural_sorted", "printable", "printable_lines"]
-
-
-# ---- Numbers of bytes or things, and short times, in words ------------------------------------------
-
 
 def counted(count: int, what: str) -> str:
     """A number of things.
@@ -50,7 +45,6 @@ def in_duration(seconds: float) -> str:
     return f"{seconds:.1e} s" if seconds else "0 s"
 
 
-# ----------------------------------------------------------------------------------------------------
 # Text with names from files in it: nothing in a name may act on a terminal, or look like another line.
 
 # Controls, formats (writing direction, zero width), halves of surrogate pairs, and breaks of lines.
@@ -80,7 +74,6 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return the text with each of its lines made printable."""
     return "\n".join(map(printable, text.split("\n")))
 
 
@@ -114,8 +107,6 @@ def _print_arguments(record: logging.LogRecord) -> bool:
 for _name in _LOGGERS:
     logging.getLogger(f"fastpipe.{_name}".rstrip(".")).addFilter(_print_arguments)
 
-
-# ---- Natural order of names: the numbers in them count as numbers -----------------------------------
 
 _NUMBER = re.compile(r"(\d+)")
 

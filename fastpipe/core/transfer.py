@@ -16,18 +16,10 @@ from fastpipe.core.clock import ranged
 from fastpipe.core.extras import require
 from fastpipe.errors import OptionError
 
-__all__ = ["Transfer", "checked_device", "map_tensors", "on_stream", "uploaded"]
-
 
 def checked_device(device: Any) -> Any:
-    """A ``torch.device`` that is there, or an error that says what to do.
-
-    Args:
-        device: as torch takes it: ``"cuda"``, ``"cuda:1"``, ``"cpu"``, a number, a ``torch.device``.
-
-    Raises:
-        OptionError: it is no device, or this machine has none such.
-    """
+    """Return a ``torch.device`` that is there, of anything that torch takes for one, or raise an
+    OptionError."""
     torch = require("torch", extra="torch")
     try:
         found = torch.device(device)
@@ -42,12 +34,8 @@ def checked_device(device: Any) -> Any:
 
 
 def uploaded(tensor: Any, device: Any) -> Any:
-    """A tensor of the CPU's on a device, for work on the stream that is current; nothing waits for its copy.
-
-    Args:
-        tensor: any.
-        device: a ``torch.device``.
-    """
+    """Return a tensor of the CPU's on a device, for work on the stream that is current; nothing waits for its
+    copy."""
     if device.type == "cuda" and not tensor.is_pinned():
         # torch's pinned memory is used again only when the copy out of it is done.
         tensor = tensor.pin_memory()
@@ -55,12 +43,6 @@ def uploaded(tensor: Any, device: Any) -> Any:
 
 
 class Transfer:
-    """Moves batches to a device.
-
-    Args:
-        device: a ``torch.device``.
-    """
-
     def __init__(self, device: Any) -> None:
         self._torch = require("torch", extra="torch")
         self.device = device
@@ -69,24 +51,18 @@ class Transfer:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether the device is another than where batches are made as a rule."""
         return bool(self.device.type != "cpu")
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether copies run beside the work of the device."""
         return bool(self.device.type == "cuda")
 
     @ranged("transfer")
     def start(self, batch: Any, finish: Callable[[Any], Any]) -> Callable[[], Any]:
-        """Begin to move a batch.
+        """Begin to move a batch: tensors in any structure of mappings and sequences; the rest stays as it is.
 
-        Args:
-            batch: tensors in any structure of mappings and sequences; the rest stays as it is.
-            finish: what else is done to the moved batch, on the same stream.
-
-        Returns:
-            A function that gives the moved batch, to be called where it is used.
+        ``finish`` is done to the moved batch, on the same stream.  Return a function that gives the moved
+        batch, to be called where it is used.
         """
         if not self.is_asynchronous:
             moved = finish(map_tensors(batch, lambda tensor: tensor.to(self.device), self._moved))
@@ -100,7 +76,7 @@ class Transfer:
         return lambda: self._given(moved, done)
 
     def on_stream(self) -> AbstractContextManager[Any]:
-        """A block whose work is done on the stream of copies, where there is one."""
+        """Return a block whose work is done on the stream of copies, where there is one."""
         if not self.is_asynchronous:
             return nullcontext()
         if self._stream is None:
@@ -109,7 +85,7 @@ class Transfer:
         return on_stream(self._stream)
 
     def _moved(self, value: Any) -> Any:
-        """What is no tensor: a batch class of the user's may know how to move itself."""
+        """Return what is no tensor: a batch class of the user's may know how to move itself."""
         if not hasattr(value, "to"):
             return value
         self._has_unknown = True
@@ -134,12 +110,12 @@ class Transfer:
 
 @functools.cache
 def _copy_stream(index: int) -> Any:
-    """The stream of copies to a GPU: one for all, as torch keeps freed memory for each."""
+    """Return the stream of copies to a GPU: one for all, as torch keeps freed memory for each."""
     return require("torch", extra="torch").cuda.Stream(index)
 
 
 def on_stream(stream: Any) -> AbstractContextManager[Any]:
-    """A block whose work is done on a stream.
+    """Return a block whose work is done on a stream.
 
     Its device is the current one there, and not the first before and after it, on which torch would else make
     a context in threads of which nobody has told the device.
@@ -150,18 +126,11 @@ def on_stream(stream: Any) -> AbstractContextManager[Any]:
     return stack
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
-def map_tensors(batch: Any, function: Callable[[Any], Any], otherwise: Callable[[Any], Any] = _same) -> Any:
-    """A batch with ``function`` applied to its tensors.
-
-    Args:
-        batch: a tensor, or mappings and sequences (also named tuples) of batches.
-        function: from tensor to tensor.
-        otherwise: applied to what is neither; by default these are the same objects.
-    """
+def map_tensors(
+    batch: Any, function: Callable[[Any], Any], otherwise: Callable[[Any], Any] = lambda value: value
+) -> Any:
+    """Return a batch (mappings and sequences, also named tuples) with ``function`` applied to its tensors,
+    and ``otherwise`` to what is neither."""
     if isinstance(batch, require("torch", extra="torch").Tensor):
         return function(batch)
     if isinstance(batch, Mapping):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.core.types import ChunkTables
+from fastpipe.core.array_cache import FileArrays
 from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.hdf5.chunks import FileState
 from fastpipe.hdf5.layout import Geometry, Layout, in_blocks, read_layout
@@ -32,7 +32,7 @@ class SampleFile:
         path: str | os.PathLike[str],
         names: Sequence[str],
         sample_dims: int = 1,
-        tables: ChunkTables | None = None,
+        tables: FileArrays | None = None,
         shown: str = "",
     ) -> None:
         self.path = os.fsdecode(path)
@@ -77,7 +77,7 @@ class SampleFiles:
         paths: Sequence[str | os.PathLike[str]],
         names: Sequence[str],
         sample_dims: int = 1,
-        tables: ChunkTables | None = None,
+        tables: FileArrays | None = None,
         shown: Sequence[str] | None = None,
     ) -> None:
         if not paths:

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.core.types import ChunkTables
+from fastpipe.core.array_cache import FileArrays
 from fastpipe.hdf5.filters import BLOSC2, FilterStep, why_not
 from fastpipe.hdf5.library import filters_edges, filters_of, h5py, has_blosc2, leaves_out_user_block
 from fastpipe.hdf5.opening import DamagedError, library_errors, name_of
@@ -102,7 +102,7 @@ class Layout(NamedTuple):
 
 
 def read_layout(
-    dataset: Any, tables: ChunkTables | None = None, status: os.stat_result | None = None, linked_as: str = ""
+    dataset: Any, tables: FileArrays | None = None, status: os.stat_result | None = None, linked_as: str = ""
 ) -> Layout:
     """Ask h5py about a dataset of at least one dimension.
 
@@ -265,7 +265,7 @@ def _edges(shape: Sequence[int], chunk: Sequence[int]) -> npt.NDArray[np.bool_]:
 
 
 def _cached_chunks(
-    dataset: Any, properties: Any, chunk: tuple[int, ...], tables: ChunkTables, status: os.stat_result
+    dataset: Any, properties: Any, chunk: tuple[int, ...], tables: FileArrays, status: os.stat_result
 ) -> _Places | str:
     count = math.prod(grid_of(dataset.shape, chunk))
     about = f"hdf5 chunks 2, {name_of(dataset)}, {dataset.shape}, {chunk}"

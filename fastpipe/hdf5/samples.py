@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.core.array_cache import default_file_arrays
-from fastpipe.core.array_samples import EpochOrder, Form, Reading, checked_threads, drawn_substitute
+from fastpipe.core.array_samples import EpochOrder, Form, checked_threads, drawn_substitute
 from fastpipe.core.bad_samples import BadSampleLog, Item, is_of_samples
 from fastpipe.core.clock import StageClock
 from fastpipe.core.order import GroupedSamples
 from fastpipe.core.pool import Process, ProcessRuntime
-from fastpipe.core.reads import ReadPolicy, ReadThreads
+from fastpipe.core.reads import Reading, ReadPolicy, ReadThreads
 from fastpipe.core.slots import KEPT_SLOTS, SlotPool
 from fastpipe.core.text import in_bytes, printable
 from fastpipe.core.types import Key

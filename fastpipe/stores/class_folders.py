@@ -29,9 +29,6 @@ from fastpipe.stores.listing import (
     joined_texts,
 )
 
-__all__ = ["find_remote_classes", "scan_store"]
-
-
 _log = logging.getLogger("fastpipe.index")
 
 _NO_FOLDERS = ("", ".", "..")  # keys may have them between slashes, and no file system as a name
@@ -46,23 +43,12 @@ def find_remote_classes(
     cache: IndexCache | None = None,
     refresh: bool = False,
 ) -> tuple[list[str], dict[str, int]]:
-    """Find the class folders of a dataset.
+    """Find the class folders of a dataset; return their names, and the class index of each: ``find_classes``
+    of a store.
 
-    Args:
-        store: where it is.
-        root: what all paths begin with, for messages: ``"s3://bucket/train/"``.
-        prefix: what all keys begin with: empty, or ending in a slash.
-        classes: those to take, as for ``find_classes`` of local folders.
-        cache: where scans are kept, and beside them the names of folders.
-        refresh: list them anew, although they are kept.
-
-    Returns:
-        The class names, and the class index of each name.
-
-    Raises:
-        FileNotFoundError: there is no folder.
-        OptionError, TypeError: ``classes`` cannot be taken, as for local folders.
-        StoreError: the store does not answer as it must.
+    ``root`` is what all paths begin with, for messages (``"s3://bucket/train/"``), and ``prefix`` what all
+    keys begin with: empty, or ending in a slash.  Names of folders are kept beside scans, and ``refresh``
+    lists them anew.
     """
     listings = None if cache is None else ListingCache(cache.path, now=cache.now)
     kept = None if listings is None or refresh else listings.load_folders(store.name, prefix)
@@ -93,33 +79,11 @@ def scan_store(
     refresh: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[SampleTable, Listing]:
-    """Find all samples below the class folders.
+    """Find all samples below the class folders: the table of ``(path, class index)``, and what the listing
+    says of each.
 
-    Classes come sorted by name, a class's folders sorted by their path as a string, and a folder's
-    objects sorted by name.
-
-    Args:
-        store: where they are.
-        root: what all paths begin with, ending in a slash.
-        prefix: what all keys have in its place: empty, or ending in a slash.
-        class_to_idx: the class folders to list, and their class indices.
-        extensions: lower-case ending, or endings, of the keys to take; compared without regard to case.
-        is_valid_file: called with each path, says whether to take it.  Exactly one of ``extensions`` and
-            ``is_valid_file`` must be given.
-        allow_empty: whether a class may have no object.
-        cache: where scans are kept, and beside them listings: what is there is not listed again.  Never
-            used with ``is_valid_file``, which may look at anything.
-        refresh: list again what is kept.
-        on_progress: called a few times a second with the number of folders and of samples found.
-
-    Returns:
-        The table of ``(path, class index)``, and what the listing says of each.
-
-    Raises:
-        ValueError: ``class_to_idx`` is empty, or both or neither of ``extensions`` and ``is_valid_file``
-            are given.
-        FileNotFoundError: a class has no object, and ``allow_empty`` is false.
-        StoreError: the store does not answer as it must.
+    Arguments, order and errors are those of ``core.class_folders.scan_folder``; ``root`` and ``prefix`` are
+    as of ``find_remote_classes``, and ``refresh`` lists again what is kept.
     """
     check_scan(class_to_idx, extensions, is_valid_file)
     names = sorted(class_to_idx)
@@ -168,14 +132,13 @@ def _by_extension(
 
 
 def _valid(root: str, rows: Rows, is_valid_file: Callable[[str], bool]) -> Rows:
-    """The objects that the user's function takes.  It gets the whole path."""
     return rows.taken([number for number, path in enumerate(rows.each_path()) if is_valid_file(root + path)])
 
 
 def _table(
     root: str, prefix: str, found: Sequence[Rows], targets: Sequence[int]
 ) -> tuple[SampleTable, Listing]:
-    """What the classes hold, in their order, as a table and a listing that share the paths."""
+    """Return what the classes hold, in their order, as a table and a listing that share the paths."""
     table = _table_of(root, found, targets)
     paths = table._data
     if not isinstance(paths, FrozenSamples):  # class indices that are no plain integers

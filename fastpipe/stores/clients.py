@@ -13,17 +13,6 @@ from fastpipe.core.locks import renew_in_children
 from fastpipe.core.text import printable
 from fastpipe.errors import ObjectChangedError, StoreAccessError, StoreBusyError, StoreError
 
-__all__ = [
-    "PerProcess",
-    "StorageOptions",
-    "answer_error",
-    "changed",
-    "may_use_obstore",
-    "missing",
-    "no_answer",
-]
-
-
 T = TypeVar("T")
 
 
@@ -37,7 +26,6 @@ class PerProcess(Generic[T]):
         renew_in_children(self)
 
     def get(self) -> T:
-        """Return this process's own; one thread at a time makes it."""
         made = self._made
         if made is None:
             with self._lock:
@@ -50,7 +38,7 @@ class PerProcess(Generic[T]):
         return None if made is None else made[0]
 
     def _after_fork(self) -> None:
-        """Forget, in a forked child, the parent's client and its lock, which a thread may have held."""
+        """Forget the parent's client and its lock, which a thread may have held."""
         if self._made is not None:
             _of_parents.append(self._made)
         self._made, self._lock = None, threading.Lock()
@@ -204,14 +192,8 @@ _OTHER_REMEDY = "Pass storage_options=… with credentials, or let the environme
 
 
 def answer_error(path: str, at: str, status: int, code: str = "") -> OSError:
-    """Return the error for an answer of HTTP.
-
-    Args:
-        path: the object's, or what was listed.
-        at: the store, in words.
-        status: of the answer; 0 where it is not known.
-        code: the store's own word for it, such as ``"NoSuchKey"``.
-    """
+    """Return the error for an answer of HTTP about a path, with the store's own code for it, such as
+    ``"NoSuchKey"``; the status is 0 where it is not known."""
     said = f"{status} {code}".strip() if status else code
     if status in (401, 403) or code in _ACCESS_CODES:
         remedy = _REMEDY if path.startswith("s3") else _OTHER_REMEDY
@@ -231,7 +213,6 @@ def answer_error(path: str, at: str, status: int, code: str = "") -> OSError:
 
 
 def missing(path: str, at: str, code: str = "") -> FileNotFoundError:
-    """Return the error for what is not there."""
     if code == "NoSuchBucket":
         return FileNotFoundError(
             printable(f"{path}: {at} has no such bucket. See to its name, and to the endpoint")
@@ -241,11 +222,9 @@ def missing(path: str, at: str, code: str = "") -> FileNotFoundError:
 
 
 def changed(path: str, at: str) -> ObjectChangedError:
-    """Return the error for another version than was asked for."""
     remedy = "make the dataset anew, that of an image folder with refresh=True"
     return ObjectChangedError(f"{path} was replaced since it was listed, says {at}: {remedy}")
 
 
 def no_answer(path: str, at: str, reason: str) -> StoreBusyError:
-    """Return the error for no answer, or half of one."""
     return StoreBusyError(f"{path}: no whole answer of {at}: {reason}")

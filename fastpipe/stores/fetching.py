@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from fastpipe.core.clock import ranged
 from fastpipe.core.machine import available_cpus, free_memory
-from fastpipe.core.types import FetchedObject, ListedObjects, NextUses, StagedObjects, Store
+from fastpipe.core.types import FetchedObject, NextUses, Store
 from fastpipe.errors import ObjectChangedError, StageError, StoreError
 from fastpipe.options import Stage
 from fastpipe.stores.listing import Listing
@@ -26,9 +26,6 @@ from fastpipe.stores.prefetch import Int64Array, Pace, Prefetcher, in_parts
 from fastpipe.stores.retrying import RetryingStore
 from fastpipe.stores.stage import StageFolder
 from fastpipe.stores.table import StageTable
-
-__all__ = ["Fetcher", "ObjectReader", "new_reader"]
-
 
 _log = logging.getLogger("fastpipe.stage")
 
@@ -38,15 +35,10 @@ _MOST_UNWRITTEN = 16  # objects that wait to be staged; then those who bring mor
 
 
 class Fetcher:
-    """Gets objects from the stage or the store, for any number of threads.
+    """Gets objects from the stage or the store, for any number of threads; counts those that were
+    downloaded."""
 
-    Attributes:
-        objects, bytes: downloaded so far.
-    """
-
-    def __init__(
-        self, store: Store, listing: ListedObjects, staged: StagedObjects | None, pace: Pace
-    ) -> None:
+    def __init__(self, store: Store, listing: Listing, staged: StageTable | None, pace: Pace) -> None:
         self.store, self.pace = store, pace
         self._listing, self._staged = listing, staged
         self._lock = threading.Lock()
@@ -60,7 +52,6 @@ class Fetcher:
         return self._listing.sizes[rows]
 
     def are_staged(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
-        """Return which objects are staged."""
         if self._staged is None:
             return np.zeros(len(rows), np.bool_)
         return self._staged.have(rows)
@@ -92,7 +83,7 @@ class Fetcher:
         finally:
             self._write(staged)  # also what others have left to this thread
 
-    def _write(self, staged: StagedObjects) -> None:
+    def _write(self, staged: StageTable) -> None:
         """Stage what waits for it, unless as many threads as may are at that.
 
         The thread that is at it takes what others bring meanwhile: cheaper than that each waits and wakes up.
@@ -129,7 +120,6 @@ class Fetcher:
         return found.data
 
     def is_changed(self, row: int) -> bool:
-        """Return whether an object is not of the version listed."""
         return row in self._changed
 
     def timed(self, key: str, version: str) -> FetchedObject:
@@ -158,7 +148,7 @@ _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 class _Staging:
     """What fetches for ``ObjectReader.stage_all``: counts, and ends at an error that is about all objects."""
 
-    def __init__(self, fetcher: Fetcher, staged: StagedObjects, count: int) -> None:
+    def __init__(self, fetcher: Fetcher, staged: StageTable, count: int) -> None:
         self._fetcher, self._staged = fetcher, staged
         self.failed: dict[int, Exception] = {}
         self._left = count
@@ -193,12 +183,10 @@ class _Staging:
         return b""
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the end; return whether it has come."""
         with self._changed:
             return self._changed.wait_for(lambda: self._left <= 0 or self._first is not None, seconds)
 
     def raise_first(self) -> None:
-        """Raise the error that is about all objects, if there was one."""
         error, self._first = self._first, None
         if error is not None:
             raise error
@@ -208,21 +196,18 @@ class ObjectReader:
     """Reads objects, in one process; from any thread.
 
     Args:
-        store: where they are.
-        listing: which they are.
         staged: those on a local disk, or None.
         key_of: the key that a path stands for, listed or not.
         connections: requests under way at a time, or ``"auto"``.
         read_ahead: bytes that are fetched before they are needed.
-        everything: whether all objects are to be staged as soon as may be, not only those that are needed
-            next.
+        everything: whether all objects are to be staged as soon as may be, not only those needed next.
     """
 
     def __init__(
         self,
         store: Store,
-        listing: ListedObjects,
-        staged: StagedObjects | None,
+        listing: Listing,
+        staged: StageTable | None,
         key_of: Callable[[str], str],
         *,
         connections: int | str,
@@ -232,16 +217,13 @@ class ObjectReader:
         self._fetcher = Fetcher(store, listing, staged, Pace(connections))
         self._listing, self._staged, self._key_of = listing, staged, key_of
         self._everything = everything and staged is not None
-        self.prefetcher = Prefetcher(self._fetcher, read_ahead, self._fetcher.pace, spills=self._everything)
+        self.prefetcher = Prefetcher(
+            self._fetcher, read_ahead, self._fetcher.pace, spills=self._everything, owner=self
+        )
 
     @ranged("read")
     def read(self, path: str, row: int) -> bytes:
-        """Return the content of a path, or of its row; the row is -1 where it was not listed.
-
-        Raises:
-            FileNotFoundError: it is not in the store any more.
-            StoreError: the store does not give it.
-        """
+        """Return the content of a path, or of its row; the row is -1 where it was not listed."""
         if row < 0:  # somebody put the path there
             return self._fetcher.timed(self._key_of(path), "").data
         return self.prefetcher.take(row)
@@ -286,13 +268,9 @@ class ObjectReader:
         self.prefetcher.follow(order, holds=is_here)
 
     def stage_all(self, heard: Callable[[int, int], None]) -> list[tuple[str, Exception]]:
-        """Download every object that is not staged yet.
+        """Download every object that is not staged yet; return the paths of those that could not be, and why.
 
-        Args:
-            heard: called now and then with the objects and bytes that are staged, from the calling thread.
-
-        Returns:
-            The paths of those that could not be downloaded, and why.
+        ``heard`` is called now and then with the objects and bytes that are staged, from the calling thread.
 
         Raises:
             StageError: there is no room for all of them, or the stage cannot be written to.
@@ -383,7 +361,6 @@ def new_reader(
 
 
 def _opened_stage(stage: Stage, listing: Listing, store: str) -> StageTable | None:
-    """The staged objects; None where the stage cannot be used any more."""
     try:
         return StageFolder(stage).open_table(
             listing.digest, listing.sizes, lambda row: listing.name(row, store)

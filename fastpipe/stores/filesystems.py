@@ -6,11 +6,12 @@ import asyncio
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
 from fastpipe.core.extras import require
-from fastpipe.core.files import open_regular
+from fastpipe.core.files import open_file
 from fastpipe.core.text import printable
 from fastpipe.core.types import FetchedObject, StoredObject
 from fastpipe.errors import (
@@ -23,9 +24,6 @@ from fastpipe.errors import (
 )
 from fastpipe.stores.clients import PerProcess, StorageOptions, answer_error, changed, missing, no_answer
 from fastpipe.stores.locations import Location
-
-__all__ = ["PAGE", "FilesystemStore", "FolderStore", "answered", "store_errors"]
-
 
 PAGE = 1000
 # What file systems call what changes with an object; the first that one has is taken.
@@ -149,37 +147,35 @@ class FilesystemStore:
         return StoredObject(key, int(details["size"]), _version(details))
 
 
-class store_errors:  # noqa: N801 - used as a statement
+@contextmanager
+def store_errors(path: str, at: str, options: StorageOptions) -> Iterator[None]:
     """Raise the errors of a file system as those of ``core.types.Store``, without secrets."""
+    try:
+        yield
+    except FastpipeError:
+        raise
+    except Exception as error:
+        raise _as_ours(error, path, at, options) from None
 
-    def __init__(self, path: str, at: str, options: StorageOptions) -> None:
-        self._path, self._at, self._options = path, at, options
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, FastpipeError):
-            raise self._as_ours(error) from None
-
-    def _as_ours(self, error: Exception) -> Exception:
-        status, code = answered(error)
-        if status or code:
-            return answer_error(self._path, self._at, status, code)
-        said = self._options.hide(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
-        if _is_silence(error):  # which fsspec's HTTP takes for a missing file
-            return no_answer(self._path, self._at, said)
-        if isinstance(error, (FileNotFoundError, UnicodeEncodeError, NotADirectoryError, IsADirectoryError)):
-            return missing(self._path, self._at)
-        if isinstance(error, ImportError):
-            return MissingDependencyError(f"{self._path} needs a package: {said}")
-        if isinstance(error, PermissionError) or _is_a(error, *_NO_CREDENTIALS):
-            return StoreAccessError(f"{self._path}: {said}. Pass credentials as storage_options=…")
-        if isinstance(error, TypeError):  # of a client that does not take an option
-            return OptionError(f"{self._path} with storage_options={self._options!r}: {said}")
-        if isinstance(error, (OSError, ValueError)) or type(error).__module__ != "builtins":
-            return StoreError(f"{self._path}: {said}. See to the URL and to storage_options")
-        return error
+def _as_ours(error: Exception, path: str, at: str, options: StorageOptions) -> Exception:
+    status, code = answered(error)
+    if status or code:
+        return answer_error(path, at, status, code)
+    said = options.hide(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
+    if _is_silence(error):  # which fsspec's HTTP takes for a missing file
+        return no_answer(path, at, said)
+    if isinstance(error, (FileNotFoundError, UnicodeEncodeError, NotADirectoryError, IsADirectoryError)):
+        return missing(path, at)
+    if isinstance(error, ImportError):
+        return MissingDependencyError(f"{path} needs a package: {said}")
+    if isinstance(error, PermissionError) or _is_a(error, *_NO_CREDENTIALS):
+        return StoreAccessError(f"{path}: {said}. Pass credentials as storage_options=…")
+    if isinstance(error, TypeError):  # of a client that does not take an option
+        return OptionError(f"{path} with storage_options={options!r}: {said}")
+    if isinstance(error, (OSError, ValueError)) or type(error).__module__ != "builtins":
+        return StoreError(f"{path}: {said}. See to the URL and to storage_options")
+    return error
 
 
 _NO_CREDENTIALS = (
@@ -298,7 +294,7 @@ class FolderStore:
 
     def get(self, key: str, version: str = "") -> FetchedObject:
         try:
-            with open(self._path(key), "rb", buffering=0, opener=_opened) as file:
+            with open(self._path(key), "rb", buffering=0, opener=open_file) as file:
                 data, status = file.read(), os.fstat(file.fileno())
         except OSError as error:
             raise self._ours(error, key) from error
@@ -311,7 +307,7 @@ class FolderStore:
 
     def get_range(self, key: str, start: int, stop: int, version: str = "") -> bytes:
         try:
-            with open(self._path(key), "rb", buffering=0, opener=_opened) as file:
+            with open(self._path(key), "rb", buffering=0, opener=open_file) as file:
                 if version and _state_of(os.fstat(file.fileno())) != version:
                     raise changed(self._location.path(key), self.name)
                 return os.pread(file.fileno(), max(stop - start, 0), start)
@@ -368,10 +364,6 @@ class FolderStore:
         if isinstance(error, (TimeoutError, InterruptedError, ConnectionError)):
             return StoreBusyError(f"{path}: {error.strerror}")
         return StoreError(f"{path}: {error.strerror or error}")
-
-
-def _opened(path: str, flags: int) -> int:
-    return open_regular(path, flags, follows=True)
 
 
 def _has_anything(folder: str) -> bool:

@@ -5,62 +5,37 @@ from __future__ import annotations
 import bisect
 import contextlib
 import hashlib
-import json
 import operator
 import os
 import queue
 import threading
 import time
-import zipfile
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.core.array_cache import KeptFiles, member
+from fastpipe.core.array_cache import Arrays, KeptFiles
 from fastpipe.core.class_folders import THREADS
-from fastpipe.core.sample_tables import FrozenSamples, Packed, SampleTable, offsets_of, pack_paths
+from fastpipe.core.sample_tables import FrozenSamples, Packed, checked_offsets, offsets_of, pack_paths
 from fastpipe.core.types import Store, StoredObject
 
-__all__ = [
-    "KeptFolders",
-    "KeptRows",
-    "Lister",
-    "Listing",
-    "ListingCache",
-    "ListingKey",
-    "Rows",
-    "age_in_words",
-    "joined_texts",
-]
-
-
-# ---- What a store's listing says of each sample (key, size, version), as a few flat arrays ----------
-#
 # As ``FrozenSamples``, whose paths it shares, it costs forked and spawned workers next to nothing.
 
 Int64Array = npt.NDArray[np.int64]
-UInt64Array = npt.NDArray[np.uint64]
 
 _NAME_NBYTES = 16
-# Rows that are hashed at a time: each byte of theirs takes up to 24 meanwhile.
-_CHUNK = 4096
-_BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2**64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Some objects of a listing.
-
-    Args:
-        paths: of each what follows the root; no two are the same.
-        sizes: int64 (N,): in bytes.
-        versions: as the store tells them; may be empty.
-    """
+    """Some objects of a listing: what follows the root in their paths, of which no two are the same; sizes in
+    bytes, int64 (N,); versions as the store tells them, which may be empty."""
 
     paths: Packed
     sizes: Int64Array
@@ -68,12 +43,10 @@ class Rows:
 
     @classmethod
     def of(cls, folder: str, names: Sequence[str], sizes: Sequence[int], versions: Sequence[str]) -> Rows:
-        """Objects whose paths are ``folder + name``."""
         return cls(pack_paths(folder, names), np.array(sizes, dtype=np.int64), pack_paths("", versions))
 
     @classmethod
     def joined(cls, parts: Sequence[Rows]) -> Rows:
-        """All of several, one after the other."""
         if len(parts) == 1:
             return parts[0]
         sizes = np.concatenate([np.zeros(0, dtype=np.int64), *(part.sizes for part in parts)])
@@ -84,11 +57,9 @@ class Rows:
         return len(self.sizes)
 
     def each_path(self) -> Iterator[str]:
-        """The paths as strings."""
         return _texts(self.paths)
 
     def taken(self, numbers: Sequence[int]) -> Rows:
-        """Some of them, in this order."""
         paths, versions = list(_texts(self.paths)), list(_texts(self.versions))
         return Rows(
             pack_paths("", [paths[number] for number in numbers]),
@@ -98,15 +69,10 @@ class Rows:
 
 
 class Listing:
-    """The objects that are the samples of a dataset, in the order of its table.
+    """The objects that are the samples of a dataset, in the order of its table, as rows from 0 to N - 1.
 
-    Rows are from 0 to N - 1.  Stored are the bytes of each version, and 16 more for each sample.
-
-    Args:
-        paths: of the samples; its prefix is the root.
-        prefix: what keys have where paths have the root.
-        sizes: int64 (N,): in bytes.
-        versions: what the store calls the states they are in.
+    Stored are the bytes of each version, and 16 more for each sample.  The paths' prefix is the root, in
+    whose place keys have ``prefix``; sizes are int64 (N,), in bytes.
 
     >>> paths = FrozenSamples(b"a/1.jpga/2.jpg", np.array([0, 7, 14]), np.zeros(2, np.int64), "s3://photos/of/")
     >>> listing = Listing(paths, "of/", np.array([10, 20]), pack_paths("", ["x", "y"]))
@@ -122,34 +88,27 @@ class Listing:
         self._versions = bytes(versions.block)
         self._version_offsets = offsets_of(versions.lengths)
         self._digest: bytes | None = None
-        self._places: _Places | None = None
+        self._places: tuple[Int64Array, Int64Array] | None = None  # hashes of paths, rising, and their rows
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     def path(self, row: int) -> str:
-        """The path of a sample: the root, and what follows it."""
         return self.paths.path(row)
 
     def key(self, row: int) -> str:
-        """The key of its object in the store."""
         return self.prefix + self._rest(row).decode("utf-8", "surrogatepass")
 
     def size(self, row: int) -> int:
-        """The object's size in bytes."""
         return self.sizes.item(row)
 
     def version(self, row: int) -> str:
-        """The object's version; empty where the store tells none."""
+        """Return the object's version; empty where the store tells none."""
         return self._version(row).decode("utf-8", "surrogatepass")
 
     def name(self, row: int, store_name: str) -> bytes:
-        """16 bytes that stand for the object in this state, wherever it is listed.
-
-        Args:
-            row: its row.
-            store_name: what tells its store from all others.
-        """
+        """Return 16 bytes that stand for the object in this state, wherever in a store of this name it is
+        listed."""
         digest = hashlib.blake2b(digest_size=_NAME_NBYTES)
         key = _encoded(self.prefix) + self._rest(row)
         for part in (_encoded(store_name), key, self._version(row), b"%d" % self.size(row)):
@@ -170,16 +129,24 @@ class Listing:
         return self._digest
 
     def find(self, path: str) -> int:
-        """The row of a path; the first of several, and -1 if there is none.  The first call makes a table."""
+        """Return the row of a path; the first of several, and -1 if there is none.  The first call makes a
+        table."""
         root = self.paths.prefix
         if not path.startswith(root):
             return -1
         rest = _encoded(path[len(root) :])
         if self._places is None:
-            self._places = _Places.of(self.paths)
-        for row in self._places.candidates(rest):
-            if self._rest(row) == rest:
-                return row
+            ends, arena = self.paths.offsets.tolist(), self.paths.arena
+            each = (hash(arena[start:end]) for start, end in pairwise(ends))
+            hashes = np.fromiter(each, np.int64, count=len(self))
+            rows = np.argsort(hashes, kind="stable")
+            self._places = hashes[rows], rows
+        hashes, rows = self._places
+        at = int(hashes.searchsorted(hash(rest)))
+        while at < len(hashes) and hashes[at] == hash(rest):
+            if self._rest(rows.item(at)) == rest:
+                return int(rows[at])
+            at += 1
         return -1
 
     def _rest(self, row: int) -> bytes:
@@ -194,54 +161,14 @@ class Listing:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_places": None}  # is made again faster than it is sent
+        return {**self.__dict__, "_places": None}  # hashes of bytes are others in other processes
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.sizes.flags.writeable = False
 
 
-class _Places(NamedTuple):
-    """Finds rows by their paths' hashes: polynomials in their bytes, modulo 2**64.
-
-    These are made of all rows at a time; paths that share one are told apart by whoever asks.
-    """
-
-    hashes: UInt64Array  # (N,), rising
-    rows: npt.NDArray[np.int64]  # (N,), of each hash
-    powers: UInt64Array  # as many as the longest path has bytes
-
-    @classmethod
-    def of(cls, paths: FrozenSamples) -> _Places:
-        offsets, arena = paths.offsets, np.frombuffer(paths.arena, dtype=np.uint8)
-        starts = range(0, len(paths), _CHUNK)
-        ends = [min(start + _CHUNK, len(paths)) for start in starts]
-        most = max(
-            (int(offsets[end] - offsets[start]) for start, end in zip(starts, ends, strict=True)), default=0
-        )
-        powers, inverses = _powers(_BASE, most + 1), _powers(pow(_BASE, -1, 1 << 64), most + 1)
-        hashes = np.zeros(len(paths), dtype=np.uint64)
-        for start, end in zip(starts, ends, strict=True):
-            at = offsets[start : end + 1] - offsets[start]
-            sums = np.zeros(int(at[-1]) + 1, dtype=np.uint64)
-            np.cumsum(_terms(arena[offsets[start] : offsets[end]], powers), out=sums[1:])
-            hashes[start:end] = (sums[at[1:]] - sums[at[:-1]]) * inverses[at[:-1]]
-        rows = np.argsort(hashes, kind="stable")
-        return cls(hashes[rows], rows, powers[: int(np.diff(offsets).max(initial=0))].copy())
-
-    def candidates(self, path: bytes) -> Iterator[int]:
-        """The rows that may have a path."""
-        if len(path) > len(self.powers):
-            return
-        value = _terms(np.frombuffer(path, dtype=np.uint8), self.powers).sum(dtype=np.uint64)
-        at = int(self.hashes.searchsorted(value))
-        while at < len(self.hashes) and self.hashes[at] == value:
-            yield self.rows.item(at)
-            at += 1
-
-
 def joined_texts(parts: Sequence[Packed]) -> Packed:
-    """All texts of several blocks, one after the other."""
     lengths = [np.zeros(0, dtype=np.int64), *(part.lengths for part in parts)]
     return Packed(b"".join(part.block for part in parts), np.concatenate(lengths))
 
@@ -263,46 +190,20 @@ def _feed(digest: hashlib.blake2b, part: bytes | memoryview) -> None:
     digest.update(part)
 
 
-def _powers(base: int, count: int) -> UInt64Array:
-    """Of 0 to ``count - 1``, modulo 2**64."""
-    factors = np.full(count, base, dtype=np.uint64)
-    factors[:1] = 1
-    powers: UInt64Array = np.cumprod(factors)
-    return powers
-
-
-def _terms(content: npt.NDArray[np.uint8], powers: UInt64Array) -> UInt64Array:
-    """What each byte adds to the hash.  One more than it is, so that also zeros do."""
-    terms: UInt64Array = (content.astype(np.uint64) + np.uint64(1)) * powers[: len(content)]
-    return terms
-
-
-# ----------------------------------------------------------------------------------------------------
-# The listings of stores, kept on disk: a store has no cheap way to tell what has changed in it.
-#
-# So what is kept is used until somebody asks for a new listing, and the log says so. One file holds the
-# class folders' names of one prefix; another, for each choice of extensions, the objects in them: in JSON
-# which folders, in arrays the rest. Zip's checksums guard all of it, and whatever is wrong with a file
-# costs a listing.
+# A store has no cheap way to tell what has changed in it: so a kept listing is used until a new one is asked
+# for, and the log says so.
 
 _VERSION = 1
 
 
 class ListingKey(NamedTuple):
-    """What decides which objects a listing has.
-
-    Args:
-        store: its name, which tells it from all others.
-        prefix: what all keys begin with.
-        endings: the extensions; whoever compares keys ignores case.
-    """
+    """What decides which objects a listing has: the store, the beginning of all keys, and the extensions."""
 
     store: str
     prefix: str
     endings: tuple[str, ...]
 
     def fields(self) -> list[Any]:
-        """As JSON has it."""
         return ["listing", _VERSION, self.store, self.prefix, list(self.endings)]
 
 
@@ -321,13 +222,10 @@ class KeptRows(NamedTuple):
 
 
 class ListingCache:
-    """The files in which listings are kept.
+    """The files in which listings are kept, in a folder that other kinds of files may share.
 
-    Args:
-        path: their folder, which other kinds of files may share.  It is made when the first is written.
-        now: the time in nanoseconds since 1970.  It is shown to people, and decides nothing.
-
-    A folder that cannot be used costs one warning in each process.
+    ``now`` gives nanoseconds since 1970: shown to people, and deciding nothing.  A folder that cannot be used
+    costs one warning in each process.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, now: Callable[[], int] = time.time_ns) -> None:
@@ -336,26 +234,29 @@ class ListingCache:
         self._files = KeptFiles(self.path, "The listing of the store is not kept, so it is listed each time")
 
     def load_folders(self, store: str, prefix: str) -> KeptFolders | None:
-        """The class folders that were found before; None if there were none."""
-        key = _folders_key(store, prefix)
-        return self._files.load(key, lambda members: _read_folders(members, key))
+        """Return the class folders that were found before; None if there were none."""
+        return self._files.load(["class folders", _VERSION, store, prefix], _read_folders)
 
     def save_folders(self, store: str, prefix: str, folders: KeptFolders) -> None:
-        """Keep the names of the class folders."""
-        key = _folders_key(store, prefix)
-        self._files.save(key, lambda file: _write(file, {"key": key, "folders": folders}, {}))
+        self._files.save(["class folders", _VERSION, store, prefix], {"folders": folders}, {})
 
     def load(self, key: ListingKey) -> dict[str, KeptRows]:
-        """What was found before, by folder; nothing where nothing is kept or it is damaged."""
-        return self._files.load(key.fields(), lambda members: _read_rows(members, key)) or {}
+        """Return what was found before, by folder; nothing where nothing is kept or it is damaged."""
+        return self._files.load(key.fields(), _read_rows) or {}
 
     def save(self, key: ListingKey, folders: Mapping[str, KeptRows]) -> None:
         """Keep what is in folders, in the place of what was kept before."""
-        self._files.save(key.fields(), lambda file: _write_rows(file, key, folders))
+        about = [[name, kept.listed, len(kept.rows)] for name, kept in folders.items()]
+        rows = Rows.joined([kept.rows for kept in folders.values()])
+        arrays = {"sizes": rows.sizes}
+        for name, texts in (("path", rows.paths), ("version", rows.versions)):
+            arrays[f"{name}s"] = np.frombuffer(texts.block, dtype=np.uint8)
+            arrays[f"{name}_lengths"] = texts.lengths.astype(np.int32)
+        self._files.save(key.fields(), {"folders": about}, arrays)
 
 
 def age_in_words(nanoseconds: int) -> str:
-    """How long ago something was.
+    """Return how long ago something was.
 
     >>> age_in_words(7300 * 10**9), age_in_words(86400 * 10**9), age_in_words(3)
     ('2 hours', '1 day', 'less than a minute')
@@ -368,46 +269,17 @@ def age_in_words(nanoseconds: int) -> str:
     return "less than a minute"
 
 
-def _folders_key(store: str, prefix: str) -> list[Any]:
-    return ["class folders", _VERSION, store, prefix]
-
-
-def _read_folders(members: zipfile.ZipFile, key: list[Any]) -> KeptFolders | None:
-    about = json.loads(member(members, "about", np.uint8).tobytes())
-    if about["key"] != key:
-        return None
+def _read_folders(about: dict[str, Any], array: Arrays) -> KeptFolders | None:
     listed, names = about["folders"]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError(f"folders are called {names!r}")
     return KeptFolders(int(listed), names) if names else None
 
 
-def _write_rows(file: BinaryIO, key: ListingKey, folders: Mapping[str, KeptRows]) -> None:
-    about = [[name, kept.listed, len(kept.rows)] for name, kept in folders.items()]
-    parts = [kept.rows for kept in folders.values()]
-    arrays = {"sizes": np.concatenate([np.zeros(0, dtype=np.int64), *(part.sizes for part in parts)])}
-    for name, texts in (
-        ("path", [part.paths for part in parts]),
-        ("version", [part.versions for part in parts]),
-    ):
-        joined = joined_texts(texts)
-        arrays[f"{name}s"] = np.frombuffer(joined.block, dtype=np.uint8)
-        arrays[f"{name}_lengths"] = joined.lengths.astype(np.int32)
-    _write(file, {"key": key.fields(), "folders": about}, arrays)
-
-
-def _write(file: BinaryIO, about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    text = json.dumps(about, separators=(",", ":"))
-    np.savez(file, about=np.frombuffer(text.encode(), dtype=np.uint8), **arrays)  # type: ignore[arg-type]
-
-
-def _read_rows(members: zipfile.ZipFile, key: ListingKey) -> dict[str, KeptRows] | None:
-    about = json.loads(member(members, "about", np.uint8).tobytes())
-    if about["key"] != key.fields():
-        return None
-    sizes = member(members, "sizes", np.int64)
-    paths, path_ends = _read_texts(members, "path", len(sizes))
-    versions, version_ends = _read_texts(members, "version", len(sizes))
+def _read_rows(about: dict[str, Any], array: Arrays) -> dict[str, KeptRows]:
+    sizes = array("sizes", np.int64)
+    paths, path_ends = _read_texts(array, "path", len(sizes))
+    versions, version_ends = _read_texts(array, "version", len(sizes))
     found: dict[str, KeptRows] = {}
     first = 0
     for name, listed, count in about["folders"]:
@@ -424,17 +296,13 @@ def _read_rows(members: zipfile.ZipFile, key: ListingKey) -> dict[str, KeptRows]
     return found
 
 
-def _read_texts(members: zipfile.ZipFile, name: str, count: int) -> tuple[Packed, npt.NDArray[np.int64]]:
-    """Texts, and where each begins.
-
-    Raises:
-        ValueError: they are no texts, or not as many.
-    """
-    block = member(members, f"{name}s", np.uint8).tobytes()
-    lengths = member(members, f"{name}_lengths", np.int32).astype(np.int64)
-    offsets = offsets_of(lengths)
-    SampleTable.from_arrays(block, offsets, np.zeros(count, dtype=np.int64))  # checks them
-    return Packed(memoryview(block), lengths), offsets
+def _read_texts(array: Arrays, name: str, count: int) -> tuple[Packed, npt.NDArray[np.int64]]:
+    """Return texts, and where each begins; raise a ValueError if they are none, or not as many."""
+    block = array(f"{name}s", np.uint8).tobytes()
+    lengths = array(f"{name}_lengths", np.int32).astype(np.int64)
+    if len(lengths) != count:
+        raise ValueError(f"{len(lengths)} {name}s of {count} objects")
+    return Packed(memoryview(block), lengths), checked_offsets(block, lengths)
 
 
 def _part(texts: Packed, offsets: npt.NDArray[np.int64], first: int, end: int) -> Packed:
@@ -443,7 +311,9 @@ def _part(texts: Packed, offsets: npt.NDArray[np.int64], first: int, end: int) -
 
 _TELL_EVERY_S = 0.25
 _SPLIT_FROM = 3  # the page of a folder from which on it may be worth more requests to have it sooner
-_PACK_FROM = 1000  # objects of one folder: fewer cost more to pack than to leave as Python's objects
+
+# By folder, without the slash behind it: names, sizes and versions of the objects in it.
+_Found = dict[str, list[tuple[str, int, str]]]
 
 
 class _Task(NamedTuple):
@@ -455,23 +325,16 @@ class _Task(NamedTuple):
 
 class _Visit(NamedTuple):
     top: int
-    found: dict[str, _Folder]  # by path, without the slash behind it
+    found: _Found
     rest: list[_Task]  # what is left for others to list
 
 
 class Lister:
-    """Lists folders with all below them, in threads.
+    """Lists folders with all below them, in threads; root, prefix and progress are as of ``scan_store``.
 
     A store lists a folder page by page, so one folder is one thread's.  But where some have nothing to
     do, a long folder that has others in it is listed from several of these on, if the store can begin
     there (``objects_after``).
-
-    Args:
-        store: where they are.
-        root: what all paths begin with, ending in a slash.
-        prefix: what all keys have in its place: empty, or ending in a slash.
-        endings: of the objects to take.
-        on_progress: called with the number of folders and of objects so far, a few times a second.
     """
 
     def __init__(
@@ -493,19 +356,18 @@ class Lister:
         self._pages: list[tuple[int, int]] = []  # of each, new folders and objects; threads append
 
     def listed(self, tops: Sequence[str]) -> list[Rows]:
-        """What is below each of ``tops``, its folders sorted by path."""
-        found: list[dict[str, _Folder]] = [{} for _ in tops]
-        rows = [_NONE for _ in tops]
+        """Return what is below each of ``tops``, its folders sorted by path."""
+        found: list[_Found] = [{} for _ in tops]
+        rows = [_rows({}) for _ in tops]
         left = [1 for _ in tops]
         tasks = [_Task(number, top) for number, top in enumerate(tops)]
         with contextlib.closing(self._visits(tasks)) as visits:
             for visit in visits:
-                folders = found[visit.top]
-                for name, folder in visit.found.items():
-                    folders.setdefault(name, _Folder(name)).add_all(folder)
+                for folder, objects in visit.found.items():
+                    found[visit.top].setdefault(folder, []).extend(objects)
                 left[visit.top] += len(visit.rest) - 1
                 if not left[visit.top]:
-                    rows[visit.top], found[visit.top] = _packed(folders), {}
+                    rows[visit.top], found[visit.top] = _rows(found[visit.top]), {}
         return rows
 
     def _visits(self, tasks: list[_Task]) -> Generator[_Visit, None, None]:
@@ -542,27 +404,24 @@ class Lister:
 
     def _visit(self, task: _Task) -> _Visit:
         """List a folder with all below it, or a part of that."""
-        folders: dict[str, _Folder] = {}
+        found: _Found = {}
         may_split, last = not task.after and self._objects_after is not None, ""
+        cut = len(self._prefix + task.inside)
         for number, page in enumerate(self._pages_of(task)):
             if self._is_over.is_set():
                 break
-            self._put(folders, page)
+            self._put(found, page)
             if not may_split or not page:
                 continue
             # A store that has another order than that of its keys cannot be listed in parts.
             may_split, last = _are_rising(page, last), page[-1].key
             is_long = number >= _SPLIT_FROM and self._unfinished < THREADS
-            if may_split and is_long and self._is_deep(task, page):
+            # Where most objects are in folders below.
+            if may_split and is_long and 2 * sum("/" in one.key[cut:] for one in page) > len(page):
                 may_split = False
                 if rest := self._parts(task, last):
-                    return _Visit(task.top, folders, rest)
-        return _Visit(task.top, folders, [])
-
-    def _is_deep(self, task: _Task, page: Sequence[StoredObject]) -> bool:
-        """Whether most objects of a page are in folders below."""
-        cut = len(self._prefix + task.inside)
-        return 2 * sum("/" in one.key[cut:] for one in page) > len(page)
+                    return _Visit(task.top, found, rest)
+        return _Visit(task.top, found, [])
 
     def _pages_of(self, task: _Task) -> Iterator[Sequence[StoredObject]]:
         prefix = self._prefix + task.inside
@@ -576,7 +435,7 @@ class Lister:
                 return
 
     def _parts(self, task: _Task, last: str) -> list[_Task]:
-        """What comes after a key, in parts that begin with folders; none if there are no folders."""
+        """Return what comes after a key, in parts that begin with folders; none if there are no folders."""
         prefix = self._prefix + task.inside
         starts = sorted(f"{prefix}{name}/" for name in self._store.folders(prefix))
         starts = starts[bisect.bisect_right(starts, last) :]
@@ -588,89 +447,30 @@ class Lister:
             for after, end in zip(chosen, [*chosen[1:], ""], strict=True)
         ]
 
-    def _put(self, folders: dict[str, _Folder], page: Sequence[StoredObject]) -> None:
+    def _put(self, found: _Found, page: Sequence[StoredObject]) -> None:
         """Sort the objects of a page into their folders."""
-        cut, before, endings = len(self._prefix), self._before, self._endings
-        found: dict[str, list[tuple[str, int, str]]] = {}
+        cut, known, count = len(self._prefix), len(found), 0
         for key, size, version in page:
             rest = key[cut:]
-            if (before + rest).lower().endswith(endings):
+            if (self._before + rest).lower().endswith(self._endings):
                 folder, _, name = rest.rpartition("/")
                 if name:  # else it stands for a folder
                     found.setdefault(folder, []).append((name, size, version))
-        known = len(folders)
-        for folder, objects in found.items():
-            if folder not in folders:
-                folders[folder] = _Folder(folder)
-            folders[folder].add(objects)
-        self._pages.append((len(folders) - known, sum(map(len, found.values()))))
+                    count += 1
+        self._pages.append((len(found) - known, count))
 
 
-class _Folder:
-    """The objects of one folder: name, size and version of a few, and packed those before them."""
-
-    def __init__(self, name: str) -> None:
-        self.inside = f"{name}/" if name else ""
-        self.few: list[tuple[str, int, str]] = []
-        self.packed: list[Rows] = []
-        self._last = ""
-        self._is_sorted = True
-
-    def add(self, objects: Sequence[tuple[str, int, str]]) -> None:
-        """Append some."""
-        self.few += objects
-        if len(self.few) >= _PACK_FROM:
-            self._pack()
-
-    def add_all(self, other: _Folder) -> None:
-        """Append those of another part of the folder."""
-        self._is_sorted = other._is_sorted and not self.packed
-        self._last = other._last
-        self.packed += other.packed
-        self.add(other.few)
-
-    def rows(self) -> Rows:
-        """All of them, sorted by name."""
-        if self.few:
-            self._pack()
-        rows = Rows.joined(self.packed)
-        if self._is_sorted:
-            return rows
-        paths = list(rows.each_path())  # which all begin with the same folder
-        return rows.taken(sorted(range(len(paths)), key=paths.__getitem__))
-
-    def _pack(self) -> None:
-        self.few.sort()
-        self._is_sorted = self._is_sorted and self._last < self.few[0][0]
-        self._last = self.few[-1][0]
-        names, sizes, versions = zip(*self.few, strict=True)
-        self.packed.append(Rows.of(self.inside, names, sizes, versions))
-        self.few = []
-
-
-def _packed(folders: Mapping[str, _Folder]) -> Rows:
-    """The objects of all folders, these sorted by path."""
-    parts: list[Rows] = []
-    few: list[tuple[str, int, str]] = []
-    for name in sorted(folders):
-        folder = folders[name]
-        if folder.packed:
-            parts += [_rows(few), folder.rows()]
-            few = []
-        else:
-            few += [(folder.inside + name, size, version) for name, size, version in sorted(folder.few)]
-    return Rows.joined([*parts, _rows(few)])
-
-
-def _rows(objects: Sequence[tuple[str, int, str]]) -> Rows:
+def _rows(found: _Found) -> Rows:
+    """Return the objects of all folders, these sorted by path."""
+    objects = [
+        (f"{folder}/{name}" if folder else name, size, version)
+        for folder in sorted(found)
+        for name, size, version in sorted(found[folder])
+    ]
     paths, sizes, versions = zip(*objects, strict=True) if objects else ((), (), ())
     return Rows.of("", paths, sizes, versions)
 
 
 def _are_rising(page: Sequence[StoredObject], last: str) -> bool:
-    """Whether each key is after the one before it."""
     keys = [last, *(one.key for one in page)]
     return all(map(operator.lt, keys, keys[1:]))
-
-
-_NONE = _rows([])

@@ -10,9 +10,6 @@ from fastpipe.core.extras import require
 from fastpipe.core.files import SCHEME
 from fastpipe.errors import OptionError
 
-__all__ = ["Location"]
-
-
 _CHAIN = re.compile(r"::[a-z][a-z0-9+.\-]+://", re.IGNORECASE)
 # Azure's "container@account" has an @ that parts no user from a host.
 _NAMES_ACCOUNT = ("abfs", "abfss", "wasb", "wasbs", "az", "adl")
@@ -24,12 +21,8 @@ _VERSION = "?versionId="  # as s3fs has it in a key
 
 @dataclass(frozen=True)
 class Location:
-    """A bucket, or another store, and the beginning of the keys that are meant.
-
-    Attributes:
-        scheme: what the URL begins with; empty for a folder of this machine.
-        bucket: the bucket, the host, or that folder.
-        prefix: of keys: empty, or ends in a slash.
+    """A bucket, the host of another store, or a folder of this machine (then without a scheme), and the
+    beginning of the keys that are meant: empty, or ending in a slash.
 
     >>> place = Location.of("s3://bucket/train")
     >>> place.root, place.path("train/dog/x.jpg"), place.key("s3://bucket/train/dog/x.jpg")
@@ -42,11 +35,7 @@ class Location:
 
     @classmethod
     def of(cls, root: str | os.PathLike[str]) -> Location:
-        """Return the location that a URL, or a folder's path, names.
-
-        Raises:
-            OptionError: it has credentials in it, or is no URL that can be put before keys.
-        """
+        """Return the location that a URL, or a folder's path, names."""
         text = os.fspath(root)
         found = SCHEME.match(text)
         if found is None:
@@ -67,11 +56,9 @@ class Location:
 
     @property
     def store(self) -> str:
-        """Return the URL of everything in the store, ending in a slash."""
         return self.path("")
 
     def path(self, key: str) -> str:
-        """Return an object's whole URL, or path."""
         if self.scheme:
             return f"{self.scheme}://{self.bucket}/{key}"
         return f"{self.bucket.rstrip('/')}/{key}"

@@ -16,8 +16,6 @@ from fastpipe.stores.filesystems import FilesystemStore, FolderStore
 from fastpipe.stores.locations import Location
 from fastpipe.stores.s3 import ObjectStore, S3fsStore, S3Settings
 
-__all__ = ["open_store"]
-
 _log = logging.getLogger("fastpipe.stage")
 
 _S3 = ("s3", "s3a")
@@ -31,13 +29,8 @@ def open_store(
 ) -> tuple[Store, Location]:
     """Return the store of a dataset, and where in it the dataset is; nothing is requested yet.
 
-    Args:
-        root: a URL (``s3://bucket/train``, or of any other file system that fsspec knows), or a folder.
-        storage_options: as fsspec's file system for such URLs takes them.
-
-    Raises:
-        OptionError: URL or options cannot work.
-        MissingDependencyError: a package is needed for such URLs.
+    ``root`` is a URL (``s3://bucket/train``, or of any other file system that fsspec knows), or a folder; the
+    options are as fsspec's file system for such URLs takes them.
     """
     location, options = Location.of(root), StorageOptions(storage_options)
     if location.scheme in _FOLDERS:

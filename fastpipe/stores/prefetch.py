@@ -27,17 +27,10 @@ import numpy.typing as npt
 from fastpipe.core.locks import renew_in_children
 from fastpipe.errors import ClosedError
 
-__all__ = ["Fetches", "Int64Array", "Pace", "Prefetcher", "Transfers", "in_parts"]
-
 Int64Array = npt.NDArray[np.int64]
 
 _log = logging.getLogger("fastpipe.stage")
 
-
-# By Little's law n requests that are answered after L seconds each are n / L objects a second. So the
-# rate shows whether more requests bring more, or only wait longer: more are tried, and kept where the
-# rate rises nearly as they do; then fewer, and kept where the rate stays. Networks and stores change, so
-# both are tried again and again.
 
 _FIRST, _LEAST, _MOST = 32, 8, 128
 _UP, _DOWN = 2.0, 0.75
@@ -48,14 +41,10 @@ _REST = 6  # windows between trials; a window is as many answers as there may be
 
 
 class Pace:
-    """A limit for the number of requests under way; may be used from any thread.
+    """A limit for the number of requests under way, a number or ``"auto"`` to follow what is measured; from
+    any thread.
 
-    Args:
-        connections: the limit, or ``"auto"`` to follow what is measured.
-
-    Attributes:
-        limit: how many there may be now.
-        most: how many there may ever be.
+    ``limit`` is how many there may be now, ``most`` how many there may ever be.
 
     >>> pace = Pace("auto")
     >>> for _ in range(100):
@@ -138,16 +127,14 @@ def in_parts(rows: Int64Array) -> Iterator[Int64Array]:
 class Fetches(Protocol):
     """What a prefetcher fetches with, from many threads at a time."""
 
-    def nbytes(self, rows: Int64Array) -> Int64Array:
-        """Return the bytes of objects."""
+    def nbytes(self, rows: Int64Array) -> Int64Array: ...
 
     def are_staged(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
         """Return which objects need not be fetched."""
 
     def fetch(self, row: int, give: Callable[[bytes], None] | None = None) -> bytes:
         """Return an object's content from wherever it is nearest; ``give`` is called with it as soon as it is
-        there, if something is done with it afterwards.
-        """
+        there, if something is done with it afterwards."""
 
 
 class _Slot:
@@ -169,23 +156,41 @@ class _Slot:
         self.waiting: list[threading.Lock] = []
 
 
-class Transfers:
-    """The state that a prefetcher's threads share, without a reference to it, so that it can be collected.
+_MOST_STAGING = 16  # threads beyond those of requests
+_NICER = 5  # a third of the weight
 
-    Attributes:
-        holds: as of ``follow``.
-        active: objects that are being fetched.
-        staging: objects that were given and are still being staged.
+
+class Prefetcher:
+    """Fetches ahead, in threads of this process, which start when something is to be fetched.
+
+    They end with ``close``, when the owner is collected, if there is one, and with the interpreter; in a
+    forked child there are none, and it starts again.
+
+    Args:
+        read_ahead: the most bytes that are fetched and not needed yet.
+        pace: how many requests there may be at a time.
+        spills: whether to go on beyond ``read_ahead``, and hold no more: what is fetched is near then.
+        owner: nothing of it may be reached from the threads.
     """
 
-    def __init__(self, fetches: Fetches, read_ahead: int, pace: Pace, spills: bool) -> None:
-        self.fetches, self.read_ahead, self.pace = fetches, read_ahead, pace
-        self.holds, self.spills = True, spills
+    def __init__(
+        self, fetches: Fetches, read_ahead: int, pace: Pace, *, spills: bool = False, owner: object = None
+    ) -> None:
+        self.fetches, self.read_ahead, self.pace, self.spills = fetches, read_ahead, pace, spills
+        self.closed = False
+        self._reset()
+        _prefetchers.add(self)
+        renew_in_children(self)
+        self._finalizer = None if owner is None else weakref.finalize(owner, self._end)
+        if self._finalizer is not None:
+            self._finalizer.atexit = False
+
+    def _reset(self) -> None:
         # The condition is entered by its lock, which is C's: Ctrl-C in a condition's own ``__enter__``,
         # which is Python, would leave it taken for ever.
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
-        self.closed = False
+        self.holds = True  # as of ``follow``
         self.slots: dict[int, _Slot] = {}
         self.urgent: deque[int] = deque()
         # Rows that are not begun yet: their bytes, and how often the order has them.
@@ -194,18 +199,44 @@ class Transfers:
         self.generation = 0
         self.is_walking = False
         self.walked = self.begun = 0  # bytes of the order that were looked at; that were needed since
-        self.ahead = 0  # bytes of slots that are not needed yet
+        self.ahead = 0  # bytes of slots that are not needed yet: fetched, or being fetched
         self.active = self.staging = 0
+        self.threads: list[threading.Thread] = []  # as many as the pace has allowed so far, and for staging
+        self._starting = threading.Lock()
 
-    # ---- the threads' side ---------------------------------------------------------------------
+    def _after_fork(self) -> None:
+        _running.clear()
+        self._reset()
 
-    def work(self, grow: Callable[[], None]) -> None:
-        """Fetch until the end; ``grow`` is called now and then to start threads that the pace allows."""
-        while (row := self._next_row()) is not None:
-            grow()
-            self._fetch(row, grow)
+    def _work(self) -> None:
+        _lower_priority()
+        try:
+            while (row := self._next_row()) is not None:
+                self._grow()
+                self._fetch(row)
+        finally:
+            _running.discard(threading.current_thread())
 
-    def _fetch(self, row: int, grow: Callable[[], None]) -> None:
+    def _grow(self) -> None:
+        """Have as many threads as the pace allows now."""
+        wanted = self.pace.limit + min(_MOST_STAGING, self.staging)
+        if len(self.threads) >= wanted:
+            return
+        with self._starting:
+            while len(self.threads) < wanted and not self.closed:
+                name = f"fastpipe-fetch-{len(self.threads)}"
+                thread = threading.Thread(target=self._work, name=name, daemon=True)
+                _running.add(thread)
+                try:
+                    thread.start()
+                except RuntimeError:  # no more threads to be had: fewer will do, but not none
+                    _running.discard(thread)
+                    if not self.threads:
+                        raise
+                    return
+                self.threads.append(thread)
+
+    def _fetch(self, row: int) -> None:
         is_given = False
 
         def give(data: bytes) -> None:
@@ -217,7 +248,7 @@ class Transfers:
                 self._give(row, data, None)
                 if self._is_due():
                     self.changed.notify()
-            grow()
+            self._grow()
 
         data, error = None, None
         try:
@@ -330,14 +361,20 @@ class Transfers:
             lock.release()
         slot.waiting.clear()
 
-    # ---- the other side ------------------------------------------------------------------------
-
     def _window(self) -> int:
         """Return how many bytes of the order, from what was needed last, are looked at."""
         return _ALL if self.spills else self.read_ahead * (_WINDOWS if self.holds else 1)
 
-    def follow(self, order: Iterator[Int64Array], holds: bool) -> None:
-        """Take another order."""
+    def follow(self, order: Iterator[Int64Array], *, holds: bool = True) -> None:
+        """Fetch what comes next.
+
+        Args:
+            order: gives rows, as int64 (N,), in the order in which they will be needed; asked from any
+                thread, one at a time, and only as far as there is room.
+            holds: whether what is fetched is kept until it is taken.  Else fetching is all: who needs it, in
+                another process, finds it near.
+        """
+        self._grow()
         with self.lock:
             self.holds = holds
             self.generation += 1
@@ -369,12 +406,16 @@ class Transfers:
         since = self.generation - slot.generation
         return since > 0 and not slot.coming and not slot.waiting and (since > 1 or not slot.wants)
 
-    def need(self, rows: list[int], near: list[bool], sizes: list[int]) -> None:
-        """Let rows come before all others."""
+    def need(self, rows: Int64Array) -> None:
+        """Announce that a batch is being made which will take these rows: they come before all others."""
+        near, sizes = self.fetches.are_staged(rows), self.fetches.nbytes(rows)
+        if not self.threads and near.all():
+            return
+        self._grow()
         with self.lock:
             if self.closed:
                 return
-            for row, is_near, nbytes in zip(rows, near, sizes, strict=True):
+            for row, is_near, nbytes in zip(rows.tolist(), near.tolist(), sizes.tolist(), strict=True):
                 self.begun += nbytes
                 slot = self.slots.get(row)
                 if slot is None:
@@ -393,10 +434,14 @@ class Transfers:
                 slot.generation = self.generation
             self.changed.notify()
 
-    def forgo(self, rows: list[int], *, were_needed: bool) -> None:
-        """Release rows that will not be taken, of a batch that was announced, or else of the order."""
+    def have(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
+        """Return which rows are to be taken: they were fetched ahead, or are under way."""
+        return np.array([row in self.slots for row in rows.tolist()], np.bool_)
+
+    def forgo(self, rows: Int64Array, *, were_needed: bool) -> None:
+        """Announce that rows will not be taken, of a batch that was announced, or else of the order."""
         with self.lock:
-            for row in rows:
+            for row in rows.tolist():
                 slot = self.slots.get(row)
                 if slot is None:
                     nbytes, times = self.coming.get(row, (0, 0))
@@ -425,17 +470,17 @@ class Transfers:
             self.ahead -= slot.nbytes * slot.is_held
         slot.is_held = False  # so that it is dropped when it is there
 
-    def take(self, row: int) -> bytes | None:
-        """Return a row's content; None if it is not fetched ahead."""
+    def take(self, row: int) -> bytes:
+        """Return a row's content, waiting where it is under way; raise what fetching it raised."""
         lock = None
         with self.lock:
             slot = self.slots.get(row)
-            if slot is None:
-                return None
-            if not slot.is_done:
+            if slot is not None and not slot.is_done:
                 lock = threading.Lock()
                 lock.acquire()
                 slot.waiting.append(lock)
+        if slot is None:
+            return self.fetches.fetch(row)
         if lock is not None:
             lock.acquire()
         with self.lock:
@@ -466,6 +511,18 @@ class Transfers:
             self.ahead -= slot.nbytes * slot.is_held
 
     def close(self) -> None:
+        """Wait for the end of the threads; later calls of ``take`` fetch by themselves."""
+        self._end()
+        with self._starting:  # whoever has it starts its last ones
+            threads = list(self.threads)
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join()
+        self.slots.clear()
+        if self._finalizer is not None:
+            self._finalizer.detach()
+
+    def _end(self) -> None:
         """End the threads; who waits for a row gets an error.
 
         The garbage collector may call this in the middle of any method here, in the same thread: nothing is
@@ -482,139 +539,6 @@ class Transfers:
             self.changed.notify_all()
 
 
-_MOST_STAGING = 16  # threads beyond those of requests
-_NICER = 5  # a third of the weight
-
-
-class Prefetcher:
-    """Fetches ahead, in threads of this process, which start when something is to be fetched.
-
-    They end with ``close``, when this object is collected, and with the interpreter; in a forked child there
-    are none, and it starts again.
-
-    Args:
-        fetches: what it fetches with.
-        read_ahead: the most bytes that are fetched and not needed yet.
-        pace: how many requests there may be at a time.
-        spills: whether to go on beyond ``read_ahead``, and hold no more: what is fetched is near then.
-    """
-
-    def __init__(self, fetches: Fetches, read_ahead: int, pace: Pace, *, spills: bool = False) -> None:
-        self._fetches, self._read_ahead, self._pace = fetches, read_ahead, pace
-        self._spills = spills
-        self._reset()
-        _prefetchers.add(self)
-        renew_in_children(self)
-
-    def follow(self, order: Iterator[Int64Array], *, holds: bool = True) -> None:
-        """Fetch what comes next.
-
-        Args:
-            order: gives rows, as int64 (N,), in the order in which they will be needed; asked from any
-                thread, one at a time, and only as far as there is room.
-            holds: whether what is fetched is kept until it is taken.  Else fetching is all: who needs it, in
-                another process, finds it near.
-        """
-        self._threads.grow(self._shared)
-        self._shared.follow(order, holds)
-
-    def need(self, rows: Int64Array) -> None:
-        """Announce that a batch is being made which will take these rows: they come before all others."""
-        near, sizes = self._fetches.are_staged(rows), self._fetches.nbytes(rows)
-        if not self._threads.threads and near.all():
-            return
-        self._threads.grow(self._shared)
-        self._shared.need(rows.tolist(), near.tolist(), sizes.tolist())
-
-    def have(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
-        """Return which rows are to be taken: they were fetched ahead, or are under way."""
-        slots = self._shared.slots
-        return np.array([row in slots for row in rows.tolist()], np.bool_)
-
-    def forgo(self, rows: Int64Array, *, were_needed: bool) -> None:
-        """Announce that rows will not be taken, of a batch that was announced, or else of the order."""
-        if self._threads.threads:
-            self._shared.forgo(rows.tolist(), were_needed=were_needed)
-
-    def take(self, row: int) -> bytes:
-        """Return a row's content, waiting where it is under way; raise what fetching it raised."""
-        data = self._shared.take(row)
-        return self._fetches.fetch(row) if data is None else data
-
-    @property
-    def held(self) -> int:
-        """Bytes that were fetched, or are being fetched, and are not needed yet."""
-        return self._shared.ahead
-
-    @property
-    def busy(self) -> int:
-        """Threads that are fetching, or staging what they have fetched."""
-        return self._shared.active + self._shared.staging
-
-    def close(self) -> None:
-        """Wait for the end of the threads; later calls of ``take`` fetch by themselves."""
-        self._shared.close()
-        self._threads.join()
-        self._shared.slots.clear()
-        self._finalizer.detach()  # which would keep, for an error whose traceback has this object, that error
-
-    def _reset(self) -> None:
-        self._shared = Transfers(self._fetches, self._read_ahead, self._pace, self._spills)
-        self._threads = _Threads()
-        self._finalizer = weakref.finalize(self, Transfers.close, self._shared)
-        self._finalizer.atexit = False
-
-    def _after_fork(self) -> None:
-        _running.clear()
-        self._finalizer.detach()
-        closed = self._shared.closed
-        self._reset()
-        self._shared.closed = closed
-
-
-class _Threads:
-    """The threads: as many as the pace has allowed so far, and some for those that are staging."""
-
-    def __init__(self) -> None:
-        self.threads: list[threading.Thread] = []
-        self._lock = threading.Lock()
-
-    def grow(self, shared: Transfers) -> None:
-        """Have as many threads as the pace allows now."""
-        wanted = shared.pace.limit + min(_MOST_STAGING, shared.staging)
-        if len(self.threads) >= wanted:
-            return
-        with self._lock:
-            while len(self.threads) < wanted and not shared.closed:
-                name = f"fastpipe-fetch-{len(self.threads)}"
-                thread = threading.Thread(target=_work, args=(shared, self), name=name, daemon=True)
-                _running.add(thread)
-                try:
-                    thread.start()
-                except RuntimeError:  # no more threads to be had: fewer will do, but not none
-                    _running.discard(thread)
-                    if not self.threads:
-                        raise
-                    return
-                self.threads.append(thread)
-
-    def join(self) -> None:
-        """Wait for the end of all, once what they share is closed."""
-        with self._lock:  # whoever has it starts its last ones
-            threads = list(self.threads)
-        for thread in threads:
-            if thread is not threading.current_thread():
-                thread.join()
-
-
-def _work(shared: Transfers, threads: _Threads) -> None:
-    _lower_priority()
-    try:
-        shared.work(lambda: threads.grow(shared))
-    finally:
-        _running.discard(threading.current_thread())
-
-
 def _lower_priority() -> None:
     """Let threads that decode come before this one, where there are too few processors for all.
 
@@ -628,7 +552,7 @@ def _lower_priority() -> None:
 
 
 _prefetchers: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
-_running: set[threading.Thread] = set()  # also those of prefetchers that were collected
+_running: set[threading.Thread] = set()
 
 
 def _close_all() -> None:

@@ -8,7 +8,6 @@ import random
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
@@ -16,9 +15,6 @@ from typing import NoReturn, TypeVar
 from fastpipe.core.types import FetchedObject, Store, StoredObject
 from fastpipe.errors import ClosedError, StoreBusyError, StoreError
 from fastpipe.stores.clients import PerProcess
-
-__all__ = ["Retries", "RetryingStore"]
-
 
 T = TypeVar("T")
 
@@ -30,15 +26,9 @@ class Retries:
     """How often and how long a store is asked.
 
     Attributes:
-        tries: for one request, at most.
-        seconds: from a request's first try to its last, at most.
+        tries, seconds: for one request, and from its first try to its last, at most.
         base, cap: the longest wait after the first failure, which doubles with each, and the longest of all,
             in seconds.  The wait is drawn from 0 to that, so that many clients do not come back at once.
-        window, least: of the last so many requests, and not before there were so many, …
-        share: … no larger share may fail for good.
-        silent: for so many seconds a store may answer nothing at all.
-        probe: seconds from one try to the next when either of them was exceeded.
-        well: so many answers without a failure between them tell that a store is well again.
         quiet: seconds between two warnings, at least.
     """
 
@@ -46,12 +36,6 @@ class Retries:
     seconds: float = 60.0
     base: float = 0.1
     cap: float = 5.0
-    window: int = 50
-    least: int = 20
-    share: float = 0.5
-    silent: float = 120.0
-    probe: float = 5.0
-    well: int = 50
     quiet: float = 60.0
 
 
@@ -61,14 +45,8 @@ _DRAWS = random.Random()  # the global generator is the script's
 class RetryingStore:
     """A ``core.types.Store`` that repeats requests that failed with ``StoreBusyError``.
 
-    When the store fails too often, or says nothing for too long, every request fails at once, and one of them
-    from time to time asks once whether it is there again.
-
-    Args:
-        store, policy: which, and how often and how long it is asked.
-        clock, draw: seconds, monotonic; a number from 0 to 1.
-        wait: waits for so many seconds and returns whether the store has been closed meanwhile; None waits
-            for either.
+    ``draw`` gives a number from 0 to 1; ``wait`` waits for so many seconds and returns whether the store has
+    been closed meanwhile, and None waits for either.
     """
 
     def __init__(
@@ -82,8 +60,7 @@ class RetryingStore:
     ) -> None:
         self._store, self._policy = store, policy
         self._clock, self._wait, self._draw = clock, wait, draw
-        self._shared = PerProcess(lambda: _Health(store.name, policy, clock))
-
+        self._closed, self._warned = PerProcess(threading.Event), float("-inf")
         _stores.add(self)
 
     def __repr__(self) -> str:
@@ -143,34 +120,27 @@ class RetryingStore:
         return self._store.describe()
 
     def close(self) -> None:
-        self._shared.get().closed.set()
+        self._closed.get().set()
         self._store.close()
 
     def _ask(self, request: Callable[[], T]) -> T:
-        health = self._shared.get()
-        if health.closed.is_set():
+        closed, policy = self._closed.get(), self._policy
+        if closed.is_set():
             self._refuse()
-        may_repeat = health.begin()
         began, tried = self._clock(), 0
         while True:
             tried += 1
             try:
-                answer = request()
+                return request()
             except StoreBusyError as error:
-                health.failed(str(error))
-                delay = self._draw() * min(self._policy.cap, self._policy.base * 2.0 ** (tried - 1))
-                took = self._clock() - began
-                last = not may_repeat or tried >= self._policy.tries or took + delay > self._policy.seconds
-                if last or health.is_spent():
-                    health.gave_up()
-                    raise StoreBusyError(f"{error}; tried {tried}× in {took:.1f} s") from None
-            except Exception:
-                health.answered()  # also a refusal is an answer
-                raise
-            else:
-                health.answered()
-                return answer
-            if self._wait(delay) if self._wait else health.closed.wait(delay):
+                delay = self._draw() * min(policy.cap, policy.base * 2.0 ** (tried - 1))
+                now = self._clock()
+                if tried >= policy.tries or now - began + delay > policy.seconds:
+                    raise StoreBusyError(f"{error}; tried {tried}× in {now - began:.1f} s") from None
+                if now - self._warned >= policy.quiet:
+                    self._warned = now
+                    _log.warning("%s has no answer just now, and is asked again: %s", self.name, str(error))
+            if self._wait(delay) if self._wait else closed.wait(delay):
                 self._refuse()
 
     def _refuse(self) -> NoReturn:
@@ -183,77 +153,7 @@ _stores: weakref.WeakSet[RetryingStore] = weakref.WeakSet()
 def _end_waits() -> None:
     """End all waits for stores when the interpreter ends, as it waits for its threads."""
     for store in list(_stores):
-        store._shared.get().closed.set()
+        store._closed.get().set()
 
 
 atexit.register(_end_waits)
-
-
-class _Health:
-    """How a store has answered this process."""
-
-    def __init__(self, name: str, policy: Retries, clock: Callable[[], float]) -> None:
-        self.closed = threading.Event()
-        self._name, self._policy, self._clock = name, policy, clock
-        self._lock = threading.Lock()
-        self._lost: deque[bool] = deque(maxlen=policy.window)  # of the last requests, which were
-        self._last = ""
-        self._silent_since: float | None = None
-        self._is_busy = False
-        self._well = 0
-        self._warned = self._probed = float("-inf")
-
-    def begin(self) -> bool:
-        """Return whether a request may be repeated; raise a ``StoreError`` if it may not even be made."""
-        if self._silent_since is None and not self._is_busy:  # mostly, and then without the lock
-            return True
-        with self._lock:
-            why = self._why_spent()
-            if not why:
-                return True
-            if self._clock() - self._probed < self._policy.probe:
-                raise StoreError(f"{self._name} {why}; the last time it was: {self._last}")
-            self._probed = self._clock()
-            return False
-
-    def is_spent(self) -> bool:
-        with self._lock:
-            return bool(self._why_spent())
-
-    def failed(self, reason: str) -> None:
-        with self._lock:
-            now = self._clock()
-            self._last, self._well = reason, 0
-            if self._silent_since is None:
-                self._silent_since = now
-            begins, self._is_busy = not self._is_busy, True
-            if begins and now - self._warned >= self._policy.quiet:
-                self._warned = now
-                _log.warning("%s has no answer just now, and is asked again: %s", self._name, reason)
-
-    def gave_up(self) -> None:
-        with self._lock:
-            self._lost.append(True)
-
-    def answered(self) -> None:
-        if self._silent_since is None and not self._is_busy and not self._lost:
-            return
-        with self._lock:
-            self._silent_since = None
-            self._lost.append(False)
-            self._well += 1
-            if self._well >= self._policy.well:
-                self._lost.clear()
-                if self._is_busy:
-                    self._is_busy = False
-                    _log.info("%s answers every request again", self._name)
-
-    def _why_spent(self) -> str:
-        """Return why nothing is to be asked again, in words; empty if it may be."""
-        count, lost = len(self._lost), sum(self._lost)
-        if count >= self._policy.least and lost > self._policy.share * count:
-            return f"has failed {lost} of the last {count} requests, each after several tries"
-        silent = 0.0 if self._silent_since is None else self._clock() - self._silent_since
-        if silent > self._policy.silent:
-            return f"has not answered anything for {silent:.0f} s, and {lost} requests were given up"
-        return ""

@@ -26,9 +26,6 @@ from fastpipe.stores.clients import (
 from fastpipe.stores.filesystems import answered, store_errors
 from fastpipe.stores.locations import Location
 
-__all__ = ["ObjectStore", "S3Settings", "S3fsStore"]
-
-
 _CONNECT = timedelta(seconds=10)
 _READ = timedelta(seconds=30)
 _WHOLE = timedelta(minutes=10)  # obstore's own limit is 30 s, in which a slow line carries no large object
@@ -49,14 +46,8 @@ _CONNECTIONS = 128
 
 @dataclass(frozen=True)
 class S3Settings:
-    """An S3 store's options, with what the environment adds to them.
-
-    Attributes:
-        options: as they were given.
-        endpoint: the server's URL; empty for Amazon's own.
-        region: empty if it is not given.
-        region_is_given: whether it is the options' own, not one for all buckets.
-    """
+    """An S3 store's options, with what the environment adds to them: the endpoint, empty for Amazon's own,
+    and the region, empty if it is not given, and whether it is the options' own, not one for all buckets."""
 
     options: StorageOptions
     endpoint: str
@@ -65,11 +56,7 @@ class S3Settings:
 
     @classmethod
     def of(cls, options: StorageOptions) -> S3Settings:
-        """Read options and environment.
-
-        Raises:
-            OptionError: they contradict each other, or have credentials where these would be seen.
-        """
+        """Read options and environment."""
         client: Mapping[str, Any] = options.get("client_kwargs") or {}
         config = _configured(options)
         endpoint = options.get("endpoint_url") or client.get("endpoint_url") or _endpoint(config)
@@ -462,11 +449,8 @@ class ObjectStore(S3fsStore):
             return StoreAccessError(f"{path}: {self.name} does not let these credentials in: {first}")
         if kind == "GenericError":
             return no_answer(path, self.name, first)
-        return StoreError(f"{path}: {kind}: {first}") if _is_of_obstore(error) else error
-
-
-def _is_of_obstore(error: Exception) -> bool:
-    return type(error).__module__.partition(".")[0] == "obstore"
+        is_of_obstore = type(error).__module__.partition(".")[0] == "obstore"
+        return StoreError(f"{path}: {kind}: {first}") if is_of_obstore else error
 
 
 def _is_odd(error: Exception) -> bool:

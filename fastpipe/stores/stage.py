@@ -16,9 +16,11 @@ either direction, that shows when the object is read.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import os
+import struct
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -29,11 +31,7 @@ from fastpipe.core.locks import LockFile, open_file_locks_are_possible
 from fastpipe.core.private_folder import PrivateFolder
 from fastpipe.errors import StageError
 from fastpipe.options import Stage
-from fastpipe.stores.ledger import Ledger
 from fastpipe.stores.table import StageTable, names_in_use
-
-__all__ = ["StageFolder", "Usage"]
-
 
 _log = logging.getLogger("fastpipe.stage")
 
@@ -47,23 +45,123 @@ _CLAIMS = 1 << 20  # where the bytes of objects begin
 _SHARE = 0.9  # of a disk's free bytes
 
 
-class Usage(NamedTuple):
-    """What a stage holds: bytes, with those being written; objects; whether any process uses it."""
+_FORM = 0x4750465354414702
+_NUMBERS = struct.Struct("<QQqqqq")
+_LOCK = 0
 
+
+class _Count(NamedTuple):
+    """The numbers in the file: that it is counted at all; since which start of the machine, as one that fell
+    may have lost what was written last; bytes that are there or reserved; files that are being written or
+    removed; files that were begun so far, which names them while they are written; tables that were opened so
+    far."""
+
+    form: int = 0
+    boot: int = 0
+    nbytes: int = 0
+    under_way: int = 0
+    files: int = 0
+    tables: int = 0
+
+
+class Ledger:
+    """Counts what is reserved and freed, at the beginning of the file whose first byte, locked, guards the
+    numbers.
+
+    Bytes are reserved before a file is written and freed after it is gone: who is killed between the two
+    leaves too large a number, and never a file that was not counted; and it shows that it is too large.
+
+    The numbers are read and written, not mapped to memory: a process lives on when the file was cut or the
+    disk is full.
+    """
+
+    def __init__(self, lock: LockFile) -> None:
+        self._lock = lock
+
+    @property
+    def is_reliable(self) -> bool:
+        """Return whether everything was counted to the end; only for the only user of the stage."""
+        count = self._read()
+        return count.form == _FORM and count.boot == _boot() and count.nbytes >= 0 and count.under_way == 0
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes that are there or are being written."""
+        return max(0, self._read().nbytes)
+
+    @property
+    def tables(self) -> int:
+        """Return how many tables were opened so far."""
+        return self._read().tables
+
+    def reset(self, nbytes: int) -> None:
+        """Begin again with what was counted; no file may be in writing."""
+        with self._lock.alone(_LOCK):
+            self._write(self._read()._replace(form=_FORM, boot=_boot(), nbytes=nbytes, under_way=0))
+
+    def reserve(self, nbytes: int, limit: int) -> int:
+        """Begin to write a file: return a number of its own, or -1 where there is no room."""
+        with self._lock.alone(_LOCK):
+            count = self._read()
+            if count.form != _FORM or count.nbytes + nbytes > limit:
+                return -1
+            more = {"nbytes": count.nbytes + nbytes, "under_way": count.under_way + 1}
+            self._write(count._replace(**more, files=count.files + 1))
+        return count.files
+
+    def written(self, freed: int = 0) -> None:
+        """Note that a file that was begun is there, or is not, and its bytes are free."""
+        with contextlib.suppress(OSError):  # closed meanwhile: it shows that too much is counted
+            self._add(-freed, -1)
+
+    def remove(self) -> None:
+        """Begin to remove a file."""
+        self._add(0, 1)
+
+    def removed(self, nbytes: int) -> None:
+        """Note that a file is gone."""
+        self._add(-nbytes, -1)
+
+    def mark_uncertain(self) -> None:
+        """Have the next sole user count again: a file is gone that was not removed here."""
+        self._add(0, 1)
+
+    def note_table(self) -> None:
+        """Count a table that was opened."""
+        self._add(0, 0, tables=1)
+
+    def _add(self, nbytes: int, under_way: int, tables: int = 0) -> None:
+        with self._lock.alone(_LOCK):
+            count = self._read()
+            nbytes, under_way = max(0, count.nbytes + nbytes), max(0, count.under_way + under_way)
+            self._write(count._replace(nbytes=nbytes, under_way=under_way, tables=count.tables + tables))
+
+    def _read(self) -> _Count:
+        data = os.pread(self._lock.descriptor, _NUMBERS.size, 0)
+        return _Count(*_NUMBERS.unpack(data)) if len(data) == _NUMBERS.size else _Count()
+
+    def _write(self, count: _Count) -> None:
+        os.pwrite(self._lock.descriptor, _NUMBERS.pack(*count), 0)
+
+
+@functools.cache
+def _boot() -> int:
+    """Return what tells this start of the machine from others."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            return int.from_bytes(hashlib.blake2b(file.read(), digest_size=8).digest(), "little")
+    except OSError:
+        return 0
+
+
+class Usage(NamedTuple):
     nbytes: int
     objects: int
     is_used: bool
 
 
 class StageFolder:
-    """A stage's folder, opened in one process.
-
-    Args:
-        stage: the option.
-
-    Raises:
-        StageError: it cannot be made or written to, or belongs to somebody else, or others may enter.
-    """
+    """A stage's folder, opened in one process."""
 
     def __init__(self, stage: Stage) -> None:
         self.path = os.path.join(os.fspath(stage.dir), _FOLDER)
@@ -98,19 +196,12 @@ class StageFolder:
 
     @staticmethod
     def is_in(folder: str) -> bool:
-        """Return whether there is a stage in a folder."""
         return os.path.isdir(os.path.join(folder, _FOLDER))
 
     def open_table(self, digest: bytes, sizes: Int64Array, name_of: Callable[[int], bytes]) -> StageTable:
-        """Return the objects of a listing that are staged.
+        """Return the objects of a listing (its digest, and int64 (N,) sizes in bytes) that are staged.
 
-        Args:
-            digest: 16 bytes: which listing.
-            sizes: int64 (N,): bytes of its objects.
-            name_of: gives the name of a row's object, 16 bytes.
-
-        Raises:
-            StageError: the folder cannot be used any more.
+        ``name_of`` gives the name of a row's object, 16 bytes.
         """
         # The same listing of two stores has two tables: names tell stores from each other.
         which = hashlib.blake2b(digest + (name_of(0) if len(sizes) else b""), digest_size=16).hexdigest()
@@ -137,7 +228,6 @@ class StageFolder:
         return _CLAIMS + (int.from_bytes(name[:8], "little") >> 2)
 
     def usage(self) -> Usage:
-        """Return what the stage holds."""
         count = sum(1 for _ in self.objects())
         return Usage(self.ledger.nbytes, count, not self.locks.is_free(_USERS))
 
@@ -190,11 +280,7 @@ class StageFolder:
         return True
 
     def clear(self) -> None:
-        """Remove everything that is staged.
-
-        Raises:
-            StageError: processes use it, or it cannot be removed.
-        """
+        """Remove everything that is staged; a StageError if processes use it, or it cannot be removed."""
         self.locks.take(_OPENING, waits=True)
         self.locks.release(_USERS)
         try:
@@ -225,7 +311,6 @@ class StageFolder:
             )  # fmt: skip
 
     def close(self) -> None:
-        self.ledger.settle()
         self.locks.close()
         self._folder.close()
 

@@ -14,7 +14,7 @@ import numpy as np
 from fastpipe.core.files import is_url
 from fastpipe.core.sample_tables import FrozenSamples, offsets_of, pack_paths
 from fastpipe.core.text import in_bytes
-from fastpipe.core.types import ListedObjects, Store, StoredObject
+from fastpipe.core.types import Store, StoredObject
 from fastpipe.errors import ObjectChangedError, OptionError, StoreError
 from fastpipe.options import Stage
 from fastpipe.stores.listing import Listing
@@ -23,8 +23,6 @@ from fastpipe.stores.opening import open_store
 from fastpipe.stores.retrying import RetryingStore
 from fastpipe.stores.stage import StageFolder
 from fastpipe.stores.table import StageTable, new_file
-
-__all__ = ["PART", "StagedFiles", "copy_whole", "staged_files"]
 
 _log = logging.getLogger("fastpipe.stage")
 
@@ -35,15 +33,9 @@ _FOREVER_S = 1e8  # wait for another process that copies the file for as long as
 
 
 def copy_whole(
-    store: Store, listing: ListedObjects, staged: StageTable, row: int, connections: int | str = "auto"
+    store: Store, listing: Listing, staged: StageTable, row: int, connections: int | str = "auto"
 ) -> tuple[str, bool]:
-    """Return an object's file in the stage, and whether it was downloaded: by one process at a time.
-
-    Raises:
-        StageError: there is no room for it, or the stage cannot be written to.
-        ObjectChangedError: it is not of the version that was listed.
-        StoreError, FileNotFoundError: the store does not give it.
-    """
+    """Return an object's file in the stage, and whether it was downloaded: by one process at a time."""
     found = staged.path(row)
     if found is not None:
         return found, False
@@ -92,20 +84,8 @@ def _copy(store: Store, key: str, version: str, size: int, descriptor: int, at_a
 class StagedFiles:
     """Files of one dataset in a stage; they stay there while this lives, or a copy of it that was asked.
 
-    Args:
-        paths: URLs and files, in order.
-        far: which of them are to be staged.
-        storage_options: as fsspec's file system for such URLs takes them.
-        stage: where they are copied to.
-
-    Attributes:
-        shown: URLs and files, as they were given.
-        local: where they are on this machine: paths for this process.
-
-    Raises:
-        FileNotFoundError: there is no such object.
-        StageError: there is no room, or the stage cannot be written to.
-        StoreError: the store does not answer, or an object is being changed.
+    ``far`` says which of the paths are to be staged.  ``shown`` are URLs and files, as they were given, and
+    ``local`` their paths for this process.
     """
 
     def __init__(
@@ -160,8 +140,6 @@ class StagedFiles:
 
 
 class _Files:
-    """Files of one store; which of the paths each is."""
-
     def __init__(self, bare: Store, location: Location, stage: Stage) -> None:
         self._bare, self._location, self._stage = bare, location, stage
         self._keys: dict[str, list[int]] = {}  # and which paths they are
@@ -234,16 +212,7 @@ def staged_files(
     storage_options: Mapping[str, Any] | None,
     stage: Stage | None,
 ) -> StagedFiles | None:
-    """What brings files here; None where all of them are local.
-
-    Args:
-        paths: URLs and files.
-        storage_options, stage: as for ``StagedFiles``.
-
-    Raises:
-        OptionError: a URL without a stage, or options without a URL.
-        Others: as of ``StagedFiles``.
-    """
+    """Return what brings URLs and files here; None where all of them are local."""
     urls = [isinstance(path, str) and is_url(path) for path in paths]
     first = next(
         (path for path, is_far in zip(paths, urls, strict=True) if is_far), paths[0] if paths else ""

@@ -25,20 +25,6 @@ from fastpipe.errors import StageError
 if TYPE_CHECKING:
     from fastpipe.stores.stage import StageFolder
 
-__all__ = [
-    "HEAD",
-    "NAME",
-    "EvictionOrder",
-    "StageTable",
-    "UnlistedObjects",
-    "move_file",
-    "names_in_use",
-    "new_file",
-    "open_table_file",
-    "read_file",
-    "write_file",
-]
-
 Int64Array = npt.NDArray[np.int64]
 
 
@@ -101,12 +87,10 @@ def read_file(path: str, size: int) -> bytes:
 
 
 def new_file(path: str) -> int:
-    """Make a file, with mode 0600, and return a descriptor to write to it."""
     return open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
 
 
 def write_file(path: str, data: bytes) -> None:
-    """Make a file with a content."""
     descriptor = new_file(path)
     try:
         view = memoryview(data)
@@ -139,21 +123,14 @@ def _rename(path: str, name: str) -> None:
         os.unlink(path)
 
 
-# The order of the epochs says what that is. It is Belady's rule (L. A. Belady, "A study of replacement
-# algorithms for a virtual-storage computer", 1966), which can be followed here because the order is known
-# before.
-
-_NEVER = -1, -1
+_ROWS = 1 << 40  # more than there are in any listing
 _GLANCES = 1 << 10  # questions that one look at the tables of others answers, at least
 
 
 class EvictionOrder:
-    """Finds the staged row that is needed last.  From any thread.
+    """Finds the staged row that is needed last, among those that ``staged`` gives.  From any thread.
 
-    Args:
-        uses: when rows are needed.
-        staged: gives the rows that are staged now.
-        is_staged: whether a row is.
+    It is Belady's rule ("A study of replacement algorithms for a virtual-storage computer", 1966).
     """
 
     def __init__(
@@ -161,63 +138,44 @@ class EvictionOrder:
     ) -> None:
         self._uses, self._staged, self._is_staged = uses, staged, is_staged
         self._lock = threading.Lock()
-        self._is_begun = False
-        # What was staged when it was first asked, by use; what is left of it is needed last at its end.
-        self._at = self._rows = np.zeros(0, np.int64)
-        self._left = 0
-        self._later: list[
-            tuple[int, int]
-        ] = []  # a heap of what was used, or came, since: minus the use first
+        # Once it is asked: a heap of rows, by their use as it was then or was noted since, the last first.
+        self._heap: list[int] | None = None
 
     def use_of(self, row: int) -> int:
-        """Return when a row is needed next."""
         return int(self._uses.next_uses(np.array([row], np.int64))[0])
 
     def note(self, rows: Int64Array) -> None:
         """Note that rows were used or staged just now: they are needed at another time."""
-        if not self._is_begun or not len(rows):
+        if self._heap is None or not len(rows):
             return
-        uses = self._uses.next_uses(rows)
+        entries = self._entries(rows)
         with self._lock:
-            for row, use in zip(rows.tolist(), uses.tolist(), strict=True):
-                heapq.heappush(self._later, (-use, row))
+            for entry in entries:
+                heapq.heappush(self._heap, entry)
 
     def take(self, after: int) -> int | None:
         """Return the row that is needed last, if it is needed after ``after``; it is to be removed."""
         with self._lock:
-            if not self._is_begun:
-                self._begin()
-            while True:
-                use, row = self._last()
-                if row < 0 or use <= after:
+            if self._heap is None:
+                self._heap = []  # what is noted from now on waits for the lock
+                self._heap += self._entries(self._staged())
+                heapq.heapify(self._heap)
+            while self._heap:
+                use, row = divmod(-self._heap[0], _ROWS)
+                if use <= after:
                     return None
-                self._remove_last(use, row)
+                heapq.heappop(self._heap)
                 if not self._is_staged(row):
                     continue
-                now = self.use_of(row)
-                if now == use:
+                if self.use_of(row) == use:
                     return row
-                heapq.heappush(self._later, (-now, row))  # another process has used it
+                heapq.heappush(self._heap, self._entries(np.array([row]))[0])  # another process has used it
+        return None
 
-    def _begin(self) -> None:
-        self._is_begun = True  # what is noted from now on waits for the lock
-        rows = self._staged()
-        uses = self._uses.next_uses(rows)
-        order = np.argsort(uses, kind="stable")
-        self._at, self._rows, self._left = uses[order], rows[order], len(rows)
-
-    def _last(self) -> tuple[int, int]:
-        """Return when the last one is needed, as was noted, and which it is; -1 where there is none."""
-        best = (int(self._at[self._left - 1]), int(self._rows[self._left - 1])) if self._left else _NEVER
-        if self._later and -self._later[0][0] > best[0]:
-            return -self._later[0][0], self._later[0][1]
-        return best
-
-    def _remove_last(self, use: int, row: int) -> None:
-        if self._left and self._rows[self._left - 1] == row and self._at[self._left - 1] == use:
-            self._left -= 1
-        else:
-            heapq.heappop(self._later)
+    def _entries(self, rows: Int64Array) -> list[int]:
+        """Return a number for each row, smaller for later uses; a million pairs would take more memory."""
+        uses = self._uses.next_uses(rows).tolist()
+        return [-(use * _ROWS + row) for use, row in zip(uses, rows.tolist(), strict=True)]
 
 
 class UnlistedObjects:
@@ -226,7 +184,7 @@ class UnlistedObjects:
     def __init__(self, folder: StageFolder, table: str, adopt: Callable[[set[int]], set[int]]) -> None:
         self._folder, self._table, self._adopt = folder, table, adopt
         self._lock = threading.Lock()
-        self._free: list[str] | None = None  # paths, the oldest at the end
+        self._free: list[tuple[str, int]] | None = None  # as of ``unlisted``, the oldest at the end
         self._listed = np.zeros(0, np.uint64)
         self._tables, self._glances = -1, 0
 
@@ -236,8 +194,7 @@ class UnlistedObjects:
             if self._free is None:
                 self._free = self._find()
             while self._free:
-                path = self._free.pop()
-                begin = int.from_bytes(bytes.fromhex("".join(path.rsplit("/", 2)[1:])[:16]), "little")
+                path, begin = self._free.pop()
                 if not self._is_listed(begin) and self._folder.remove(path):
                     return True
         return False
@@ -247,12 +204,10 @@ class UnlistedObjects:
         with self._lock:
             return self._is_listed(begin)
 
-    def _find(self) -> list[str]:
+    def _find(self) -> list[tuple[str, int]]:
         found = self._folder.unlisted()
-        if not found:
-            return []
-        own = self._adopt({begin for _, begin in found})
-        return [path for path, begin in reversed(found) if begin not in own]
+        own = self._adopt({begin for _, begin in found}) if found else set()
+        return [one for one in reversed(found) if one[1] not in own]
 
     def _is_listed(self, begin: int) -> bool:
         tables = self._folder.ledger.tables
@@ -271,13 +226,10 @@ _MOST_PASSED = 1 << 10
 
 
 class StageTable:
-    """The objects of a listing that are staged: ``core.types.StagedObjects``.  Rows are the listing's.
+    """The objects of a listing that are staged; rows are the listing's.  May be called from any thread.
 
-    Args:
-        folder: the stage.
-        path: the table's file.
-        sizes: int64 (N,): bytes of the objects.
-        name_of: gives the name of a row's object, 16 bytes.
+    Whether an object is there is told without looking.  ``sizes``, int64 (N,), are the objects' bytes;
+    ``name_of`` gives the name of a row's object, 16 bytes.
     """
 
     def __init__(
@@ -317,13 +269,13 @@ class StageTable:
         return found
 
     def file(self, row: int) -> str:
-        first, second = self._names[row].item()
-        return self._folder.object_path(first.to_bytes(8, "little") + second.to_bytes(8, "little"))
+        return self._folder.object_path(self._names[row].tobytes())
 
     def read(self, row: int) -> bytes | None:
-        first, second = self._names[row].item()
-        known = first != 0
-        name = first.to_bytes(8, "little") + second.to_bytes(8, "little") if known else self._name_of(row)
+        """Return an object's content; None where it is not there, or not whole."""
+        name = self._names[row].tobytes()
+        known = name[:8] != bytes(8)
+        name = name if known else self._name_of(row)
         path, size = self._folder.object_path(name), int(self._sizes[row])
         try:
             data = read_file(path, size)
@@ -346,6 +298,7 @@ class StageTable:
         return None
 
     def keep(self, row: int, data: bytes) -> bool:
+        """Put an object there; return whether there was room for it, or is now."""
         if len(data) != self._sizes[row] or self._locks.is_closed:
             return False
         if self._to_pass:  # after a failure not every object tries again
@@ -382,12 +335,7 @@ class StageTable:
         return None
 
     def put(self, row: int, write: Callable[[str], None]) -> str:
-        """Put an object there that ``write`` makes at a path; return where it is then.
-
-        Raises:
-            StageError: there is no room for it, or it cannot be written to.
-            Others: as of ``write``.
-        """
+        """Put an object there that ``write`` makes at a path; return where it is then."""
         name, nbytes, where = self._name_of(row), int(self._sizes[row]), self._folder.path
         try:
             number = self._reserve(row, name, nbytes)
@@ -420,9 +368,8 @@ class StageTable:
     def claim(self, row: int, wait_s: float) -> Iterator[bool]:
         """Be alone with an object among threads and processes.
 
-        Yields:
-            False when the object is there now, as another one has put it there; else True, also when another
-            one is still at it after ``wait_s`` seconds.
+        Yields False when the object is there now, as another one has put it there; else True, also when
+        another one is still at it after ``wait_s`` seconds.
         """
         name = self._name_of(row)
         byte, locks = self._folder.claim_byte(name), self._folder.locks
@@ -461,8 +408,8 @@ class StageTable:
                     self._changed.notify_all()
 
     def follow(self, uses: NextUses | None) -> None:
+        """Hear when objects are needed, by which room is made; None where nobody knows."""
         self._order = None
-        self._folder.ledger.settle()  # an epoch that needs nothing new holds nothing
         with self._lock:
             try:
                 self._follows = not self._locks.is_closed and self._may_follow(uses)
@@ -473,6 +420,7 @@ class StageTable:
                 self._order = EvictionOrder(uses, lambda: np.flatnonzero(self._first), self.has)
 
     def used(self, rows: Int64Array) -> None:
+        """Hear that objects are being used: they are needed at another time then."""
         if self._order is not None:
             self._order.note(rows)
 
@@ -485,8 +433,6 @@ class StageTable:
         self._names = np.broadcast_to(np.zeros((), NAME), len(self._sizes))
         self._first = self._names["first"]
         self._memory = None
-
-    # ---- making room ---------------------------------------------------------------------------
 
     def _reserve(self, row: int, name: bytes, nbytes: int) -> int:
         """Reserve bytes for a row, if need be by removing others: a number, -1 where there is no room."""
@@ -512,10 +458,10 @@ class StageTable:
             return False
         needed = order.use_of(row)
         while (other := order.take(needed)) is not None:
-            first, second = self._names[other].item()
+            name = self._names[other].tobytes()
+            first = int.from_bytes(name[:8], "little")
             if first and not self._unlisted.is_used_elsewhere(first):
                 self._forget(other)
-                name = first.to_bytes(8, "little") + second.to_bytes(8, "little")
                 if self._folder.remove(self._folder.object_path(name), int(self._sizes[other])):
                     return True
                 self._folder.ledger.mark_uncertain()
@@ -548,8 +494,6 @@ class StageTable:
             return True
         locks.release(_FOLLOWERS)
         return False
-
-    # ---- files -----------------------------------------------------------------------------------
 
     def _write(self, row: int, name: bytes, write: Callable[[str], None], nbytes: int, number: int) -> None:
         """Write an object whose bytes are reserved."""

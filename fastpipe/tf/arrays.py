@@ -339,10 +339,7 @@ class _ArrayStream(Stream):
         ]
         key = Key(self.batching.seed, epoch, draws)
         reading = self._reader._reading(samples, samples, key, True, runtime, arrays)
-        pending = PendingRead(
-            runtime.threads, reading.start, reading.read_alone, reading.samples, reading.policy,
-            reading.substitute, reading.heard,
-        )  # fmt: skip
+        pending = PendingRead(runtime.threads, reading)
 
         def finish() -> Batch:
             there: Sequence[int] = pending.wait()

@@ -14,13 +14,13 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from fastpipe.core.array_samples import EpochOrder, Form, Reading
+from fastpipe.core.array_samples import EpochOrder, Form
 from fastpipe.core.bad_samples import Item, why_nothing_is_left
 from fastpipe.core.batches import say_where
 from fastpipe.core.clock import StageClock
 from fastpipe.core.keys import sample_seed
 from fastpipe.core.pool import Job, ThreadPool
-from fastpipe.core.reads import PendingRead, ReadThreads
+from fastpipe.core.reads import PendingRead, Reading, ReadThreads
 from fastpipe.core.slots import KEPT_SLOTS, SlotPool
 from fastpipe.core.types import Key
 from fastpipe.errors import BadSampleError
@@ -390,10 +390,7 @@ class RowsDataset(Dataset[Any]):
         )
         if get_worker_info() is not None and len(samples):
             note(f"{reading.where()} and others")
-        pending = PendingRead(
-            runtime.threads if threaded else None, reading.start, reading.read_alone, reading.samples,
-            reading.policy, reading.substitute, reading.heard,
-        )  # fmt: skip
+        pending = PendingRead(runtime.threads if threaded else None, reading)
         return RowsBatch(pending, parts, runtime.pool, self._form, self._code(), key, is_keyed, threaded)
 
     def _positions(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

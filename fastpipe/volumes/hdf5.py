@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from fastpipe.core.array_cache import FileArrays
 from fastpipe.core.files import lent
 from fastpipe.core.native import native
 from fastpipe.core.reads import ChunkError
-from fastpipe.core.types import ChunkTables
 from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.hdf5 import chunks
 from fastpipe.hdf5.filters import described
@@ -46,7 +46,7 @@ from fastpipe.volumes.volume import (
 )
 
 
-def hdf5_volume(path: str, inside: str, tables: ChunkTables | None = None) -> Volume:
+def hdf5_volume(path: str, inside: str, tables: FileArrays | None = None) -> Volume:
     """Open a dataset of an HDF5 file: ``inside`` may be empty where there is but one."""
     status = os.stat(path)
     with opened(path) as file, library_errors(path):

@@ -18,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.core.casting import unheld
-from fastpipe.core.clock import ranged
+from fastpipe.core.clock import StageClock, ranged
 from fastpipe.core.text import in_bytes
-from fastpipe.core.types import Stopwatch
 from fastpipe.errors import OptionError, VolumeError
 from fastpipe.volumes.places import PatchPlaces, PatchSpace, Places
 from fastpipe.volumes.volume import DIMS, DamagedUnitError, Int64Array, UInt8Array, Volume, aligned
@@ -61,7 +60,7 @@ class PatchReader:
     """
 
     def __init__(
-        self, volume: Volume, clock: Stopwatch, counts: Counts, units: Any = None, first_key: int = 0
+        self, volume: Volume, clock: StageClock, counts: Counts, units: Any = None, first_key: int = 0
     ) -> None:
         self._volume, self._clock, self._counts = volume, clock, counts
         self._units, self._first_key = units, first_key

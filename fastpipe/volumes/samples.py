@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.core.array_cache import default_file_arrays
-from fastpipe.core.array_samples import EpochOrder, Form, Reading, checked_threads, drawn_substitute
+from fastpipe.core.array_samples import EpochOrder, Form, checked_threads, drawn_substitute
 from fastpipe.core.bad_samples import BadSampleLog, Item, is_of_samples
 from fastpipe.core.clock import StageClock
 from fastpipe.core.keys import sample_seed
 from fastpipe.core.native import native
 from fastpipe.core.order import TouredSamples
 from fastpipe.core.pool import Process, ProcessRuntime
-from fastpipe.core.reads import DECLINED, ReadPolicy, ReadThreads, Started, Task
+from fastpipe.core.reads import DECLINED, Reading, ReadPolicy, ReadThreads, Started, Task
 from fastpipe.core.slots import KEPT_SLOTS, SlotPool
 from fastpipe.core.types import Key
 from fastpipe.options import BadSamples, Cache, Stage

@@ -247,12 +247,12 @@ def test_classes_that_are_left_out_stay_known(root: Path, cache: IndexCache, lis
     for classes in ({"dog": 0}, {"elk": 5, "cat": 3}, CLASSES):
         assert scan(root, cache, classes) == expected(root, classes)
     assert listed.count("cat") == 1 + 2  # ours once, torchvision's twice
-    key = json.loads(np.load(the_file(cache))["folders"].tobytes())
+    key = json.loads(np.load(the_file(cache))["about"].tobytes())
     assert sorted(folder[0] for folder in key["folders"]) == ["cat", "cat/deep", "cat/deep/er", "dog", "elk"]
     shutil.rmtree(root / "elk")
     (root / "dog" / "new.jpg").unlink()
     scan(root, cache, {"dog": 0})
-    key = json.loads(np.load(the_file(cache))["folders"].tobytes())
+    key = json.loads(np.load(the_file(cache))["about"].tobytes())
     assert sorted(folder[0] for folder in key["folders"]) == ["cat", "cat/deep", "cat/deep/er", "dog"]
 
 
@@ -298,7 +298,7 @@ def test_a_class_below_another_is_kept_once(root: Path, cache: IndexCache) -> No
     (root / "cat" / "deep" / "new.jpg").touch()
     for classes in ({"cat/deep": 0}, CLASSES):
         assert scan(root, cache, classes) == expected(root, classes)
-        folders = json.loads(np.load(the_file(cache))["folders"].tobytes())["folders"]
+        folders = json.loads(np.load(the_file(cache))["about"].tobytes())["folders"]
         assert sorted(folder[0] for folder in folders) == ["cat", "cat/deep", "cat/deep/er", "dog", "elk"]
 
 
@@ -324,9 +324,9 @@ def rewritten(path: Path, **members: Any) -> None:
 
 
 def with_json(path: Path, change: Callable[[Any], object]) -> None:
-    content = json.loads(np.load(path)["folders"].tobytes())
+    content = json.loads(np.load(path)["about"].tobytes())
     change(content)
-    rewritten(path, folders=np.frombuffer(json.dumps(content).encode(), dtype=np.uint8))
+    rewritten(path, about=np.frombuffer(json.dumps(content).encode(), dtype=np.uint8))
 
 
 def described(change: Callable[[list[Any]], object]) -> Callable[[Path], None]:
@@ -341,9 +341,9 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "another zip": lambda path: zipfile.ZipFile(path, "w").close(),
     "an array alone": lambda path: path.write_bytes(array_file(np.arange(3))),
     "no arena": lambda path: rewritten(path, arena=None),
-    "no JSON": lambda path: rewritten(path, folders=np.frombuffer(b"{", dtype=np.uint8)),
-    "other JSON": lambda path: rewritten(path, folders=np.frombuffer(b"[1]", dtype=np.uint8)),
-    "deep JSON": lambda path: rewritten(path, folders=np.frombuffer(b"[" * 100_000, dtype=np.uint8)),
+    "no JSON": lambda path: rewritten(path, about=np.frombuffer(b"{", dtype=np.uint8)),
+    "other JSON": lambda path: rewritten(path, about=np.frombuffer(b"[1]", dtype=np.uint8)),
+    "deep JSON": lambda path: rewritten(path, about=np.frombuffer(b"[" * 100_000, dtype=np.uint8)),
     "a short arena": lambda path: rewritten(path, arena=np.zeros(3, dtype=np.uint8)),
     "an arena of numbers": lambda path: rewritten(path, arena=np.zeros(200, dtype=np.int64)),
     "an arena that is not UTF-8": lambda path: rewritten(path, arena=np.load(path)["arena"] | 0x80),
@@ -512,7 +512,7 @@ def test_files_that_nobody_uses_are_removed_and_others_are_not(root: Path, cache
 SCRIPT = """if True:
     import os, signal, sys
     from pathlib import Path
-    from fastpipe.core import class_folders
+    from fastpipe.core import array_cache
     from fastpipe.core.class_folders import IndexCache
     from fastpipe.core.file_identity import FileSystems
     from fastpipe.core.class_folders import TORCHVISION_EXTENSIONS, find_classes, scan_folder
@@ -522,14 +522,14 @@ SCRIPT = """if True:
     def scan():
         return scan_folder(root, find_classes(root)[1], extensions=TORCHVISION_EXTENSIONS, cache=kept)
     if action == "killed":
-        real = class_folders._write
-        def write(file, *rest):
-            real(file, *rest)
+        real = array_cache.np.savez
+        def write(file, **arrays):
+            real(file, **arrays)
             file.seek(0)
             file.truncate(100)
             file.flush()
             os.kill(os.getpid(), signal.SIGKILL)
-        class_folders._write = write
+        array_cache.np.savez = write
         scan()
     for number in range(40):
         Path(where).mkdir(mode=0o700, exist_ok=True)

@@ -128,7 +128,7 @@ def test_openings_find_what_torchvision_finds(steps: list[Any]) -> None:
                 tree.change(*change)
             if step["sets_times_back"]:
                 tree.set_back(times)
-            patch.setattr(walk.Waiting, "__call__", lambda _, threads=step["threads"]: threads)
+            patch.setattr(walk, "waits", lambda _, threads=step["threads"]: threads)
             cache = IndexCache(f"{base}/cache", keep_from_s=-1, now=lambda now=step["now"]: now)
             try:
                 _, classes = find_classes(tree.root)

@@ -107,7 +107,7 @@ class Notes(list[Any]):
 def test_a_range_ends_also_where_the_function_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     notes = Notes()
     monkeypatch.setenv("FASTPIPE_NVTX", "1")
-    monkeypatch.setattr(_nvtx, "_marks", lambda: notes)
+    monkeypatch.setattr(_nvtx, "_marks", lambda: (notes.push, notes.pop))
 
     @_nvtx.ranged("outer")
     def outer(number: int) -> int:
@@ -136,9 +136,9 @@ def test_torch_makes_ranges_where_it_has_a_gpu_and_the_package_otherwise(
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))  # type: ignore[arg-type]
     package = SimpleNamespace(push_range=of_package.push, pop_range=of_package.pop)
     monkeypatch.setitem(sys.modules, "nvtx", package)  # type: ignore[arg-type]
-    marks = _nvtx._marks()
-    marks.push("a")
-    marks.pop()
+    push, pop = _nvtx._marks()
+    push("a")
+    pop()
     assert (of_torch if has_gpu else of_package) == ["a", None]
     assert not (of_package if has_gpu else of_torch)
 

@@ -110,22 +110,12 @@ def test_every_sample_is_equally_likely_at_every_position() -> None:
     assert abs(chi_square - mean) < 4 * deviation
 
 
-@pytest.mark.parametrize(
-    "bad", [{"length": -1}, {"epoch": -1}, {"epoch": 2**64}], ids=["length", "negative epoch", "huge epoch"]
-)
+@pytest.mark.parametrize("bad", [{"epoch": -1}, {"epoch": 2**64}], ids=["negative epoch", "huge epoch"])
 def test_bad_values_are_named(bad: dict[str, int]) -> None:
     (name, value), *_ = bad.items()
     arguments = {"length": 3, "seed": 0, "epoch": 0, **bad}
     with pytest.raises(OptionError, match=rf"{name}=….*got {value}"):
         epoch_order(arguments["length"], seed=arguments["seed"], epoch=arguments["epoch"])
-
-
-@pytest.mark.parametrize("name", ["length", "seed", "epoch"])
-@pytest.mark.parametrize("value", [1.0, "1", None])
-def test_bad_types_are_named(name: str, value: object) -> None:
-    arguments: dict[str, object] = {"length": 3, "seed": 0, "epoch": 0, name: value}
-    with pytest.raises(TypeError, match=rf"{name}=….*{type(value).__name__}"):
-        epoch_order(arguments["length"], seed=arguments["seed"], epoch=arguments["epoch"])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("length", [1 << 50, 1 << 62])

@@ -22,6 +22,7 @@ from fastpipe.core.sample_tables import (
     SampleTable,
     SampleTableBuilder,
     TargetTable,
+    checked_offsets,
 )
 from fastpipe.errors import OptionError
 
@@ -183,40 +184,18 @@ def test_builder(groups: list[tuple[str, list[str], int]]) -> None:
     assert is_frozen(builder.build())
 
 
-@given(st.lists(samples, max_size=8))
-@settings(max_examples=50, deadline=None)
-def test_from_arrays(plain: list[tuple[str, int]]) -> None:
-    encoded = [path.encode("utf-8", "surrogatepass") for path, _ in plain]
-    offsets = np.cumsum([0, *map(len, encoded)])
-    assert SampleTable.from_arrays(b"".join(encoded), offsets, [target for _, target in plain]) == plain
-
-
-def test_from_arrays_copies() -> None:
-    offsets, classes = np.array([0, 1, 2]), np.array([5, 6])
-    made = SampleTable.from_arrays(b"ab", offsets, classes)
-    offsets[1], classes[0] = 0, 9
-    assert made == [("a", 5), ("b", 6)]
-
-
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("block", "lengths", "message"),
     [
-        (("ab", [0, 2], [0]), TypeError, r"arena=….*must be bytes, got str"),
-        ((b"ab", [0, 1], [0]), OptionError, r"rise from 0 to the arena's length 2"),
-        ((b"ab", [1, 2], [0]), OptionError, r"rise from 0"),
-        ((b"ab", [0, 2, 1, 2], [0, 0, 0]), OptionError, r"rise from 0"),
-        ((b"", [], []), OptionError, r"rise from 0"),
-        ((b"ab", [0, 2], [0, 1]), OptionError, r"2 offsets ask for one target less, got 2"),
-        ((b"ab", [0.0, 2.0], [0]), OptionError, r"offsets must be .*int64, got shape \(2,\), dtype float64"),
-        ((b"ab", [0, 2], [[0]]), OptionError, r"targets must be .*shape \(1, 1\)"),
-        ((b"ab", [0, 2], ["cat"]), OptionError, r"targets must be .*dtype <U3"),
-        ((b"a\xff", [0, 2], [0]), OptionError, r"must be UTF-8"),
-        (("aé".encode(), [0, 2, 3], [0, 0]), OptionError, r"middle of a character"),
+        (b"ab", [1], "2 bytes are of texts of 1"),
+        (b"ab", [2, -1, 1], "texts of 2"),
+        (b"a\xff", [2], "can't decode"),
+        ("aé".encode(), [2, 1], "middle of a character"),
     ],
 )
-def test_from_arrays_refuses(arguments: tuple[Any, ...], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        SampleTable.from_arrays(*arguments)
+def test_what_is_no_block_of_texts_is_refused(block: bytes, lengths: list[int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        checked_offsets(block, np.array(lengths))
 
 
 @pytest.mark.parametrize(

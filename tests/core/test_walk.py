@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from fastpipe.core import class_folders as walk
-from fastpipe.core.class_folders import Folder, Waiting, Walker
+from fastpipe.core.class_folders import Folder, Walker, waits
 from fastpipe.core.file_identity import FileSystems
 
 PATIENCE_S = 60.0
@@ -167,15 +168,12 @@ def test_an_interrupt_in_the_callers_thread_ends_the_others(tree: Path) -> None:
         (5.0, 0.0, True),
     ],
 )
-def test_waiting_is_more_than_half_of_the_time(passed: float, ran: float, expected: bool) -> None:
-    times, busy = iter([10.0, 10.0 + passed]), iter([3.0, 3.0 + ran])
-    assert Waiting(lambda: next(times), lambda: next(busy))() is expected
-
-
-def test_waiting_looks_at_the_time_since_the_last_answer() -> None:
-    times, busy = iter([0.0, 1.0, 1.01, 1.1]), iter([0.0, 1.0, 1.01])
-    waiting = Waiting(lambda: next(times), lambda: next(busy))
-    assert [waiting(), waiting(), waiting()] == [False, False, True]
+def test_waiting_is_more_than_half_of_the_time(
+    passed: float, ran: float, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "perf_counter", lambda: 10.0 + passed)
+    monkeypatch.setattr(time, "thread_time", lambda: 3.0 + ran)
+    assert waits((10.0, 3.0)) is expected
 
 
 @pytest.mark.parametrize("threads", [False, True])

@@ -21,8 +21,7 @@ import pytest
 from fastpipe.core.locks import LockFile, open_file_locks_are_possible
 from fastpipe.options import Stage
 from fastpipe.stores import table as files
-from fastpipe.stores.ledger import Ledger
-from fastpipe.stores.stage import StageFolder
+from fastpipe.stores.stage import Ledger, StageFolder
 from fastpipe.stores.table import StageTable
 
 pytestmark = pytest.mark.skipif(

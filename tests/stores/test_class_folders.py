@@ -458,7 +458,6 @@ def test_a_store_that_lists_in_no_order_is_not_listed_from_folders_on() -> None:
 
 
 def test_a_long_folder_is_sorted_whatever_the_stores_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lister, "_PACK_FROM", 3)
     keys = [f"cat/{folder}{number:02}.jpg" for folder in ("", "a/", "a-/", "b/") for number in range(20)]
     expected = scan(Bucket(keys), {"cat": 0})
     assert expected == sorted(expected, key=lambda one: one[0].rpartition("/"))

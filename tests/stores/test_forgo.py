@@ -67,7 +67,7 @@ def _order(*rows: int) -> Iterator[Int64Array]:
 
 
 def _slots(prefetcher: Prefetcher) -> set[int]:
-    return set(prefetcher._shared.slots)
+    return set(prefetcher.slots)
 
 
 def test_what_was_needed_and_is_there_goes(make: Any, store: _Store) -> None:
@@ -79,7 +79,7 @@ def test_what_was_needed_and_is_there_goes(make: Any, store: _Store) -> None:
     assert _slots(prefetcher) == {2}
     prefetcher.forgo(_rows(2), were_needed=True)
     prefetcher.forgo(_rows(1, 2, 7), were_needed=True)  # nobody has these
-    assert _slots(prefetcher) == set() and prefetcher.held == 0
+    assert _slots(prefetcher) == set() and prefetcher.ahead == 0
 
 
 def test_what_was_needed_and_is_under_way_goes_when_it_comes(make: Any, store: _Store) -> None:
@@ -111,7 +111,7 @@ def test_what_only_an_order_has_is_not_fetched(make: Any, store: _Store) -> None
     store.gate.set()
     prefetcher.need(_rows(1, 2))
     assert (prefetcher.take(1), prefetcher.take(2)) == (b"\1" * 10, b"\2" * 10)
-    assert sorted(store.begun) == [1, 2] and prefetcher.held == 0
+    assert sorted(store.begun) == [1, 2] and prefetcher.ahead == 0
 
 
 @pytest.mark.parametrize("is_there", [False, True])
@@ -121,10 +121,10 @@ def test_what_was_fetched_for_an_order_makes_room(is_there: bool, make: Any, sto
         store.gate.set()
     prefetcher.follow(_order(1, 2))
     store.wait_begun(1)
-    assert prefetcher.held == 10 and 2 not in store.begun
+    assert prefetcher.ahead == 10 and 2 not in store.begun
     prefetcher.forgo(_rows(1), were_needed=False)
     store.gate.set()
     store.wait_begun(2)
     prefetcher.need(_rows(2))
     assert prefetcher.take(2) == b"\2" * 10
-    assert _slots(prefetcher) == set() and prefetcher.held == 0
+    assert _slots(prefetcher) == set() and prefetcher.ahead == 0

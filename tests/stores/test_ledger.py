@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastpipe.core.locks import LockFile, open_file_locks_are_possible
-from fastpipe.stores import ledger as module
-from fastpipe.stores.ledger import Ledger
+from fastpipe.stores import stage as module
+from fastpipe.stores.stage import Ledger
 
 pytestmark = pytest.mark.skipif(
     not open_file_locks_are_possible(), reason="run it on 64-bit Linux, which has OFD locks"
@@ -50,63 +50,9 @@ def test_bytes_are_reserved_as_far_as_there_is_room(ledger: Ledger, tmp_path: Pa
     assert (ledger.nbytes, ledger.is_reliable) == (0, True)
 
 
-_ROOMY = 1 << 30
-
-
-def test_where_there_is_room_it_is_reserved_for_many_files(ledger: Ledger, tmp_path: Path) -> None:
-    other = opened(tmp_path)
-    numbers = [ledger.reserve(1000, _ROOMY) for _ in range(2000)] + [other.reserve(1000, _ROOMY)]
-    assert len(set(numbers)) == 2001, "each has one of its own"
-    assert other.nbytes > ledger.nbytes >= 2000 * 1000, "others count what is reserved and not used"
-    for _ in range(2000):
-        ledger.written()
-    assert not ledger.is_reliable, "it is not counted to the end while something is reserved"
-    other.written()
-    for one in (ledger, other):
-        one.settle()
-        one.settle()
-    assert (ledger.nbytes, ledger.is_reliable) == (2001 * 1000, True)
-
-
-def test_what_is_being_written_stays_reserved(ledger: Ledger) -> None:
-    assert ledger.reserve(7, _ROOMY) >= 0
-    ledger.settle()
-    assert (ledger.nbytes, ledger.is_reliable) == (7, False)
-    ledger.written()
-    ledger.settle()
-    assert (ledger.nbytes, ledger.is_reliable) == (7, True)
-
-
-def test_who_drops_it_gives_back_what_is_left(ledger: Ledger, tmp_path: Path, no_gc: None) -> None:
-    other = opened(tmp_path)
-    other.reserve(5, _ROOMY)
-    other.written()
-    assert not ledger.is_reliable
-    del other
-    assert (ledger.nbytes, ledger.is_reliable) == (5, True)
-
-
-def test_a_forked_child_has_nothing_of_what_its_parent_has_reserved(
-    ledger: Ledger, forked: Callable[[Callable[[], object]], int]
-) -> None:
-    ledger.reserve(5, _ROOMY)
-    numbers = ledger.reserve(5, _ROOMY)
-
-    def count() -> None:
-        assert ledger.reserve(3, _ROOMY) > numbers + 1000
-        ledger.written()
-        ledger.settle()
-
-    assert os.waitpid(forked(count), 0)[1] == 0
-    ledger.written()
-    ledger.written()
-    ledger.settle()
-    assert (ledger.nbytes, ledger.is_reliable) == (13, True)
-
-
 @given(
     st.lists(
-        st.tuples(st.integers(0, 1), st.sampled_from(["reserve", "keep", "free", "remove", "settle"]),
+        st.tuples(st.integers(0, 1), st.sampled_from(["reserve", "keep", "free", "remove"]),
                   st.integers(0, 3000)),
         max_size=60,
     )
@@ -115,7 +61,7 @@ def test_in_the_end_what_is_there_is_counted(steps: list[tuple[int, str, int]]) 
     with tempfile.TemporaryDirectory() as folder:
         ledgers = [opened(Path(folder)) for _ in range(2)]
         ledgers[0].reset(0)
-        there, writing = 0, ([], [])  # type: tuple[int, tuple[list[int], list[int]]]
+        writing: tuple[list[int], list[int]] = ([], [])
         kept: list[int] = []
         for which, step, nbytes in steps:
             ledger, mine = ledgers[which], writing[which]
@@ -129,14 +75,10 @@ def test_in_the_end_what_is_there_is_counted(steps: list[tuple[int, str, int]]) 
             elif step == "remove" and kept:
                 ledger.remove()
                 ledger.removed(kept.pop())
-            elif step == "settle":
-                ledger.settle()
-            there = sum(kept) + sum(map(sum, writing))
-            assert there <= ledger.nbytes <= 20_000
+            assert ledger.nbytes == sum(kept) + sum(map(sum, writing)) <= 20_000
         for ledger, mine in zip(ledgers, writing, strict=True):
             while mine:
                 ledger.written(mine.pop())
-            ledger.settle()
         assert (ledgers[0].nbytes, ledgers[0].is_reliable) == (sum(kept), True)
         for ledger in ledgers:
             ledger._lock.close()

@@ -97,7 +97,7 @@ def make() -> Iterator[Callable[..., Prefetcher]]:
 
 def _idle(prefetcher: Prefetcher) -> None:
     """Wait until its threads have nothing to do."""
-    shared = prefetcher._shared
+    shared = prefetcher
 
     def is_busy() -> bool:
         with shared.changed:
@@ -141,7 +141,7 @@ def test_no_more_is_held_than_there_is_room(make: Any) -> None:
     store.wait_begun(5)
     _idle(prefetcher)
     assert sorted(store.begun) == [0, 1, 2, 3, 4]
-    assert prefetcher.held == 5 * _SIZE
+    assert prefetcher.ahead == 5 * _SIZE
     prefetcher.need(rows(0, 1))  # which makes room for two
     store.wait_begun(7)
     _idle(prefetcher)
@@ -209,7 +209,7 @@ def test_a_row_that_comes_twice_is_there_twice(make: Any) -> None:
         prefetcher.need(rows(row))
     assert [prefetcher.take(row) for row in (1, 2, 1, 3, 1)] == [content(row) for row in (1, 2, 1, 3, 1)]
     assert store.begun.count(1) == 1
-    assert not prefetcher._shared.slots
+    assert not prefetcher.slots
 
 
 def test_what_comes_again_is_kept_where_it_fits(make: Any) -> None:
@@ -221,7 +221,7 @@ def test_what_comes_again_is_kept_where_it_fits(make: Any) -> None:
             prefetcher.need(rows(row))
             assert prefetcher.take(row) == content(row)
         _idle(prefetcher)
-        assert prefetcher.held == min(4, room) * _SIZE
+        assert prefetcher.ahead == min(4, room) * _SIZE
         for row in (0, 1, 2, 3):
             prefetcher.need(rows(row))
             assert prefetcher.take(row) == content(row)
@@ -252,8 +252,8 @@ def test_a_new_order_keeps_what_comes_again_and_drops_the_rest(make: Any) -> Non
     store.wait_begun(10)
     _idle(prefetcher)
     assert sorted(store.begun[6:]) == [20, 21, 22, 23]
-    assert sorted(prefetcher._shared.slots) == [3, 4, 20, 21, 22, 23]
-    assert prefetcher.held == 6 * _SIZE
+    assert sorted(prefetcher.slots) == [3, 4, 20, 21, 22, 23]
+    assert prefetcher.ahead == 6 * _SIZE
 
 
 def test_batches_that_were_given_up_are_forgotten(make: Any) -> None:
@@ -264,7 +264,7 @@ def test_batches_that_were_given_up_are_forgotten(make: Any) -> None:
     for _ in range(2):
         prefetcher.follow(parts([7]))
     _idle(prefetcher)
-    assert sorted(prefetcher._shared.slots) == [7]
+    assert sorted(prefetcher.slots) == [7]
 
 
 def test_for_other_processes_nothing_is_held(make: Any) -> None:
@@ -273,7 +273,7 @@ def test_for_other_processes_nothing_is_held(make: Any) -> None:
     prefetcher.follow(parts(range(100)), holds=False)
     store.wait_begun(8)
     _idle(prefetcher)
-    assert not prefetcher._shared.slots and prefetcher.held == 0
+    assert not prefetcher.slots and prefetcher.ahead == 0
     assert sorted(store.begun) == list(range(8))  # not further than the room, from what was needed last
     prefetcher.need(rows(0, 1, 2, 3))
     store.wait_begun(12)
@@ -288,7 +288,7 @@ def test_what_spills_is_fetched_and_not_held(make: Any) -> None:
     store.wait_begun(100)
     _idle(prefetcher)
     assert sorted(store.begun) == list(range(100))
-    assert prefetcher.held == 5 * _SIZE == len(prefetcher._shared.slots) * _SIZE
+    assert prefetcher.ahead == 5 * _SIZE == len(prefetcher.slots) * _SIZE
     store.near = set(range(100))
     prefetcher.need(rows(0, 1, 50, 99))
     assert [prefetcher.take(row) for row in (0, 1, 50, 99)] == [content(row) for row in (0, 1, 50, 99)]
@@ -309,7 +309,7 @@ def test_who_waits_when_it_is_closed_hears_of_it(make: Any) -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    while not prefetcher._shared.slots[1].waiting:
+    while not prefetcher.slots[1].waiting:
         threading.Event().wait(0.001)
     closing = threading.Thread(target=prefetcher.close)
     closing.start()
@@ -347,10 +347,10 @@ def test_what_is_given_early_is_taken_while_it_is_still_being_staged() -> None:
     assert prefetcher.take(3) == content(3) + b" early"
     prefetcher.need(rows(3))  # anew, beside the first that goes on
     assert prefetcher.take(3) == content(3) + b" early"
-    assert store.wait_begun(2) == [3, 3] and prefetcher.busy == 2
+    assert store.wait_begun(2) == [3, 3] and prefetcher.active + prefetcher.staging == 2
     store.let()
     prefetcher.close()
-    assert prefetcher.busy == 0
+    assert prefetcher.active + prefetcher.staging == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="run it on Linux, where threads have priorities")
@@ -372,12 +372,12 @@ def test_threads_that_fetch_leave_processors_to_others() -> None:
     assert os.getpriority(os.PRIO_PROCESS, 0) == own
 
 
-def test_threads_end_when_it_is_collected() -> None:
+def test_threads_end_when_its_owner_is_collected() -> None:
     store = _Store()
-    prefetcher = Prefetcher(store, 100, Pace(4))
-    prefetcher.follow(parts(range(50)))
+    owner = type("Owner", (), {})()
+    Prefetcher(store, 100, Pace(4), owner=owner).follow(parts(range(50)))
     store.wait_begun(10)
-    del prefetcher
+    del owner
     gc.collect()  # ``no_leaks`` waits for the threads
 
 
@@ -401,7 +401,7 @@ def test_a_forked_child_begins_anew(make: Any, in_child: Callable[[Callable[[], 
     store.wait_begun(5)
 
     def child() -> None:
-        assert not prefetcher._shared.slots
+        assert not prefetcher.slots
         prefetcher.need(rows(1, 2))
         assert [prefetcher.take(row) for row in (1, 2, 3)] == [content(row) for row in (1, 2, 3)]
         os._exit(0)
@@ -432,10 +432,10 @@ def test_whatever_is_said_to_come_each_row_is_what_it_is(
             assert [prefetcher.take(row) for row in batch.tolist()] == [
                 content(row) for row in batch.tolist()
             ]
-            assert 0 <= prefetcher.held <= room * _SIZE
+            assert 0 <= prefetcher.ahead <= room * _SIZE
         prefetcher.follow(parts([]))
         prefetcher.follow(parts([]))
         _idle(prefetcher)
-        assert not prefetcher._shared.slots and prefetcher.held == 0
+        assert not prefetcher.slots and prefetcher.ahead == 0
     finally:
         prefetcher.close()

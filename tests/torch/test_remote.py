@@ -179,11 +179,9 @@ def test_for_workers_nothing_is_held_in_the_parent_whatever_it_read_before(make:
     for _ in range(2):
         _batches(loader)
     prefetcher = dataset._remote.reader().prefetcher
-    while prefetcher.busy:
+    while prefetcher.active or prefetcher.staging:
         torch.empty(0)
-    assert not any(
-        slot.generation == prefetcher._shared.generation for slot in prefetcher._shared.slots.values()
-    )
+    assert not any(slot.generation == prefetcher.generation for slot in prefetcher.slots.values())
 
 
 def test_behind_wrappers(make: Any, near: Any, photo_tree: Path) -> None:
@@ -249,7 +247,7 @@ def test_the_next_epoch_is_fetched_ahead_of_it(make: Any) -> None:
     loader = FastLoader(dataset, 5, shuffle=True, seed=1)
     _batches(loader)
     prefetcher = dataset._remote.reader().prefetcher
-    while prefetcher.held < int(dataset._remote.listing.sizes.sum()):
+    while prefetcher.ahead < int(dataset._remote.listing.sizes.sum()):
         torch.empty(0)
     assert dataset.downloaded[0] == len(dataset)  # as all of them fit
 

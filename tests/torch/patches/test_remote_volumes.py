@@ -357,7 +357,7 @@ def _nothing_is_held(dataset: FastPatchDataset) -> None:
     for store in dataset._remote.stores:
         store.settle()
         assert not store._living
-        assert not [slot for slot in store.reader().prefetcher._shared.slots.values() if slot.wants]
+        assert not [slot for slot in store.reader().prefetcher.slots.values() if slot.wants]
 
 
 def test_one_patch_fetches_its_chunks_side_by_side(
