@@ -33,16 +33,6 @@ from fastpipe.torch.source import MOST_SPARE, MixedBatch, Source, integers, loca
 from fastpipe.torch.threads import is_thread_safe, note
 from fastpipe.torch.transport import shared_flat
 
-__all__ = [
-    "RowsBatch",
-    "RowsDataset",
-    "RowsRuntime",
-    "RowsSource",
-    "StockSamples",
-    "UserCode",
-    "is_fast_rows",
-]
-
 
 class UserCode:
     """The script's code that runs on the values of a sample.

@@ -36,12 +36,6 @@ if TYPE_CHECKING:
     from fastpipe.torch.image_folder import FastImageFolder
     from fastpipe.torch.runtime import Runtime
 
-__all__ = [
-    "LAYOUTS", "AugmentInThread", "Batch", "BatchMemory", "BatchRequest", "InThread", "Items", "Place",
-    "SpecGuess", "batch_memory", "batch_memory_like", "chosen_there",
-    "item_of", "matches_spec", "place_of", "substitute_of",
-]  # fmt: skip
-
 LAYOUTS: dict[Any, Layout] = {
     torch.contiguous_format: "contiguous",
     torch.channels_last: "channels_last",

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from fastpipe.augment.chains import ImageChain
     from fastpipe.core.transfer import Transfer
 
-__all__ = ["DeferredError", "Delivery"]
-
 _AUGMENT = 1 << 41  # where the draws of batch augmentation are, behind those of samples and collate
 
 

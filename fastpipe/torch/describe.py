@@ -30,11 +30,6 @@ from fastpipe.torch.source import Source, SplitError, ends_of, is_folder, is_row
 if TYPE_CHECKING:
     from fastpipe.volumes.places import KeyedIndex
 
-__all__ = [
-    "Advice", "LoaderPlan", "Waits", "advice_for", "opens_images", "order_note", "stock_loader",
-    "work_note",
-]  # fmt: skip
-
 
 class LoaderPlan:
     """What a loader does where, and why.  ``print`` it.

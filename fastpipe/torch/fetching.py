@@ -21,10 +21,6 @@ from fastpipe.torch.source import Source, StartedBatch, integers, located
 from fastpipe.torch.threads import note
 from fastpipe.torch.transport import peek_requests
 
-__all__ = [
-    "KeyedCollate", "KeyedDataset", "SourceDataset", "UsersDataset",
-]  # fmt: skip
-
 _COLLATE = 1 << 40  # where the draws of collate functions are, behind those of any epoch's samples
 
 

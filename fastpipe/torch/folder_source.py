@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from fastpipe.images.gpu_batches import DeviceMaker
     from fastpipe.stores.fetching import ObjectReader
 
-__all__ = ["FolderSource", "folder_source_of", "why_not_fast"]
-
 _ON_DEVICES = ("nvimgcodec", "dali")
 
 _Part = tuple[FastImageFolder, npt.NDArray[np.int64], npt.NDArray[np.int64]]

@@ -36,12 +36,6 @@ if TYPE_CHECKING:
     from fastpipe.core.class_folders import IndexCache
     from fastpipe.torch.staging import RemoteImages
 
-__all__ = [
-    "AdaptedImageFolder",
-    "FastImageFolder",
-    "why_not_adapted",
-]
-
 
 def _targets_of(samples: Any) -> Any:
     if isinstance(samples, SampleTable):

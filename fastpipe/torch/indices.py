@@ -32,11 +32,6 @@ from fastpipe.torch.samplers import EpochBatches, GroupSampler, ShardSampler, Sh
 from fastpipe.torch.source import integers
 from fastpipe.torch.state import sampler_state
 
-__all__ = [
-    "IndexBatches", "KeyedIndices", "PeekedIndices", "Prefetcher", "Prefetchers", "RandomBatches",
-    "UpcomingIndices", "draws_at_once",
-]  # fmt: skip
-
 
 Int64Array = npt.NDArray[np.int64]
 

@@ -51,11 +51,6 @@ from fastpipe.torch.source import Source
 from fastpipe.torch.transport import UnfinishedMessageError, WorkerContext, remove_names_of
 from fastpipe.torch.workers import WorkerCollate, WorkerInit, lanes_for, named_in, worker_error
 
-__all__ = [
-    "LoaderView", "ThreadedIterator", "WatchedWorkers", "forget_iterator", "is_map_style", "refuse_copy",
-    "stock_iterator",
-]  # fmt: skip
-
 
 _EXITED = "DataLoader worker exited unexpectedly"
 _END_S = 2.0  # for a worker whose connection has ended to be gone itself

@@ -65,8 +65,6 @@ if TYPE_CHECKING:
     from fastpipe.torch.image_folder import FastImageFolder
     from fastpipe.torch.split import Split
 
-__all__ = ["FastLoader", "accelerate"]
-
 
 # Where Python runs for each sample, its lock ends what the threads of one process can do at about what so
 # many of torch's workers do: it is held for 0.25 ms of an image, and for most of torchvision's transforms.

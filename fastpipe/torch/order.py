@@ -28,11 +28,6 @@ from fastpipe.torch.samplers import EpochBatches, GroupSampler, OrderRef, ShardS
 if TYPE_CHECKING:
     from fastpipe.torch.indices import IndexBatches
 
-__all__ = [
-    "CountingSampler", "EpochOrder", "Progress", "RequestCount", "ResumePoint", "batching_of",
-    "is_default", "mark_default", "options_of",
-]  # fmt: skip
-
 
 # ---- progress in an epoch ----------------------------------------------------------------------------
 

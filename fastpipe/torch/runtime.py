@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from fastpipe.images.gpu_batches import DeviceMaker, Turn
     from fastpipe.torch.staging import RemoteImages
 
-__all__ = ["ImageSource", "Options", "Runtime"]
-
 
 # ---- cache or files ----------------------------------------------------------------------------------
 

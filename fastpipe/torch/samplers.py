@@ -36,12 +36,6 @@ from fastpipe.torch.source import Source, ends_of, is_fast_folder, is_rows, numb
 if TYPE_CHECKING:
     from fastpipe.torch.order import EpochOrder
 
-__all__ = [
-    "DatasetBatches", "EffectiveSeed", "EpochBatches", "GroupSampler", "OrderRef", "RankCheck",
-    "ShardSampler", "ShuffleSampler", "arrangement_for", "arrangement_of", "draw_seed", "shard_sampler",
-    "tensor_of", "text_of",
-]  # fmt: skip
-
 
 class EpochBatches:
     """Index batches as a function of the epoch alone; as a ``batch_sampler`` it counts epochs itself."""

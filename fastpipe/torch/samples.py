@@ -23,12 +23,6 @@ from fastpipe.core.types import Key
 from fastpipe.images.pixels import Conversion
 from fastpipe.torch.transport import is_in_lane
 
-__all__ = [
-    "BatchSample", "BatchSamples", "BatchTensor", "DictSample", "LazySamples", "Part", "Row",
-    "SampleRows", "TupleSample", "Unfinished", "Value", "collate_unfinished", "collated", "copied",
-    "entry", "samples_of", "torch_dtype",
-]  # fmt: skip
-
 
 # ---- images ------------------------------------------------------------------------------------------
 

@@ -15,8 +15,6 @@ from fastpipe.errors import OptionError
 from fastpipe.torch.loader import FastLoader
 from fastpipe.torch.source import is_rows, numbers_of
 
-__all__ = ["GroupBatches", "Reduced", "group_batches", "segment_reduce"]
-
 _HOW = ("mean", "max", "vote")
 _INT64 = np.dtype(np.int64)
 

@@ -25,11 +25,6 @@ if TYPE_CHECKING:
     from fastpipe.torch.samplers import EpochBatches
     from fastpipe.torch.split import Split
 
-__all__ = [
-    "MOST_SPARE", "MixedBatch", "Source", "SplitError", "StartedBatch", "ends_of", "integers",
-    "is_fast_folder", "is_folder", "is_rows", "located", "numbers_of",
-]  # fmt: skip
-
 
 MOST_SPARE = 1 << 30  # bytes of batches begun while one sample holds up the one that is due
 

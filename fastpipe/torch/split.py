@@ -27,7 +27,6 @@ from fastpipe.torch.threads import do_without_helpers, is_thread_safe
 
 if TYPE_CHECKING:
     from fastpipe.augment.chains import ImageChain
-__all__ = ["Costs", "Placing", "SampleSpec", "Split", "SplitChoice", "split_of"]
 
 
 class SampleSpec(NamedTuple):

@@ -31,8 +31,6 @@ from fastpipe.stores.stage import StageFolder
 from fastpipe.torch.indices import UpcomingIndices
 from fastpipe.torch.source import located
 
-__all__ = ["RemoteImages", "UpcomingRows", "remote_images", "stage_reader"]
-
 Int64Array = npt.NDArray[np.int64]
 
 _log = logging.getLogger("fastpipe.stage")

@@ -26,11 +26,6 @@ from fastpipe.torch.samplers import GroupSampler, ShardSampler, ShuffleSampler, 
 if TYPE_CHECKING:
     from fastpipe.torch.indices import IndexBatches
 
-__all__ = [
-    "check_stateful", "is_unsaved", "point_of", "sampler_state", "set_sampler_state", "state_of",
-    "unsaved_state",
-]  # fmt: skip
-
 VERSION = 1
 # Their order comes from a generator alone, so that it can be drawn again.
 _REPLAYED = (

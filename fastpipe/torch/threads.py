@@ -18,11 +18,6 @@ from fastpipe.core.machine import default_threads
 from fastpipe.core.pool import Process, ThreadPool
 from fastpipe.images.steps import is_pristine
 
-__all__ = [
-    "do_without_helpers", "is_thread_safe", "native_lines", "new_pool", "note", "process_of",
-    "start_noting", "stock_note", "thread_safe_types",
-]  # fmt: skip
-
 
 _MANY = 8  # threads of which one less is hardly slower
 # Found here, where a failure is an error of the import, and not in a decoding thread.

@@ -23,8 +23,6 @@ from fastpipe.torch.loader import FastLoader, accelerate
 from fastpipe.torch.order import batching_of, is_default
 from fastpipe.torch.samplers import GroupSampler, ShardSampler
 
-__all__ = ["EpochTimer", "prepare"]
-
 
 # ---- ``prepare``: a ``FastLoader`` under Accelerate -------------------------------------------------
 

@@ -23,11 +23,6 @@ from torch.utils.data import get_worker_info
 
 from fastpipe.core.lanes import Lane, LaneWriter, lanes_are_possible
 
-__all__ = [
-    "NAMED_MEMORY", "UnfinishedMessageError", "WorkerContext", "expect_from", "is_in_lane",
-    "peek_requests", "remove_names_of", "room", "send_through", "shared_flat",
-]  # fmt: skip
-
 
 # ---- requests ----------------------------------------------------------------------------------------
 

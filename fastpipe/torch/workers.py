@@ -46,10 +46,6 @@ from fastpipe.torch.source import Source
 from fastpipe.torch.threads import start_noting
 from fastpipe.torch.transport import NAMED_MEMORY, expect_from, room, send_through
 
-__all__ = [
-    "WorkerCollate", "WorkerInit", "bytes_of", "choose_workers", "lanes_for", "named_in", "worker_error",
-]  # fmt: skip
-
 
 if sys.platform != "win32":  # where there are no lanes either
     import resource
