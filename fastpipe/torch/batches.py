@@ -26,7 +26,7 @@ from fastpipe.errors import BadSampleError
 from fastpipe.images.batch import RowsOf, Then
 from fastpipe.images.plan import Layout, Plan
 from fastpipe.torch.randomness import run_keyed, run_seeded
-from fastpipe.torch.samples import samples_of
+from fastpipe.torch.samples import BatchSamples
 from fastpipe.torch.split import SampleSpec, Split
 from fastpipe.torch.threads import note
 from fastpipe.torch.transport import shared_flat
@@ -279,7 +279,7 @@ class Batch:
         whole = self._whole(kept)
         if whole is not None:
             key = self._key._replace(draws=self._key.draws[list(kept)]) if self._augments_there else None
-            return samples_of(*whole, targets, self._plan.end, key)
+            return BatchSamples(*whole, targets, self._plan.end, key)
         values = self._values(kept)
         if values and not self._stock_here:
             self._runtime.spec.learn(self._plan, values)

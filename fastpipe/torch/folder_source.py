@@ -20,7 +20,7 @@ from fastpipe.options import Cache
 from fastpipe.torch.batches import LAYOUTS, Batch, BatchRequest, batch_memory, batch_memory_like, chosen_there
 from fastpipe.torch.image_folder import AdaptedImageFolder, FastImageFolder, why_not_adapted
 from fastpipe.torch.indices import Prefetcher, UpcomingIndices
-from fastpipe.torch.samples import entry, samples_of
+from fastpipe.torch.samples import BatchSamples, entry
 from fastpipe.torch.source import MixedBatch, Source, SplitError, integers, located
 from fastpipe.torch.split import Split, split_of
 
@@ -221,7 +221,7 @@ class _Mixed(MixedBatch):
         if len(samples) < self._count:
             tensor = chosen_there(tensor, self.kept)
         key = None if self._key is None else self._key._replace(draws=self._key.draws[self.kept])
-        return samples_of(tensor, self._kind, [entry(sample, 1) for sample in samples], self._end, key)
+        return BatchSamples(tensor, self._kind, [entry(sample, 1) for sample in samples], self._end, key)
 
     def _together(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the batch: the common memory, or all of it on the device on which parts were made."""

@@ -32,7 +32,6 @@ from fastpipe.torch.samplers import EpochBatches, GroupSampler, ShardSampler, Sh
 from fastpipe.torch.source import integers
 from fastpipe.torch.state import sampler_state
 
-
 Int64Array = npt.NDArray[np.int64]
 
 

@@ -51,7 +51,6 @@ from fastpipe.torch.source import Source
 from fastpipe.torch.transport import UnfinishedMessageError, WorkerContext, remove_names_of
 from fastpipe.torch.workers import WorkerCollate, WorkerInit, lanes_for, named_in, worker_error
 
-
 _EXITED = "DataLoader worker exited unexpectedly"
 _END_S = 2.0  # for a worker whose connection has ended to be gone itself
 

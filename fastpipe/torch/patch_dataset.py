@@ -25,7 +25,6 @@ from fastpipe.volumes.raw import received, sendable
 from fastpipe.volumes.samples import PatchSamples
 from fastpipe.volumes.units import Foreseen, PatchChunks
 
-
 Int64Array = npt.NDArray[np.int64]
 
 

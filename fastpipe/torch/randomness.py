@@ -1,8 +1,8 @@
 """Where random numbers come from: the keys of batches, and generators that are left alone or put back.
 
 A sample's random numbers depend on its key, not on which thread runs it, or when.  `run_keyed` gives a
-transform that draws through torch alone the numbers of a seed, in any thread; `run_seeded` gives them to any
-callable, in one thread at a time.  Both give the numbers that it would draw after ``torch.manual_seed(seed)``.
+transform that draws through torch alone the numbers of a seed, in any thread; `run_seeded` any callable, in
+one thread at a time.  Both give the numbers that it would draw after ``torch.manual_seed(seed)``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from torch.overrides import TorchFunctionMode
 
 from fastpipe.core.keys import sample_seed
 from fastpipe.core.types import Key
-
 
 Transform = Callable[[Any], Any]
 
@@ -208,8 +207,8 @@ class _DrawnKey(Key):
 
 
 def take_key(count: int) -> tuple[Key, bool]:
-    """Return the key for the next ``count`` samples of this thread, and whether a loader set it; else, or when
-    that has no draws left, its seed is drawn when something first asks for it."""
+    """Return the key for the next ``count`` samples of this thread, and whether a loader set it; else, or
+    when that has no draws left, its seed is drawn when something first asks for it."""
     key = _current.key
     if key is not None and _current.used + count <= len(key.draws):
         draws = key.draws[_current.used : _current.used + count]

@@ -27,8 +27,8 @@ from fastpipe.images.plan import Plan
 from fastpipe.images.reader import ImageReader, JpegHeader, PillowImage, read_many
 from fastpipe.options import BadSamples, Cache, Decode
 from fastpipe.torch.batches import BatchMemory, Items, Place, SpecGuess
-from fastpipe.torch.samples import BatchSamples, BatchTensor
-from fastpipe.torch.threads import native_lines, new_pool, note
+from fastpipe.torch.samples import BatchSamples
+from fastpipe.torch.threads import native_lines, note, process_of
 
 if TYPE_CHECKING:
     from fastpipe.core.cache_store import Entry
@@ -200,7 +200,7 @@ class Runtime(ProcessRuntime[Options]):
     """Threads, memory, decoders and the cache of one dataset in one process."""
 
     def __init__(self, options: Options, count: int, remote: RemoteImages | None = None) -> None:
-        super().__init__(options, new_pool(options.threads, "fastpipe-decode"))
+        super().__init__(options, process_of(options.threads, "fastpipe-decode").pool)
         self.memory, self.pinned_memory = BatchMemory(), BatchMemory(is_pinned=True)
         self.clock = StageClock()
         self.spec = SpecGuess()
@@ -219,7 +219,7 @@ class Runtime(ProcessRuntime[Options]):
             native.note_in(noted_in)
         self._makers_on: dict[Any, DeviceMaker | None] = {}
         self._lock = threading.Lock()
-        self._handed_out: Callable[[], BatchTensor | None] = _no_batch
+        self._handed_out: Callable[[], BatchSamples | None] = _no_batch
         decoder = None
         if decode.backend == "dali":
             from fastpipe.images.dali import make_batch_decoder
@@ -302,7 +302,7 @@ class Runtime(ProcessRuntime[Options]):
         before = self._handed_out()
         if before is not None:
             before.release()
-        self._handed_out = weakref.ref(samples.whole) if type(samples) is BatchSamples else _no_batch
+        self._handed_out = weakref.ref(samples) if type(samples) is BatchSamples else _no_batch
         return list(samples)
 
     def maker_on(self, device: Any) -> DeviceMaker | None:

@@ -22,7 +22,6 @@ from fastpipe.torch.patch_dataset import FastPatchDataset
 from fastpipe.volumes.blending import Blender, gaussian_weights
 from fastpipe.volumes.tensorstore import opened_by_tensorstore
 
-
 _PART, _LEAST_PART = 128, 16  # the most along a dimension that is finished at once, and the least of it
 
 

@@ -23,7 +23,6 @@ from fastpipe.torch.loader import FastLoader, accelerate
 from fastpipe.torch.order import batching_of, is_default
 from fastpipe.torch.samplers import GroupSampler, ShardSampler
 
-
 # ---- ``prepare``: a ``FastLoader`` under Accelerate -------------------------------------------------
 
 _T_co = TypeVar("_T_co", covariant=True)

@@ -23,7 +23,6 @@ from torch.utils.data import get_worker_info
 
 from fastpipe.core.lanes import Lane, LaneWriter, lanes_are_possible
 
-
 # ---- requests ----------------------------------------------------------------------------------------
 
 _FIRST_S, _LONGEST_S = 0.0001, 0.002

@@ -46,7 +46,6 @@ from fastpipe.torch.source import Source
 from fastpipe.torch.threads import start_noting
 from fastpipe.torch.transport import NAMED_MEMORY, expect_from, room, send_through
 
-
 if sys.platform != "win32":  # where there are no lanes either
     import resource
 
