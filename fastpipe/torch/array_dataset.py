@@ -6,8 +6,9 @@ import operator
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -15,65 +16,62 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from fastpipe.core.array_samples import Form, Reading
-from fastpipe.core.bad_samples import Item, why_nothing_is_left
 from fastpipe.core.batches import say_where
 from fastpipe.core.clock import StageClock
 from fastpipe.core.keys import sample_seed
-from fastpipe.core.pool import Job, ThreadPool
-from fastpipe.core.reads import PendingRead, ReadThreads
-from fastpipe.core.slots import KEPT_SLOTS, SlotPool
+from fastpipe.core.pool import ThreadPool
+from fastpipe.core.reads import PendingRead
+from fastpipe.core.slots import KEPT_SLOTS
 from fastpipe.core.types import Key
-from fastpipe.errors import BadSampleError
 from fastpipe.options import BadSamples, Shard, Shuffle
-from fastpipe.torch.indices import Prefetcher, Prefetchers
 from fastpipe.torch.randomness import preserved_generators, run_keyed, seed_generators, take_key
 from fastpipe.torch.samplers import DatasetBatches, EpochBatches
 from fastpipe.torch.samples import LazySamples, Part, SampleRows, Value, copied
-from fastpipe.torch.source import MOST_SPARE, MixedBatch, Source, integers, located
+from fastpipe.torch.source import MOST_SPARE, MixedBatch, Source, StartedBatch
 from fastpipe.torch.threads import is_thread_safe, note
 from fastpipe.torch.transport import shared_flat
+from fastpipe.torch.upcoming import Prefetcher
+from fastpipe.torch.wrappers import integers, located
 
 
+@dataclass
 class UserCode:
     """The script's code that runs on the values of a sample.
 
-    Args:
+    Attributes:
         transform: called with all values if it is ``joint``, else with the sample of a dict, else with the
             first value.
         is_safe: several threads may call it at once, whatever it is.
         target_transform: called with the second value.
     """
 
-    def __init__(
-        self,
-        form: Form,
-        transform: Callable[..., Any] | None,
-        is_safe: bool,
-        *,
-        target_transform: Callable[[Any], Any] | None = None,
-        joint: bool = False,
-    ) -> None:
-        self._form, self._transform, self._target_transform = form, transform, target_transform
-        self._joint, self._makes_samples = joint, transform is not None and (joint or form.kind == "dict")
-        self.is_safe = is_safe or transform is None or is_thread_safe([transform])
+    form: Form
+    transform: Callable[..., Any] | None
+    is_safe: bool
+    target_transform: Callable[[Any], Any] | None = None
+    joint: bool = False
+
+    def __post_init__(self) -> None:
+        self._makes_samples = self.transform is not None and (self.joint or self.form.kind == "dict")
+        self.is_safe = self.is_safe or self.transform is None or is_thread_safe([self.transform])
 
     def __bool__(self) -> bool:
-        return self._transform is not None or self._target_transform is not None
+        return self.transform is not None or self.target_transform is not None
 
     @property
     def runs_here(self) -> bool:
         """Whether some of it runs only in the consumer's thread."""
-        return self._target_transform is not None or not self.is_safe
+        return self.target_transform is not None or not self.is_safe
 
     def transformed(self, values: list[Any], seed: Callable[[], int] | None) -> list[Any]:
         """Values after ``transform``; its draws through torch come from the seed that a function gives."""
-        transform = self._transform
+        transform = self.transform
         if transform is None:
             return values
-        given: Any = values if self._joint else values[0]
-        if self._makes_samples and not self._joint:
-            given = self._form.sample(values)
-        call: Callable[[Any], Any] = (lambda several: transform(*several)) if self._joint else transform
+        given: Any = values if self.joint else values[0]
+        if self._makes_samples and not self.joint:
+            given = self.form.sample(values)
+        call: Callable[[Any], Any] = (lambda several: transform(*several)) if self.joint else transform
         made = call(given) if seed is None else run_keyed([call], given, seed)
         return [made] if self._makes_samples else [made, *values[1:]]
 
@@ -81,9 +79,9 @@ class UserCode:
         """The sample of such values, after ``target_transform``."""
         if self._makes_samples:
             return values[0]
-        if self._target_transform is not None:
-            values[1] = self._target_transform(values[1])
-        return self._form.sample(values)
+        if self.target_transform is not None:
+            values[1] = self.target_transform(values[1])
+        return self.form.sample(values)
 
 
 class StockSamples(Dataset[Any]):
@@ -103,53 +101,32 @@ class StockSamples(Dataset[Any]):
         return found
 
 
-class RowsBatch:
-    """A batch that is being read."""
+class RowsBatch(StartedBatch):
+    """A batch that is being read; ``parts`` are its memory."""
 
     def __init__(
-        self,
-        pending: PendingRead,
-        parts: Sequence[Part],
-        pool: ThreadPool | None,
-        form: Form,
-        code: UserCode,
-        key: Key | None,
-        is_keyed: bool,
-        is_threaded: bool,
-    ) -> None:
-        self.pending, self.parts = pending, parts
+        self, pending: PendingRead, parts: Sequence[Part], pool: ThreadPool | None, form: Form,
+        code: UserCode, key: Key | None, is_keyed: bool, is_threaded: bool,
+    ) -> None:  # fmt: skip
+        self.pending: PendingRead = pending
+        self.parts, self.count = parts, len(pending.samples)
+        self.nbytes = sum(part.array.nbytes for part in parts)
         # The threads must outlive the batch, also when the dataset gets new ones meanwhile.
         self._pool, self._form, self._code = pool, form, code
         self._key, self._is_keyed, self._is_threaded = key, is_keyed, is_threaded
-        self.kept: Sequence[int] = ()
-
-    @property
-    def nbytes(self) -> int:
-        return sum(part.array.nbytes for part in self.parts)
-
-    def is_current(self) -> bool:
-        return True
-
-    def jobs(self) -> list[Job]:
-        return self.pending.jobs
 
     def finish(self) -> Sequence[Any]:
         self.kept = self.pending.wait()
         if self._code:
             return self._transformed()
         parts = self.parts
-        if len(self.kept) < len(self.pending.samples):
-            parts = [_chosen(part, self.kept) for part in parts]
+        if len(self.kept) < self.count:
+            kept = list(self.kept)
+            parts = [_part_of(part.array[kept], part.tensor is not None) for part in parts]
         if self._form.kind == "value" and parts[0].array.ndim == 1:
             values = list(parts[0].array)  # scalars, which torch collates by their own types
             return list(map(copied, values)) if parts[0].array.dtype.kind == "V" else values
         return SampleRows(self._form, parts)
-
-    def why_empty(self) -> BadSampleError | None:
-        return why_nothing_is_left(self.pending.left_out, len(self.pending.samples))
-
-    def cancel(self) -> None:
-        self.pending.cancel()
 
     def _transformed(self) -> list[Any]:
         made: dict[int, list[Any]] = {}
@@ -172,7 +149,7 @@ class RowsBatch:
         samples = []
         with preserved_generators() if self._is_keyed and self._code.runs_here else nullcontext():
             for row in self.kept:
-                note(self._item(row).path)
+                note(self.pending.item(row).path)
                 try:
                     if row in failed:
                         raise failed.pop(row)
@@ -184,7 +161,7 @@ class RowsBatch:
                     samples.append(self._code.sample(values))
                 except Exception as error:
                     failed.clear()  # a traceback refers to this batch and its memory
-                    say_where(error, self._item(row))
+                    say_where(error, self.pending.item(row))
                     raise
         return samples
 
@@ -196,27 +173,14 @@ class RowsBatch:
         assert self._key is not None
         return sample_seed(self._key.seed, self._key.epoch, int(self._key.draws[row]))
 
-    def _item(self, row: int) -> Item:
-        return self.pending.item(row)
 
-
-def _chosen(part: Part, rows: Sequence[int]) -> Part:
-    array = part.array[list(rows)]
-    return Part(array, None if part.tensor is None else torch.from_numpy(array))
+def _part_of(array: npt.NDArray[Any], is_tensor: bool) -> Part:
+    return Part(array, torch.from_numpy(array) if is_tensor else None)
 
 
 # Parts of a batch below this have memory of their own: who keeps the labels of an epoch would else keep
 # slots, and who sends them from a worker a segment.
 _OWN_MEMORY = 1 << 18
-
-
-class RowsRuntime(Protocol):
-    """What such a dataset has in one process: threads (None for the calling one), and memory for values."""
-
-    pool: ThreadPool | None
-    threads: ReadThreads | None
-    clock: StageClock
-    slots: list[SlotPool]
 
 
 class RowsDataset(Dataset[Any]):
@@ -246,8 +210,9 @@ class RowsDataset(Dataset[Any]):
         """How a batch is read; as of `BatchReader`."""
 
     @abstractmethod
-    def _running(self) -> RowsRuntime:
-        """What this process has, made when first needed."""
+    def _running(self) -> Any:
+        """What this process has, made when first needed: ``pool`` and ``threads`` (None for the calling one),
+        ``clock``, and ``slots``, a ``SlotPool`` for each of the values."""
 
     @abstractmethod
     def _code(self) -> UserCode:
@@ -337,7 +302,8 @@ class RowsDataset(Dataset[Any]):
     @property
     def clock(self) -> StageClock:
         """Time spent in this process, by stage, summed over the threads."""
-        return self._running().clock
+        clock: StageClock = self._running().clock
+        return clock
 
     def __getstate__(self) -> dict[str, Any]:
         # Threads and open files stay here; the copy has its own when it needs them.
@@ -357,16 +323,9 @@ class RowsDataset(Dataset[Any]):
         pool = self._running().pool
         return pool.threads if pool else 1
 
-    def _runs_user_code(self) -> bool:
-        return self._code().runs_here
-
     def _answers_for_batches(self) -> bool:
         """Whether no subclass makes samples one by one."""
         return type(self).__getitem__ is RowsDataset.__getitem__
-
-    def _large_parts(self, count: int) -> int:
-        """Return how many of a batch's arrays are large enough to be sent in memory of their own."""
-        return sum(count * value.nbytes >= _OWN_MEMORY for value in self._values)
 
     # ---- how a batch is made --------------------------------------------------------------------
 
@@ -398,7 +357,7 @@ class RowsDataset(Dataset[Any]):
             raise IndexError(f"sample {positions[wrong][0]} of a dataset of {length}")
         return np.where(positions < 0, positions + length, positions)
 
-    def _memory(self, count: int, runtime: RowsRuntime, threaded: bool) -> list[Part]:
+    def _memory(self, count: int, runtime: Any, threaded: bool) -> list[Part]:
         found = []
         for value, slots in zip(self._values, runtime.slots, strict=True):
             shape, nbytes = (count, *value.shape), count * value.nbytes
@@ -409,7 +368,7 @@ class RowsDataset(Dataset[Any]):
                 array = shared_flat(nbytes).numpy().view(value.dtype).reshape(shape)
             else:
                 array = slots.take(shape, value.dtype)
-            found.append(Part(array, None if value.torch_dtype is None else torch.from_numpy(array)))
+            found.append(_part_of(array, value.torch_dtype is not None))
         return found
 
 
@@ -430,20 +389,23 @@ class RowsSource(Source):
         self.bases: list[RowsDataset] = list(dict.fromkeys(ends))
         self._batches: EpochBatches | None = None
 
-    def start(self, indices: Sequence[int], key: Key) -> RowsBatch | _Mixed:
+    def start(self, indices: Sequence[int], key: Key) -> StartedBatch:
         parts = located(self._dataset, integers(indices))
         if len(parts) > 1:
-            return _Mixed(parts, key)
+            begun = []
+            for base, rows, local in parts:
+                part = Key(key.seed, key.epoch, key.draws[rows])
+                begun.append((rows, base._start_batch(local, part)))
+            return _Mixed(begun)
         base, _, local = parts[0] if parts else (self.bases[0], None, ())
         if self._batches is not None and base is self._dataset:
             base._expect_order(key, self._batches.order)
         batch: RowsBatch = base._start_batch(local, key)
         return batch
 
-    def prefetcher(self, *, is_here: bool) -> Prefetcher | None:
+    def prefetchers(self, *, is_here: bool) -> Sequence[Prefetcher]:
         found = [base._prefetcher(self._dataset, is_here=is_here) for base in self.bases]
-        some = [prefetcher for prefetcher in found if prefetcher is not None]
-        return Prefetchers(some) if some else None
+        return [prefetcher for prefetcher in found if prefetcher is not None]
 
     def follow_order(self, batches: EpochBatches | None) -> None:
         # What ranks share is used in the order of none of them.
@@ -453,15 +415,17 @@ class RowsSource(Source):
         return super().made_by() if any(base._code() for base in self.bases) else None
 
     def tensors(self, batch_size: int) -> int:
-        return max(base._large_parts(batch_size) for base in self.bases)
+        return max(
+            sum(batch_size * value.nbytes >= _OWN_MEMORY for value in base._values) for base in self.bases
+        )
 
     @property
     def runs_user_code(self) -> bool:
-        return any(base._runs_user_code() for base in self.bases)
+        return any(base._code().runs_here for base in self.bases)
 
     @property
     def spare_nbytes(self) -> int:
-        return min((base._spare_nbytes for base in self.bases), default=super().spare_nbytes)
+        return min(base._spare_nbytes for base in self.bases)
 
     def describe(self) -> list[str]:
         return list(dict.fromkeys(line for base in self.bases for line in base.plan.lines))
@@ -470,18 +434,9 @@ class RowsSource(Source):
 class _Mixed(MixedBatch):
     """A batch of several datasets."""
 
-    def __init__(
-        self, parts: Sequence[tuple[RowsDataset, npt.NDArray[np.int64], npt.NDArray[np.int64]]], key: Key
-    ) -> None:
-        super().__init__()
-        for base, rows, local in parts:
-            part = Key(key.seed, key.epoch, key.draws[rows])
-            self.parts.append((base, rows, base._start_batch(local, part)))
-        self.nbytes = sum(batch.nbytes for _, _, batch in self.parts)
-
     def finish(self) -> Sequence[Any]:
         found, are_rows = dict[int, Any](), True
-        for _, rows, batch in self.parts:
+        for rows, batch in self.parts:
             made = batch.finish()
             if isinstance(made, SampleRows):
                 made = made.to_collate()

@@ -25,7 +25,8 @@ from fastpipe.options import Shard
 from fastpipe.torch.order import EpochOrder, batching_of, options_of
 from fastpipe.torch.randomness import key_for, keyed
 from fastpipe.torch.samplers import EpochBatches
-from fastpipe.torch.source import Source, SplitError, ends_of, is_folder, is_rows
+from fastpipe.torch.source import Source, SplitError
+from fastpipe.torch.wrappers import ends_of, is_folder, is_rows
 
 if TYPE_CHECKING:
     from fastpipe.volumes.places import KeyedIndex

@@ -17,9 +17,10 @@ from torch.utils.data import Subset, get_worker_info
 from fastpipe.core.keys import sample_seed
 from fastpipe.torch.indices import KeyedIndices
 from fastpipe.torch.randomness import key_for, keyed, preserved_generators, seed_generators
-from fastpipe.torch.source import Source, StartedBatch, integers, located
+from fastpipe.torch.source import Source, StartedBatch
 from fastpipe.torch.threads import note
 from fastpipe.torch.transport import peek_requests
+from fastpipe.torch.wrappers import integers, located
 
 _COLLATE = 1 << 40  # where the draws of collate functions are, behind those of any epoch's samples
 

@@ -16,6 +16,7 @@ import torchvision
 from torchvision.datasets import DatasetFolder, ImageFolder, VisionDataset, folder
 from torchvision.datasets.folder import IMG_EXTENSIONS, default_loader, pil_loader
 
+from fastpipe.core import class_folders
 from fastpipe.core.clock import StageClock
 from fastpipe.core.files import is_url
 from fastpipe.core.sample_tables import SampleTable, TargetTable
@@ -25,15 +26,13 @@ from fastpipe.core.types import Key
 from fastpipe.errors import OptionError
 from fastpipe.images.plan import Plan, compile_plan, plan_state
 from fastpipe.options import BadSamples, Cache, Decode, Stage, Subset
-from fastpipe.torch.batches import LAYOUTS, Batch, BatchRequest, Items, place_of, substitute_of
-from fastpipe.torch.randomness import take_key
+from fastpipe.torch.batches import LAYOUTS, Batch, BatchRequest
 from fastpipe.torch.runtime import Options, Runtime
 from fastpipe.torch.threads import is_thread_safe, stock_note
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from fastpipe.core.class_folders import IndexCache
     from fastpipe.torch.staging import RemoteImages
 
 
@@ -233,9 +232,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
             return classes, {name: index for index, name in enumerate(classes)}
         if self._remote is not None and os.fspath(directory) == os.fspath(self.root):
             return self._remote.find_classes(self._only_classes, self._index_cache())
-        from fastpipe.core import class_folders as folder
-
-        return folder.find_classes(directory, self._only_classes)
+        return class_folders.find_classes(directory, self._only_classes)
 
     @property
     def memory_format(self) -> torch.memory_format:
@@ -358,36 +355,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         key: Key | None = None,
         request: BatchRequest = _USUAL,
     ) -> Batch:
-        samples, runtime, remote = self.samples, self._running(), self._remote
-        items = Items(samples, self._positions(indices))
-        count, is_keyed = len(items), key is not None
-        if key is None:
-            key, is_keyed = take_key(count)
-        plan = request.plan_of(self.plan)
-        in_threads = self._stock_threads(plan)
-        memory = runtime.pinned_memory if request.is_pinned else runtime.memory
-        like = runtime.spec.of(plan) if request.threaded else None
-        place = place_of(request, plan, key, count, memory, like, in_threads)
-        substitute = None
-        if self.bad_samples.policy == "replace":
-            substitute = partial(substitute_of, samples, items, key)
-        parameters, objects = plan.draw(key), items.positions[:0]
-        if remote is not None:
-            objects = self._rows(items.positions)
-            if request.threaded:  # last, as many threads are awake then
-                remote.reader().need(objects)
-        turn = None
-        if request.device and request.sends_bytes and plan.writes_bytes:
-            turn = runtime.turn_on(request.device)
-        pending = runtime.begin(
-            items, plan, parameters, place, substitute, turn if turn is not None and turn.is_there else None,
-            request.threaded, objects,
-        )  # fmt: skip
-        return Batch(
-            self, runtime, pending, plan, key, is_keyed, place,
-            stock_here=bool(plan.stock) and place.finish is None, augments_there=request.augments_there,
-            turn=turn,
-        )  # fmt: skip
+        return Batch(self, indices, key, request)
 
     def _expect_batches(self, batches: int) -> None:
         slots = self._running().memory.slots
@@ -420,6 +388,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         return np.where(positions < 0, positions + length, positions)
 
     def _rows(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The objects of samples in the store."""
         assert self._remote is not None
         return self._remote.rows(self.samples, positions)
 
@@ -430,18 +399,14 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         options: dict[str, Any] = {
             "extensions": self.extensions, "is_valid_file": is_valid_file, "allow_empty": allow_empty
         }  # fmt: skip
-        if (
-            type(self).make_dataset is not ImageFolder.make_dataset
-        ):  # a subclass finds its files in its own way
+        # A subclass may find its files in its own way.
+        if type(self).make_dataset is not ImageFolder.make_dataset:
             return self.make_dataset(self.root, class_to_idx=self.class_to_idx, **options)
-        from fastpipe.core import class_folders as folder
-        from fastpipe.core.class_folders import ScanProgress
-
-        with ScanProgress(self.root) as on_progress:
+        with class_folders.ScanProgress(self.root) as on_progress:
             options |= {"cache": self._index_cache(), "on_progress": on_progress}
             if self._remote is not None:
                 return self._remote.scan(self.class_to_idx, **options)
-            return folder.scan_folder(self.root, self.class_to_idx, **options)
+            return class_folders.scan_folder(self.root, self.class_to_idx, **options)
 
     def _check_loader(self) -> None:
         """Refuse a loader of the script's own if fastpipe would have to read files."""
@@ -466,13 +431,11 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
 
             open_cache_store(self.cache)
 
-    def _index_cache(self) -> IndexCache | None:
+    def _index_cache(self) -> class_folders.IndexCache | None:
         """Return where the scan is kept; None to scan each time."""
         if self.cache.where == "off":
             return None
-        from fastpipe.core.class_folders import default_index_cache
-
-        return default_index_cache()
+        return class_folders.default_index_cache()
 
     def _running(self) -> Runtime:
         """Threads, decoders and the cache of this process, made when first needed."""

@@ -563,7 +563,7 @@ class ThreadedIterator(_Counting):
             raise AssertionError(f"timeout={self._timeout} needs num_workers > 0")
         self._source, self._depth, self._refill = source, depth, refill
         if self._pin_memory or (self._delivery is not None and self._delivery.pins):
-            source.pin()
+            source.ask(is_pinned=True)
         self._spare = cache(spare)  # not before threads have something to do
         self._early, self._stands_for_workers = early, stands_for_workers
         self._pending: deque[_Begun] = deque()

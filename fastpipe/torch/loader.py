@@ -6,6 +6,7 @@ import copy
 import math
 import operator
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
@@ -14,7 +15,8 @@ from torch.utils.data._utils.collate import default_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fastpipe.core.clock import StageClock
-from fastpipe.core.machine import default_threads
+from fastpipe.core.machine import default_threads, free_memory
+from fastpipe.core.transfer import Transfer, checked_device
 from fastpipe.errors import OptionError
 from fastpipe.options import Cache, Shard, Shuffle
 from fastpipe.torch.delivery import Delivery
@@ -39,25 +41,20 @@ from fastpipe.torch.iterators import (
 )
 from fastpipe.torch.order import WORKER_OPTIONS, EpochOrder, batching_of, is_default, mark_default, options_of
 from fastpipe.torch.samplers import (
-    EffectiveSeed,
     GroupSampler,
     RankCheck,
     ShardSampler,
     ShuffleSampler,
     arrangement_for,
+    effective_seed,
+    set_sampler_state,
     shard_sampler,
 )
-from fastpipe.torch.source import Source, ends_of, is_folder, is_rows
+from fastpipe.torch.source import Source
 from fastpipe.torch.split import SplitChoice
-from fastpipe.torch.state import (
-    check_stateful,
-    is_unsaved,
-    point_of,
-    set_sampler_state,
-    state_of,
-    unsaved_state,
-)
+from fastpipe.torch.state import check_stateful, is_unsaved, point_of, state_of, unsaved_state
 from fastpipe.torch.workers import WorkerInit, choose_workers, lanes_for
+from fastpipe.torch.wrappers import ends_of, is_folder, is_rows
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -166,11 +163,16 @@ class FastLoader(DataLoader[_T_co]):
         _check_options(num_workers, workers, prefetch_batches, dtype)
         if isinstance(dataset, IterableDataset):
             given = {"device": device, "dtype": dtype, "augment": augment}
-            _refuse_for_iterable([name for name, value in given.items() if value is not None])
+            useless = [name for name, value in given.items() if value is not None]
+            if useless:
+                raise OptionError(
+                    f"{', '.join(useless)}= has no effect on an IterableDataset, whose loading is left to "
+                    "torch: move and augment in the dataset or in the loop"
+                )
         self.seed = seed if seed is None else operator.index(seed)
         self.shard = shard
         self.device, self.dtype = device, dtype
-        self._device = None if device is None else _checked_device(device)
+        self._device = None if device is None else checked_device(device)
         self.augment = augment
         self._splitting = SplitChoice(augment, self._device)
         self.cache, self._cache = cache, Cache.of(cache)
@@ -187,20 +189,22 @@ class FastLoader(DataLoader[_T_co]):
             if num_workers == 0:  # what is only about workers is for the case that there are some
                 prefetch_factor, persistent_workers, timeout, multiprocessing_context = None, False, 0, None
         self._ranks = None if shard is None else RankCheck()
+        seed_of = partial(effective_seed, self.seed, dataset)  # does not refer to this loader
+        is_plain = sampler is None and batch_sampler is None and not isinstance(dataset, IterableDataset)
         arrangement = None
         if isinstance(shuffle, Shuffle):
             arrangement, shuffle = arrangement_for(dataset, shuffle, sampler, batch_sampler), True
         if shard is not None and not isinstance(getattr(batch_sampler, "sampler", None), ShardSampler):
             sampler = shard_sampler(
                 dataset, shard, shuffle, sampler, batch_sampler, batch_size, arrangement,
-                EffectiveSeed(self.seed, dataset)(), self._source_of(dataset),
+                seed_of(), bool((source := self._source_of(dataset)) and source.skips),
             )  # fmt: skip
             shuffle = False
         elif arrangement is not None:
             sampler, shuffle = GroupSampler(dataset, arrangement, generator), False
             mark_default(sampler)
-        elif shuffle and self._seeds_order(dataset, sampler, batch_sampler):
-            sampler, shuffle = ShuffleSampler(dataset, generator, EffectiveSeed(self.seed, dataset)), False
+        elif shuffle and is_plain and seed_of() is not None:
+            sampler, shuffle = ShuffleSampler(dataset, generator, seed_of), False
             mark_default(sampler)
         super().__init__(
             dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory,
@@ -213,7 +217,7 @@ class FastLoader(DataLoader[_T_co]):
         self._check_cache()
         if augment == "split":  # which is possible, or an error now
             self._split(self._source())
-        self._order = EpochOrder(self, shard, EffectiveSeed(self.seed, dataset))
+        self._order = EpochOrder(self, shard, seed_of)
         self._persistent_batches: IndexBatches | None = None
         self._waits = Waits()
         if workers == "threads":
@@ -360,7 +364,7 @@ class FastLoader(DataLoader[_T_co]):
             return
         self._check_stateful("load_state_dict")
         point = point_of(state, self._order, self._samples(), self._effective_seed())
-        set_sampler_state(self._order, state.get("sampler"))
+        set_sampler_state(self._order.index_sampler, state.get("sampler"))
         self._order.resume_at(point)
         self._persistent_batches = None
         forget_iterator(self)
@@ -396,7 +400,7 @@ class FastLoader(DataLoader[_T_co]):
         in_threads = source is not None and not why_processes
         number = 0 if in_threads else self.num_workers
         batches = self._index_batches(seed, is_keyed, in_threads)
-        batches.prefetcher = None if source is None else source.prefetcher(is_here=number == 0)
+        batches.prefetchers = () if source is None else source.prefetchers(is_here=number == 0)
         if source is not None:
             dataset: UsersDataset = SourceDataset(self.dataset, source)
         else:
@@ -417,8 +421,6 @@ class FastLoader(DataLoader[_T_co]):
         is_bounded = self.prefetch_batches != "auto" or (view.delivery and view.delivery.is_made_there)
 
         def spare() -> int:  # of this machine's memory, not of a device's
-            from fastpipe.core.machine import free_memory
-
             return 0 if is_bounded else min(source.spare_nbytes, (free_memory() or 0) // 8)
 
         refill = self.batch_size if source.skips else None
@@ -464,17 +466,15 @@ class FastLoader(DataLoader[_T_co]):
         if self._device is None and augment is None and self.dtype is None and not is_there:
             return None
         if source is not None and self.dtype is not None and self._is_plain:
-            source.make_dtype(str(self.dtype).removeprefix("torch."))
+            source.ask(dtype=str(self.dtype).removeprefix("torch."))
         transfer, finishes, is_made_there = None, False, False
         if self._device is not None:
-            from fastpipe.core.transfer import Transfer
-
             transfer = Transfer(self._device)
             # What threads have augmented is done, and goes as it is.
             finishes = source is not None and self._is_plain
             finishes = finishes and (transfer.is_elsewhere if split is None else is_there)
             if source is not None and finishes:
-                source.send_bytes()
+                source.ask(sends_bytes=True)
                 is_made_there = not self._why_processes(source) and source.make_on(self._device)
         rest = split.chain if split is not None and is_there else None
         # Workers that persist go on as they began.
@@ -503,11 +503,7 @@ class FastLoader(DataLoader[_T_co]):
             return None
 
     def _effective_seed(self) -> int | None:
-        return EffectiveSeed(self.seed, self.dataset)()
-
-    def _seeds_order(self, dataset: Any, sampler: Any, batch_sampler: Any) -> bool:
-        is_plain = sampler is None and batch_sampler is None and not isinstance(dataset, IterableDataset)
-        return is_plain and EffectiveSeed(self.seed, dataset)() is not None
+        return effective_seed(self.seed, self.dataset)
 
     def _depth(self, source: Source, delivery: Delivery | None) -> int:
         if self.prefetch_batches != "auto":
@@ -524,8 +520,7 @@ class FastLoader(DataLoader[_T_co]):
             )
 
     def _check_stateful(self, method: str) -> None:
-        comes_in_order = self.in_order or self.num_processes <= 1
-        check_stateful(method, self._order, is_map_style(self), comes_in_order)
+        check_stateful(method, self._order, is_map_style(self), self.in_order or self.num_processes <= 1)
 
 
 def _check_options(num_workers: Any, workers: Any, prefetch_batches: Any, dtype: Any) -> None:
@@ -540,20 +535,6 @@ def _check_options(num_workers: Any, workers: Any, prefetch_batches: Any, dtype:
         raise OptionError(f"workers must be 'auto', 'threads' or 'processes', got {workers!r}")
     if num_workers == "auto" and workers != "auto":
         raise OptionError(f"num_workers='auto' chooses by measuring: leave workers={workers!r} out")
-
-
-def _refuse_for_iterable(given: list[str]) -> None:
-    if given:
-        raise OptionError(
-            f"{', '.join(given)}= has no effect on an IterableDataset, whose loading is left to torch: "
-            "move and augment in the dataset or in the loop"
-        )
-
-
-def _checked_device(device: Any) -> Any:
-    from fastpipe.core.transfer import checked_device
-
-    return checked_device(device)
 
 
 def source_of(dataset: Any, adapted: dict[int, FastImageFolder], cache: Cache) -> Source | None:

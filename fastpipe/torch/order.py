@@ -7,7 +7,8 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import Any
 
 import torch
 from torch.utils.data import (
@@ -23,11 +24,14 @@ from torch.utils.data import (
 
 from fastpipe.errors import OptionError
 from fastpipe.options import Shard
-from fastpipe.torch.samplers import EpochBatches, GroupSampler, OrderRef, ShardSampler, ShuffleSampler
-
-if TYPE_CHECKING:
-    from fastpipe.torch.indices import IndexBatches
-
+from fastpipe.torch.samplers import (
+    EpochBatches,
+    GroupSampler,
+    OrderRef,
+    ShardSampler,
+    ShuffleSampler,
+    innermost,
+)
 
 # ---- progress in an epoch ----------------------------------------------------------------------------
 
@@ -70,11 +74,12 @@ class ResumePoint:
         return is_begun or bool(self.batches or self.taken or self.offset or self.position)
 
 
-class RequestCount(Protocol):
-    """An iterator over a sampler that knows how often it was asked."""
+# Returns how often an iterator over a sampler was asked, and the state that its generator has by that.
+Look = Callable[[torch.Generator | None], tuple[int, torch.Tensor | None]]
 
-    def look(self, generator: torch.Generator | None) -> tuple[int, torch.Tensor | None]:
-        """Return that, and the state that its generator has by that."""
+
+def _known(asked: int, generator: torch.Generator | None) -> tuple[int, torch.Tensor | None]:
+    return asked, None if generator is None else generator.get_state()
 
 
 class CountingSampler:
@@ -112,24 +117,17 @@ class CountingSampler:
                     "drawn from in this epoch, so that its draws cannot be made again: give the sampler a "
                     "generator of its own"
                 )
-            return self._asked, None if generator is None else generator.get_state()
+            return _known(self._asked, generator)
 
 
-@dataclass(frozen=True)
-class _Copied:
-    """How often an iterator was asked that is elsewhere."""
-
-    asked: int
-
-    def look(self, generator: torch.Generator | None) -> tuple[int, torch.Tensor | None]:
-        return self.asked, None if generator is None else generator.get_state()
-
-
+@dataclass(eq=False)
 class Progress:
     """How far the user has come in an epoch.
 
     Attributes:
         point: where the iterator began.
+        generator, sampler: states of the sampler's generator and of the user's sampler when the epoch began.
+        asked: looks at the sampler's iterator; None where no sampler decides.
         received: batches that it has given.
         taken: index batches that these took, if not one each.
         offset: samples of the next index batch that these took.
@@ -137,27 +135,23 @@ class Progress:
         is_stale: whether another epoch is wanted instead, before the first batch of this one.
         held: what the user has of it (received, taken, offset), where who gives batches on is ahead.
         base_seed: the iterator's.
-        generator: state of the sampler's generator when the epoch began.
-        sampler: state of the user's sampler when the epoch began.
-        asked: the sampler's iterator; None where no sampler decides.
     """
 
-    def __init__(
-        self, point: ResumePoint, generator: torch.Tensor | None, sampler: Any, asked: RequestCount | None
-    ) -> None:
-        self.point, self.generator, self.sampler, self.asked = point, generator, sampler, asked
-        self.received = 0
-        self.taken: int | None = None
-        self.offset = 0
-        self.is_over = False
-        self.is_stale = False
-        self.held: tuple[int, int | None, int] | None = None
-        self.base_seed: int | None = None
+    point: ResumePoint
+    generator: torch.Tensor | None
+    sampler: Any
+    asked: Look | None
+    received: int = 0
+    taken: int | None = None
+    offset: int = 0
+    is_over: bool = False
+    is_stale: bool = False
+    held: tuple[int, int | None, int] | None = None
+    base_seed: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy does not go on with the iterator, but knows where it was.
-        asked = None if self.asked is None else _Copied(self.asked.look(None)[0])
-        return {**self.__dict__, "asked": asked}
+        return {**self.__dict__, "asked": self.asked and partial(_known, self.asked(None)[0])}
 
     def hold(self) -> None:
         """Count what is received from now on as not yet the user's."""
@@ -183,13 +177,13 @@ class EpochOrder:
     Attributes:
         next_epoch: number of the next epoch.
         progress: how far the user is in the one that began last; None before the first.
-        waiting: refers to the index batches of an iterator that was not asked yet.
+        waiting: refers to the ``IndexBatches`` of an iterator that was not asked yet.
     """
 
     def __init__(self, loader: DataLoader[Any], shard: Shard | None, seed: Callable[[], int | None]) -> None:
         self.next_epoch = 0
         self.progress: Progress | None = None
-        self.waiting: weakref.ref[IndexBatches] | None = None
+        self.waiting: weakref.ref[Any] | None = None
         self.look_at(loader)
         self._resume: ResumePoint | None = None
         self._is_asked = False  # whether it was asked for an iterator there
@@ -241,7 +235,12 @@ class EpochOrder:
         progress, point = self.progress, self.pending
         if self._is_new and epoch and self.generator is not None and self.ours() is None:
             self._is_new = False
-            _warn_of_the_first_order(epoch)
+            warnings.warn(
+                f"this run begins with epoch {epoch}, but the loader has no seed, and the generator that the "
+                "order is drawn from may be where a first epoch finds it, whose order then comes again: give "
+                "the loader a seed=, or resume with its state_dict()",
+                stacklevel=3,
+            )
         if progress is not None and not progress.is_over and not progress.received:
             if progress.point.epoch == epoch:
                 return  # it has begun already, ahead of its first batch
@@ -261,12 +260,9 @@ class EpochOrder:
         Trainers ask for several iterators before they take the first batch.
         """
         progress = self.progress
-        if (
-            progress is not None
-            and progress.point is self._resume
-            and (progress.received or progress.is_over)
-        ):
-            self._resume = None
+        if progress is not None and progress.point is self._resume:
+            if progress.received or progress.is_over:
+                self._resume = None
         return self._resume
 
     def pass_epoch(self) -> int:
@@ -331,9 +327,7 @@ class EpochOrder:
     @property
     def generator(self) -> torch.Generator | None:
         """The generator from which a sampler of torch's draws the order; None if it draws none."""
-        sampler = self.index_sampler
-        while type(sampler) is BatchSampler:
-            sampler = sampler.sampler
+        sampler = innermost(self.index_sampler)
         generator = getattr(sampler, "generator", None)
         if isinstance(generator, torch.Generator):
             return generator
@@ -351,9 +345,8 @@ class EpochOrder:
         taken = point.taken + (received if taken is None else taken)
         position = 0
         if ours is not None:
-            steps = ours.steps(point.position)
-            position = steps.end(taken - point.taken) + offset
-        asked, now = (None, None) if progress.asked is None else progress.asked.look(self.generator)
+            position = ours.steps(point.position).end(taken - point.taken) + offset
+        asked, now = (None, None) if progress.asked is None else progress.asked(self.generator)
         return ResumePoint(
             point.epoch, point.begun, point.batches + received, taken, offset, position,
             progress.base_seed, progress.generator, asked, now,
@@ -365,7 +358,7 @@ class EpochOrder:
         now = None if generator is None else generator.get_state()
         return ResumePoint(self.next_epoch, begun, base_seed=base_seed, now=now)
 
-    def begin(self, begun: int, sampler_state: Any, asked: RequestCount | None) -> Progress:
+    def begin(self, begun: int, sampler_state: Any, asked: Look | None) -> Progress:
         """Begin an epoch, when the first index is asked for."""
         point, self.waiting = self.pending, None
         told = self._told_epoch()
@@ -439,29 +432,14 @@ def batching_of(loader: DataLoader[Any]) -> dict[str, Any]:
 def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
     """Return the other arguments of ``DataLoader``, as the loader is now."""
     names = (
-        *WORKER_OPTIONS,
-        "dataset",
-        "collate_fn",
-        "pin_memory",
-        "pin_memory_device",
-        "generator",
-        "in_order",
-    )
+        *WORKER_OPTIONS, "dataset", "collate_fn", "pin_memory", "pin_memory_device", "generator", "in_order"
+    )  # fmt: skip
     return {name: getattr(loader, name) for name in names if hasattr(loader, name)}
 
 
 def _are_torchs(batches: Any, sampler: Any) -> bool:
     """Whether index batches are those that ``DataLoader`` itself makes of the sampler."""
     return type(batches) is BatchSampler and batches.sampler is sampler
-
-
-def _warn_of_the_first_order(epoch: int) -> None:
-    warnings.warn(
-        f"this run begins with epoch {epoch}, but the loader has no seed, and the generator that the order "
-        "is drawn from may be where a first epoch finds it, whose order then comes again: give the loader a "
-        "seed=, or resume with its state_dict()",
-        stacklevel=4,
-    )
 
 
 def mark_default(sampler: Any) -> None:

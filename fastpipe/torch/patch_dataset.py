@@ -15,11 +15,11 @@ from fastpipe.core.types import Key
 from fastpipe.options import BadSamples, Cache, Stage
 from fastpipe.sampling import Sampling
 from fastpipe.torch.array_dataset import RowsDataset, StockSamples, UserCode
-from fastpipe.torch.indices import Prefetcher, UpcomingIndices
 from fastpipe.torch.randomness import take_key
 from fastpipe.torch.samples import Value
-from fastpipe.torch.source import integers, located
 from fastpipe.torch.threads import process_of
+from fastpipe.torch.upcoming import Prefetcher, UpcomingIndices
+from fastpipe.torch.wrappers import integers, located
 from fastpipe.volumes.places import KeyedIndex, Places
 from fastpipe.volumes.raw import received, sendable
 from fastpipe.volumes.samples import PatchSamples

@@ -50,18 +50,15 @@ _MOST_PIXELS = (1 << 31) - 1
 
 
 class Found(NamedTuple):
-    """A file's content, or a cached image; or what leads to one.
+    """A file's content (``blob``), or a cached image (``entry`` of the cache, of a ``file``).
 
-    Attributes:
-        blob: the file's content.
-        file, entry: of the cache.
-        header: of a JPEG; None for other files, False if nobody has looked.
-        rules: of Pillow, under which the cache was asked.
+    ``header`` is that of a JPEG, None for other files, False if nobody has looked; ``rules`` are Pillow's,
+    under which the cache was asked.
     """
 
     blob: bytes | None
-    file: FileIdentity | None
-    entry: Entry | None
+    file: FileIdentity | None = None
+    entry: Entry | None = None
     header: JpegHeader | Literal[False] | None = False
     rules: str = ""
 
@@ -83,7 +80,7 @@ class ImageSource:
     def read(self, path: str, file: bytes | None = None) -> Found:
         """Return the cached image of this file as it is now, else the file's content, which may be given."""
         if self._cache is None:
-            return Found(self._read(path) if file is None else file, None, None)
+            return Found(self._read(path) if file is None else file)
         version, rules, cache = self._version, self._reader.rules(), self._cache
         which = cache.identify_object(version(path), path, rules) if version else cache.identify(path, rules)
         entry = cache.find(which)
@@ -105,7 +102,7 @@ class ImageSource:
 
     def read_past(self, path: str) -> Found:
         """Return the content of a file whose image is not to be cached."""
-        return Found(self._read(path), None, None)
+        return Found(self._read(path))
 
     @staticmethod
     def read_many_past(paths: Sequence[str]) -> list[Found | None]:
@@ -237,22 +234,15 @@ class Runtime(ProcessRuntime[Options]):
         if self.cache is not None:
             lines.append(self.cache.describe())
         self.decoders = "\n  ".join(lines)  # what a plan begins with
-        if remote is None:
-            source = ImageSource(read_file, reader, short_side, self.cache)
-        else:
-            source = ImageSource(remote.read, reader, short_side, self.cache, remote.state)
+        read, state = (read_file, None) if remote is None else (remote.read, remote.state)
+        source = ImageSource(read, reader, short_side, self.cache, state)
         self._source, self._reader = source, reader
         self._remote, self._is_native = remote, decoder is None
         self.maker = BatchMaker(
-            _noted(source.read) if get_worker_info() else source.read,
-            source.open,
-            options.bad_samples.policy,
-            BadSampleLog(options.bad_samples),
-            self.clock,
-            decoder,
-            read_past=source.read_past,
-            read_many_past=source.read_many_past if remote is None else None,
-        )
+            _noted(source.read) if get_worker_info() else source.read, source.open,
+            options.bad_samples.policy, BadSampleLog(options.bad_samples), self.clock, decoder,
+            read_past=source.read_past, read_many_past=source.read_many_past if remote is None else None,
+        )  # fmt: skip
 
     @property
     def is_native(self) -> bool:
@@ -268,9 +258,8 @@ class Runtime(ProcessRuntime[Options]):
         pool, maker, decode = self.pool if threaded else None, self.maker, self.options.decode
         described = None
         if turn is None and self.is_native:
-            described = plan.native(
-                self._reader.most_pixels, decode.exif, decode.scaled, decode.short_side
-            )  # fmt: skip
+            most = self._reader.most_pixels
+            described = plan.native(most, decode.exif, decode.scaled, decode.short_side)
         if described is None:
             return maker.start(
                 pool, items, plan, parameters, place.memory, place.finish, substitute, is_batch=threaded,
@@ -286,12 +275,8 @@ class Runtime(ProcessRuntime[Options]):
             paths, arriving = items.packed_paths(), None
         else:
             paths, arriving = self._remote.arriving(rows, items.paths(), kept is not None)
-        batch.begin_natively(
-            Described(described, paths, self._source.info_in, kept, arriving, place.then),
-            pool,
-            self._channel,
-            self._threads,
-        )
+        told = Described(described, paths, self._source.info_in, kept, arriving, place.then)
+        batch.begin_natively(told, pool, self._channel, self._threads)
         return batch
 
     def hand_out(self, samples: Sequence[Any]) -> list[Any]:
@@ -311,11 +296,6 @@ class Runtime(ProcessRuntime[Options]):
             if device not in self._makers_on:
                 self._makers_on[device] = self._new_maker(device)
             return self._makers_on[device]
-
-    def turn_on(self, device: Any) -> Turn | None:
-        """Begin a batch of bytes on a device; None if none is made there."""
-        maker = self.maker_on(device)
-        return None if maker is None else maker.turn()
 
     def _new_maker(self, device: Any) -> DeviceMaker | None:
         from fastpipe.images.gpu_batches import DeviceMaker, device_decoder, share_of

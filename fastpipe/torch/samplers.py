@@ -10,13 +10,20 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
-from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+)
 
 from fastpipe.core.order import (
     Arrangement,
@@ -31,10 +38,7 @@ from fastpipe.core.order import (
 )
 from fastpipe.errors import OptionError
 from fastpipe.options import Shard, Shuffle
-from fastpipe.torch.source import Source, ends_of, is_fast_folder, is_rows, numbers_of
-
-if TYPE_CHECKING:
-    from fastpipe.torch.order import EpochOrder
+from fastpipe.torch.wrappers import ends_of, is_fast_folder, is_rows, numbers_of
 
 
 class EpochBatches:
@@ -70,7 +74,8 @@ class EpochBatches:
 
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
         """Return an epoch's indices on all ranks, int64 (N,)."""
-        return np.asarray(order_of(self.count, self.seed, epoch, self.arrangement), np.int64)
+        order = order_of(self.count, self.seed, epoch, self.arrangement)
+        return np.arange(self.count) if isinstance(order, range) else np.asarray(order, np.int64)
 
     def __iter__(self) -> Iterator[list[int]]:
         # An epoch begins with its first batch: a stock loader with workers takes two iterators for one.
@@ -115,8 +120,7 @@ class ShardSampler(DistributedSampler[int]):
     def _batches(self) -> EpochBatches:
         order = self.order.get()
         assert order is not None, "a loader sets it, and lives"
-        batches = order.ours()
-        assert batches is not None
+        batches: EpochBatches = order.ours()
         return batches
 
 
@@ -153,12 +157,12 @@ class ShuffleSampler(RandomSampler):
 
 
 class OrderRef:
-    """Refers to a loader's order without keeping it, or anything it refers to, alive."""
+    """Refers to a loader's ``EpochOrder`` without keeping it, or anything it refers to, alive."""
 
-    def __init__(self, order: EpochOrder | None) -> None:
+    def __init__(self, order: Any) -> None:
         self._ref = None if order is None else weakref.ref(order)
 
-    def get(self) -> EpochOrder | None:
+    def get(self) -> Any:
         return None if self._ref is None else self._ref()
 
     def set_epoch(self, epoch: int) -> None:
@@ -249,8 +253,7 @@ def _groups_of(base: Any) -> npt.NDArray[np.int64]:
 
 def shard_sampler(
     dataset: Any, shard: Shard, shuffle: bool | None, sampler: Any, batch_sampler: Any,
-    batch_size: int | None, arrangement: Arrangement | None,
-    seed: int | None, source: Source | None,
+    batch_size: int | None, arrangement: Arrangement | None, seed: int | None, skips: bool,
 ) -> ShardSampler:  # fmt: skip
     """The sampler that a loader with ``shard=`` shows."""
     if not isinstance(shard, Shard):
@@ -273,7 +276,7 @@ def shard_sampler(
             "shard= with shuffle=True needs a seed=, the same on every rank: else ranks would take "
             "parts of different orders"
         )
-    if source is not None and source.skips:
+    if skips:
         raise OptionError(
             "bad_samples='skip' makes epochs shorter, on each rank by another number, and ranks would "
             "wait for each other for ever: use bad_samples='replace' with shard="
@@ -290,17 +293,12 @@ def arrangement_for(dataset: Any, shuffle: Shuffle, sampler: Any, batch_sampler:
     return arrangement_of(dataset, shuffle)
 
 
-class EffectiveSeed:
-    """The seed that counts: the loader's own, else the dataset's.  Does not refer to the loader."""
-
-    def __init__(self, seed: int | None, dataset: Any) -> None:
-        self._seed, self._dataset = seed, dataset
-
-    def __call__(self) -> int | None:
-        if self._seed is not None:
-            return self._seed
-        first = ends_of(self._dataset)[0]
-        return first.seed if is_rows(first) or is_fast_folder(first) else None
+def effective_seed(seed: int | None, dataset: Any) -> int | None:
+    """Return the seed that counts: the loader's own, else the dataset's."""
+    if seed is not None:
+        return seed
+    first = ends_of(dataset)[0]
+    return first.seed if is_rows(first) or is_fast_folder(first) else None
 
 
 # ---- for stock loaders -------------------------------------------------------------------------------
@@ -309,21 +307,11 @@ class EffectiveSeed:
 class DatasetBatches(Sampler[list[int]]):
     """What a dataset's ``batch_sampler`` gives: batches of indices, another order for each epoch.
 
-    Args:
-        dataset: with a ``seed``.
-        batch_size: samples in a batch.
-        shuffle: False, True or a ``Shuffle``.
-        drop_last: leave out an incomplete last batch.
-        shard: the rank's part; None for everything.
-
     Attributes:
         batch_size, drop_last: as given.
         epoch: number of the next epoch.
         generator: from which an epoch's seed is drawn, where the dataset has none.
         arrangement: the samples' groups, where these are shuffled.
-
-    Raises:
-        OptionError: an option's value cannot work.
     """
 
     def __init__(
@@ -377,11 +365,9 @@ class DatasetBatches(Sampler[list[int]]):
         # An epoch begins with its first batch.  A stock loader with workers takes two iterators for one,
         # and who resumes sets the generator before the first draw.
         epoch, self.epoch = self.epoch, self.epoch + 1
-        seed = None
-        if self._shuffles:
-            seed = self._dataset.seed
-            if seed is None:
-                seed, epoch = draw_seed(self.generator), 0
+        seed = self._dataset.seed if self._shuffles else None
+        if self._shuffles and seed is None:
+            seed, epoch = draw_seed(self.generator), 0
         # The order may be the samples' own, but these others in each epoch.
         key = self._dataset.seed if seed is None else seed
         keyed = getattr(self._dataset, "_keyed_indices", None)
@@ -420,12 +406,12 @@ class RankCheck:
         if dist.get_world_size() != shard.world:
             return
         store: Any = dist.distributed_c10d._get_default_store()
-        store.set(self._name(shard.mode, shard.rank), json.dumps(values))
+        prefix = f"fastpipe/loader/{self._number}/{shard.mode}/"
+        store.set(f"{prefix}{shard.rank}", json.dumps(values))
         for rank in range(shard.world):
-            name = self._name(shard.mode, rank)
-            if rank == shard.rank or not store.check([name]):
+            if rank == shard.rank or not store.check([f"{prefix}{rank}"]):
                 continue
-            theirs = json.loads(store.get(name))
+            theirs = json.loads(store.get(f"{prefix}{rank}"))
             differing = [key for key in values if values[key] != theirs.get(key)]
             if differing:
                 self._has_warned = True
@@ -440,8 +426,8 @@ class RankCheck:
                 )
                 return
 
-    def _name(self, mode: str, rank: int) -> str:
-        return f"fastpipe/loader/{self._number}/{mode}/{rank}"
+
+# ---- states ------------------------------------------------------------------------------------------
 
 
 def text_of(state: torch.Tensor | None) -> str | None:
@@ -454,3 +440,27 @@ def tensor_of(text: str | None) -> torch.Tensor | None:
     if text is None:
         return None
     return torch.from_numpy(np.frombuffer(base64.b64decode(text), np.uint8).copy())
+
+
+def innermost(sampler: Any) -> Any:
+    """Return the sampler behind torch's ``BatchSampler``."""
+    while type(sampler) is BatchSampler:
+        sampler = sampler.sampler
+    return sampler
+
+
+def sampler_state(index_sampler: Any) -> Any:
+    """Return a sampler's state before an epoch; None if it has none."""
+    inner = innermost(index_sampler)
+    if hasattr(inner, "state_dict"):
+        return inner.state_dict()
+    return {"epoch": inner.epoch} if type(inner) in (DistributedSampler, ShuffleSampler) else None
+
+
+def set_sampler_state(index_sampler: Any, state: Any) -> None:
+    """Give a sampler its state back."""
+    inner = innermost(index_sampler)
+    if state is not None and type(inner) in (DistributedSampler, ShuffleSampler):
+        inner.set_epoch(state["epoch"])
+    elif state is not None and hasattr(inner, "load_state_dict"):
+        inner.load_state_dict(state)

@@ -13,7 +13,7 @@ import torch
 from fastpipe.core.casting import unheld
 from fastpipe.errors import OptionError
 from fastpipe.torch.loader import FastLoader
-from fastpipe.torch.source import is_rows, numbers_of
+from fastpipe.torch.wrappers import is_rows, numbers_of
 
 _HOW = ("mean", "max", "vote")
 _INT64 = np.dtype(np.int64)

@@ -270,7 +270,8 @@ def _split(source: Source | None, is_plain: bool) -> Split | SplitError:
     if not is_plain:
         return SplitError("samples are not collated by torch's default_collate")
     try:
-        return source.split()
+        split: Split = source.split()
+        return split
     except SplitError as error:
         why = str(error)
     return SplitError(why)  # which is kept, and so must not keep the frames that the error came from

@@ -28,8 +28,8 @@ from fastpipe.stores.listing import Listing
 from fastpipe.stores.opening import open_store
 from fastpipe.stores.retrying import RetryingStore
 from fastpipe.stores.stage import StageFolder
-from fastpipe.torch.indices import UpcomingIndices
-from fastpipe.torch.source import located
+from fastpipe.torch.upcoming import UpcomingIndices
+from fastpipe.torch.wrappers import located
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -224,7 +224,7 @@ class UpcomingRows:
         known = rows < len(first)
         inside = np.where(known, rows, 0)
         now = np.where(first[inside] >= upcoming.now, first[inside], second[inside] + upcoming.count)
-        uses = np.where(now >= _UNKNOWN, _UNKNOWN, now + upcoming.passed)
+        uses = np.where(now >= _UNKNOWN, _UNKNOWN, now + upcoming.epoch * upcoming.count)
         return np.where(known, uses, _UNKNOWN)
 
     def _in_order(self, later: int) -> Int64Array:

@@ -315,7 +315,7 @@ def choose_workers(
         chosen, why = 0, why_none
     elif not _have_room(_TASKS * cores):
         chosen, why = 0, f"limits of this system do not allow {cores} more processes"
-    elif source is not None and source.prefetcher(is_here=True) is not None:
+    elif source is not None and source.prefetchers(is_here=True):
         chosen, why = 0, "what comes next is fetched ahead in this process"
     elif not hasattr(os, "fork"):
         chosen, why = cores, "nothing was measured, as this system cannot fork"
