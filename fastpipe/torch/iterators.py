@@ -1,8 +1,7 @@
 """The iterators of a loader: the only module that touches private parts of torch's ``DataLoader``.
 
-torch builds an iterator from a loader.  It is given a *view* of the loader instead, in which
-only the dataset, the index sampler, the collate function and the worker's init function are
-replaced; everything else, and every attribute that the user sees, stays the loader's own.
+torch builds an iterator from a loader.  It is given a *view* of the loader instead, in which only the
+dataset, the index sampler, the collate function and the worker's init function are replaced.
 
 Used: ``DataLoader._get_iterator``, ``_index_sampler``, ``_auto_collation``, ``_dataset_kind``, ``_iterator``;
 ``_SingleProcessDataLoaderIter`` and of its base ``_next_data``, ``_next_index``, ``_reset``,
@@ -26,6 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from time import perf_counter_ns
+from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -108,10 +108,9 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         return self._failed(str(error), found) if found else error
 
     def _explained_start(self, error: Exception) -> Exception:
-        """Return the explanation of an error that came while workers were being started."""
-        is_starting = len(self._workers) < self._num_workers
-        if is_starting and isinstance(error, (ConnectionError, EOFError)):  # of the pipe to the next one
-            number = len(self._workers)
+        number = len(self._workers)
+        # Of the pipe to the next one.
+        if number < self._num_workers and isinstance(error, (ConnectionError, EOFError)):
             return WorkerError(
                 f"Worker {number} ended while it was being started, before it had read what it needs "
                 f"({type(error).__name__}: {error}). What it printed says why. A script whose workers are "
@@ -121,7 +120,6 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         return self.explain(error)
 
     def _explained_wait(self, error: Exception) -> Exception:
-        """Return the explanation of an error that came while waiting for a batch."""
         if isinstance(error, WorkerError):
             return error
         if self._timeout > 0 and (late := self._late_by(error)):
@@ -146,11 +144,6 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         if not isinstance(error, UnfinishedMessageError):
             self.await_end()
         return [number for number, worker in self._working().items() if not worker.is_alive()]
-
-    @property
-    def has_reading_thread(self) -> bool:
-        """Whether a thread of torch's reads what workers send, to pin it."""
-        return hasattr(self, "_pin_memory_thread")
 
     def await_end(self) -> None:
         """Wait shortly for the end of a worker: the end of its connection is noticed earlier."""
@@ -257,7 +250,7 @@ def _is_hopeless(reference: weakref.ref[WatchedWorkers], seconds: float) -> bool
 def _await_end(reference: weakref.ref[WatchedWorkers]) -> None:
     iterator = reference()
     # Elsewhere torch's thread reads, and must not ask for what the main one may be asking just then.
-    if iterator is not None and not iterator.has_reading_thread:
+    if iterator is not None and not hasattr(iterator, "_pin_memory_thread"):
         iterator.await_end()
 
 
@@ -273,12 +266,12 @@ _running: weakref.WeakSet[WatchedWorkers] = weakref.WeakSet()
 _explains_deaths = False
 
 
-@atexit.register
-def _let_workers_end() -> None:
+def _for_all(method: Callable[[WatchedWorkers], None]) -> None:
     for iterator in list(_running):
-        iterator.let_workers_end()
+        method(iterator)
 
 
+atexit.register(_for_all, WatchedWorkers.let_workers_end)
 _cleans_up_in = -1  # the process, as a forked child does nothing at its end of what its parent is to do
 
 
@@ -287,20 +280,15 @@ def _clean_up_at_the_end() -> None:
     global _cleans_up_in
     if _cleans_up_in != os.getpid():
         _cleans_up_in = os.getpid()
-        multiprocessing.util.Finalize(None, _remove_what_killed_workers_left, exitpriority=-100)
-
-
-def _remove_what_killed_workers_left() -> None:
-    for iterator in list(_running):
-        iterator.remove_what_killed_workers_left()
+        method = WatchedWorkers.remove_what_killed_workers_left
+        multiprocessing.util.Finalize(None, _for_all, (method,), exitpriority=-100)
 
 
 def _explain_deaths() -> None:
     """Explain the error that torch raises in a signal handler, wherever the script is."""
     global _explains_deaths
-    if _explains_deaths or not hasattr(signal, "SIGCHLD"):
-        return
-    if threading.current_thread() is not threading.main_thread():
+    is_main = threading.current_thread() is threading.main_thread()
+    if _explains_deaths or not hasattr(signal, "SIGCHLD") or not is_main:
         return
     torchs = signal.getsignal(signal.SIGCHLD)
     if not callable(torchs):
@@ -341,15 +329,9 @@ class LoaderView(_View):
     """A loader of a map-style dataset as its iterator sees it."""
 
     def __init__(
-        self,
-        loader: DataLoader[Any],
-        dataset: Any,
-        batches: IndexBatches,
-        seed: int | None,
-        worker_init_fn: WorkerInit,
-        delivery: Delivery | None,
-        advice: Advice,
-    ) -> None:
+        self, loader: DataLoader[Any], dataset: Any, batches: IndexBatches, seed: int | None,
+        worker_init_fn: WorkerInit, delivery: Delivery | None, advice: Advice,
+    ) -> None:  # fmt: skip
         super().__init__(loader, worker_init_fn)
         self.dataset, self._index_sampler = dataset, batches
         self.delivery, self.advice = delivery, advice
@@ -455,12 +437,12 @@ class _Counting(_BaseDataLoaderIter):
             else:
                 data = self._delivered()
         except StopIteration:
-            begun = self._progress()
-            if begun is not None:
-                begun.is_over = True
+            if self._progress is not None:
+                self._progress.is_over = True
             raise
         self._num_yielded += 1
-        progress: Progress = self._sampler_iter.progress
+        progress = self._progress
+        assert progress is not None
         progress.received += 1
         if self.how_far is not None:
             progress.taken, progress.offset = self.how_far
@@ -476,26 +458,22 @@ class _Counting(_BaseDataLoaderIter):
 
     def _restart_if_stale(self) -> None:
         """Begin again if ``set_epoch`` came between ``iter`` and the first batch, as trainers do it."""
-        progress = self._progress()
-        if progress is not None and progress.is_stale:
+        if self._progress is not None and self._progress.is_stale:
             self._reset(_NO_LENGTH)
 
     def _delivered(self) -> Any:
-        if self._advice.is_silent:
-            return self._next_data() if self._delivery is None else self._delivery.next(self)
-        with self._advice.watched():
+        with nullcontext() if self._advice.is_silent else self._advice.watched():
             return self._next_data() if self._delivery is None else self._delivery.next(self)
 
+    @property
     def _progress(self) -> Progress | None:
         progress: Progress | None = self._sampler_iter.progress
         return progress
 
 
-class _NoLength:
-    _IterableDataset_len_called = None
-
-
-_NO_LENGTH = _NoLength()  # all that torch's ``_reset`` wants of a loader over indices
+_NO_LENGTH = SimpleNamespace(
+    _IterableDataset_len_called=None
+)  # all that torch's ``_reset`` wants of a loader
 
 
 class _SerialIterator(_Counting, _SingleProcessDataLoaderIter):
@@ -538,18 +516,17 @@ class _WorkerIterator(_Counting, WatchedWorkers):
 class ThreadedIterator(_Counting):
     """Takes batches from a source's threads; the next ones are made while one is used.
 
-    Life cycle: batches are begun in order, up to ``depth`` ahead.  Dropping the iterator, or an error in
-    it, cancels what is not finished.  An error of a batch is raised when that batch is due; the next call
-    goes on behind it.
+    Batches are begun in order, up to ``depth`` ahead of the one that is due.  Dropping the iterator, or an
+    error in it, cancels what is not finished.  An error of a batch is raised when that batch is due; the next
+    call goes on behind it.
 
     The script's sampler is asked as often as the batches handed out say, never as threads happen to be
     fast: ``early`` requests before the first batch, then one for each.  Only an order that nothing of the
     script's can watch is taken as the threads need it.
 
     Args:
-        depth: batches begun ahead of the one that is due.
-        spare: gives the bytes of batches that may be begun beyond that while one slow sample holds up the
-            batch that is due; asked once.
+        spare: gives the bytes of batches that may be begun beyond ``depth`` while one slow sample holds up
+            the batch that is due; asked once.
         refill: batch size to fill up to when samples were left out, or None.
         stands_for_workers: the first batches are made at once, as by worker processes.
     """
@@ -619,7 +596,6 @@ class ThreadedIterator(_Counting):
             self._indices.append(DeferredError(error))
 
     def _next_data(self) -> Any:
-        # A list, or what can take the place of one.
         samples: Any = self._next_samples() if self._refill is None else self._next_filled(self._refill)
         if isinstance(self._collate_fn, KeyedCollate) and self._asked is not None:
             self._collate_fn.is_about(self._asked)
@@ -681,24 +657,16 @@ class ThreadedIterator(_Counting):
             # A complete batch passes through as it is, so that it need not be copied.
             samples = [*samples, *more] if samples else more
         self._left = samples[size:]
-        self._say_how_far()
-        return samples[:size] if self._left else samples
-
-    def _say_how_far(self) -> None:
-        """Note where a batch ends that is not simply the next index batch."""
-        left = len(self._left)
-        taken = self._taken - 1 if left else self._taken
-        self.how_far = taken, self._left_numbers[-left] if left else 0
+        left = len(self._left)  # where a batch ends that is not simply the next index batch
+        self.how_far = self._taken - bool(left), self._left_numbers[-left] if left else 0
+        return samples[:size] if left else samples
 
     def is_ready(self) -> bool:
-        if not self._pending or self._refill is not None or self._runs_user_code():
+        is_ours = self._collate_fn in (_utils.collate.default_collate, collate_unfinished)
+        if not self._pending or self._refill is not None or not is_ours or self._source.runs_user_code:
             return False
         batch = self._pending[0].batch
         return batch is not _ERROR and self._source.is_done(batch)
-
-    def _runs_user_code(self) -> bool:
-        is_ours = self._collate_fn in (_utils.collate.default_collate, collate_unfinished)
-        return not is_ours or self._source.runs_user_code
 
     def _on_stream(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._delivery is None else self._delivery.on_stream()

@@ -260,9 +260,9 @@ class EpochOrder:
         Trainers ask for several iterators before they take the first batch.
         """
         progress = self.progress
-        if progress is not None and progress.point is self._resume:
-            if progress.received or progress.is_over:
-                self._resume = None
+        is_resumed = progress is not None and progress.point is self._resume
+        if progress is not None and is_resumed and (progress.received or progress.is_over):
+            self._resume = None
         return self._resume
 
     def pass_epoch(self) -> int:
