@@ -17,21 +17,19 @@ from torch.utils.data import Dataset, get_worker_info
 
 from fastpipe.core.array_samples import Form, Reading
 from fastpipe.core.batches import say_where
-from fastpipe.core.clock import StageClock
 from fastpipe.core.keys import sample_seed
 from fastpipe.core.pool import ThreadPool
 from fastpipe.core.reads import PendingRead
-from fastpipe.core.slots import KEPT_SLOTS
 from fastpipe.core.types import Key
 from fastpipe.options import BadSamples, Shard, Shuffle
 from fastpipe.torch.randomness import preserved_generators, run_keyed, seed_generators, take_key
 from fastpipe.torch.samplers import DatasetBatches, EpochBatches
 from fastpipe.torch.samples import LazySamples, Part, SampleRows, Value, copied
-from fastpipe.torch.source import MOST_SPARE, MixedBatch, Source, StartedBatch
+from fastpipe.torch.source import MOST_SPARE, BatchedDataset, MixedBatch, Source, StartedBatch
 from fastpipe.torch.threads import is_thread_safe, note
 from fastpipe.torch.transport import shared_flat
 from fastpipe.torch.upcoming import Prefetcher
-from fastpipe.torch.wrappers import integers, located
+from fastpipe.torch.wrappers import Located, positions_of
 
 
 @dataclass
@@ -183,7 +181,7 @@ def _part_of(array: npt.NDArray[Any], is_tensor: bool) -> Part:
 _OWN_MEMORY = 1 << 18
 
 
-class RowsDataset(Dataset[Any]):
+class RowsDataset(BatchedDataset, Dataset[Any]):
     """A dataset whose samples are rows of arrays, made a batch at a time."""
 
     seed: int | None
@@ -192,10 +190,6 @@ class RowsDataset(Dataset[Any]):
     _spare_nbytes: int = MOST_SPARE
     _form: Form
     _values: list[Value]
-    _runtime: Any
-
-    @abstractmethod
-    def __len__(self) -> int: ...
 
     @property
     @abstractmethod
@@ -208,11 +202,6 @@ class RowsDataset(Dataset[Any]):
         arrays: list[npt.NDArray[Any]],
     ) -> Reading:  # fmt: skip
         """How a batch is read; as of `BatchReader`."""
-
-    @abstractmethod
-    def _running(self) -> Any:
-        """What this process has, made when first needed: ``pool`` and ``threads`` (None for the calling one),
-        ``clock``, and ``slots``, a ``SlotPool`` for each of the values."""
 
     @abstractmethod
     def _code(self) -> UserCode:
@@ -245,23 +234,10 @@ class RowsDataset(Dataset[Any]):
         # As it is, where it is a number: it may say of which epoch it is.
         number = index if isinstance(index, int) else operator.index(index)
         batch = self._start_batch([number], threaded=False)
-        samples = batch.finish()
-        if not len(samples):  # not an IndexError, which would silently end a loop over the dataset
-            raise batch.why_empty() or AssertionError("one sample was asked for")
+        samples = self._only(batch)
         if isinstance(samples, SampleRows):  # whose own samples are of types that collate without a copy
             return self._form.sample([part.array[0] for part in batch.parts])
         return samples[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
-        """Several samples, read side by side; what ``DataLoader`` calls for a batch."""
-        if not self._answers_for_batches():
-            return [self[index] for index in indices]
-        batch = self._start_batch(indices)
-        samples = batch.finish()
-        error = None if len(samples) else batch.why_empty()
-        if error is not None:  # nothing can be collated from no samples
-            raise error
-        return samples
 
     def batch_sampler(
         self, batch_size: int, *, shuffle: bool | Shuffle, drop_last: bool = False, shard: Shard | None = None
@@ -299,29 +275,11 @@ class RowsDataset(Dataset[Any]):
         given = [f"{name}: {value!r}" for name, value in options.items() if value is not None]
         return "\n    ".join([type(self).__name__, *lines, *given])
 
-    @property
-    def clock(self) -> StageClock:
-        """Time spent in this process, by stage, summed over the threads."""
-        clock: StageClock = self._running().clock
-        return clock
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Threads and open files stay here; the copy has its own when it needs them.
-        return {**self.__dict__, "_runtime": None}
-
     # ---- what a loader asks ---------------------------------------------------------------------
-
-    def _expect_batches(self, batches: int) -> None:
-        for slots in self._running().slots:
-            slots.keep = max(slots.keep, KEPT_SLOTS + batches)
 
     def _expect_order(self, key: Key, order: Callable[[int], npt.NDArray[np.int64]]) -> None:
         """Learn the order of a batch's epoch: ``order(epoch)`` gives its indices, int64 (N,)."""
         return
-
-    def _thread_count(self) -> int:
-        pool = self._running().pool
-        return pool.threads if pool else 1
 
     def _answers_for_batches(self) -> bool:
         """Whether no subclass makes samples one by one."""
@@ -332,7 +290,7 @@ class RowsDataset(Dataset[Any]):
     def _start_batch(
         self, indices: Sequence[int] | npt.NDArray[np.int64], key: Key | None = None, *, threaded: bool = True
     ) -> RowsBatch:
-        samples, runtime = self._positions(indices), self._running()
+        samples, runtime = positions_of(indices, len(self)), self._running()
         is_keyed = key is not None
         if key is None and (self._wants_key or self.bad_samples.policy == "replace"):
             key, is_keyed = take_key(len(samples))
@@ -345,17 +303,6 @@ class RowsDataset(Dataset[Any]):
             reading.policy, reading.substitute, reading.heard,
         )  # fmt: skip
         return RowsBatch(pending, parts, runtime.pool, self._form, self._code(), key, is_keyed, threaded)
-
-    def _positions(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return positions in the dataset, int64 (N,)."""
-        positions = integers(indices)
-        length = len(self)
-        if (positions.view(np.uint64) < length).all():  # where those below 0 are large
-            return positions
-        wrong = (positions < -length) | (positions >= length)
-        if wrong.any():
-            raise IndexError(f"sample {positions[wrong][0]} of a dataset of {length}")
-        return np.where(positions < 0, positions + length, positions)
 
     def _memory(self, count: int, runtime: Any, threaded: bool) -> list[Part]:
         found = []
@@ -384,24 +331,22 @@ def is_fast_rows(dataset: Any) -> TypeGuard[RowsDataset]:
 class RowsSource(Source):
     """Makes batches of the datasets of rows behind a dataset of the user's."""
 
-    def __init__(self, dataset: Any, ends: Sequence[RowsDataset]) -> None:
-        self._dataset = dataset
-        self.bases: list[RowsDataset] = list(dict.fromkeys(ends))
-        self._batches: EpochBatches | None = None
+    bases: list[RowsDataset]
+    _batches: EpochBatches | None = None
 
-    def start(self, indices: Sequence[int], key: Key) -> StartedBatch:
-        parts = located(self._dataset, integers(indices))
-        if len(parts) > 1:
-            begun = []
-            for base, rows, local in parts:
-                part = Key(key.seed, key.epoch, key.draws[rows])
-                begun.append((rows, base._start_batch(local, part)))
-            return _Mixed(begun)
-        base, _, local = parts[0] if parts else (self.bases[0], None, ())
+    def _start_one(self, end: Any, local: npt.NDArray[np.int64], key: Key) -> RowsBatch:
+        base = self.bases[0] if end is None else end
         if self._batches is not None and base is self._dataset:
             base._expect_order(key, self._batches.order)
         batch: RowsBatch = base._start_batch(local, key)
         return batch
+
+    def _start_mixed(self, parts: Sequence[Located], key: Key) -> _Mixed:
+        begun = []
+        for base, rows, local in parts:
+            part = Key(key.seed, key.epoch, key.draws[rows])
+            begun.append((rows, base._start_batch(local, part)))
+        return _Mixed(begun)
 
     def prefetchers(self, *, is_here: bool) -> Sequence[Prefetcher]:
         found = [base._prefetcher(self._dataset, is_here=is_here) for base in self.bases]

@@ -29,6 +29,7 @@ from fastpipe.torch.source import StartedBatch
 from fastpipe.torch.split import SampleSpec, Split
 from fastpipe.torch.threads import note
 from fastpipe.torch.transport import shared_flat
+from fastpipe.torch.wrappers import positions_of
 
 LAYOUTS: dict[Any, Layout] = {
     torch.contiguous_format: "contiguous",
@@ -208,7 +209,7 @@ class Batch(StartedBatch):
         request: BatchRequest,
     ) -> None:  # fmt: skip
         samples, runtime, remote = folder.samples, folder._running(), folder._remote
-        items = self._items = Items(samples, folder._positions(indices))
+        items = self._items = Items(samples, positions_of(indices, len(samples)))
         self.count, self._is_keyed = len(items), key is not None
         if key is None:
             key, self._is_keyed = take_key(self.count)

@@ -23,7 +23,7 @@ from fastpipe.torch.samples import BatchSamples, entry
 from fastpipe.torch.source import MixedBatch, Source, SplitError, StartedBatch
 from fastpipe.torch.split import Split, split_of
 from fastpipe.torch.upcoming import Prefetcher, UpcomingIndices
-from fastpipe.torch.wrappers import integers, located
+from fastpipe.torch.wrappers import Located, indices_in
 
 if TYPE_CHECKING:
     from fastpipe.images.gpu_batches import DeviceMaker
@@ -31,18 +31,16 @@ if TYPE_CHECKING:
 
 _ON_DEVICES = ("nvimgcodec", "dali")
 
-_Part = tuple[FastImageFolder, npt.NDArray[np.int64], npt.NDArray[np.int64]]
-
 
 class FolderSource(Source):
     """Makes batches of the image folders behind a dataset of the user's."""
 
+    bases: list[FastImageFolder]
     by_split: Split | None = None
 
     def __init__(self, dataset: Any, ends: Sequence[Any], folders: Sequence[FastImageFolder]) -> None:
-        self._dataset = dataset
+        super().__init__(dataset, folders)
         self._pairs = list(zip(ends, folders, strict=True))
-        self.bases: list[FastImageFolder] = list(dict.fromkeys(folders))
         self._request = BatchRequest()  # without the split
         self._split_at: object = None  # the state of the transform in this process, while it is split
 
@@ -88,14 +86,15 @@ class FolderSource(Source):
     def _states(self) -> list[object]:
         return [(plan_state(base.transform), str(base.memory_format)) for base in self.bases]
 
-    def _split_now(self) -> Split | None:
-        """Return the split, until the transform changes."""
-        if self.by_split is not None:
-            state = self.transform_state()
-            self._split_at = self._split_at or state
-            if self._split_at != state:
-                self.by_split = None
-        return self.by_split
+    def _request_now(self) -> BatchRequest:
+        """Return how batches are made: by the split, until the transform changes."""
+        if self.by_split is None:
+            return self._request
+        state = self.transform_state()
+        self._split_at = self._split_at or state
+        if self._split_at != state:
+            self.by_split = None
+        return replace(self._request, split=self.by_split)
 
     def prefetchers(self, *, is_here: bool) -> Sequence[Prefetcher]:
         bases = [
@@ -103,17 +102,13 @@ class FolderSource(Source):
         ]
         return [_FolderPrefetcher(self._dataset, base, is_here) for base in bases]
 
-    def start(self, indices: Sequence[int], key: Key) -> StartedBatch:
-        parts = [
-            (self._folders[id(end)], numbers, local)
-            for end, numbers, local in located(self._dataset, integers(indices))
-        ]
-        split = self._split_now()
-        request = self._request if split is None else replace(self._request, split=split)
-        if len(parts) > 1:
-            return _Mixed(parts, key, request)
-        base, local = (parts[0][0], parts[0][2]) if parts else (self.bases[0], np.empty(0, np.int64))
-        return base._start_batch(local, key, request)
+    def _start_one(self, end: Any, local: npt.NDArray[np.int64], key: Key) -> StartedBatch:
+        base = self.bases[0] if end is None else self._folders[id(end)]
+        return base._start_batch(local, key, self._request_now())
+
+    def _start_mixed(self, parts: Sequence[Located], key: Key) -> StartedBatch:
+        own = [(self._folders[id(end)], numbers, local) for end, numbers, local in parts]
+        return _Mixed(own, key, self._request_now())
 
     def tensors(self, batch_size: int) -> int:
         return 1
@@ -163,9 +158,9 @@ class _FolderPrefetcher:
     def requested(self, indices: Sequence[int]) -> None:
         if self._is_here:
             return  # a batch says so itself
-        for end, _, local in located(self._dataset, integers(indices)):
-            if end is self._base:
-                self._reader().need(end._rows(np.where(local < 0, local + len(end), local)))
+        local = indices_in(self._dataset, self._base, indices)[1]
+        if len(local):
+            self._reader().need(self._base._rows(local))
 
     def _reader(self) -> ObjectReader:
         assert self._base._remote is not None
@@ -175,7 +170,7 @@ class _FolderPrefetcher:
 class _Mixed(MixedBatch):
     """A batch of several folders; in one memory, where they make the same tensors."""
 
-    def __init__(self, parts: Sequence[_Part], key: Key, request: BatchRequest) -> None:
+    def __init__(self, parts: Sequence[Located], key: Key, request: BatchRequest) -> None:
         count = sum(len(numbers) for _, numbers, _ in parts)
         self._key = key if request.split is not None and request.sends_bytes else None
         ends = [base.plan.as_bytes().end for base, _, _ in parts]

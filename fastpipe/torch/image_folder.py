@@ -17,10 +17,8 @@ from torchvision.datasets import DatasetFolder, ImageFolder, VisionDataset, fold
 from torchvision.datasets.folder import IMG_EXTENSIONS, default_loader, pil_loader
 
 from fastpipe.core import class_folders
-from fastpipe.core.clock import StageClock
 from fastpipe.core.files import is_url
 from fastpipe.core.sample_tables import SampleTable, TargetTable
-from fastpipe.core.slots import KEPT_SLOTS
 from fastpipe.core.text import printable_lines
 from fastpipe.core.types import Key
 from fastpipe.errors import OptionError
@@ -28,6 +26,7 @@ from fastpipe.images.plan import Plan, compile_plan, plan_state
 from fastpipe.options import BadSamples, Cache, Decode, Stage, Subset
 from fastpipe.torch.batches import LAYOUTS, Batch, BatchRequest
 from fastpipe.torch.runtime import Options, Runtime
+from fastpipe.torch.source import BatchedDataset
 from fastpipe.torch.threads import is_thread_safe, stock_note
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ def _why_not_by_pillow(loader: Any) -> str:
 _USUAL, _HERE = BatchRequest(), BatchRequest(threaded=False)
 
 
-class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships no types
+class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # torchvision ships no types
     """``torchvision.datasets.ImageFolder`` with the same samples, several times as fast.
 
     Images are decoded only where the transform's crop needs them, resampled and normalised
@@ -263,35 +262,18 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
             self._compiled = (state, plan)
         return self._compiled[1]
 
-    @property
-    def clock(self) -> StageClock:
-        """Time spent in this process, by stage, summed over the threads."""
-        return self._running().clock
-
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         """Sample ``index`` as ``(image, target)``."""
         if not self._loads_fast():
             stock: tuple[Any, Any] = super().__getitem__(index)
             return stock
         batch = self._start_batch([index], request=_HERE)
-        samples = batch.finish()
-        if not samples:  # not an IndexError, which would silently end a loop over the dataset
-            raise batch.why_empty() or AssertionError("one sample was asked for")
-        image, target = samples[0]  # the only one of its batch, whose memory is its own
+        image, target = self._only(batch)[0]  # of a batch of its own, whose memory is its own
         return image, target
 
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
-        """The samples at some positions, in their order; what ``DataLoader`` calls for a batch.
-
-        They are made side by side.
-        """
-        if not self._answers_for_batches():
-            return [self[index] for index in indices]
-        batch = self._start_batch(indices)
-        samples = batch.finish()
-        if not samples and (error := batch.why_empty()) is not None:  # nothing can be collated from none
-            raise error
-        return self._running().hand_out(samples)
+    def _handed_out(self, samples: Sequence[Any]) -> list[Any]:
+        found: list[Any] = self._running().hand_out(samples)
+        return found
 
     def __repr__(self) -> str:
         return printable_lines(super().__repr__())
@@ -344,8 +326,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
             runtime.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        # Threads and decoders stay here; the copy starts its own when it needs them.
-        return {**self.__dict__, "_runtime": None, "_compiled": None}
+        return super().__getstate__() | {"_compiled": None}
 
     # ---- how a batch is made -----------------------------------------------------------------------
 
@@ -357,16 +338,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
     ) -> Batch:
         return Batch(self, indices, key, request)
 
-    def _expect_batches(self, batches: int) -> None:
-        slots = self._running().memory.slots
-        slots.keep = max(slots.keep, KEPT_SLOTS + batches)
-
-    def _thread_count(self) -> int:
-        pool = self._running().pool
-        return pool.threads if pool else 1
-
     def _answers_for_batches(self) -> bool:
-        """Whether no subclass or option makes samples one by one."""
         return type(self).__getitem__ is FastImageFolder.__getitem__ and self._loads_fast()
 
     def _loads_fast(self) -> bool:
@@ -374,18 +346,6 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
 
     def _stock_threads(self, plan: Plan) -> bool:
         return self.thread_safe or is_thread_safe(plan.stock)
-
-    def _positions(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The samples that indices are, from 0."""
-        if isinstance(indices, np.ndarray) and indices.dtype == np.int64:
-            positions = indices
-        else:
-            positions = np.array([operator.index(index) for index in indices], np.int64)
-        length = len(self.samples)
-        wrong = (positions < -length) | (positions >= length)
-        if wrong.any():
-            raise IndexError(f"sample {positions[wrong][0]} of a dataset of {length}")
-        return np.where(positions < 0, positions + length, positions)
 
     def _rows(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The objects of samples in the store."""

@@ -199,6 +199,7 @@ class Runtime(ProcessRuntime[Options]):
     def __init__(self, options: Options, count: int, remote: RemoteImages | None = None) -> None:
         super().__init__(options, process_of(options.threads, "fastpipe-decode").pool)
         self.memory, self.pinned_memory = BatchMemory(), BatchMemory(is_pinned=True)
+        self.slots = [self.memory.slots]
         self.clock = StageClock()
         self.spec = SpecGuess()
         decode = options.decode

@@ -8,16 +8,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from fastpipe.core.bad_samples import why_nothing_is_left
 from fastpipe.core.clock import StageClock
 from fastpipe.core.pool import Job
+from fastpipe.core.slots import KEPT_SLOTS
 from fastpipe.core.types import Key
 from fastpipe.errors import BadSampleError
 from fastpipe.torch.samplers import EpochBatches
 from fastpipe.torch.upcoming import Prefetcher
+from fastpipe.torch.wrappers import Int64Array, Located, integers, located
 
 MOST_SPARE = 1 << 30  # bytes of batches begun while one sample holds up the one that is due
 
@@ -66,7 +67,7 @@ class StartedBatch(ABC):
 class MixedBatch(StartedBatch):
     """A batch of several datasets: for each the places of its samples in the batch, and its part."""
 
-    def __init__(self, parts: Sequence[tuple[npt.NDArray[np.int64], Any]]) -> None:
+    def __init__(self, parts: Sequence[tuple[Int64Array, Any]]) -> None:
         self.parts = parts
         self.count = sum(len(rows) for rows, _ in parts)
         self.nbytes = sum(batch.nbytes for _, batch in parts)
@@ -90,6 +91,57 @@ class MixedBatch(StartedBatch):
             batch.cancel()
 
 
+class BatchedDataset:
+    """What fastpipe's datasets have in common: they answer for whole batches, by threads of this process.
+
+    Each has ``_start_batch``, ``_answers_for_batches`` (no subclass or option makes samples one by one), and
+    ``_running``, which makes what this process has when it is first needed: ``pool`` (None for the calling
+    thread), ``clock``, and ``slots``, a ``SlotPool`` for each large part of a batch.
+    """
+
+    def __getitems__(self: Any, indices: Sequence[int]) -> Sequence[Any]:
+        """The samples at some positions, in their order, made side by side; what ``DataLoader`` calls for a
+        batch."""
+        if not self._answers_for_batches():
+            return [self[index] for index in indices]
+        batch = self._start_batch(indices)
+        samples = batch.finish()
+        error = None if len(samples) else batch.why_empty()
+        if error is not None:  # nothing can be collated from no samples
+            raise error
+        given: Sequence[Any] = self._handed_out(samples)
+        return given
+
+    def _handed_out(self, samples: Sequence[Any]) -> Sequence[Any]:
+        return samples
+
+    @staticmethod
+    def _only(batch: StartedBatch) -> Sequence[Any]:
+        """Finish a batch of one sample."""
+        samples = batch.finish()
+        if not len(samples):  # not an IndexError, which would silently end a loop over the dataset
+            raise batch.why_empty() or AssertionError("one sample was asked for")
+        return samples
+
+    @property
+    def clock(self: Any) -> StageClock:
+        """Time spent in this process, by stage, summed over the threads."""
+        clock: StageClock = self._running().clock
+        return clock
+
+    def _thread_count(self: Any) -> int:
+        pool = self._running().pool
+        return pool.threads if pool else 1
+
+    def _expect_batches(self: Any, batches: int) -> None:
+        for slots in self._running().slots:
+            slots.keep = max(slots.keep, KEPT_SLOTS + batches)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Threads and open files stay here; the copy has its own when it needs them.
+        return {**self.__dict__, "_runtime": None}
+
+
 class Source(ABC):
     """Makes batches of one dataset of fastpipe's, or of several behind ``Subset`` and ``ConcatDataset``.
 
@@ -98,12 +150,26 @@ class Source(ABC):
         by_split: what ``split`` gave, to make batches by it; where bytes are sent by the first part of it.
     """
 
-    bases: Sequence[Any]
     by_split: Any = None
 
-    @abstractmethod
+    def __init__(self, dataset: Any, bases: Sequence[Any]) -> None:
+        self._dataset, self.bases = dataset, list(dict.fromkeys(bases))
+
     def start(self, indices: Sequence[int], key: Key) -> StartedBatch:
         """Begin a batch."""
+        parts = located(self._dataset, integers(indices))
+        if len(parts) > 1:
+            return self._start_mixed(parts, key)
+        end, _, local = parts[0] if parts else (None, None, np.empty(0, np.int64))
+        return self._start_one(end, local, key)
+
+    @abstractmethod
+    def _start_one(self, end: Any, local: Int64Array, key: Key) -> StartedBatch:
+        """Begin a batch of one dataset, ``end``: None for an empty batch."""
+
+    @abstractmethod
+    def _start_mixed(self, parts: Sequence[Located], key: Key) -> StartedBatch:
+        """Begin a batch of several datasets."""
 
     @abstractmethod
     def describe(self) -> list[str]:

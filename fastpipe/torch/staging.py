@@ -29,7 +29,7 @@ from fastpipe.stores.opening import open_store
 from fastpipe.stores.retrying import RetryingStore
 from fastpipe.stores.stage import StageFolder
 from fastpipe.torch.upcoming import UpcomingIndices
-from fastpipe.torch.wrappers import located
+from fastpipe.torch.wrappers import indices_in
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -237,10 +237,7 @@ class UpcomingRows:
     def _of(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return the places among indices that belong to this dataset, and its rows there."""
         rows = self._rows()
-        if rows is not None:
-            base = self._base()
-            for end, places, local in located(self._dataset(), indices):
-                if end is base:
-                    return places, rows(np.where(local < 0, local + len(base), local))
-        none = np.zeros(0, np.int64)
-        return none, none
+        if rows is None:  # the dataset is gone
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        places, local = indices_in(self._dataset(), self._base(), indices)
+        return places, rows(local)

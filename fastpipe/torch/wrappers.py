@@ -13,6 +13,9 @@ from torch.utils.data import ConcatDataset, Subset
 
 Int64Array = npt.NDArray[np.int64]
 
+# A dataset at the end, the places of its samples among some indices, and their indices in it, int64 (N,).
+Located = tuple[Any, Int64Array, Int64Array]
+
 _LARGEST = np.iinfo(np.int64).max
 
 
@@ -59,9 +62,20 @@ def integers(indices: Sequence[int] | Int64Array) -> Int64Array:
     return asked.astype(np.int64).reshape(-1)
 
 
-def located(dataset: Any, indices: Int64Array) -> list[tuple[Any, Int64Array, Int64Array]]:
-    """For each dataset at the end that has some of the samples, int64 (N,): it, their places among the
-    indices, and their indices in it.  Raises what ``Subset`` and ``ConcatDataset`` raise."""
+def positions_of(indices: Sequence[int] | Int64Array, length: int) -> Int64Array:
+    """Return positions in a dataset of that length, from 0, as int64 (N,)."""
+    positions = integers(indices)
+    if (positions.view(np.uint64) < length).all():  # where those below 0 are large
+        return positions
+    wrong = (positions < -length) | (positions >= length)
+    if wrong.any():
+        raise IndexError(f"sample {positions[wrong][0]} of a dataset of {length}")
+    return np.where(positions < 0, positions + length, positions)
+
+
+def located(dataset: Any, indices: Int64Array) -> list[Located]:
+    """Each dataset at the end that has some of the samples; raises what ``Subset`` and ``ConcatDataset``
+    raise."""
     if type(dataset) is Subset:
         chosen = dataset.indices
         # A list may be changed at any time: to make an array of all of it for each batch would cost more.
@@ -88,6 +102,15 @@ def located(dataset: Any, indices: Int64Array) -> list[tuple[Any, Int64Array, In
         order = np.argsort(places)
         made.append((end, places[order], inside[order]))
     return made
+
+
+def indices_in(dataset: Any, base: Any, indices: Sequence[int] | Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Return the places among indices that belong to a dataset at the end, and its own indices, from 0."""
+    for end, places, local in located(dataset, integers(indices)):
+        if end is base:
+            return places, np.where(local < 0, local + len(base), local)
+    none = np.zeros(0, np.int64)
+    return none, none
 
 
 def numbers_of(dataset: Any, of: Callable[[Any], Int64Array]) -> Int64Array:
