@@ -74,7 +74,6 @@ class UserCode:
         return [made] if self._makes_samples else [made, *values[1:]]
 
     def sample(self, values: list[Any]) -> Any:
-        """The sample of such values, after ``target_transform``."""
         if self._makes_samples:
             return values[0]
         if self.target_transform is not None:
@@ -282,7 +281,6 @@ class RowsDataset(BatchedDataset, Dataset[Any]):
         return
 
     def _answers_for_batches(self) -> bool:
-        """Whether no subclass makes samples one by one."""
         return type(self).__getitem__ is RowsDataset.__getitem__
 
     # ---- how a batch is made --------------------------------------------------------------------
@@ -290,7 +288,8 @@ class RowsDataset(BatchedDataset, Dataset[Any]):
     def _start_batch(
         self, indices: Sequence[int] | npt.NDArray[np.int64], key: Key | None = None, *, threaded: bool = True
     ) -> RowsBatch:
-        samples, runtime = positions_of(indices, len(self)), self._running()
+        itself: Any = self
+        samples, runtime = positions_of(indices, len(itself)), itself._running()
         is_keyed = key is not None
         if key is None and (self._wants_key or self.bad_samples.policy == "replace"):
             key, is_keyed = take_key(len(samples))
@@ -320,7 +319,6 @@ class RowsDataset(BatchedDataset, Dataset[Any]):
 
 
 def is_fast_rows(dataset: Any) -> TypeGuard[RowsDataset]:
-    """Whether fastpipe makes the batches of a dataset, and no subclass in its own way."""
     return (
         isinstance(dataset, RowsDataset)
         and type(dataset).__getitems__ is RowsDataset.__getitems__

@@ -65,7 +65,6 @@ class SpecGuess:
         self._known: tuple[object, SampleSpec | None] = None, None
 
     def of(self, plan: object) -> SampleSpec | None:
-        """Return the prediction for the next samples of a plan."""
         known, like = self._known
         return like if known is plan else None
 
@@ -90,11 +89,9 @@ class Place(NamedTuple):
 
     Attributes:
         memory: of the batch, which the plan writes; or a row of a larger one for each sample.
-        tensor: (N, …) over the batch's memory; None where samples are separate values, or in a larger one.
-        like: what samples must have been for ``tensor`` to hold them; None where the plan writes all of them
-            there.
-        finish: what is left to do in the thread that made a sample.
-        then: the same of samples that the engine makes, done by it; None where it cannot.
+        tensor: (N, …) over it; None where samples are separate values, or in a larger one.
+        like: what samples must be for ``tensor`` to hold them; None where the plan writes all of them there.
+        finish: what is left to do in the thread that made a sample; ``then``: the same, done by the engine.
     """
 
     memory: npt.NDArray[Any] | Sequence[npt.NDArray[Any]] | None = None
@@ -111,9 +108,7 @@ class BatchRequest:
     Attributes:
         threaded: threads may make it; else the calling one does, before the batch is returned.
         rows: rows of a larger batch where its samples go; None gives it memory of its own.
-        sends_bytes: make bytes, on ``device`` where there is a way to.
-        split: the transform in two parts, of which only the first is done with ``sends_bytes``.
-        device: for bytes.
+        sends_bytes: make bytes, on ``device`` where there is a way to; of a ``split`` its first part only.
         dtype: of 16 bits, for samples that are not bytes and can be of it; else "".
         is_pinned: make it in page-locked memory, from which it is copied to a GPU.
     """
@@ -132,7 +127,6 @@ class BatchRequest:
         return self.split is not None and not self.sends_bytes
 
     def plan_of(self, plan: Plan) -> Plan:
-        """Return the part of a plan that the engine runs."""
         if self.split is not None:
             return self.split.head
         return plan.as_bytes() if self.sends_bytes else plan.of_dtype(self.dtype)
@@ -195,12 +189,7 @@ def _augmented(split: Split, key: Key, count: int, memory: BatchMemory, rows: Ro
 
 
 class Batch(StartedBatch):
-    """A batch of one folder that is being made.
-
-    Attributes:
-        pending: the batch in the engine.
-        turn: of the device on which it is made, as far as it is; None for none.
-    """
+    """A batch of one folder that is being made; ``turn`` is that of a device, as far as it is made on one."""
 
     pending: PendingBatch
 
@@ -264,7 +253,6 @@ class Batch(StartedBatch):
         return list(zip(values, listed, strict=True))
 
     def there(self) -> torch.Tensor | None:
-        """Return the batch on the device on which it was made; None if it was not made on one."""
         return None if self.pending.there is None else self.pending.there.tensor()
 
     def _targets(self, kept: Sequence[int]) -> list[Any] | npt.NDArray[np.int64]:
@@ -346,9 +334,7 @@ def batch_memory_like(like: SampleSpec, count: int, memory: BatchMemory) -> torc
 class Items(Sequence[Item]):
     """Some samples as items of work, each made when it is used.
 
-    Attributes:
-        positions: int64 (N,).
-        samples: those of the dataset when this was made: flat arrays, or a list of (path, target).
+    ``samples`` are those of the dataset when this was made: flat arrays, or a list of (path, target).
     """
 
     def __init__(self, samples: Any, positions: npt.NDArray[np.int64]) -> None:
@@ -390,7 +376,6 @@ class Items(Sequence[Item]):
         return paths_of(self.samples, self.positions)
 
     def are_still_in(self, samples: Any) -> bool:
-        """Whether these are still the samples of a dataset."""
         if self._items is None:
             return isinstance(samples, SampleTable) and samples.frozen is self.samples
         try:
@@ -400,7 +385,6 @@ class Items(Sequence[Item]):
 
 
 def _item_of(samples: Any, position: int) -> Item:
-    """Return a sample of a table, or of a list that the script has set instead."""
     if isinstance(samples, SampleTable):
         return Item(position, samples.path(position), samples.target(position))
     path, target = samples[position]

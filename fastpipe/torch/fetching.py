@@ -1,8 +1,7 @@
 """What torch's iterators are given instead of the user's dataset and samplers.
 
-torch hands what an index sampler gives to the dataset, in this process or in a worker.  Here
-an index batch carries its key along, the wrapped dataset sets it out of band (``Subset`` and
-its kind rebuild plain indices), and errors gain the sample's index and path.
+An index batch carries its key along, the wrapped dataset sets it out of band (``Subset`` and its kind rebuild
+plain indices), and errors gain the sample's index and path.
 """
 
 from __future__ import annotations
@@ -65,8 +64,7 @@ class UsersDataset:
 class KeyedDataset(UsersDataset):
     """Sets the key of a request, then asks the user's dataset.
 
-    Under a seed, whatever the dataset draws comes from it, in any process: for each sample
-    anew, or once for a batch that the dataset makes as a whole.
+    Under a seed, whatever it draws comes from it: for each sample anew, or once for a batch.
     """
 
     def __getitems__(self, asked: KeyedIndices) -> Any:

@@ -62,7 +62,6 @@ class FolderSource(Source):
         return is_possible
 
     def _makers_there(self, device: torch.device | None) -> list[DeviceMaker]:
-        """Return what makes the bases' batches on a device."""
         makers = [] if device is None else [base._running().maker_on(device) for base in self.bases]
         return [maker for maker in makers if maker is not None]
 
@@ -240,7 +239,6 @@ def folder_source_of(
 
 
 def why_not_fast(folder: ImageFolder) -> str:
-    """Return why fastpipe does not make the batches of an image folder; empty if it does."""
     if not isinstance(folder, FastImageFolder):
         return why_not_adapted(folder)
     if type(folder).__getitems__ is FastImageFolder.__getitems__ and folder._answers_for_batches():
@@ -249,7 +247,6 @@ def why_not_fast(folder: ImageFolder) -> str:
 
 
 def _folder_of(folder: ImageFolder, adapted: dict[int, FastImageFolder], cache: Cache) -> FastImageFolder:
-    """Return what makes the batches of a folder."""
     if isinstance(folder, FastImageFolder):
         return folder
     # One for each folder, so that its subsets share threads and memory.

@@ -50,7 +50,6 @@ def _listed_samples(
     classes: Sequence[str],
     options: Mapping[str, Any],
 ) -> tuple[list[str], Any]:
-    """Return the checked classes and samples of ``FastImageFolder.from_samples``."""
     for name in _OF_FOLDERS:
         if name in options:
             raise OptionError(
@@ -84,7 +83,6 @@ def _item(number: int, sample: Any, root: str | os.PathLike[str]) -> tuple[str, 
 
 
 def _why_not_by_pillow(loader: Any) -> str:
-    """Return why torchvision's loader does not open images by Pillow; empty if it does."""
     if folder.pil_loader is not pil_loader:
         return "torchvision.datasets.folder.pil_loader has been replaced"
     if loader is default_loader and torchvision.get_image_backend() != "PIL":
@@ -348,7 +346,6 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
         return self.thread_safe or is_thread_safe(plan.stock)
 
     def _rows(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The objects of samples in the store."""
         assert self._remote is not None
         return self._remote.rows(self.samples, positions)
 
@@ -369,7 +366,6 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
             return class_folders.scan_folder(self.root, self.class_to_idx, **options)
 
     def _check_loader(self) -> None:
-        """Refuse a loader of the script's own if fastpipe would have to read files."""
         if self.loader is default_loader:
             return
         if self._remote is not None:
@@ -392,13 +388,11 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
             open_cache_store(self.cache)
 
     def _index_cache(self) -> class_folders.IndexCache | None:
-        """Return where the scan is kept; None to scan each time."""
         if self.cache.where == "off":
             return None
         return class_folders.default_index_cache()
 
     def _running(self) -> Runtime:
-        """Threads, decoders and the cache of this process, made when first needed."""
         runtime = self._runtime
         options = Options(self.decode, self.bad_samples, self.threads, self.cache)
         if runtime is None or not runtime.fits(options):
@@ -442,7 +436,6 @@ class AdaptedImageFolder(FastImageFolder):
 
 
 def why_not_adapted(dataset: ImageFolder) -> str:
-    """Return why fastpipe may not make the samples of a folder; empty if it may."""
     kind = type(dataset)
     method = DatasetFolder.__getitem__
     if method.__module__ != DatasetFolder.__module__:

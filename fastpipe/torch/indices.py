@@ -30,9 +30,8 @@ from fastpipe.torch.upcoming import PeekedIndices, Prefetcher, UpcomingIndices
 class RandomBatches:
     """The index batches of a plain ``RandomSampler``, of which any number may be taken early.
 
-    The sampler draws the order when its first index is taken, and once more when it is exhausted, which a
-    script sees where the generator is its own.  Taking batches here never exhausts it; ``reach`` does, when
-    a ``DataLoader`` would.
+    The sampler draws once more when it is exhausted, which a script sees where the generator is its own.
+    Taking batches here never exhausts it; ``reach`` does, when a ``DataLoader`` would.
     """
 
     def __init__(self, index_sampler: BatchSampler | RandomSampler) -> None:
@@ -65,7 +64,6 @@ class RandomBatches:
                 self._indices = iter(list(self._indices))
 
     def look(self, generator: torch.Generator | None) -> tuple[int, torch.Tensor | None]:
-        """Return how many requests were reached, and the generator's state after them."""
         with self._lock:
             return self._reached, None if generator is None else generator.get_state()
 
@@ -88,14 +86,11 @@ def draws_at_once(index_sampler: Any) -> bool:
 
 @dataclass(eq=False)
 class KeyedIndices:
-    """What a sampler gave for one batch, or for one sample, and where it stands in the epoch.
+    """What a sampler gave for one batch, or for one sample, and where it stands in the epoch's order: from
+    ``first`` on, every ``step``-th (of ranks that take turns).
 
     Attributes:
-        indices: what the sampler gave, as it is.
-        seed: the key's seed; None for the loader's base seed, which is known where the batch is made.
-        first: position of the first index in the epoch's order.
-        count: number of samples.
-        step: ranks that take turns in that order; 1 without ranks.
+        seed: the key's; None for the loader's base seed, which is known where the batch is made.
         begun: the batch, in a worker that has begun to make it.
     """
 
@@ -115,10 +110,7 @@ class KeyedIndices:
 class IndexBatches:
     """An index sampler that gives the loader's index batches, with their keys if they have some.
 
-    Attributes:
-        base_seed: the iterator's, once it is known.
-        begun: epochs begun under that.
-        prefetchers: prepare for the indices to come.
+    ``base_seed`` is the iterator's, once it is known; ``begun`` the number of epochs begun under that.
     """
 
     def __init__(self, order: EpochOrder, seed: int | None, is_keyed: bool) -> None:
@@ -139,9 +131,8 @@ class IndexBatches:
 class _Epoch:
     """One epoch of ``IndexBatches``.  After an error of the sampler it asks it again.
 
-    Attributes:
-        progress: how far the user is; None before the first index has been asked for.
-        is_free: indices may be asked for at any time, without the script noticing.
+    ``progress`` is None before the first index has been asked for; ``is_free``: indices may be asked for at
+    any time, without the script noticing.
     """
 
     def __init__(self, batches: IndexBatches) -> None:
@@ -228,7 +219,6 @@ class _Epoch:
         return KeyedIndices(indices, seed, epoch, first, count, step)
 
     def _asked(self, *default: Any) -> Any:
-        """Return what the sampler gives next."""
         indices = next(self._sampler, *default)
         # It draws an epoch's seed when it is first asked, and shows that until another epoch begins.
         if self._drawn is None and isinstance(self._order.sampler, GroupSampler):

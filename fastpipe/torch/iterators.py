@@ -61,7 +61,6 @@ def forget_iterator(loader: DataLoader[Any]) -> None:
 
 
 def refuse_copy(iterator: object) -> NoReturn:
-    """Refuse ``__getstate__`` of an iterator, with torch's type of error."""
     raise NotImplementedError(
         "an iterator of a FastLoader cannot be copied or pickled, as its batches are being made: copy the "
         "loader, whose state_dict() says how far this is"
@@ -137,7 +136,6 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         return {number: self._workers[number] for number, is_due in enumerate(self._workers_status) if is_due}
 
     def _ended(self, error: Exception) -> list[int]:
-        """Return the numbers of the workers that have ended before their time."""
         found = named_in(error, self._workers)
         if found:
             return found
@@ -351,12 +349,10 @@ class LoaderView(_View):
 
 
 def is_map_style(loader: DataLoader[Any]) -> bool:
-    """Whether the dataset is indexed, as opposed to iterated."""
     return bool(loader._dataset_kind == _DatasetKind.Map)
 
 
 def stock_iterator(view: LoaderView) -> _BaseDataLoaderIter:
-    """torch's own iterator on a view."""
     if view.num_workers == 0:
         return _SerialIterator(view)
     DataLoader.check_worker_number_rationality(view)  # type: ignore[arg-type]
@@ -364,7 +360,6 @@ def stock_iterator(view: LoaderView) -> _BaseDataLoaderIter:
 
 
 def stream_iterator(loader: DataLoader[Any], advice: Advice) -> _BaseDataLoaderIter:
-    """torch's own iterator over an ``IterableDataset``."""
     if loader.num_workers == 0:
         return _StreamIterator(loader, advice)
     DataLoader.check_worker_number_rationality(loader)
@@ -373,8 +368,6 @@ def stream_iterator(loader: DataLoader[Any], advice: Advice) -> _BaseDataLoaderI
 
 
 class _StreamIterator(_SingleProcessDataLoaderIter):
-    """torch's iterator without workers, whose batches are watched."""
-
     def __init__(self, loader: DataLoader[Any], advice: Advice) -> None:
         self._advice = advice
         super().__init__(loader)
@@ -485,8 +478,6 @@ class _SerialIterator(_Counting, _SingleProcessDataLoaderIter):
 
 
 class _WorkerIterator(_Counting, WatchedWorkers):
-    """torch's iterator with workers."""
-
     _requests = _owed = 0
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:

@@ -21,9 +21,8 @@ from fastpipe.errors import OptionError
 from fastpipe.options import Cache, Shard, Shuffle
 from fastpipe.torch.delivery import Delivery
 from fastpipe.torch.describe import (
+    Advice,
     LoaderPlan,
-    Waits,
-    advice_for,
     order_note,
     stock_loader,
     why_no_source,
@@ -219,7 +218,7 @@ class FastLoader(DataLoader[_T_co]):
             self._split(self._source())
         self._order = EpochOrder(self, shard, seed_of)
         self._persistent_batches: IndexBatches | None = None
-        self._waits = Waits()
+        self._advice = Advice()
         if workers == "threads":
             self._check_threads()
 
@@ -389,7 +388,7 @@ class FastLoader(DataLoader[_T_co]):
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         if not is_map_style(self):
-            return stream_iterator(self, advice_for(self, None, self.num_workers > 0, self._waits))
+            return stream_iterator(self, self._advice.begin_epoch(self, None, self.num_workers > 0))
         self._order.look_at(self)
         source, seed = self._source(), self._effective_seed()
         if self.shard is not None and self._ranks is not None:
@@ -411,7 +410,7 @@ class FastLoader(DataLoader[_T_co]):
             kept = 2 if number == 1 else 1
             segments = source.tensors(self.batch_size or 1) * (self.prefetch_factor + kept)
         init = WorkerInit(self.worker_init_fn, lanes_for(number, segments))
-        advice = advice_for(self, source, number > 0, self._waits)
+        advice = self._advice.begin_epoch(self, source, number > 0)
         view = LoaderView(self, dataset, batches, seed, init, self._delivery(source, seed), advice)
         if source is None or not in_threads:
             return stock_iterator(view)
@@ -460,7 +459,6 @@ class FastLoader(DataLoader[_T_co]):
         return batches
 
     def _delivery(self, source: Source | None, seed: int | None) -> Delivery | None:
-        """Return what is done to batches on their way to the user; None for nothing."""
         split, is_there = self._split(source)
         augment = None if isinstance(self.augment, str) else self.augment
         if self._device is None and augment is None and self.dtype is None and not is_there:
@@ -654,7 +652,6 @@ def _batching(loader: DataLoader[Any], options: dict[str, Any]) -> dict[str, Any
 
 
 def _is_plain(loader: DataLoader[Any], kind: type[Any]) -> bool:
-    """Whether the sampler is the one that ``DataLoader`` itself makes."""
     sampler: Any = loader.sampler
     is_torchs = type(sampler) is kind or (kind is RandomSampler and type(sampler) is ShuffleSampler)
     if not is_torchs or sampler.data_source is not loader.dataset:

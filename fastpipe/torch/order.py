@@ -41,16 +41,13 @@ class ResumePoint:
     """Where the next epoch goes on.
 
     Attributes:
-        epoch: its number.
         begun: number of the epoch under the same base seed.
-        batches: batches that the user has received.
-        taken: index batches of the sampler that they took.
-        offset: samples of the index batch behind those that they took as well.
+        batches: that the user has received; they took so many index batches (``taken``) of the sampler, and
+            of the one behind these so many samples (``offset``).
         position: where the next batch begins, if the order is a function of the epoch.
         base_seed: seed of the keys, if no other is given.
         generator: state of the sampler's generator when the epoch began.
-        asked: how often the sampler was asked in the epoch, also ahead of the user and for its end; None
-            if that is not known.
+        asked: how often the sampler was asked, also ahead of the user and for its end; None if unknown.
         now: state of the sampler's generator behind these draws, and those of others.
         seeds: state of the generator from which base seeds alone are drawn.
     """
@@ -125,16 +122,12 @@ class Progress:
     """How far the user has come in an epoch.
 
     Attributes:
-        point: where the iterator began.
         generator, sampler: states of the sampler's generator and of the user's sampler when the epoch began.
         asked: looks at the sampler's iterator; None where no sampler decides.
-        received: batches that it has given.
-        taken: index batches that these took, if not one each.
-        offset: samples of the next index batch that these took.
-        is_over: whether it has said that there are no more.
+        received, taken, offset: as in ``ResumePoint``, since ``point``; ``taken`` is None for one each.
+        is_over: whether the iterator has said that there are no more.
         is_stale: whether another epoch is wanted instead, before the first batch of this one.
         held: what the user has of it (received, taken, offset), where who gives batches on is ahead.
-        base_seed: the iterator's.
     """
 
     point: ResumePoint
@@ -171,13 +164,9 @@ WORKER_OPTIONS = (
 class EpochOrder:
     """The index batches of a loader, epoch by epoch.
 
-    Does not refer to the loader: a loader with persistent workers refers to its iterator, which
-    refers to this, and must end them when it is dropped, without the garbage collector.
-
-    Attributes:
-        next_epoch: number of the next epoch.
-        progress: how far the user is in the one that began last; None before the first.
-        waiting: refers to the ``IndexBatches`` of an iterator that was not asked yet.
+    Does not refer to the loader: that refers, with persistent workers, to its iterator, which refers to
+    this, and must end them when it is dropped, without the garbage collector.  ``waiting`` refers to the
+    ``IndexBatches`` of an iterator that was not asked yet.
     """
 
     def __init__(self, loader: DataLoader[Any], shard: Shard | None, seed: Callable[[], int | None]) -> None:
@@ -201,7 +190,6 @@ class EpochOrder:
 
     @property
     def _is_default(self) -> bool:
-        """Whether torch makes the index batches of the sampler."""
         return not self.is_batched or _are_torchs(self.index_sampler, self.sampler)
 
     def __len__(self) -> int:
@@ -266,7 +254,6 @@ class EpochOrder:
         return self._resume
 
     def pass_epoch(self) -> int:
-        """Return the number of the next epoch, which somebody else goes through."""
         epoch = self.next_epoch
         self.progress, self._resume = None, None
         self.next_epoch, self._is_new = epoch + 1, False
@@ -337,7 +324,6 @@ class EpochOrder:
         return torch.default_generator if is_drawn else None
 
     def here(self) -> ResumePoint:
-        """Where the user is in the epoch that began last."""
         progress = self.progress
         assert progress is not None
         point, ours = progress.point, self.ours()
@@ -353,13 +339,11 @@ class EpochOrder:
         )  # fmt: skip
 
     def between(self, base_seed: int | None, begun: int) -> ResumePoint:
-        """Where the next epoch begins."""
         generator = None if self.ours() is not None else self.generator
         now = None if generator is None else generator.get_state()
         return ResumePoint(self.next_epoch, begun, base_seed=base_seed, now=now)
 
     def begin(self, begun: int, sampler_state: Any, asked: Look | None) -> Progress:
-        """Begin an epoch, when the first index is asked for."""
         point, self.waiting = self.pending, None
         told = self._told_epoch()
         if told != self._told:  # the script has chosen this epoch, whatever was to come next
@@ -430,7 +414,6 @@ def batching_of(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return the other arguments of ``DataLoader``, as the loader is now."""
     names = (
         *WORKER_OPTIONS, "dataset", "collate_fn", "pin_memory", "pin_memory_device", "generator", "in_order"
     )  # fmt: skip
@@ -448,7 +431,6 @@ def mark_default(sampler: Any) -> None:
 
 
 def is_default(sampler: Any) -> bool:
-    """Whether a sampler only stands for ``shuffle=``."""
     return getattr(sampler, "_fastpipe_is_default", False)
 
 

@@ -63,13 +63,11 @@ class PatchPrefetcher:
         return rows
 
     def look(self) -> Foreseen:
-        """Begin a look at what will be remembered."""
         return self._base._remembered.foreseen(self._base._remembered.slots())
 
     def _at(
         self, indices: Sequence[int] | Int64Array, upcoming: UpcomingIndices, later: int
     ) -> Places | None:
-        """Return where those of the patches are that belong to this dataset; None if unknown."""
         drawn_by = upcoming.drawn_by(later) if self._base._places.is_random else (0, 0)
         if drawn_by is None:
             return None

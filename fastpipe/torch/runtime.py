@@ -97,7 +97,6 @@ class ImageSource:
         return self._cache.begin_batch(self._reader.rules(), self._keep_pixels)
 
     def info_in(self, blob: bytes, path: str) -> dict[Any, Any]:
-        """Return Pillow's ``info`` of an encoded file."""
         return dict(self._reader.open_pillow(blob, path).info)
 
     def read_past(self, path: str) -> Found:
@@ -110,7 +109,6 @@ class ImageSource:
         return [one and Found(one[0], None, None, one[1]) for one in read_many(paths)]
 
     def open(self, found: Found, path: str) -> EncodedImage:
-        """Open what ``read`` gave."""
         if found.entry is not None:
             return self._kept(found.entry, path)
         assert found.blob is not None
@@ -128,7 +126,6 @@ class ImageSource:
         return WholeImage(to, _decoded_once(image, short_side, keep), image.info)
 
     def _keep(self, file: FileIdentity, rules: str, image: EncodedImage, pixels: UInt8Array) -> None:
-        """Keep an image that was opened."""
         has_none = isinstance(image, PillowImage) and not image.info()
         height, width = image.size
         self._keep_pixels(file, pixels, height * width, rules, has_info=not has_none)
@@ -185,8 +182,6 @@ def _decoded_once(
 
 
 class Options(NamedTuple):
-    """A dataset's options that a runtime is made by."""
-
     decode: Decode
     bad_samples: BadSamples
     threads: int | str
@@ -194,8 +189,6 @@ class Options(NamedTuple):
 
 
 class Runtime(ProcessRuntime[Options]):
-    """Threads, memory, decoders and the cache of one dataset in one process."""
-
     def __init__(self, options: Options, count: int, remote: RemoteImages | None = None) -> None:
         super().__init__(options, process_of(options.threads, "fastpipe-decode").pool)
         self.memory, self.pinned_memory = BatchMemory(), BatchMemory(is_pinned=True)
@@ -292,7 +285,6 @@ class Runtime(ProcessRuntime[Options]):
         return list(samples)
 
     def maker_on(self, device: Any) -> DeviceMaker | None:
-        """Return what makes batches of bytes on a device; None if nothing does."""
         with self._lock:
             if device not in self._makers_on:
                 self._makers_on[device] = self._new_maker(device)

@@ -53,11 +53,9 @@ class EpochBatches:
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next epoch."""
         self.epoch = epoch
 
     def steps(self, start: int = 0) -> ShardedBatches:
-        """Return where the batches are, from a position on."""
         return ShardedBatches(self.count, self.batch_size, self.shard, drop_last=self.drop_last, start=start)
 
     def indices(self, epoch: int, start: int = 0) -> Iterator[tuple[list[int], RankBatch]]:
@@ -99,7 +97,6 @@ class ShardSampler(DistributedSampler[int]):
         self.order = OrderRef(None)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the loader's next epoch."""
         super().set_epoch(epoch)
         self.order.set_epoch(epoch)
 
@@ -140,7 +137,6 @@ class ShuffleSampler(RandomSampler):
         self.order = OrderRef(None)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next epoch, the loader's too."""
         self.epoch = epoch
         self.order.set_epoch(epoch)
 
@@ -180,10 +176,8 @@ class OrderRef:
 class GroupSampler(Sampler[int]):
     """The sampler that a loader with ``Shuffle(unit="group")`` shows.
 
-    Without a seed each epoch's is drawn from the generator, as ``RandomSampler`` does it.
-
-    Attributes:
-        drawn: the seed of the epoch that began last, if its samples are drawn by it.
+    Without a seed each epoch's is drawn from the generator, as ``RandomSampler`` does it: ``drawn``, if
+    samples are drawn by it.
     """
 
     drawn: int | None = None
@@ -206,7 +200,6 @@ class GroupSampler(Sampler[int]):
 
 
 def draw_seed(generator: torch.Generator | None) -> int:
-    """A seed of 64 bits from torch's generator."""
     drawn = torch.empty((), dtype=torch.int64).random_(-(2**63), 2**63 - 1, generator=generator)
     return int(drawn.item())
 
@@ -255,7 +248,6 @@ def shard_sampler(
     dataset: Any, shard: Shard, shuffle: bool | None, sampler: Any, batch_sampler: Any,
     batch_size: int | None, arrangement: Arrangement | None, seed: int | None, skips: bool,
 ) -> ShardSampler:  # fmt: skip
-    """The sampler that a loader with ``shard=`` shows."""
     if not isinstance(shard, Shard):
         raise OptionError(f"shard= must be a fastpipe.Shard or None, got {shard!r}")
     if isinstance(dataset, IterableDataset):
@@ -285,7 +277,6 @@ def shard_sampler(
 
 
 def arrangement_for(dataset: Any, shuffle: Shuffle, sampler: Any, batch_sampler: Any) -> Arrangement | None:
-    """Return the groups that a loader's ``Shuffle`` is about; None if it is about samples."""
     if isinstance(dataset, IterableDataset):
         raise OptionError(f"{shuffle!r} is an order of indices, which an IterableDataset has not")
     if sampler is not None or batch_sampler is not None:
@@ -308,7 +299,6 @@ class DatasetBatches(Sampler[list[int]]):
     """What a dataset's ``batch_sampler`` gives: batches of indices, another order for each epoch.
 
     Attributes:
-        batch_size, drop_last: as given.
         epoch: number of the next epoch.
         generator: from which an epoch's seed is drawn, where the dataset has none.
         arrangement: the samples' groups, where these are shuffled.
@@ -400,7 +390,6 @@ class RankCheck:
         self._has_warned = False
 
     def warn_if_ranks_disagree(self, shard: Shard, values: dict[str, Any]) -> None:
-        """Warn if another rank of this loader has other values."""
         if self._has_warned or shard.world == 1 or not dist.is_available() or not dist.is_initialized():
             return
         if dist.get_world_size() != shard.world:
@@ -431,19 +420,16 @@ class RankCheck:
 
 
 def text_of(state: torch.Tensor | None) -> str | None:
-    """A generator's state as text, for JSON."""
     return None if state is None else base64.b64encode(state.numpy().tobytes()).decode("ascii")
 
 
 def tensor_of(text: str | None) -> torch.Tensor | None:
-    """The state that ``text_of`` gave."""
     if text is None:
         return None
     return torch.from_numpy(np.frombuffer(base64.b64decode(text), np.uint8).copy())
 
 
 def innermost(sampler: Any) -> Any:
-    """Return the sampler behind torch's ``BatchSampler``."""
     while type(sampler) is BatchSampler:
         sampler = sampler.sampler
     return sampler
@@ -458,7 +444,6 @@ def sampler_state(index_sampler: Any) -> Any:
 
 
 def set_sampler_state(index_sampler: Any, state: Any) -> None:
-    """Give a sampler its state back."""
     inner = innermost(index_sampler)
     if state is not None and type(inner) in (DistributedSampler, ShuffleSampler):
         inner.set_epoch(state["epoch"])

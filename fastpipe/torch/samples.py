@@ -123,7 +123,6 @@ class BatchSamples(Sequence[Any]):
                 image.data = image.clone()
 
     def release(self) -> None:
-        """Give each sample that is still there memory of its own."""
         for row in self._rows:
             image = row()
             if image is not None and self.tensor is not None and _address(image) == _address(self.tensor):
@@ -314,11 +313,9 @@ class LazySamples(MutableSequence[Any]):
         del self._list()[number]
 
     def insert(self, number: int, value: Any) -> None:
-        """As a list's."""
         self._list().insert(number, value)
 
     def sort(self, *, key: Callable[[Any], Any] | None = None, reverse: bool = False) -> None:
-        """As a list's, which collate functions like to use."""
         self._list().sort(key=key, reverse=reverse)
 
     def _list(self) -> list[Any]:
@@ -344,8 +341,6 @@ class LazySamples(MutableSequence[Any]):
 
 
 class SampleRows(LazySamples):
-    """Samples that are rows of a batch's arrays."""
-
     def __init__(self, form: Form, parts: Sequence[Part]) -> None:
         super().__init__()
         self._form, self._parts = form, parts
@@ -389,7 +384,6 @@ def copied(sample: Any) -> Any:
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
-    """torch's type of the same bytes; None where it has none."""
     try:
         return torch.from_numpy(np.empty(0, dtype)).dtype
     except (TypeError, ValueError):

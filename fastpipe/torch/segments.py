@@ -54,12 +54,7 @@ def group_batches(
 
 
 class GroupBatches:
-    """What ``group_batches`` gives.
-
-    Attributes:
-        loader: the ``FastLoader`` that reads the batches.
-        k: groups in a batch.
-    """
+    """What ``group_batches`` gives; ``loader`` is the ``FastLoader`` that reads the batches."""
 
     def __init__(self, dataset: Any, k: int, groups: Any, num_workers: int, device: Any) -> None:
         self.k = operator.index(k)

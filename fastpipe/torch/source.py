@@ -47,7 +47,6 @@ class StartedBatch(ABC):
         """Wait for it; run what must run in this thread, in order; return its samples."""
 
     def jobs(self) -> list[Job]:
-        """What its threads are doing."""
         found: list[Job] = self.pending.jobs
         return found
 
@@ -60,7 +59,6 @@ class StartedBatch(ABC):
         return why_nothing_is_left(self.pending.left_out, self.count)
 
     def cancel(self) -> None:
-        """Give it up."""
         self.pending.cancel()
 
 
@@ -95,8 +93,7 @@ class BatchedDataset:
     """What fastpipe's datasets have in common: they answer for whole batches, by threads of this process.
 
     Each has ``_start_batch``, ``_answers_for_batches`` (no subclass or option makes samples one by one), and
-    ``_running``, which makes what this process has when it is first needed: ``pool`` (None for the calling
-    thread), ``clock``, and ``slots``, a ``SlotPool`` for each large part of a batch.
+    ``_running``: ``pool`` (None for the calling thread), ``clock`` and ``slots``, memory for large parts.
     """
 
     def __getitems__(self: Any, indices: Sequence[int]) -> Sequence[Any]:
@@ -244,7 +241,6 @@ class Source(ABC):
         return self.is_done(batch)
 
     def waited(self, nanoseconds: int) -> None:
-        """Count the time that the consumer waited for a batch."""
         self.clock.add("wait", nanoseconds)
 
     def expect_batches(self, batches: int) -> None:

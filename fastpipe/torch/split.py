@@ -54,7 +54,6 @@ class Split:
         chain: what is left to do with them; ``rest``: the same in the user's own transforms.
         like: what samples become by that.
         example, values: an image as these get it, and its values, uint8 (C, H, W).
-        notes: what the head does how, in lines.
     """
 
     given: tuple[Any, ...]
@@ -76,7 +75,6 @@ class Split:
         return self.head.output.shape
 
     def describe(self, where: str) -> list[str]:
-        """What is done how, in lines."""
         return [*self.notes, *(f"{shortened(item)}  →  fastpipe.augment, {where}" for item in self.rest)]
 
 
@@ -227,7 +225,6 @@ class SplitChoice:
         return split, place == "device"
 
     def note(self) -> list[str]:
-        """What was chosen and why, in lines."""
         if self._function is not None:
             return [f"augment: {shortened(self._function)}, of batches in the loop's thread"]
         if self._wanted is None or self._known is None:
@@ -240,7 +237,6 @@ class SplitChoice:
         return [f"augment={self._wanted!r}: the transform {is_split}{costs}"]
 
     def seen(self, period: float, waited: float) -> None:
-        """Learn from an epoch; see ``Placing``."""
         if self._known is not None and self._known[2] is not None:
             self._known[2].seen(period, waited)
 

@@ -59,7 +59,6 @@ class RemoteImages:
         classes: Sequence[str] | Callable[[list[str]], Sequence[str]] | Subset | None,
         cache: IndexCache | None,
     ) -> tuple[list[str], dict[str, int]]:
-        """Class names and their indices."""
         return find_remote_classes(
             self._store, self._root, self._location.prefix, classes, cache=cache, refresh=self._refresh
         )
@@ -81,17 +80,14 @@ class RemoteImages:
 
     @property
     def downloaded(self) -> tuple[int, int]:
-        """Objects and bytes that this process has fetched."""
         return (0, 0) if self._reader is None else self._reader.counted()
 
     def close(self) -> None:
-        """End the threads of this process, and let go of the stage and of connections."""
         reader, self._reader = self._reader, None
         if reader is not None and self._pid == os.getpid():
             reader.close()
 
     def describe(self) -> str:
-        """Where images come from, in one line."""
         near = "fetched ahead" if self._stage is None else f"staged in {str(self._stage.dir)!r}"
         return f"{self._root}  →  {self._store.describe()}, {near}"
 
@@ -137,7 +133,6 @@ class RemoteImages:
         ), arriving
 
     def reader(self) -> ObjectReader:
-        """This process's reader, made when it is first needed."""
         if self._reader is None or self._pid != os.getpid():
             self._reader, self._pid = self._make_reader(), os.getpid()
         return self._reader
@@ -156,7 +151,6 @@ class RemoteImages:
         return new_reader(self._bare, self.listing, self._stage, self._key_of)
 
     def _key_of(self, path: str) -> str:
-        """The key of a path, listed or not."""
         if path.startswith(self._root):
             return self._location.prefix + path[len(self._root) :]
         return self._location.key(path)
@@ -168,7 +162,6 @@ class RemoteImages:
 def remote_images(
     root: str | Path, storage_options: Mapping[str, Any] | None, stage: Stage | None, refresh: bool
 ) -> RemoteImages | None:
-    """Return what fetches images; None if they are local files."""
     if is_url(root) or (stage is not None and storage_options is None):  # a folder: of a network, or a mount
         return RemoteImages(os.fspath(root), storage_options, stage, refresh)
     for name, is_given in {"storage_options": storage_options is not None, "refresh": refresh}.items():
@@ -180,7 +173,6 @@ def remote_images(
 
 
 def stage_reader(dataset: Any) -> ObjectReader:
-    """Return what copies the images of a dataset to its stage."""
     remote: RemoteImages | None = dataset._remote
     if remote is None or dataset.stage is None:
         raise OptionError("there is no stage to copy to: give stage= a folder on a local disk")

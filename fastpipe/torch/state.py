@@ -49,7 +49,6 @@ _has_warned: weakref.WeakSet[EpochOrder] = weakref.WeakSet()
 def state_of(
     order: EpochOrder, samples: int | None, seed: int | None, kept: IndexBatches | None
 ) -> dict[str, Any]:
-    """Return the state of a loader at what the user has received."""
     state: dict[str, Any] = {"version": VERSION, "seed": seed, "samples": samples}
     progress, pending = order.progress, order.pending
     sampler = sampler_state(order.index_sampler)
@@ -84,7 +83,6 @@ def _groups_of(order: EpochOrder) -> str | None:
 
 
 def point_of(state: Any, order: EpochOrder, samples: int | None, seed: int | None) -> ResumePoint:
-    """Return the point where a loader goes on by a state."""
     _check(state, order, samples, seed)
     return ResumePoint(
         epoch=state["epoch"], begun=state.get("begun", 0), batches=state["batches"],
@@ -197,7 +195,6 @@ def _a_trainer_asks(trainers: set[str]) -> bool:
 
 
 def check_stateful(method: str, order: EpochOrder, is_map_style: bool, comes_in_order: bool) -> None:
-    """Raise an error if it is unknown how far a loader is in its epoch."""
     if not is_map_style:
         raise OptionError(
             f"{method}() knows how far a loader is in an order of indices, which an IterableDataset has "

@@ -89,7 +89,6 @@ def stitch(
 def _checked(
     dataset: FastPatchDataset, out: Any
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Sequence[Any]]:
-    """Return the volume of each patch, where it begins there, and the targets."""
     if not isinstance(dataset, FastPatchDataset):
         raise OptionError(
             f"stitch needs the FastPatchDataset itself, got {type(dataset).__name__}; for some of its "
@@ -155,8 +154,6 @@ def _part_of(shape: Sequence[int], channels: int, max_bytes: int) -> list[int]:
 
 
 class _Rows:
-    """The predictions, one by one."""
-
     def __init__(self, batches: Iterable[Any], count: int, dims: int) -> None:
         self._batches, self._count, self._dims = iter(batches), count, dims
         self._taken = 0

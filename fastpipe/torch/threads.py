@@ -77,7 +77,6 @@ def is_thread_safe(transforms: Sequence[Transform]) -> bool:
 
 
 def stock_note(is_promised: bool, stock: Sequence[Any]) -> str:
-    """Return in words how transforms run that the plan does not know."""
     if is_promised:
         return "as it is, in threads (thread_safe=True)"
     if is_thread_safe(stock):

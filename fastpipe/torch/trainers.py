@@ -35,12 +35,8 @@ _REMEDY = "or use accelerator.prepare(loader), which makes a plain DataLoader of
 class _Prepared(FastLoader[_T_co]):
     """A loader that tells Accelerate what it asks of its own loaders.
 
-    Attributes:
-        gradient_state: Accelerate's, which asks the loader that is iterated over now.
-        end_of_dataloader: the batch given last is the last one.
-        remainder: samples of all ranks in an incomplete last step, which ``gather_for_metrics`` keeps;
-            else 0, and -1 if such a step is dropped.
-        use_stateful_dataloader: makes ``save_state`` and ``load_state`` ask for the state.
+    ``remainder`` are samples of all ranks in an incomplete last step, which ``gather_for_metrics`` keeps;
+    else 0, and -1 if such a step is dropped.  ``use_stateful_dataloader`` makes ``save_state`` ask for the state.
     """
 
     end_of_dataloader = False
@@ -262,7 +258,6 @@ def _arguments(loader: FastLoader[Any], accelerator: Any, seed: int | None) -> d
 
 
 def _sampling(loader: FastLoader[Any]) -> dict[str, Any]:
-    """Those of them that say which samples make which batch."""
     batching = batching_of(loader)
     sampler = batching.get("sampler")
     if isinstance(sampler, ShardSampler):
@@ -366,7 +361,6 @@ class EpochTimer:
     # ---- Lightning calls these -------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Begin to hear of what the loop asks the loader for."""
         self._stop_hearing()
         if stage == "fit":
             self.epochs.clear()
@@ -374,7 +368,6 @@ class EpochTimer:
             self._detach = _hear(trainer.profiler, self._on_ask, self._on_got)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """End it."""
         self._stop_hearing()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
@@ -382,7 +375,6 @@ class EpochTimer:
         self._stop_hearing()
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin an epoch."""
         self._begin(perf_counter())
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -393,7 +385,6 @@ class EpochTimer:
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """End a step."""
         self._ended = perf_counter()
         if self._step_began is not None:
             self._steps.append(self._ended - self._step_began)
@@ -406,13 +397,11 @@ class EpochTimer:
         self._validation_began = perf_counter()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Let it go on."""
         if self._validation_began is not None:
             self._pausing += perf_counter() - self._validation_began
         self._validation_began = None
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Say what the epoch took."""
         if self._began is None:  # one of which no step was left to do
             return
         times = epoch_times(
@@ -463,7 +452,6 @@ class EpochTimer:
 
 
 def _log_scalars(trainer: Any, pl_module: Any, times: EpochTimes) -> None:
-    """Tell the trainer's loggers and its progress bar."""
     if trainer.world_size == 1:
         for name, value in times.scalars().items():
             pl_module.log(
@@ -480,7 +468,7 @@ def _log_scalars(trainer: Any, pl_module: Any, times: EpochTimes) -> None:
 def _hear(profiler: Any, on_ask: Callable[[], None], on_got: Callable[[], None]) -> Callable[[], None]:
     """Have two functions called around each request of the fit loop to its loader; return what ends it.
 
-    Lightning always tells its profiler of them.  No callback is as close to the request.
+    Lightning always tells its profiler of them; no callback is as close to the request.
     """
     start, stop = profiler.start, profiler.stop
     is_heard = True

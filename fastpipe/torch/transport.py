@@ -39,11 +39,11 @@ class IndexQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # whi
     def __init__(self, context: Any) -> None:
         super().__init__(ctx=context)
         self._seen: deque[Any] = deque()
-        self._before_error: Callable[[], None] = _nothing
+        self._before_error: Callable[[], None] = lambda: None
 
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)
-        self._seen, self._before_error = deque(), _nothing
+        self._seen, self._before_error = deque(), lambda: None
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         global _current
@@ -84,10 +84,6 @@ class IndexQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # whi
     def comes_within(self, seconds: float) -> bool:
         """Wait until something is there, at most so long; return whether it is."""
         return bool(self._seen) or bool(self._reader.poll(seconds))  # type: ignore[attr-defined]
-
-
-def _nothing() -> None:
-    pass
 
 
 def _receive(reader: weakref.ref[Any], read: Callable[[int, int], bytes], size: int) -> Any:
@@ -163,7 +159,6 @@ _INLINE = 1 << 14  # bytes of a tensor that travels in the message itself
 
 
 def expect_from(lane: Lane) -> None:
-    """In the parent, accept tensors from this lane, as long as it lives."""
     _lanes[lane.number] = lane
 
 
@@ -179,11 +174,10 @@ def shared_flat(size: int) -> torch.Tensor:
     memory = None if _writer is None else _writer.take(size)
     if memory is not None:
         return torch.from_numpy(memory)
-    if not lanes_are_possible():
-        storage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
-        return torch.empty(0, dtype=torch.uint8).set_(storage)
     # All segments are in the user's hands: memory that is torch's to send, and not limited by /dev/shm.
-    return torch.empty(0, dtype=torch.uint8).set_(_unnamed(size))
+    storage: Any = torch.UntypedStorage
+    storage = _unnamed(size) if lanes_are_possible() else storage._new_shared(size)
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
 def is_in_lane(tensor: torch.Tensor) -> bool:
@@ -209,11 +203,10 @@ def remove_names_of(pids: Sequence[int]) -> None:
 
 def room() -> tuple[int, int] | None:
     """Return free and total bytes of the memory that torch shares; None if it has no limit of its own."""
-    try:
+    with contextlib.suppress(OSError):
         found = os.statvfs(NAMED_MEMORY)
-    except OSError:
-        return None
-    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+        return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+    return None
 
 
 def _unnamed(size: int) -> Any:
@@ -226,7 +219,6 @@ def _unnamed(size: int) -> Any:
 
 
 def _reduce(tensor: torch.Tensor) -> Any:
-    """Pickle a tensor on its way to the parent."""
     is_plain = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_nested
     if _writer is None or not is_plain or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
         return reduce_tensor(tensor)  # type: ignore[no-untyped-call]

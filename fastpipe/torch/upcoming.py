@@ -91,7 +91,6 @@ class UpcomingIndices:
         self._start = self.now
 
     def indices(self) -> Iterator[Int64Array]:
-        """This process's indices, in parts of int64 (N,)."""
         return (indices for _, indices in self.parts())
 
     def parts(self) -> Iterator[tuple[int, Int64Array]]:

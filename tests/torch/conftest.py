@@ -77,7 +77,7 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
         made = make(self, source, seed)
         if self.device is None or made is None:
             return made
-        made._transfer = _Ahead()
+        made.transfer = _Ahead()
         if source is not None and self.collate_fn is default_collate:
             made.finishes = True
             source.ask(sends_bytes=True)
