@@ -72,16 +72,12 @@ class SpecGuess:
         """Learn from samples that were separate values."""
         known, like = self._known
         if known is not plan:
-            like = _like_of(values[0])
+            first = values[0]
+            is_tensor = type(first) in (torch.Tensor, tv_tensors.Image) and first.numel() > 0
+            like = SampleSpec(type(first), tuple(first.shape), first.dtype) if is_tensor else None
         if like is not None and not all(matches_spec(value, like) for value in values):
             like = None
         self._known = plan, like
-
-
-def _like_of(value: Any) -> SampleSpec | None:
-    if type(value) not in (torch.Tensor, tv_tensors.Image) or value.numel() == 0:
-        return None
-    return SampleSpec(type(value), tuple(value.shape), value.dtype)
 
 
 class Place(NamedTuple):
@@ -392,20 +388,15 @@ def _item_of(samples: Any, position: int) -> Item:
 
 
 def _substitute_of(samples: Any, items: Sequence[Item], key: Key, number: int, attempt: int) -> Item | None:
-    """Return another sample of the same class, drawn by the replaced one's key; None if there is none."""
+    """Return another sample of the same class (any, if targets are neither integers nor texts), drawn by the
+    replaced one's key; None if there is none."""
     item = items[number]
-    seed = _seed_of(key, number)
-    classes = _classes_of(samples)
-    other = another_of_its_class(classes, classes[item.index], item.index, seed, attempt)
-    return None if other is None else _item_of(samples, other)
-
-
-def _classes_of(samples: Any) -> npt.NDArray[Any]:
-    """Return each sample's class: its target, or one for all if targets are neither integers nor texts."""
     if isinstance(samples, SampleTable) and samples.is_flat:
-        return samples.targets_array()
-    targets = [sample[1] for sample in samples]
-    if not all(isinstance(target, (int, np.integer, str)) for target in targets):
-        return np.zeros(len(targets), np.int64)
-    # Objects: in an array of their own type, 1 and "1", or two integers beyond int64, may be the same.
-    return np.array(targets, object)
+        targets = samples.targets_array()
+    else:  # objects: in an array of their own type, 1 and "1", or two integers beyond int64, may be the same
+        targets = np.array([sample[1] for sample in samples], object)
+        if not all(isinstance(target, (int, np.integer, str)) for target in targets):
+            targets = np.zeros(len(targets), np.int64)
+    seed = _seed_of(key, number)
+    other = another_of_its_class(targets, targets[item.index], item.index, seed, attempt)
+    return None if other is None else _item_of(samples, other)

@@ -32,13 +32,8 @@ from fastpipe.torch.threads import is_thread_safe, stock_note
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from fastpipe.stores.fetching import ObjectReader
     from fastpipe.torch.staging import RemoteImages
-
-
-def _targets_of(samples: Any) -> Any:
-    if isinstance(samples, SampleTable):
-        return TargetTable(samples.targets_array() if samples.is_flat else (item[1] for item in samples))
-    return [sample[1] for sample in samples]
 
 
 _OF_FOLDERS = ("is_valid_file", "allow_empty", "stage", "storage_options", "refresh")
@@ -168,7 +163,11 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
         self.memory_format = memory_format
         self._only_classes = list(classes) if isinstance(classes, list) else classes
         self.stage = None if stage is None else Stage.of(stage)
-        self._remote = _remote_images(root, storage_options, self.stage, refresh)
+        self._remote: RemoteImages | None = None
+        if self.stage is not None or storage_options is not None or refresh or ":" in os.fspath(root):
+            from fastpipe.torch.staging import remote_images  # and so of stores
+
+            self._remote = remote_images(root, storage_options, self.stage, refresh)
         # VisionDataset's constructor, not ImageFolder's, which builds lists of Python objects.
         VisionDataset.__init__(self, root, transform=transform, target_transform=target_transform)
         self.classes, self.class_to_idx = self.find_classes(self.root)
@@ -176,7 +175,10 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
             self._only_classes = list(self.classes)
         self.extensions = IMG_EXTENSIONS if is_valid_file is None else None
         self.imgs = self.samples = self._find_samples(is_valid_file, allow_empty)
-        self.targets: Any = _targets_of(self.samples)
+        is_table = isinstance(self.samples, SampleTable)
+        is_flat = is_table and self.samples.is_flat
+        targets = self.samples.targets_array() if is_flat else [sample[1] for sample in self.samples]
+        self.targets: Any = TargetTable(targets) if is_table else targets
         self.loader = loader
         self._check_loader()
         if self._loads_fast():
@@ -303,16 +305,17 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
             OptionError: the dataset has no ``stage``.
             StageError, StoreError: there is no room for all of them; the store does not answer.
         """
-        from fastpipe.torch.staging import stage_reader
-
-        return stage_reader(self).stage_all(on_progress or (lambda objects, nbytes: None))
+        return self._stage_reader().stage_all(on_progress or (lambda objects, nbytes: None))
 
     def verify_stage(self, on_progress: Callable[[int], None] | None = None) -> list[str]:
         """Compare staged images with the checksums that were listed, and download anew those that differ;
         their paths.  Arguments and errors as of ``stage_all``."""
-        from fastpipe.torch.staging import stage_reader
+        return self._stage_reader().verify(on_progress or (lambda objects: None))
 
-        return stage_reader(self).verify(on_progress or (lambda objects: None))
+    def _stage_reader(self) -> ObjectReader:
+        if self._remote is None or self.stage is None:
+            raise OptionError("there is no stage to copy to: give stage= a folder on a local disk")
+        return self._remote.reader()
 
     def close(self) -> None:
         """End the threads of this process, and let go of stage and store, as a dataset that is dropped does
@@ -398,18 +401,6 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
         if runtime is None or not runtime.fits(options):
             runtime = self._runtime = Runtime(options, len(self.samples), self._remote)
         return runtime
-
-
-def _remote_images(
-    root: str | Path, storage_options: Mapping[str, Any] | None, stage: Stage | None, refresh: bool
-) -> RemoteImages | None:
-    """Return what fetches images from a store; None, without importing anything of stores, for a local
-    folder."""
-    if stage is None and storage_options is None and not refresh and ":" not in os.fspath(root):
-        return None
-    from fastpipe.torch.staging import remote_images
-
-    return remote_images(root, storage_options, stage, refresh)
 
 
 class AdaptedImageFolder(FastImageFolder):

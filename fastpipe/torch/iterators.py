@@ -23,7 +23,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, partial
+from functools import cache
 from time import perf_counter_ns
 from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
@@ -43,7 +43,7 @@ from fastpipe.core.pool import stopped_at_exit
 from fastpipe.errors import WorkerError
 from fastpipe.torch.delivery import DeferredError, Delivery
 from fastpipe.torch.describe import Advice
-from fastpipe.torch.fetching import KeyedCollate, set_base_seed
+from fastpipe.torch.fetching import KeyedCollate, fetched
 from fastpipe.torch.indices import IndexBatches, KeyedIndices
 from fastpipe.torch.order import Progress
 from fastpipe.torch.samples import collate_unfinished, collated
@@ -88,8 +88,9 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
             super().__init__(view)
             _explain_deaths()
             answers: Any = self._worker_result_queue
-            own = weakref.ref(self)
-            answers.watch_writers(partial(_is_hopeless, own), partial(_await_end, own))
+            answers.watch_writers(
+                weakref.WeakMethod(self._is_hopeless), weakref.WeakMethod(self._before_error)
+            )
             return
         except Exception as error:
             found = self._explained_start(error)
@@ -127,7 +128,7 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
             return self._failed(head, late, are_stuck=True, may_answer=may_answer)
         return self._failed(_EXITED, found) if (found := self._ended(error)) else error
 
-    def is_hopeless(self, seconds: float) -> bool:
+    def _is_hopeless(self, seconds: float) -> bool:
         """Whether the rest of a message will not come, after so many seconds without any of it."""
         return 0 < self._timeout < seconds or bool(_ending(self._working().values(), 0))
 
@@ -140,13 +141,18 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         if found:
             return found
         if not isinstance(error, UnfinishedMessageError):
-            self.await_end()
+            self._await_end()
         return [number for number, worker in self._working().items() if not worker.is_alive()]
 
-    def await_end(self) -> None:
+    def _await_end(self) -> None:
         """Wait shortly for the end of a worker: the end of its connection is noticed earlier."""
         for worker in _ending(self._working().values(), _END_S):
             worker.join(_END_S)
+
+    def _before_error(self) -> None:
+        # Elsewhere torch's thread reads, and must not ask for what the main one may be asking just then.
+        if not hasattr(self, "_pin_memory_thread"):
+            self._await_end()
 
     def _failed(
         self, head: str, found: Sequence[int], *, are_stuck: bool = False, may_answer: bool = False
@@ -238,18 +244,6 @@ def _ending(workers: Iterable[Any], seconds: float) -> list[Any]:
     """Wait at most so long for the end of a worker; return those that are ending."""
     by_sentinel = {worker.sentinel: worker for worker in workers}
     return [by_sentinel[one] for one in multiprocessing.connection.wait(by_sentinel, seconds)]
-
-
-def _is_hopeless(reference: weakref.ref[WatchedWorkers], seconds: float) -> bool:
-    iterator = reference()
-    return iterator is None or iterator.is_hopeless(seconds)
-
-
-def _await_end(reference: weakref.ref[WatchedWorkers]) -> None:
-    iterator = reference()
-    # Elsewhere torch's thread reads, and must not ask for what the main one may be asking just then.
-    if iterator is not None and not hasattr(iterator, "_pin_memory_thread"):
-        iterator.await_end()
 
 
 def _clear_innermost_frame(error: BaseException) -> None:
@@ -419,8 +413,10 @@ class _Counting(_BaseDataLoaderIter):
         return self._counted()
 
     def _counted(self) -> Any:
-        if not self._num_yielded:
-            self._restart_if_stale()
+        progress = self._progress
+        # ``set_epoch`` came between ``iter`` and the first batch, as trainers do it.
+        if not self._num_yielded and progress is not None and progress.is_stale:
+            self._reset(_NO_LENGTH)
         self._asked_for += 1
         try:
             # torch's entry in a profile costs as much as all the rest, also when nobody profiles.
@@ -449,11 +445,6 @@ class _Counting(_BaseDataLoaderIter):
         """Take back the batch that was given last, if what it was made by has changed since."""
         return False
 
-    def _restart_if_stale(self) -> None:
-        """Begin again if ``set_epoch`` came between ``iter`` and the first batch, as trainers do it."""
-        if self._progress is not None and self._progress.is_stale:
-            self._reset(_NO_LENGTH)
-
     def _delivered(self) -> Any:
         with nullcontext() if self._advice.is_silent else self._advice.watched():
             return self._next_data() if self._delivery is None else self._delivery.next(self)
@@ -473,7 +464,7 @@ class _SerialIterator(_Counting, _SingleProcessDataLoaderIter):
     """torch's iterator without workers; tells the keys' base seed, which workers know."""
 
     def _next_data(self) -> Any:
-        set_base_seed(self._base_seed)
+        fetched.base_seed = self._base_seed
         return super()._next_data()  # type: ignore[no-untyped-call]
 
 
@@ -589,7 +580,7 @@ class ThreadedIterator(_Counting):
     def _next_data(self) -> Any:
         samples: Any = self._next_samples() if self._refill is None else self._next_filled(self._refill)
         if isinstance(self._collate_fn, KeyedCollate) and self._asked is not None:
-            self._collate_fn.is_about(self._asked)
+            fetched.last = self._asked
         return self._collated(samples)
 
     @ranged("collate")

@@ -378,6 +378,7 @@ class EpochOrder:
     def ours(self) -> EpochBatches | None:
         """Return the epochs' batches if they are a function of the epoch; None if samplers decide."""
         sampler, seed = self.sampler, self._seed()
+        is_shuffled = type(sampler) is RandomSampler and is_default(sampler)  # which a loader has made
         arrangement = getattr(sampler, "arrangement", None)
         if not self._is_default:
             return None
@@ -385,7 +386,7 @@ class EpochOrder:
             count, shuffles = len(sampler.dataset), sampler.shuffle  # type: ignore[arg-type]
         elif type(sampler) is SequentialSampler:
             count, shuffles = len(sampler), False
-        elif seed is not None and _is_shuffled(sampler):
+        elif seed is not None and (type(sampler) in (GroupSampler, ShuffleSampler) or is_shuffled):
             count, shuffles = len(sampler), True  # type: ignore[arg-type]
         else:
             return None
@@ -432,9 +433,3 @@ def mark_default(sampler: Any) -> None:
 
 def is_default(sampler: Any) -> bool:
     return getattr(sampler, "_fastpipe_is_default", False)
-
-
-def _is_shuffled(sampler: Any) -> bool:
-    """Whether a sampler is one that a loader makes for ``shuffle=``."""
-    is_ours = type(sampler) in (GroupSampler, ShuffleSampler)
-    return is_ours or (type(sampler) is RandomSampler and is_default(sampler))

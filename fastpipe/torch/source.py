@@ -126,14 +126,6 @@ class BatchedDataset:
         clock: StageClock = self._running().clock
         return clock
 
-    def _thread_count(self: Any) -> int:
-        pool = self._running().pool
-        return pool.threads if pool else 1
-
-    def _expect_batches(self: Any, batches: int) -> None:
-        for slots in self._running().slots:
-            slots.keep = max(slots.keep, KEPT_SLOTS + batches)
-
     def __getstate__(self) -> dict[str, Any]:
         # Threads and open files stay here; the copy has its own when it needs them.
         return {**self.__dict__, "_runtime": None}
@@ -245,8 +237,8 @@ class Source(ABC):
 
     def expect_batches(self, batches: int) -> None:
         """Keep memory for so many batches that are begun ahead."""
-        for base in self.bases:
-            base._expect_batches(batches)
+        for slots in (slots for base in self.bases for slots in base._running().slots):
+            slots.keep = max(slots.keep, KEPT_SLOTS + batches)
 
     @property
     def clock(self) -> StageClock:
@@ -255,7 +247,8 @@ class Source(ABC):
 
     @property
     def threads(self) -> int:
-        return int(self.bases[0]._thread_count())
+        pool = self.bases[0]._running().pool
+        return pool.threads if pool else 1
 
     @property
     def skips(self) -> bool:

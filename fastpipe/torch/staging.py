@@ -134,7 +134,8 @@ class RemoteImages:
 
     def reader(self) -> ObjectReader:
         if self._reader is None or self._pid != os.getpid():
-            self._reader, self._pid = self._make_reader(), os.getpid()
+            self._pid = os.getpid()
+            self._reader = new_reader(self._bare, self.listing, self._stage, self._key_of)
         return self._reader
 
     @cached_property
@@ -146,9 +147,6 @@ class RemoteImages:
     def is_shared(self) -> bool:
         """Whether other processes find what one has fetched."""
         return self._stage is not None
-
-    def _make_reader(self) -> ObjectReader:
-        return new_reader(self._bare, self.listing, self._stage, self._key_of)
 
     def _key_of(self, path: str) -> str:
         if path.startswith(self._root):
@@ -170,13 +168,6 @@ def remote_images(
                 f"{name}= is for a root that is a URL, such as 's3://bucket/train'; got {str(root)!r}"
             )
     return None
-
-
-def stage_reader(dataset: Any) -> ObjectReader:
-    remote: RemoteImages | None = dataset._remote
-    if remote is None or dataset.stage is None:
-        raise OptionError("there is no stage to copy to: give stage= a folder on a local disk")
-    return remote.reader()
 
 
 def _weakly(value: Any) -> Callable[[], Any]:

@@ -35,8 +35,8 @@ _REMEDY = "or use accelerator.prepare(loader), which makes a plain DataLoader of
 class _Prepared(FastLoader[_T_co]):
     """A loader that tells Accelerate what it asks of its own loaders.
 
-    ``remainder`` are samples of all ranks in an incomplete last step, which ``gather_for_metrics`` keeps;
-    else 0, and -1 if such a step is dropped.  ``use_stateful_dataloader`` makes ``save_state`` ask for the state.
+    ``remainder`` are the samples of all ranks in an incomplete last step, which ``gather_for_metrics`` keeps,
+    or 0; -1 if such a step is dropped.  ``use_stateful_dataloader`` makes ``save_state`` ask for the state.
     """
 
     end_of_dataloader = False
@@ -91,11 +91,6 @@ class _Prepared(FastLoader[_T_co]):
         batches = super()._index_sampler
         return batches._batches if isinstance(batches, _ShownBatches) else batches
 
-    def _skip(self, batches: int) -> None:
-        source = self._source()
-        self._order.look_at(self)
-        self._order.skip(batches, is_refilled=source is not None and source.skips)
-
     def _remainder(self, start: int) -> int:
         if self.drop_last:
             return -1
@@ -134,7 +129,9 @@ class _Rest:
         self._loader, self._skipped = loader, skipped
 
     def __iter__(self) -> Iterator[Any]:
-        self._loader._skip(self._skipped)
+        source, order = self._loader._source(), self._loader._order
+        order.look_at(self._loader)
+        order.skip(self._skipped, is_refilled=source is not None and source.skips)
         return iter(self._loader)
 
     def __len__(self) -> int:
@@ -146,16 +143,11 @@ class _Rest:
         return getattr(self._loader, name)
 
 
-class _SkipFirstBatches:
-    """The accelerator's ``skip_first_batches``, which knows prepared loaders as well."""
-
-    def __init__(self, stock: Callable[..., Any]) -> None:
-        self._stock = stock
-
-    def __call__(self, dataloader: Any, num_batches: int = 0) -> Any:
-        if isinstance(dataloader, _Prepared):
-            return _Rest(dataloader, operator.index(num_batches))
-        return self._stock(dataloader, num_batches=num_batches)
+def _skip_first_batches(stock: Callable[..., Any], dataloader: Any, num_batches: int = 0) -> Any:
+    """As the accelerator's, for prepared loaders as well."""
+    if isinstance(dataloader, _Prepared):
+        return _Rest(dataloader, operator.index(num_batches))
+    return stock(dataloader, num_batches=num_batches)
 
 
 def _next(batches: Iterator[Any]) -> Any:
@@ -202,8 +194,8 @@ def prepare(accelerator: Any, loader: DataLoader[Any], *, seed: int | None = Non
             fast = accelerate(loader, seed=seed)  # the dataset's, which then shuffles as well
         loader = _Prepared(accelerator, **_arguments(fast, accelerator, seed))
     stock = getattr(accelerator, "skip_first_batches", None)
-    if stock is not None and not isinstance(stock, _SkipFirstBatches):
-        accelerator.skip_first_batches = _SkipFirstBatches(stock)
+    if stock is not None and getattr(stock, "func", None) is not _skip_first_batches:
+        accelerator.skip_first_batches = functools.partial(_skip_first_batches, stock)
     # Of a loader that is prepared, Accelerate takes notice only.
     prepared: FastLoader[Any] = accelerator.prepare_data_loader(loader)
     return prepared
@@ -367,12 +359,10 @@ class EpochTimer:
             self._reset()
             self._detach = _hear(trainer.profiler, self._on_ask, self._on_got)
 
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+    def teardown(self, *_: Any) -> None:
         self._stop_hearing()
 
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """End it, as ``teardown`` is not called then."""
-        self._stop_hearing()
+    on_exception = teardown  # which is not called then
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self._begin(perf_counter())

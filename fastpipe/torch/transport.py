@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
+from weakref import WeakMethod
 
 import numpy as np
 import torch
@@ -39,7 +40,7 @@ class IndexQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # whi
     def __init__(self, context: Any) -> None:
         super().__init__(ctx=context)
         self._seen: deque[Any] = deque()
-        self._before_error: Callable[[], None] = lambda: None
+        self._before_error: Callable[[], Any] = lambda: None
 
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)
@@ -54,10 +55,13 @@ class IndexQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # whi
         try:
             return super().get(block, timeout)
         except (OSError, EOFError):
-            self._before_error()
+            if (before := self._before_error()) is not None:
+                before()
             raise
 
-    def watch_writers(self, is_hopeless: Callable[[float], bool], before_error: Callable[[], None]) -> None:
+    def watch_writers(
+        self, is_hopeless: weakref.WeakMethod[Any], before_error: weakref.WeakMethod[Any]
+    ) -> None:
         """In the parent, let `get` raise an error if the rest of a message will not come."""
         self._before_error = before_error
         reader: Any = self._reader  # type: ignore[attr-defined]
@@ -81,10 +85,6 @@ class IndexQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # whi
             pass
         return list(self._seen)
 
-    def comes_within(self, seconds: float) -> bool:
-        """Wait until something is there, at most so long; return whether it is."""
-        return bool(self._seen) or bool(self._reader.poll(seconds))  # type: ignore[attr-defined]
-
 
 def _receive(reader: weakref.ref[Any], read: Callable[[int, int], bytes], size: int) -> Any:
     connection = reader()
@@ -92,13 +92,14 @@ def _receive(reader: weakref.ref[Any], read: Callable[[int, int], bytes], size: 
     return type(connection)._recv(connection, size, read=read)
 
 
-def _read_unless(is_hopeless: Callable[[float], bool], descriptor: int, size: int) -> bytes:
+def _read_unless(is_hopeless: WeakMethod[Any], descriptor: int, size: int) -> bytes:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     seconds = 0.0
     while not poll.poll(1000 * _LOOK_S):
         seconds += _LOOK_S
-        if is_hopeless(seconds):
+        check = is_hopeless()
+        if check is None or check(seconds):
             raise UnfinishedMessageError("the rest of a worker's message did not come")
     return os.read(descriptor, size)
 
@@ -111,7 +112,8 @@ def peek_requests(until: Callable[[], bool]) -> list[Any]:
     if _current is None:
         return []
     seconds = _FIRST_S
-    while not _current.comes_within(seconds):
+    reader: Any = _current._reader  # type: ignore[attr-defined]
+    while not (_current._seen or reader.poll(seconds)):
         if until():
             return []
         seconds = min(2 * seconds, _LONGEST_S)  # small batches are not held up

@@ -307,17 +307,21 @@ def _chosen(
     here, alone, nbytes = found
     if not here:
         return 0, "a sample cannot be made, or the dataset not be sent, in another process"
-    there = alone * cores
-    why = f"{here:,.0f} samples/s here, about {there:,.0f} in {cores} workers"
-    if batch_size / here < _WORTH_S:
-        return 0, f"{why}; a batch is made faster than it is sent"
-    if there <= _MARGIN * here:
-        return 0, why
+    chosen, why = _judge(here, alone, cores, batch_size)
     # Batches of each worker that are made ahead, in the memory by which torch sends them.
-    needed, space = 2 * cores * batch_size * int(nbytes), room()
+    needed, space = 2 * chosen * batch_size * int(nbytes), room()
     if source is None and functions[0] is None and space is not None and needed > space[0]:
         return 0, f"{why}; but their batches do not fit into /dev/shm"
-    return cores, why
+    return chosen, why
+
+
+def _judge(here: float, alone: float, cores: int, batch_size: int) -> tuple[int, str]:
+    """Choose from samples per second made here and by one worker."""
+    there = alone * cores
+    said = f"{here:,.0f} samples/s here, about {there:,.0f} in {cores} workers"
+    if batch_size / here < _WORTH_S:
+        return 0, f"{said}; a batch is made faster than it is sent"
+    return (cores, said) if there > _MARGIN * here else (0, said)
 
 
 def _start_method(context: Any) -> str:
@@ -342,12 +346,6 @@ def _why_no_second_run() -> str:
     return f"workers would run all of {path}, which has no `if __name__ == '__main__':`"
 
 
-def _check_sent(sent: Sequence[Any]) -> None:
-    content = bytes(ForkingPickler.dumps(sent))
-    if b"__main__" in content and getattr(sys.modules["__main__"], "__file__", None) is None:
-        raise OSError("a class or function of a script without a file")
-
-
 def _have_room(tasks: int) -> bool:
     """Return whether limits allow so many more processes, which they count as they do threads."""
     is_over, threads = threading.Event(), list[threading.Thread]()
@@ -369,8 +367,9 @@ def _measure(
     dataset: Any, source: Source | None, batch_size: int, length: int, sent: Sequence[Any] | None
 ) -> tuple[float, float, float]:
     """Return samples per second, in batches here and one by one in one thread, and the bytes of a sample."""
-    if sent is not None:
-        _check_sent(sent)
+    is_script = getattr(sys.modules["__main__"], "__file__", None) is not None
+    if sent is not None and b"__main__" in bytes(ForkingPickler.dumps(sent)) and not is_script:
+        raise OSError("a started process cannot have a class or function of a script without a file")
     indices = np.random.Generator(np.random.PCG64(0)).integers(0, length, 1 << 16).tolist()
     nbytes = 0
 
