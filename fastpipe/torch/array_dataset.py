@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from fastpipe.core.array_samples import Form, Reading
+from fastpipe.core.array_samples import Form
 from fastpipe.core.batches import say_where
 from fastpipe.core.keys import sample_seed
 from fastpipe.core.pool import ThreadPool
@@ -181,7 +180,12 @@ _OWN_MEMORY = 1 << 18
 
 
 class RowsDataset(BatchedDataset, Dataset[Any]):
-    """A dataset whose samples are rows of arrays, made a batch at a time."""
+    """A dataset whose samples are rows of arrays, made a batch at a time.
+
+    Subclasses have ``plan``; ``_wants_key``: something is drawn for samples; ``_reading``: how a batch is
+    read, as of ``BatchReader``; ``_code``: what the script does to samples; and ``_stock``: the same samples
+    without fastpipe.
+    """
 
     seed: int | None
     bad_samples: BadSamples
@@ -189,26 +193,6 @@ class RowsDataset(BatchedDataset, Dataset[Any]):
     _spare_nbytes: int = MOST_SPARE
     _form: Form
     _values: list[Value]
-
-    @property
-    @abstractmethod
-    def _wants_key(self) -> bool:
-        """Whether something is drawn for samples."""
-
-    @abstractmethod
-    def _reading(
-        self, indices: Any, samples: npt.NDArray[np.int64], key: Key | None, is_keyed: bool, runtime: Any,
-        arrays: list[npt.NDArray[Any]],
-    ) -> Reading:  # fmt: skip
-        """How a batch is read; as of `BatchReader`."""
-
-    @abstractmethod
-    def _code(self) -> UserCode:
-        """What the script does to samples."""
-
-    @abstractmethod
-    def _stock(self) -> Dataset[Any]:
-        """The same samples without fastpipe."""
 
     @property
     def _draws_samples(self) -> bool:
@@ -222,11 +206,6 @@ class RowsDataset(BatchedDataset, Dataset[Any]):
     def _prefetcher(self, dataset: Any, *, is_here: bool) -> Prefetcher | None:
         """Return what fetches the samples of ``dataset``, a loader's, in advance; None if all are local."""
         return None
-
-    @property
-    @abstractmethod
-    def plan(self) -> Any:
-        """What is read how; ``print`` it."""
 
     def __getitem__(self, index: int) -> Any:
         """Sample ``index``."""
@@ -286,10 +265,10 @@ class RowsDataset(BatchedDataset, Dataset[Any]):
     # ---- how a batch is made --------------------------------------------------------------------
 
     def _start_batch(
-        self, indices: Sequence[int] | npt.NDArray[np.int64], key: Key | None = None, *, threaded: bool = True
-    ) -> RowsBatch:
-        itself: Any = self
-        samples, runtime = positions_of(indices, len(itself)), itself._running()
+        self: Any, indices: Sequence[int] | npt.NDArray[np.int64], key: Key | None = None, *,
+        threaded: bool = True,
+    ) -> RowsBatch:  # fmt: skip
+        samples, runtime = positions_of(indices, len(self)), self._running()
         is_keyed = key is not None
         if key is None and (self._wants_key or self.bad_samples.policy == "replace"):
             key, is_keyed = take_key(len(samples))
@@ -329,7 +308,6 @@ def is_fast_rows(dataset: Any) -> TypeGuard[RowsDataset]:
 class RowsSource(Source):
     """Makes batches of the datasets of rows behind a dataset of the user's."""
 
-    bases: list[RowsDataset]
     _batches: EpochBatches | None = None
 
     def _start_one(self, end: Any, local: npt.NDArray[np.int64], key: Key) -> RowsBatch:
@@ -358,9 +336,10 @@ class RowsSource(Source):
         return super().made_by() if any(base._code() for base in self.bases) else None
 
     def tensors(self, batch_size: int) -> int:
-        return max(
+        most: int = max(
             sum(batch_size * value.nbytes >= _OWN_MEMORY for value in base._values) for base in self.bases
         )
+        return most
 
     @property
     def runs_user_code(self) -> bool:
@@ -368,7 +347,8 @@ class RowsSource(Source):
 
     @property
     def spare_nbytes(self) -> int:
-        return min(base._spare_nbytes for base in self.bases)
+        least: int = min(base._spare_nbytes for base in self.bases)
+        return least
 
     def describe(self) -> list[str]:
         return list(dict.fromkeys(line for base in self.bases for line in base.plan.lines))

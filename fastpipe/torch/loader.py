@@ -600,7 +600,7 @@ def accelerate(
         "cache": cache, "workers": workers, "prefetch_batches": prefetch_batches,
     }  # fmt: skip
     options |= {name: value for name, value in given.items() if value is not None}
-    options |= _batching(loader, options)
+    options |= sampling_of(loader, (options.get("seed"), options.get("shard")) != (None, None))
     if num_workers is not None:
         if not num_workers:  # what is only about workers is for the case that there are some
             options = {name: value for name, value in options.items() if name not in _ONLY_WORKERS}
@@ -634,21 +634,23 @@ _HARMLESS = {
 }  # fmt: skip
 
 
-def _batching(loader: DataLoader[Any], options: dict[str, Any]) -> dict[str, Any]:
+def sampling_of(loader: DataLoader[Any], is_keyed: bool) -> dict[str, Any]:
+    """Return the arguments that say which samples make which batch, with ``shuffle=`` where a sampler only
+    stands for it; one that draws is replaced where the new loader ``is_keyed``, by a seed or a shard."""
     batching = batching_of(loader)
-    if "sampler" not in batching:
-        return batching
-    is_keyed = options.get("seed") is not None or options.get("shard") is not None
-    sampler = batching["sampler"]
-    if _is_plain(loader, SequentialSampler):
-        del batching["sampler"]
+    sampler, shuffle = batching.get("sampler"), None
+    if isinstance(sampler, ShardSampler) and getattr(loader, "shard", None) is not None:
+        shuffle = sampler.arrangement.option if sampler.arrangement else sampler.shuffle
     elif type(sampler) is GroupSampler and sampler.data_source is loader.dataset:
-        del batching["sampler"]
-        batching["shuffle"] = sampler.arrangement.option
-    elif is_keyed and _is_plain(loader, RandomSampler):
-        del batching["sampler"]
-        batching["shuffle"] = True
-    return batching
+        shuffle = sampler.arrangement.option
+    elif sampler is not None and _is_plain(loader, SequentialSampler):
+        shuffle = False
+    elif sampler is not None and is_keyed and _is_plain(loader, RandomSampler):
+        shuffle = True
+    else:
+        return batching
+    del batching["sampler"]
+    return batching | {"shuffle": shuffle}
 
 
 def _is_plain(loader: DataLoader[Any], kind: type[Any]) -> bool:

@@ -19,9 +19,7 @@ from fastpipe.core.order import BlockShard
 from fastpipe.errors import MissingDependencyError, OptionError
 from fastpipe.options import Shard
 from fastpipe.torch.delivery import DeferredError
-from fastpipe.torch.loader import FastLoader, accelerate
-from fastpipe.torch.order import batching_of, is_default
-from fastpipe.torch.samplers import GroupSampler, ShardSampler
+from fastpipe.torch.loader import FastLoader, accelerate, sampling_of
 
 # ---- ``prepare``: a ``FastLoader`` under Accelerate -------------------------------------------------
 
@@ -236,7 +234,7 @@ def _arguments(loader: FastLoader[Any], accelerator: Any, seed: int | None) -> d
     arguments = {name: getattr(loader, name) for name in names if hasattr(loader, name)} | {"seed": seed}
     if accelerator.device_placement and accelerator.device.type != "cpu":
         arguments["device"] = accelerator.device
-    sampling = _sampling(loader)
+    sampling = sampling_of(loader, seed is not None)
     if accelerator.num_processes > 1:
         _check_sampling(sampling, seed)
         shard = BlockShard(accelerator.process_index, accelerator.num_processes)
@@ -247,20 +245,6 @@ def _arguments(loader: FastLoader[Any], accelerator: Any, seed: int | None) -> d
             )
         arguments["shard"] = shard
     return arguments | sampling
-
-
-def _sampling(loader: FastLoader[Any]) -> dict[str, Any]:
-    batching = batching_of(loader)
-    sampler = batching.get("sampler")
-    if isinstance(sampler, ShardSampler):
-        batching["shuffle"] = sampler.arrangement.option if sampler.arrangement else sampler.shuffle
-    elif isinstance(sampler, GroupSampler):
-        batching["shuffle"] = sampler.arrangement.option
-    elif is_default(sampler):
-        batching["shuffle"] = isinstance(sampler, RandomSampler)
-    if "shuffle" in batching:
-        del batching["sampler"]
-    return batching
 
 
 def _check_sampling(sampling: dict[str, Any], seed: int | None) -> None:
