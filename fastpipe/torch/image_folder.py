@@ -40,11 +40,9 @@ _OF_FOLDERS = ("is_valid_file", "allow_empty", "stage", "storage_options", "refr
 
 
 def _listed_samples(
-    samples: Iterable[tuple[str | os.PathLike[str], Any]],
-    root: str | os.PathLike[str],
-    classes: Sequence[str],
-    options: Mapping[str, Any],
-) -> tuple[list[str], Any]:
+    samples: Iterable[tuple[str | os.PathLike[str], Any]], root: str | os.PathLike[str],
+    classes: Sequence[str], options: Mapping[str, Any],
+) -> tuple[list[str], Any]:  # fmt: skip
     for name in _OF_FOLDERS:
         if name in options:
             raise OptionError(
@@ -53,25 +51,24 @@ def _listed_samples(
             )
     if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
         raise OptionError(f"classes must be names of classes, got {classes!r}")
-    items = [_item(number, sample, root) for number, sample in enumerate(samples)]
+    items = [_item(f"from_samples(samples=…)[{n}]", sample, root) for n, sample in enumerate(samples)]
     if not items:
         raise OptionError("from_samples(samples=…) has no samples: is the table empty, or filtered away?")
     is_flat = all(type(target) is int for _, target in items)
     return list(classes), SampleTable(items) if is_flat else items
 
 
-def _item(number: int, sample: Any, root: str | os.PathLike[str]) -> tuple[str, Any]:
+def _item(name: str, sample: Any, root: str | os.PathLike[str]) -> tuple[str, Any]:
     try:
         path, target = sample
         text = os.fsdecode(path)
     except (TypeError, ValueError):
         raise OptionError(
-            f"from_samples(samples=…)[{number}] must be (path, target), such as ('cat/1.jpg', 0), "
-            f"got {sample!r}"
+            f"{name} must be (path, target), such as ('cat/1.jpg', 0), got {sample!r}"
         ) from None
     if is_url(text) or is_url(os.fspath(root)):
         raise OptionError(
-            f"from_samples(samples=…)[{number}] must be a file of this machine, got {text!r} in {root!r}. "
+            f"{name} must be a file of this machine, got {text!r} in {root!r}. "
             'For a bucket use FastImageFolder("s3://bucket/folder", …), which fetches images ahead'
         )
     return os.path.join(root, text), target
@@ -251,9 +248,8 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
     @property
     def plan(self) -> Plan:
         """What is done to a sample and where; follows a change of ``transform``."""
-        state = (
-            plan_state(self.transform), self.thread_safe, self.memory_format, torch.get_default_dtype()
-        )  # fmt: skip
+        dtype = torch.get_default_dtype()
+        state = plan_state(self.transform), self.thread_safe, self.memory_format, dtype
         if self._compiled is None or self._compiled[0] != state:
             plan = compile_plan(
                 self.transform, layout=LAYOUTS[self.memory_format], decode_note=self._running().decoders,
@@ -272,8 +268,7 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
         return image, target
 
     def _handed_out(self, samples: Sequence[Any]) -> list[Any]:
-        found: list[Any] = self._running().hand_out(samples)
-        return found
+        return self._running().hand_out(samples)
 
     def __repr__(self) -> str:
         return printable_lines(super().__repr__())
@@ -332,11 +327,9 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
     # ---- how a batch is made -----------------------------------------------------------------------
 
     def _start_batch(
-        self,
-        indices: Sequence[int] | npt.NDArray[np.int64],
-        key: Key | None = None,
+        self, indices: Sequence[int] | npt.NDArray[np.int64], key: Key | None = None,
         request: BatchRequest = _USUAL,
-    ) -> Batch:
+    ) -> Batch:  # fmt: skip
         return Batch(self, indices, key, request)
 
     def _answers_for_batches(self) -> bool:
@@ -391,9 +384,7 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
             open_cache_store(self.cache)
 
     def _index_cache(self) -> class_folders.IndexCache | None:
-        if self.cache.where == "off":
-            return None
-        return class_folders.default_index_cache()
+        return None if self.cache.where == "off" else class_folders.default_index_cache()
 
     def _running(self) -> Runtime:
         runtime = self._runtime
@@ -408,16 +399,12 @@ class AdaptedImageFolder(FastImageFolder):
 
     def __init__(self, original: ImageFolder, cache: Cache) -> None:
         # No constructor above is called: nothing is scanned again, and no attribute copied.
-        self.original = original
-        self.seed = None
-        self.cache = cache
+        self.original, self.cache = original, cache
         self.bad_samples, self.decode = BadSamples(), Decode()
         self.threads, self.thread_safe = "auto", False
         self.memory_format = torch.contiguous_format
-        self.stage = self._remote = None
+        self.seed = self.stage = self._remote = self._runtime = self._compiled = None
         self._prepare_cache()
-        self._runtime = None
-        self._compiled = None
 
     samples = property(lambda self: self.original.samples)
     targets = property(lambda self: self.original.targets)

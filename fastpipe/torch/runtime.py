@@ -67,18 +67,15 @@ class ImageSource:
     """Reads and opens images; keeps decoded ones if there is a cache."""
 
     def __init__(
-        self,
-        read: Callable[[str], bytes],
-        reader: ImageReader,
-        short_side: ShortSide | None,
-        cache: ImageCache | None,
-        version: Callable[[str], bytes] | None = None,
-    ) -> None:
+        self, read: Callable[[str], bytes], reader: ImageReader, short_side: ShortSide | None,
+        cache: ImageCache | None, version: Callable[[str], bytes] | None = None,
+    ) -> None:  # fmt: skip
         self._read, self._reader, self._version = read, reader, version
         self._short_side, self._cache = short_side, cache
 
     def read(self, path: str, file: bytes | None = None) -> Found:
         """Return the cached image of this file as it is now, else the file's content, which may be given."""
+        note(path)
         if self._cache is None:
             return Found(self._read(path) if file is None else file)
         version, rules, cache = self._version, self._reader.rules(), self._cache
@@ -162,10 +159,9 @@ class ImageSource:
 
 
 def _decoded_once(
-    image: EncodedImage,
-    short_side: ShortSide | None,
+    image: EncodedImage, short_side: ShortSide | None,
     keep: Callable[[EncodedImage, UInt8Array], None] | None = None,
-) -> Callable[[int, int], UInt8Array]:
+) -> Callable[[int, int], UInt8Array]:  # fmt: skip
     """Return a function that gives rows of an image, which is decoded whole, and kept, at its first call."""
 
     @cache
@@ -205,26 +201,22 @@ class Runtime(ProcessRuntime[Options]):
             self.cache = open_cache(options.cache, reader.settings(), count)
         self._threads = self.pool.threads if self.pool else 1
         self._channel = native.Channel(self._threads)
-        noted_in = native_lines()
-        if noted_in is not None:
+        if (noted_in := native_lines()) is not None:
             native.note_in(noted_in)
         self._makers_on: dict[Any, DeviceMaker | None] = {}
         self._lock = threading.Lock()
-        self._handed_out: Callable[[], BatchSamples | None] = _no_batch
+        self._handed_out: Callable[[], BatchSamples | None] = lambda: None
         decoder = None
         if decode.backend == "dali":
             from fastpipe.images.dali import make_batch_decoder
 
             decoder = make_batch_decoder(decode.backend, self._threads)
-        lines = [reader.describe()]
-        if decoder is not None:
-            lines.insert(0, said_of(decoder))
+        lines = [*([] if decoder is None else [said_of(decoder)]), reader.describe()]
         if remote is not None:
             lines.append(remote.describe())
         if short_side is not None:
-            lines.append(
-                f"larger images  →  made smaller first, to {short_side.side} pixels on the short side"
-            )
+            side = f"{short_side.side} pixels on the short side"
+            lines.append(f"larger images  →  made smaller first, to {side}")
         if self.cache is not None:
             lines.append(self.cache.describe())
         self.decoders = "\n  ".join(lines)  # what a plan begins with
@@ -233,7 +225,7 @@ class Runtime(ProcessRuntime[Options]):
         self._source, self._reader = source, reader
         self._remote, self._is_native = remote, decoder is None
         self.maker = BatchMaker(
-            _noted(source.read) if get_worker_info() else source.read, source.open,
+            source.read, source.open,
             options.bad_samples.policy, BadSampleLog(options.bad_samples), self.clock, decoder,
             read_past=source.read_past, read_many_past=source.read_many_past if remote is None else None,
         )  # fmt: skip
@@ -281,7 +273,7 @@ class Runtime(ProcessRuntime[Options]):
         before = self._handed_out()
         if before is not None:
             before.release()
-        self._handed_out = weakref.ref(samples) if type(samples) is BatchSamples else _no_batch
+        self._handed_out = weakref.ref(samples) if type(samples) is BatchSamples else lambda: None
         return list(samples)
 
     def maker_on(self, device: Any) -> DeviceMaker | None:
@@ -299,23 +291,9 @@ class Runtime(ProcessRuntime[Options]):
             share = new_share(share_of(self.options.decode))
             maker = None if decoder is None else DeviceMaker(device, decoder, share)
         except Exception as error:  # a driver too old, a library without its part for GPUs
-            text = f"{type(error).__name__}: {error}"
-            _log.warning("images are decoded on the CPU, not on %s: %s", device, text)
+            name = type(error).__name__
+            _log.warning("images are decoded on the CPU, not on %s: %s: %s", device, name, error)
             return None
         if maker is not None:
             _log.info("images are decoded on %s: %s", device, maker.describe())
         return maker
-
-
-def _no_batch() -> None:
-    return None
-
-
-def _noted(read: Callable[..., Found]) -> Callable[..., Found]:
-    """In a worker, note what is about to be read."""
-
-    def noted(path: str, file: bytes | None = None) -> Found:
-        note(path)
-        return read(path, file)
-
-    return noted

@@ -50,7 +50,7 @@ class Split:
 
     Attributes:
         given: the arguments of ``split_of``.
-        head: makes images of bytes, all of one size.
+        head: makes images of bytes, all of one ``shape``, (C, H, W).
         chain: what is left to do with them; ``rest``: the same in the user's own transforms.
         like: what samples become by that.
         example, values: an image as these get it, and its values, uint8 (C, H, W).
@@ -58,6 +58,7 @@ class Split:
 
     given: tuple[Any, ...]
     head: Plan
+    shape: tuple[int, ...]
     chain: ImageChain
     like: SampleSpec
     rest: tuple[Any, ...]
@@ -67,12 +68,6 @@ class Split:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return split_of, self.given
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Of the images between the two, (C, H, W)."""
-        assert self.head.output is not None
-        return self.head.output.shape
 
     def describe(self, where: str) -> list[str]:
         return [*self.notes, *(f"{shortened(item)}  →  fastpipe.augment, {where}" for item in self.rest)]
@@ -84,7 +79,7 @@ def split_of(transform: Any, layout: Layout = "contiguous", decode_note: str = "
     plan = compile_plan(transform)
     if plan.output is not None:
         raise SplitError("all of the transform is in the decoding kernel")
-    head, count, is_pil = _head(items, layout)
+    head, size, count, is_pil = _head(items, layout)
     rest = tuple(items[count:])
 
     from torchvision import transforms as v1
@@ -94,7 +89,7 @@ def split_of(transform: Any, layout: Layout = "contiguous", decode_note: str = "
 
     try:
         chain = ImageChain(augment.from_torchvision(rest).ops, "the rest of the transform")
-        values = torch.from_numpy(np.random.default_rng(0).integers(0, 256, _shape(head), np.uint8))
+        values = torch.from_numpy(np.random.default_rng(0).integers(0, 256, size, np.uint8))
         example = v1.ToPILImage()(values) if is_pil else of_kind(values, head.kind)
         like = _like(rest, example)
         chain.checked(values[None])
@@ -107,25 +102,20 @@ def split_of(transform: Any, layout: Layout = "contiguous", decode_note: str = "
         )
     notes = repr(compile_plan(v1.Compose(items[:count]), decode_note=decode_note)).splitlines()[1:-1]
     given = transform, layout, decode_note
-    return Split(given, head, chain, like, rest, example, values, tuple(note.strip() for note in notes))
+    return Split(given, head, size, chain, like, rest, example, values, tuple(note.strip() for note in notes))
 
 
-def _head(items: Sequence[Any], layout: Layout) -> tuple[Plan, int, bool]:
-    """Return the plan of the transforms that make bytes of one size, their number, and whether the next one
-    gets PIL images."""
+def _head(items: Sequence[Any], layout: Layout) -> tuple[Plan, tuple[int, ...], int, bool]:
+    """Return the plan of the transforms that make bytes of one size, that, their number, and whether the next
+    one gets PIL images."""
     from torchvision import transforms as v1
 
     for count in range(len(items), 0, -1):
         for ends in ([v1.PILToTensor()], []):
             head = compile_plan(v1.Compose([*items[:count], *ends]), layout=layout)
             if head.output is not None and head.output.dtype == "uint8":
-                return head, count, bool(ends)
+                return head, head.output.shape, count, bool(ends)
     raise SplitError("its images have no single size before the first transform that is not part of decoding")
-
-
-def _shape(head: Plan) -> tuple[int, int, int]:
-    assert head.output is not None
-    return head.output.shape
 
 
 def _like(rest: Sequence[Any], example: Any) -> SampleSpec:

@@ -343,7 +343,7 @@ class EpochTimer:
             self._reset()
             self._detach = _hear(trainer.profiler, self._on_ask, self._on_got)
 
-    def teardown(self, *_: Any) -> None:
+    def teardown(self, *_: Any, **__: Any) -> None:
         self._stop_hearing()
 
     on_exception = teardown  # which is not called then
