@@ -31,10 +31,7 @@ from fastpipe.torch.threads import note
 from fastpipe.torch.transport import shared_flat
 from fastpipe.torch.wrappers import positions_of
 
-LAYOUTS: dict[Any, Layout] = {
-    torch.contiguous_format: "contiguous",
-    torch.channels_last: "channels_last",
-}
+LAYOUTS: dict[Any, Layout] = {torch.contiguous_format: "contiguous", torch.channels_last: "channels_last"}
 
 PLACED = object()  # the value of a sample that is in the batch's memory
 

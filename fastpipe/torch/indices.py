@@ -11,19 +11,12 @@ from itertools import chain, islice
 from typing import Any
 
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import BatchSampler, RandomSampler
 
 from fastpipe.core.types import Key
 from fastpipe.torch.order import CountingSampler, EpochOrder, Progress, ResumePoint
 from fastpipe.torch.randomness import key_for, preserved_generators
-from fastpipe.torch.samplers import GroupSampler, ShardSampler, ShuffleSampler, sampler_state
+from fastpipe.torch.samplers import AT_ONCE, GroupSampler, sampler_state
 from fastpipe.torch.upcoming import PeekedIndices, Prefetcher, UpcomingIndices
 
 
@@ -68,20 +61,12 @@ class RandomBatches:
             return self._reached, None if generator is None else generator.get_state()
 
 
-# They draw all of an epoch when they are first asked.  Others might draw, or look at something, each time:
-# not before the loader asks them.
-_AT_ONCE = (
-    SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler, ShardSampler,
-    ShuffleSampler, GroupSampler,
-)  # fmt: skip
-
-
 def draws_at_once(index_sampler: Any) -> bool:
     """Whether a sampler may be asked for more than the loader needs yet, without any visible effect."""
     sampler = index_sampler.sampler if type(index_sampler) is BatchSampler else index_sampler
     if type(sampler) is RandomSampler:
         return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
-    return type(sampler) in _AT_ONCE
+    return type(sampler) in AT_ONCE
 
 
 @dataclass(eq=False)

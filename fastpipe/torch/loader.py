@@ -20,14 +20,7 @@ from fastpipe.core.transfer import Transfer, checked_device
 from fastpipe.errors import OptionError
 from fastpipe.options import Cache, Shard, Shuffle
 from fastpipe.torch.delivery import Delivery
-from fastpipe.torch.describe import (
-    Advice,
-    LoaderPlan,
-    order_note,
-    stock_loader,
-    why_no_source,
-    work_note,
-)
+from fastpipe.torch.describe import Advice, LoaderPlan, order_note, stock_loader, why_no_source, work_note
 from fastpipe.torch.fetching import KeyedDataset, SourceDataset, UsersDataset
 from fastpipe.torch.indices import IndexBatches
 from fastpipe.torch.iterators import (

@@ -11,20 +11,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils import data
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from fastpipe.errors import OptionError
 from fastpipe.options import Shard
 from fastpipe.torch.samplers import (
+    DRAWN,
     EpochBatches,
     GroupSampler,
     OrderRef,
@@ -318,10 +311,7 @@ class EpochOrder:
         generator = getattr(sampler, "generator", None)
         if isinstance(generator, torch.Generator):
             return generator
-        is_drawn = type(sampler) in (
-            RandomSampler, ShuffleSampler, SubsetRandomSampler, WeightedRandomSampler, GroupSampler
-        )  # fmt: skip
-        return torch.default_generator if is_drawn else None
+        return torch.default_generator if type(sampler) in DRAWN else None
 
     def here(self) -> ResumePoint:
         progress = self.progress
@@ -378,13 +368,13 @@ class EpochOrder:
     def ours(self) -> EpochBatches | None:
         """Return the epochs' batches if they are a function of the epoch; None if samplers decide."""
         sampler, seed = self.sampler, self._seed()
-        is_shuffled = type(sampler) is RandomSampler and is_default(sampler)  # which a loader has made
+        is_shuffled = type(sampler) is data.RandomSampler and is_default(sampler)  # which a loader has made
         arrangement = getattr(sampler, "arrangement", None)
         if not self._is_default:
             return None
         if isinstance(sampler, ShardSampler):
             count, shuffles = len(sampler.dataset), sampler.shuffle  # type: ignore[arg-type]
-        elif type(sampler) is SequentialSampler:
+        elif type(sampler) is data.SequentialSampler:
             count, shuffles = len(sampler), False
         elif seed is not None and (type(sampler) in (GroupSampler, ShuffleSampler) or is_shuffled):
             count, shuffles = len(sampler), True  # type: ignore[arg-type]
@@ -402,7 +392,7 @@ def batching_of(loader: DataLoader[Any]) -> dict[str, Any]:
 
     They follow the loader's present samplers, which some scripts replace or change.
     """
-    if isinstance(loader.dataset, IterableDataset):
+    if isinstance(loader.dataset, data.IterableDataset):
         return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
     batches: Any = loader._index_sampler
     if not loader._auto_collation:

@@ -23,19 +23,12 @@ from torch.utils.data import (
     RandomSampler,
     Sampler,
     SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
 )
 
-from fastpipe.core.order import (
-    Arrangement,
-    GroupedSamples,
-    Groups,
-    RankBatch,
-    ShardedBatches,
-    Tour,
-    TouredSamples,
-    default_window,
-    order_of,
-)
+from fastpipe.core import order as orders
+from fastpipe.core.order import Arrangement, RankBatch, ShardedBatches, order_of
 from fastpipe.errors import OptionError
 from fastpipe.options import Shard, Shuffle
 from fastpipe.torch.wrappers import ends_of, is_fast_folder, is_rows, numbers_of
@@ -213,19 +206,19 @@ def arrangement_of(dataset: Any, shuffle: Shuffle) -> Arrangement | None:
         return None
     bases = list(dict.fromkeys(ends_of(dataset)))
     window = shuffle.window
-    is_tour = [isinstance(base, TouredSamples) for base in bases]
+    is_tour = [isinstance(base, orders.TouredSamples) for base in bases]
     if any(is_tour) and not all(is_tour):
         raise OptionError("Shuffle(unit='group') makes no common order of patches and other samples")
     if all(is_tour):
         if window is None:
             window = min((base._tour_window() for base in bases), default=1)
-        return Tour(dataset, bases, window, partial(_tour_ranks, dataset, window))
+        return orders.Tour(dataset, bases, window, partial(_tour_ranks, dataset, window))
     groups = numbers_of(dataset, _groups_of)
     if window is None:
-        window = default_window(bases)
+        window = orders.default_window(bases)
     for base in bases:
         base._expect_window(window)
-    return Groups(groups, window)
+    return orders.Groups(groups, window)
 
 
 def _tour_ranks(dataset: Any, window: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
@@ -233,7 +226,7 @@ def _tour_ranks(dataset: Any, window: int, seed: int, epoch: int) -> npt.NDArray
 
 
 def _groups_of(base: Any) -> npt.NDArray[np.int64]:
-    if not isinstance(base, GroupedSamples):
+    if not isinstance(base, orders.GroupedSamples):
         raise OptionError(
             f"Shuffle(unit='group') is for datasets whose samples are read in groups, such as "
             f"FastHDF5Dataset; those of a {type(base).__name__} are not: use shuffle=True"
@@ -416,7 +409,17 @@ class RankCheck:
                 return
 
 
-# ---- states ------------------------------------------------------------------------------------------
+# ---- what is known of samplers, and their states ------------------------------------------------------
+
+# They draw all of an epoch when they are first asked.  Others might draw, or look at something, each time:
+# not before the loader asks them.
+AT_ONCE = (
+    SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler, ShardSampler,
+    ShuffleSampler, GroupSampler,
+)  # fmt: skip
+# Their order comes from a generator, or from nothing, so that it can be drawn again.
+REPLAYED = (*AT_ONCE, RandomSampler, list, tuple, range, np.ndarray, torch.Tensor)
+DRAWN = (RandomSampler, ShuffleSampler, SubsetRandomSampler, WeightedRandomSampler, GroupSampler)
 
 
 def text_of(state: torch.Tensor | None) -> str | None:

@@ -8,37 +8,16 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from torch.utils.data import (
-    DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
 
 from fastpipe.errors import OptionError
 from fastpipe.torch.order import EpochOrder, ResumePoint
-from fastpipe.torch.samplers import (
-    GroupSampler,
-    ShardSampler,
-    ShuffleSampler,
-    innermost,
-    sampler_state,
-    tensor_of,
-    text_of,
-)
+from fastpipe.torch.samplers import REPLAYED, innermost, sampler_state, tensor_of, text_of
 
 if TYPE_CHECKING:
     from fastpipe.torch.indices import IndexBatches
 
 VERSION = 1
-# Their order comes from a generator alone, so that it can be drawn again.
-_REPLAYED = (
-    SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler,
-    ShardSampler, ShuffleSampler, GroupSampler, list, tuple, range, np.ndarray, torch.Tensor,
-)  # fmt: skip
 # They save the state of every loader that has one, whether the script wants it or not.
 _TRAINERS = {"lightning", "pytorch_lightning", "accelerate"}
 # They go on with the next epoch when the last batch was received, and do not ask for another one.
@@ -206,7 +185,7 @@ def check_stateful(method: str, order: EpochOrder, is_map_style: bool, comes_in_
             "leave in_order=True"
         )
     sampler = innermost(order.index_sampler)
-    if type(sampler) not in _REPLAYED and not hasattr(sampler, "state_dict"):
+    if type(sampler) not in REPLAYED and not hasattr(sampler, "state_dict"):
         raise OptionError(
             f"the order comes from a {type(sampler).__name__}, which has no state_dict() and "
             "load_state_dict(), so that nobody knows how to go on in the middle of its epoch: add these "
