@@ -16,8 +16,7 @@ from fastpipe.core.machine import default_threads
 from fastpipe.core.processes import why_no_processes
 from fastpipe.core.text import printable_lines
 from fastpipe.errors import MissingDependencyError
-from fastpipe.options import Shard
-from fastpipe.torch.order import EpochOrder, batching_of, options_of
+from fastpipe.torch.order import batching_of, options_of
 from fastpipe.torch.randomness import key_for, keyed
 from fastpipe.torch.samplers import EpochBatches
 from fastpipe.torch.source import Source, SplitError
@@ -35,7 +34,7 @@ class LoaderPlan:
         why_not: what keeps the dataset from that; empty if nothing does.
     """
 
-    def __init__(self, loader: DataLoader[Any], source: Source | None, *notes: str) -> None:
+    def __init__(self, loader: Any, source: Source | None, depth: int, why_processes: str) -> None:
         self.is_fast = source is not None
         self.why_not = "" if self.is_fast else why_no_source(loader.dataset)
         dataset = _name_of(loader.dataset)
@@ -45,7 +44,11 @@ class LoaderPlan:
             several = f" of {len(source.bases)} datasets" if len(source.bases) > 1 else ""
             self._lines = [f"{dataset}  →  fastpipe's batches{several}"]
             self._lines += [f"  {line}" for line in source.describe()]
-        self._lines += notes
+        self._lines.append(_order_note(loader))
+        self._lines.append(_work_note(loader, source, depth, why_processes))
+        if loader._why_workers:
+            self._lines[-1] += f" (num_workers='auto': {loader._why_workers})"
+        self._lines += loader._splitting.note()
 
     def __repr__(self) -> str:
         return printable_lines("LoaderPlan(\n" + "".join(f"  {line}\n" for line in self._lines) + ")")
@@ -72,20 +75,20 @@ def _why_not_alone(dataset: Any) -> str:
     return f"{type(dataset).__name__} is no ImageFolder"
 
 
-def order_note(order: EpochOrder, seed: int | None, shard: Shard | None) -> str:
+def _order_note(loader: Any) -> str:
+    order, seed, shard = loader._order, loader._effective_seed(), loader.shard
     ours = order.ours()
     if ours is None:
         sampler: Any = order.index_sampler
         name = type(getattr(sampler, "sampler", sampler)).__name__
-        keyed = "" if seed is None else f", augmentation by seed={seed}"
-        return f"order: {name}'s{keyed}"
+        return f"order: {name}'s" + ("" if seed is None else f", augmentation by seed={seed}")
     note = "order: the dataset's" if ours.seed is None else f"order: shuffled by seed={ours.seed}"
     if ours.arrangement is not None:
         note += f", by {ours.arrangement.describe()}"
     return note if shard is None else f"{note}, of which {shard}"
 
 
-def work_note(loader: Any, source: Source | None, depth: int, why_processes: str) -> str:
+def _work_note(loader: Any, source: Source | None, depth: int, why_processes: str) -> str:
     workers = loader.num_workers
     if source is None or not loader._auto_collation:
         where = f"in {workers} worker processes" if workers else "in this process"
@@ -99,9 +102,11 @@ def work_note(loader: Any, source: Source | None, depth: int, why_processes: str
     return f"{note}, for num_workers={workers}: {why}"
 
 
-def stock_loader(loader: Any, order: EpochOrder) -> DataLoader[Any]:
+def stock_loader(loader: Any) -> DataLoader[Any]:
+    """Return torch's loader over torchvision's dataset, with the same batches in the same order."""
     options = options_of(loader) | {"dataset": stock_dataset(loader.dataset)}
-    ours, seed = order.ours(), loader._effective_seed()
+    order, seed = loader._order, loader._effective_seed()
+    ours = order.ours()
     batching = batching_of(loader)
     if ours is not None and (ours.seed is not None or ours.shard.world > 1):
         ours.epoch = order.next_epoch

@@ -20,7 +20,7 @@ from fastpipe.torch.samplers import AT_ONCE, GroupSampler, sampler_state
 from fastpipe.torch.upcoming import PeekedIndices, Prefetcher, UpcomingIndices
 
 
-class RandomBatches:
+class RandomBatches(Iterator[Any]):
     """The index batches of a plain ``RandomSampler``, of which any number may be taken early.
 
     The sampler draws once more when it is exhausted, which a script sees where the generator is its own.
@@ -28,18 +28,16 @@ class RandomBatches:
     """
 
     def __init__(self, index_sampler: BatchSampler | RandomSampler) -> None:
-        self._is_batched = isinstance(index_sampler, BatchSampler)
-        sampler: Any = index_sampler.sampler if isinstance(index_sampler, BatchSampler) else index_sampler
-        self._size = index_sampler.batch_size if isinstance(index_sampler, BatchSampler) else 1
-        self._drops_last = isinstance(index_sampler, BatchSampler) and index_sampler.drop_last
+        sampler: Any = index_sampler
+        self._is_batched, self._size, self._drops_last = False, 1, False
+        if isinstance(index_sampler, BatchSampler):
+            sampler, self._is_batched = index_sampler.sampler, True
+            self._size, self._drops_last = index_sampler.batch_size, index_sampler.drop_last
         self._left = len(sampler)
         self._last = self._left // self._size + 1  # which of a DataLoader's requests exhausts the sampler
         self._indices: Iterator[int] = iter(sampler)
         self._reached = 0
         self._lock = threading.Lock()
-
-    def __iter__(self) -> RandomBatches:
-        return self
 
     def __next__(self) -> Any:
         with self._lock:
@@ -113,7 +111,7 @@ class IndexBatches:
         return len(self.order)
 
 
-class _Epoch:
+class _Epoch(Iterator[Any]):
     """One epoch of ``IndexBatches``.  After an error of the sampler it asks it again.
 
     ``progress`` is None before the first index has been asked for; ``is_free``: indices may be asked for at
@@ -139,9 +137,6 @@ class _Epoch:
         self.progress: Progress | None = None
         self._upcoming: UpcomingIndices | None = None
         order.waiting = weakref.ref(batches)
-
-    def __iter__(self) -> _Epoch:
-        return self
 
     def _iterator(self) -> CountingSampler | RandomBatches:
         index_sampler = self._order.index_sampler

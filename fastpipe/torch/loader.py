@@ -20,7 +20,7 @@ from fastpipe.core.transfer import Transfer, checked_device
 from fastpipe.errors import OptionError
 from fastpipe.options import Cache, Shard, Shuffle
 from fastpipe.torch.delivery import Delivery
-from fastpipe.torch.describe import Advice, LoaderPlan, order_note, stock_loader, why_no_source, work_note
+from fastpipe.torch.describe import Advice, LoaderPlan, stock_loader, why_no_source
 from fastpipe.torch.fetching import KeyedDataset, SourceDataset, UsersDataset
 from fastpipe.torch.indices import IndexBatches
 from fastpipe.torch.iterators import (
@@ -239,11 +239,7 @@ class FastLoader(DataLoader[_T_co]):
         self._order.look_at(self)
         delivery = self._delivery(source, None)  # which decides what is done where
         depth = 0 if source is None else self._depth(source, delivery)
-        work = work_note(self, source, depth, self._why_processes(source))
-        if self._why_workers:
-            work += f" (num_workers='auto': {self._why_workers})"
-        order = order_note(self._order, self._effective_seed(), self.shard)
-        return LoaderPlan(self, source, order, work, *self._splitting.note())
+        return LoaderPlan(self, source, depth, self._why_processes(source))
 
     def reference(self) -> DataLoader[Any]:
         """The stock equivalent: torch's ``DataLoader`` over torchvision's dataset, or over rows read by
@@ -252,7 +248,7 @@ class FastLoader(DataLoader[_T_co]):
         Random augmentation has the same distribution, but other draws.
         """
         self._order.look_at(self)
-        return stock_loader(self, self._order)
+        return stock_loader(self)
 
     def _why_processes(self, source: Source | None) -> str:
         """Return why worker processes make the batches; empty if threads here do."""

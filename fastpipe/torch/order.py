@@ -72,7 +72,7 @@ def _known(asked: int, generator: torch.Generator | None) -> tuple[int, torch.Te
     return asked, None if generator is None else generator.get_state()
 
 
-class CountingSampler:
+class CountingSampler(Iterator[Any]):
     """An iterator over a sampler that counts how often it was asked.  From any threads."""
 
     def __init__(self, sampler: Iterator[Any], generator: torch.Generator | None) -> None:
@@ -81,9 +81,6 @@ class CountingSampler:
         self._left: torch.Tensor | None = None  # the generator's state behind the last draw
         self._is_shared = False
         self._lock = threading.Lock()
-
-    def __iter__(self) -> CountingSampler:
-        return self
 
     def __next__(self) -> Any:
         with self._lock:

@@ -135,8 +135,7 @@ def _like(rest: Sequence[Any], example: Any) -> SampleSpec:
 Place = Literal["whole", "threads", "device"]
 
 _MEASURE_S = 0.5
-_ROUND_S = 0.01
-_MOST_ROUNDS = 20
+_MOST_ROUNDS = 200
 _ROUNDS_THERE = 5
 # What is not that much faster is not worth other draws, nor the risk that it is slower.
 _WORTH = 0.97
@@ -290,21 +289,14 @@ def measured(split: Split, batch_size: int, device: Any) -> Costs:
 
 def _seconds(tasks: Sequence[Callable[[int], None]], pool: ThreadPool, threads: int) -> list[float]:
     """Return the seconds that each task takes with all threads at it: medians of alternating rounds."""
-
-    def timed(task: Callable[[int], None], count: int) -> float:
-        start = perf_counter()
-        pool.submit(task, count).wait()
-        return (perf_counter() - start) / count
-
-    # The first calls warm up.
-    firsts = [(timed(task, threads), timed(task, threads))[1] for task in tasks]
-    counts = [threads * max(1, min(64, int(_ROUND_S / first / threads))) for first in firsts]
     rounds: list[list[float]] = [[] for _ in tasks]
     start = perf_counter()
-    while not rounds[0] or (len(rounds[0]) < _MOST_ROUNDS and perf_counter() - start < _MEASURE_S):
-        for found, task, count in zip(rounds, tasks, counts, strict=True):
-            found.append(timed(task, count))
-    return [median(found) for found in rounds]
+    while len(rounds[0]) < 2 or (len(rounds[0]) < _MOST_ROUNDS and perf_counter() - start < _MEASURE_S):
+        for found, task in zip(rounds, tasks, strict=True):
+            begun = perf_counter()
+            pool.submit(task, threads).wait()
+            found.append((perf_counter() - begun) / threads)
+    return [median(found[1:]) for found in rounds]  # the first calls warm up
 
 
 def _seconds_there(split: Split, batch_size: int, device: torch.device) -> float:

@@ -134,7 +134,9 @@ def _stitch_one(
             raise OptionError(
                 f"apply= has made {made.shape} of {blended.shape}: it must keep the last dimensions"
             )
-        target.write(start, made)
+        sizes = made.shape[made.ndim - dims :]
+        box = (slice(at, at + size) for at, size in zip(start, sizes, strict=True))
+        target.write((..., *box), made, made.shape[: made.ndim - dims])
 
     # The first says how many values there are for each voxel.
     firsts = [next(rows)] if len(starts) else []
@@ -220,9 +222,8 @@ class _Array:
         """Where there is no patch, there is to be 0."""
         self._array[...] = 0
 
-    def write(self, start: Sequence[int], part: npt.NDArray[Any]) -> None:
-        lead, sizes = part.shape[: part.ndim - len(start)], part.shape[part.ndim - len(start) :]
-        wanted = self._array.shape[: self._array.ndim - len(start)]
+    def write(self, box: Any, part: npt.NDArray[Any], lead: tuple[int, ...]) -> None:
+        wanted = self._array.shape[: self._array.ndim - len(box) + 1]
         if lead != wanted:
             raise OptionError(
                 f"out= has {wanted} in front of the volume's dimensions, and the predictions, or what apply= "
@@ -233,8 +234,7 @@ class _Array:
                 f"out= has elements of {self._array.dtype}, which cannot hold those of {part.dtype}: "
                 "give another array, or apply= a function that makes such elements"
             )
-        box: list[Any] = [slice(at, at + size) for at, size in zip(start, sizes, strict=True)]
-        self._array[(..., *box)] = part
+        self._array[box] = part
 
     def finish(self) -> None:
         """Nothing is left to do."""
@@ -262,9 +262,8 @@ class _File:
             remove_tree(self._partial)
         self._begun = True
 
-    def write(self, start: Sequence[int], part: npt.NDArray[Any]) -> None:
+    def write(self, box: Any, part: npt.NDArray[Any], lead: tuple[int, ...]) -> None:
         """Write a part; the first says of which type and shape the volume is."""
-        lead = part.shape[: part.ndim - len(start)]
         if self._store is None:
             self._store, self._dtype = self._made(lead, part.dtype), part.dtype
         if unheld(part, self._dtype).any():
@@ -272,12 +271,7 @@ class _File:
                 f"apply= has made elements of {self._dtype} first, which cannot hold those of {part.dtype} "
                 "that it made later: have it make one type"
             )
-        box = tuple(slice(at, at + size) for at, size in zip(start, part.shape[len(lead) :], strict=True))
-        box = (*[slice(None)] * len(lead), *box)
-        if self._path.endswith(".npy"):
-            self._store[box] = part
-        else:
-            self._store[box].write(part.astype(self._dtype, copy=False)).result()
+        self._store[box] = part.astype(self._dtype, copy=False)
 
     def _made(self, lead: Sequence[int], dtype: np.dtype[Any]) -> Any:
         shape = (*lead, *self._shape)

@@ -19,7 +19,7 @@ from fastpipe.torch.wrappers import integers
 Int64Array = npt.NDArray[np.int64]
 
 
-class PeekedIndices:
+class PeekedIndices(Iterator[Any]):
     """What a sampler gives, which can be looked at before it is taken.  From any threads."""
 
     def __init__(self, sampler: Iterator[Any]) -> None:
@@ -28,9 +28,6 @@ class PeekedIndices:
         self._seen: deque[Any] = deque()  # looked at and not taken
         self._taken = 0
         self._error: DeferredError | None = None
-
-    def __iter__(self) -> PeekedIndices:
-        return self
 
     def __next__(self) -> Any:
         with self._lock:
