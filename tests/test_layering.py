@@ -46,12 +46,7 @@ _LAZY = {
     "images/batch.py": {"core.file_identity"},
     "tf/arrays.py": {"hdf5.samples", "volumes.samples"},
     "torch/batches.py": {"core.transfer"},
-    "torch/describe.py": {
-        "torch.array_dataset",
-        "torch.folder_source",
-        "torch.image_folder",
-        "volumes.places",
-    },
+    "torch/describe.py": {"torch.image_folder", "volumes.places"},
     "torch/folder_source.py": {"core.transfer", "torch.staging"},
     "torch/image_folder.py": {"core.caches", "torch.staging"},
     "torch/loader.py": {"torch.array_dataset", "torch.folder_source"},

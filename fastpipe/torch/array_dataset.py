@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -295,14 +295,6 @@ class RowsDataset(BatchedDataset, Dataset[Any]):
                 array = slots.take(shape, value.dtype)
             found.append(_part_of(array, value.torch_dtype is not None))
         return found
-
-
-def is_fast_rows(dataset: Any) -> TypeGuard[RowsDataset]:
-    return (
-        isinstance(dataset, RowsDataset)
-        and type(dataset).__getitems__ is RowsDataset.__getitems__
-        and dataset._answers_for_batches()
-    )
 
 
 class RowsSource(Source):

@@ -19,7 +19,7 @@ from fastpipe.errors import MissingDependencyError
 from fastpipe.torch.order import batching_of, options_of
 from fastpipe.torch.randomness import key_for, keyed
 from fastpipe.torch.samplers import EpochBatches
-from fastpipe.torch.source import Source, SplitError
+from fastpipe.torch.source import BatchedDataset, Source, SplitError
 from fastpipe.torch.wrappers import ends_of, is_folder, is_rows
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class LoaderPlan:
 
 
 def why_no_source(dataset: Any) -> str:
-    """Return why ``source_of`` gives None, in words; empty where it does not."""
+    """Return why fastpipe does not make the batches of a dataset, in words; empty where it does."""
     ends = ends_of(dataset)
     reasons = [_why_not_alone(end) for end in ends]
     if not any(reasons) and len(set(map(is_rows, ends))) > 1:
@@ -64,15 +64,16 @@ def why_no_source(dataset: Any) -> str:
 
 
 def _why_not_alone(dataset: Any) -> str:
-    if is_rows(dataset):
-        from fastpipe.torch.array_dataset import is_fast_rows
-
-        return "" if is_fast_rows(dataset) else f"{type(dataset).__name__} makes its samples in its own way"
+    name = type(dataset).__name__
+    if isinstance(dataset, BatchedDataset):
+        its: Any = dataset  # of whose class a subclass, or an option, may make samples one by one
+        is_fast = type(its).__getitems__ is BatchedDataset.__getitems__ and its._answers_for_batches()
+        return "" if is_fast else f"{name} makes its samples in its own way"
     if is_folder(dataset):
-        from fastpipe.torch.folder_source import why_not_fast
+        from fastpipe.torch.image_folder import why_not_adapted
 
-        return why_not_fast(dataset)
-    return f"{type(dataset).__name__} is no ImageFolder"
+        return why_not_adapted(dataset)
+    return f"{name} is no ImageFolder"
 
 
 def _order_note(loader: Any) -> str:

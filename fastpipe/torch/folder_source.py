@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from fastpipe.images.batch import RowsOf
 from fastpipe.images.plan import plan_state
 from fastpipe.options import Cache
 from fastpipe.torch.batches import LAYOUTS, BatchRequest, batch_memory, batch_memory_like, chosen_there
-from fastpipe.torch.image_folder import AdaptedImageFolder, FastImageFolder, why_not_adapted
+from fastpipe.torch.image_folder import AdaptedImageFolder, FastImageFolder
 from fastpipe.torch.samples import BatchSamples, entry
 from fastpipe.torch.source import MixedBatch, Source, SplitError, StartedBatch
 from fastpipe.torch.split import Split, split_of
@@ -38,20 +37,21 @@ class FolderSource(Source):
     bases: list[FastImageFolder]
     by_split: Split | None = None
 
-    def __init__(self, dataset: Any, ends: Sequence[Any], folders: Sequence[FastImageFolder]) -> None:
+    def __init__(
+        self, dataset: Any, ends: Sequence[ImageFolder], adapted: dict[int, FastImageFolder], cache: Cache
+    ) -> None:
+        folders = [_folder_of(end, adapted, cache) for end in ends]
         super().__init__(dataset, folders)
         self._pairs = list(zip(ends, folders, strict=True))
         self._request = BatchRequest()  # without the split
         self._split_at: object = None  # the state of the transform in this process, while it is split
 
-    @cached_property
-    def _folders(self) -> dict[int, FastImageFolder]:
-        """The folder that makes the batches of each dataset at the end, by its ``id`` in this process."""
-        return {id(end): folder for end, folder in self._pairs}
-
     def __getstate__(self) -> dict[str, Any]:
-        state = {name: value for name, value in self.__dict__.items() if name != "_folders"}
-        return {**state, "_split_at": None}
+        return {**self.__dict__, "_split_at": None}
+
+    def _folder(self, end: Any) -> FastImageFolder:
+        """The folder that makes the batches of a dataset at the end."""
+        return next(folder for one, folder in self._pairs if one is end)
 
     def ask(self, **changes: Any) -> None:
         self._request = replace(self._request, **changes)
@@ -102,11 +102,11 @@ class FolderSource(Source):
         return [_FolderPrefetcher(self._dataset, base, is_here) for base in bases]
 
     def _start_one(self, end: Any, local: npt.NDArray[np.int64], key: Key) -> StartedBatch:
-        base = self.bases[0] if end is None else self._folders[id(end)]
+        base = self.bases[0] if end is None else self._folder(end)
         return base._start_batch(local, key, self._request_now())
 
     def _start_mixed(self, parts: Sequence[Located], key: Key) -> StartedBatch:
-        own = [(self._folders[id(end)], numbers, local) for end, numbers, local in parts]
+        own = [(self._folder(end), numbers, local) for end, numbers, local in parts]
         return _Mixed(own, key, self._request_now())
 
     def tensors(self, batch_size: int) -> int:
@@ -227,23 +227,6 @@ class _Mixed(MixedBatch):
             part = uploaded(tensor[rows], device) if there is None else there
             whole[uploaded(rows, device)] = part
         return whole
-
-
-def folder_source_of(
-    dataset: Any, ends: Sequence[ImageFolder], adapted: dict[int, FastImageFolder], cache: Cache
-) -> FolderSource | None:
-    """Return the source of image folders; None if one makes its samples in its own way."""
-    if any(map(why_not_fast, ends)):
-        return None
-    return FolderSource(dataset, ends, [_folder_of(end, adapted, cache) for end in ends])
-
-
-def why_not_fast(folder: ImageFolder) -> str:
-    if not isinstance(folder, FastImageFolder):
-        return why_not_adapted(folder)
-    if type(folder).__getitems__ is FastImageFolder.__getitems__ and folder._answers_for_batches():
-        return ""
-    return f"{type(folder).__name__} makes its samples in its own way"
 
 
 def _folder_of(folder: ImageFolder, adapted: dict[int, FastImageFolder], cache: Cache) -> FastImageFolder:

@@ -528,27 +528,26 @@ class ThreadedIterator(_Counting):
         self._pending: deque[_Begun] = deque()
         self._asked: KeyedIndices | None = None
         self._state: object = None  # by which the batch given last was made
-        self._left: Sequence[Any] = []
-        self._left_numbers: list[int] = []  # their numbers in the index batch that was taken last
-        self._taken = 0
-        self._nothing: Exception | None = None  # why a batch had no sample
+        self._left_numbers: list[int] = []  # of those left, in the index batch that was taken last
         # Indices that the sampler gave and that are not begun; apart from `_pending`, which the finalizer
         # keeps: the tracebacks of errors refer to this object.
         self._indices: deque[KeyedIndices | DeferredError] = deque()
-        self._requests = 0
-        self._exhausted = False
         self._errors: deque[DeferredError] = deque()
         self._close = weakref.finalize(self, _cancel_all, self._pending)
         self._close.atexit = False
-        if stands_for_workers:
-            self._ask_sampler()
+        self._begin_epoch()
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
+        self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
         _cancel_all(self._pending)  # of the epoch that is not wanted any more
         self._errors.clear()
         self._indices.clear()
-        self._left, self._taken, self._nothing = [], 0, None
+        self._left: Sequence[Any] = []
+        self._taken = 0
+        self._nothing: Exception | None = None  # why a batch had no sample
         self._requests, self._exhausted = 0, False
         if self._stands_for_workers:
             self._ask_sampler()

@@ -46,7 +46,7 @@ from fastpipe.torch.source import Source
 from fastpipe.torch.split import SplitChoice
 from fastpipe.torch.state import check_stateful, is_unsaved, point_of, state_of, unsaved_state
 from fastpipe.torch.workers import WorkerInit, choose_workers, lanes_for
-from fastpipe.torch.wrappers import ends_of, is_folder, is_rows
+from fastpipe.torch.wrappers import ends_of, is_rows
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -526,16 +526,16 @@ def _check_options(num_workers: Any, workers: Any, prefetch_batches: Any, dtype:
 
 def source_of(dataset: Any, adapted: dict[int, FastImageFolder], cache: Cache) -> Source | None:
     """Return the source behind a dataset, if every object on the way is one whose code is known."""
+    if why_no_source(dataset):
+        return None
     ends = ends_of(dataset)
-    if all(map(is_rows, ends)):
-        from fastpipe.torch.array_dataset import RowsSource, is_fast_rows
+    if is_rows(ends[0]):
+        from fastpipe.torch.array_dataset import RowsSource
 
-        return RowsSource(dataset, ends) if all(map(is_fast_rows, ends)) else None
-    if all(map(is_folder, ends)):
-        from fastpipe.torch.folder_source import folder_source_of
+        return RowsSource(dataset, ends)
+    from fastpipe.torch.folder_source import FolderSource
 
-        return folder_source_of(dataset, ends, adapted, cache)
-    return None
+    return FolderSource(dataset, ends, adapted, cache)
 
 
 # ---- accelerate --------------------------------------------------------------------------------------

@@ -56,7 +56,10 @@ class KeyedGenerator(TorchFunctionMode):
         return _LIKE[func](*args, **kwargs) if func in _LIKE else func(*args, **kwargs)
 
     def _generator(self, device: torch.device) -> torch.Generator:
-        key = device.type, _index_of(device)
+        index = 0
+        if device.type != "cpu":  # without a number it is the current one
+            index = torch.empty(0, device=device).device.index if device.index is None else device.index
+        key = device.type, index or 0
         if key not in self._generators:
             seed = self._seed() if callable(self._seed) else self._seed
             self._generators[key] = torch.Generator(device).manual_seed(seed % _SEED_LIMIT)
@@ -71,14 +74,6 @@ def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
         if isinstance(value, torch.Tensor):
             return value.device
     return torch.get_default_device()
-
-
-def _index_of(device: torch.device) -> int:
-    """Which of its kind a device is: without a number the current one."""
-    if device.type == "cpu":
-        return 0
-    index = torch.empty(0, device=device).device.index if device.index is None else device.index
-    return index or 0
 
 
 def _fill_like(fill: Callable[..., torch.Tensor], input: torch.Tensor, **options: Any) -> torch.Tensor:
