@@ -125,10 +125,10 @@ class WorkerCollate:
     def __call__(self, samples: Any) -> Any:
         # torch's own puts tensors into shared memory, unless they are there already, as rows of a batch are.
         if self._function is default_collate and samples and type(samples) is not BatchSamples:
-            # As a view; indexing would copy it.
+            # As a view; indexing would copy it, and a look at it cut it off.
             first = samples.peek() if hasattr(samples, "peek") else samples[0]
-            needed, space = bytes_of(first) * len(samples), room()
-            if type(first) is not BatchSample and space is not None and needed > space[0]:
+            needed = 0 if type(first) is BatchSample else bytes_of(first) * len(samples)
+            if needed and (space := room()) is not None and needed > space[0]:
                 raise SharedMemoryError(_no_room(f"of {in_bytes(needed)} ", space))
         try:
             # Its memory has a name for a moment, which a worker that is killed would leave.
