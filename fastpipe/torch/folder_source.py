@@ -151,7 +151,7 @@ class _FolderPrefetcher:
     def begin_epoch(self, upcoming: UpcomingIndices) -> None:
         from fastpipe.torch.staging import UpcomingRows
 
-        rows = UpcomingRows(upcoming, self._dataset, self._base, self._base._rows)
+        rows = UpcomingRows(upcoming, self._dataset, self._base._rows)
         self._reader().follow(rows.order(), None if upcoming.ours is None else rows, is_here=self._is_here)
 
     def requested(self, indices: Sequence[int]) -> None:

@@ -42,6 +42,8 @@ _FOUND = 4096  # paths whose rows are remembered: of more samples than are being
 class RemoteImages:
     """The images of one dataset in a store."""
 
+    listing: Listing  # once its constructor has called ``scan``
+
     def __init__(
         self, root: str, storage_options: Mapping[str, Any] | None, stage: Stage | None, refresh: bool
     ) -> None:
@@ -50,7 +52,6 @@ class RemoteImages:
         self._root = self._location.root if is_url(root) else os.path.join(os.path.expanduser(root), "")
         self._store = RetryingStore(self._bare)
         self._stage, self._refresh = stage, refresh
-        self._found: Listing | None = None
         self._reader: ObjectReader | None = None
         self._pid = os.getpid()
 
@@ -65,18 +66,13 @@ class RemoteImages:
 
     def scan(self, class_to_idx: Mapping[str, int], **options: Any) -> SampleTable:
         """List the samples; further arguments as of ``scan_store``."""
-        table, self._found = scan_store(
+        table, self.listing = scan_store(
             self._store, self._root, self._location.prefix, class_to_idx, refresh=self._refresh, **options
         )  # fmt: skip
         self._table = table.copy()
         if self._stage is not None:
             StageFolder(self._stage).close()  # whether it can be used shows now
         return table
-
-    @property
-    def listing(self) -> Listing:
-        assert self._found is not None, "the dataset's constructor has called it"
-        return self._found
 
     @property
     def downloaded(self) -> tuple[int, int]:
@@ -170,22 +166,14 @@ def remote_images(
     return None
 
 
-def _weakly(value: Any) -> Callable[[], Any]:
-    try:
-        return weakref.ref(value)
-    except TypeError:  # of a kind that cannot be referred to so
-        return lambda: value
-
-
 class UpcomingRows:
     """The rows of one dataset among the indices to come.  It does not keep the dataset, whose end ends its
     threads."""
 
     def __init__(
-        self, upcoming: UpcomingIndices, dataset: Any, base: Any, rows: Callable[[Int64Array], Int64Array]
+        self, upcoming: UpcomingIndices, dataset: Any, rows: Callable[[Int64Array], Int64Array]
     ) -> None:
-        self._upcoming = upcoming
-        self._dataset, self._base, self._rows = _weakly(dataset), _weakly(base), weakref.WeakMethod(rows)
+        self._upcoming, self._dataset, self._rows = upcoming, weakref.ref(dataset), weakref.WeakMethod(rows)
         self._places: tuple[Int64Array, Int64Array] | None = None
 
     def order(self) -> Iterator[Int64Array]:
@@ -222,5 +210,6 @@ class UpcomingRows:
         rows = self._rows()
         if rows is None:  # the dataset is gone
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        places, local = indices_in(self._dataset(), self._base(), indices)
+        base: Any = rows
+        places, local = indices_in(self._dataset(), base.__self__, indices)
         return places, rows(local)
