@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import operator
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeGuard
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,85 +15,69 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from fastpipe.core.array_samples import EpochOrder, Form
-from fastpipe.core.bad_samples import Item, why_nothing_is_left
 from fastpipe.core.batches import say_where
-from fastpipe.core.clock import StageClock
 from fastpipe.core.keys import sample_seed
-from fastpipe.core.pool import Job, ThreadPool
-from fastpipe.core.reads import PendingRead, Reading, ReadThreads
-from fastpipe.core.slots import KEPT_SLOTS, SlotPool
+from fastpipe.core.pool import ThreadPool
+from fastpipe.core.reads import PendingRead
 from fastpipe.core.types import Key
-from fastpipe.errors import BadSampleError
 from fastpipe.options import BadSamples, Shard, Shuffle
-from fastpipe.torch.indices import Prefetcher, Prefetchers
 from fastpipe.torch.randomness import preserved_generators, run_keyed, seed_generators, take_key
 from fastpipe.torch.samplers import DatasetBatches, EpochBatches
 from fastpipe.torch.samples import LazySamples, Part, SampleRows, Value, copied
-from fastpipe.torch.source import MOST_SPARE, MixedBatch, Source, integers, located
+from fastpipe.torch.source import MOST_SPARE, BatchedDataset, MixedBatch, Source, StartedBatch
 from fastpipe.torch.threads import is_thread_safe, note
 from fastpipe.torch.transport import shared_flat
-
-__all__ = [
-    "RowsBatch",
-    "RowsDataset",
-    "RowsRuntime",
-    "RowsSource",
-    "StockSamples",
-    "UserCode",
-    "is_fast_rows",
-]
+from fastpipe.torch.upcoming import Prefetcher
+from fastpipe.torch.wrappers import Located, positions_of
 
 
+@dataclass
 class UserCode:
     """The script's code that runs on the values of a sample.
 
-    Args:
+    Attributes:
         transform: called with all values if it is ``joint``, else with the sample of a dict, else with the
             first value.
         is_safe: several threads may call it at once, whatever it is.
         target_transform: called with the second value.
     """
 
-    def __init__(
-        self,
-        form: Form,
-        transform: Callable[..., Any] | None,
-        is_safe: bool,
-        *,
-        target_transform: Callable[[Any], Any] | None = None,
-        joint: bool = False,
-    ) -> None:
-        self._form, self._transform, self._target_transform = form, transform, target_transform
-        self._joint, self._makes_samples = joint, transform is not None and (joint or form.kind == "dict")
-        self.is_safe = is_safe or transform is None or is_thread_safe([transform])
+    form: Form
+    transform: Callable[..., Any] | None
+    is_safe: bool
+    target_transform: Callable[[Any], Any] | None = None
+    joint: bool = False
+
+    def __post_init__(self) -> None:
+        self._makes_samples = self.transform is not None and (self.joint or self.form.kind == "dict")
+        self.is_safe = self.is_safe or self.transform is None or is_thread_safe([self.transform])
 
     def __bool__(self) -> bool:
-        return self._transform is not None or self._target_transform is not None
+        return self.transform is not None or self.target_transform is not None
 
     @property
     def runs_here(self) -> bool:
         """Whether some of it runs only in the consumer's thread."""
-        return self._target_transform is not None or not self.is_safe
+        return self.target_transform is not None or not self.is_safe
 
     def transformed(self, values: list[Any], seed: Callable[[], int] | None) -> list[Any]:
         """Values after ``transform``; its draws through torch come from the seed that a function gives."""
-        transform = self._transform
+        transform = self.transform
         if transform is None:
             return values
-        given: Any = values if self._joint else values[0]
-        if self._makes_samples and not self._joint:
-            given = self._form.sample(values)
-        call: Callable[[Any], Any] = (lambda several: transform(*several)) if self._joint else transform
+        given: Any = values if self.joint else values[0]
+        if self._makes_samples and not self.joint:
+            given = self.form.sample(values)
+        call: Callable[[Any], Any] = (lambda several: transform(*several)) if self.joint else transform
         made = call(given) if seed is None else run_keyed([call], given, seed)
         return [made] if self._makes_samples else [made, *values[1:]]
 
     def sample(self, values: list[Any]) -> Any:
-        """The sample of such values, after ``target_transform``."""
         if self._makes_samples:
             return values[0]
-        if self._target_transform is not None:
-            values[1] = self._target_transform(values[1])
-        return self._form.sample(values)
+        if self.target_transform is not None:
+            values[1] = self.target_transform(values[1])
+        return self.form.sample(values)
 
 
 class StockSamples(Dataset[Any]):
@@ -113,53 +97,32 @@ class StockSamples(Dataset[Any]):
         return found
 
 
-class RowsBatch:
-    """A batch that is being read."""
+class RowsBatch(StartedBatch):
+    """A batch that is being read; ``parts`` are its memory."""
 
     def __init__(
-        self,
-        pending: PendingRead,
-        parts: Sequence[Part],
-        pool: ThreadPool | None,
-        form: Form,
-        code: UserCode,
-        key: Key | None,
-        is_keyed: bool,
-        is_threaded: bool,
-    ) -> None:
-        self.pending, self.parts = pending, parts
+        self, pending: PendingRead, parts: Sequence[Part], pool: ThreadPool | None, form: Form,
+        code: UserCode, key: Key | None, is_keyed: bool, is_threaded: bool,
+    ) -> None:  # fmt: skip
+        self.pending: PendingRead = pending
+        self.parts, self.count = parts, len(pending.samples)
+        self.nbytes = sum(part.array.nbytes for part in parts)
         # The threads must outlive the batch, also when the dataset gets new ones meanwhile.
         self._pool, self._form, self._code = pool, form, code
         self._key, self._is_keyed, self._is_threaded = key, is_keyed, is_threaded
-        self.kept: Sequence[int] = ()
-
-    @property
-    def nbytes(self) -> int:
-        return sum(part.array.nbytes for part in self.parts)
-
-    def is_current(self) -> bool:
-        return True
-
-    def jobs(self) -> list[Job]:
-        return self.pending.jobs
 
     def finish(self) -> Sequence[Any]:
         self.kept = self.pending.wait()
         if self._code:
             return self._transformed()
         parts = self.parts
-        if len(self.kept) < len(self.pending.samples):
-            parts = [_chosen(part, self.kept) for part in parts]
+        if len(self.kept) < self.count:
+            kept = list(self.kept)
+            parts = [_part_of(part.array[kept], part.tensor is not None) for part in parts]
         if self._form.kind == "value" and parts[0].array.ndim == 1:
             values = list(parts[0].array)  # scalars, which torch collates by their own types
             return list(map(copied, values)) if parts[0].array.dtype.kind == "V" else values
         return SampleRows(self._form, parts)
-
-    def why_empty(self) -> BadSampleError | None:
-        return why_nothing_is_left(self.pending.left_out, len(self.pending.samples))
-
-    def cancel(self) -> None:
-        self.pending.cancel()
 
     def _transformed(self) -> list[Any]:
         made: dict[int, list[Any]] = {}
@@ -182,7 +145,7 @@ class RowsBatch:
         samples = []
         with preserved_generators() if self._is_keyed and self._code.runs_here else nullcontext():
             for row in self.kept:
-                note(self._item(row).path)
+                note(self.pending.item(row).path)
                 try:
                     if row in failed:
                         raise failed.pop(row)
@@ -194,7 +157,7 @@ class RowsBatch:
                     samples.append(self._code.sample(values))
                 except Exception as error:
                     failed.clear()  # a traceback refers to this batch and its memory
-                    say_where(error, self._item(row))
+                    say_where(error, self.pending.item(row))
                     raise
         return samples
 
@@ -206,13 +169,9 @@ class RowsBatch:
         assert self._key is not None
         return sample_seed(self._key.seed, self._key.epoch, int(self._key.draws[row]))
 
-    def _item(self, row: int) -> Item:
-        return self.pending.item(row)
 
-
-def _chosen(part: Part, rows: Sequence[int]) -> Part:
-    array = part.array[list(rows)]
-    return Part(array, None if part.tensor is None else torch.from_numpy(array))
+def _part_of(array: npt.NDArray[Any], is_tensor: bool) -> Part:
+    return Part(array, torch.from_numpy(array) if is_tensor else None)
 
 
 # Parts of a batch below this have memory of their own: who keeps the labels of an epoch would else keep
@@ -220,17 +179,13 @@ def _chosen(part: Part, rows: Sequence[int]) -> Part:
 _OWN_MEMORY = 1 << 18
 
 
-class RowsRuntime(Protocol):
-    """What such a dataset has in one process: threads (None for the calling one), and memory for values."""
+class RowsDataset(BatchedDataset, Dataset[Any]):
+    """A dataset whose samples are rows of arrays, made a batch at a time.
 
-    pool: ThreadPool | None
-    threads: ReadThreads | None
-    clock: StageClock
-    slots: list[SlotPool]
-
-
-class RowsDataset(Dataset[Any]):
-    """A dataset whose samples are rows of arrays, made a batch at a time."""
+    Subclasses have ``plan``; ``_wants_key``: something is drawn for samples; ``_reading``: how a batch is
+    read, as of ``BatchReader``; ``_code``: what the script does to samples; and ``_stock``: the same samples
+    without fastpipe.
+    """
 
     seed: int | None
     bad_samples: BadSamples
@@ -238,34 +193,6 @@ class RowsDataset(Dataset[Any]):
     _spare_nbytes: int = MOST_SPARE
     _form: Form
     _values: list[Value]
-    _runtime: Any
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @property
-    @abstractmethod
-    def _wants_key(self) -> bool:
-        """Whether something is drawn for samples."""
-
-    @abstractmethod
-    def _reading(
-        self, indices: Any, samples: npt.NDArray[np.int64], key: Key | None, is_keyed: bool, runtime: Any,
-        arrays: list[npt.NDArray[Any]], order: EpochOrder | None = None,
-    ) -> Reading:  # fmt: skip
-        """How a batch is read; as of `BatchReader`."""
-
-    @abstractmethod
-    def _running(self) -> RowsRuntime:
-        """What this process has, made when first needed."""
-
-    @abstractmethod
-    def _code(self) -> UserCode:
-        """What the script does to samples."""
-
-    @abstractmethod
-    def _stock(self) -> Dataset[Any]:
-        """The same samples without fastpipe."""
 
     @property
     def _draws_samples(self) -> bool:
@@ -280,33 +207,15 @@ class RowsDataset(Dataset[Any]):
         """Return what fetches the samples of ``dataset``, a loader's, in advance; None if all are local."""
         return None
 
-    @property
-    @abstractmethod
-    def plan(self) -> Any:
-        """What is read how; ``print`` it."""
-
     def __getitem__(self, index: int) -> Any:
         """Sample ``index``."""
         # As it is, where it is a number: it may say of which epoch it is.
         number = index if isinstance(index, int) else operator.index(index)
         batch = self._start_batch([number], threaded=False)
-        samples = batch.finish()
-        if not len(samples):  # not an IndexError, which would silently end a loop over the dataset
-            raise batch.why_empty() or AssertionError("one sample was asked for")
+        samples = self._only(batch)
         if isinstance(samples, SampleRows):  # whose own samples are of types that collate without a copy
             return self._form.sample([part.array[0] for part in batch.parts])
         return samples[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
-        """Several samples, read side by side; what ``DataLoader`` calls for a batch."""
-        if not self._answers_for_batches():
-            return [self[index] for index in indices]
-        batch = self._start_batch(indices)
-        samples = batch.finish()
-        error = None if len(samples) else batch.why_empty()
-        if error is not None:  # nothing can be collated from no samples
-            raise error
-        return samples
 
     def batch_sampler(
         self, batch_size: int, *, shuffle: bool | Shuffle, drop_last: bool = False, shard: Shard | None = None
@@ -344,43 +253,19 @@ class RowsDataset(Dataset[Any]):
         given = [f"{name}: {value!r}" for name, value in options.items() if value is not None]
         return "\n    ".join([type(self).__name__, *lines, *given])
 
-    @property
-    def clock(self) -> StageClock:
-        """Time spent in this process, by stage, summed over the threads."""
-        return self._running().clock
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Threads and open files stay here; the copy has its own when it needs them.
-        return {**self.__dict__, "_runtime": None}
-
     # ---- what a loader asks ---------------------------------------------------------------------
 
-    def _expect_batches(self, batches: int) -> None:
-        for slots in self._running().slots:
-            slots.keep = max(slots.keep, KEPT_SLOTS + batches)
-
-    def _thread_count(self) -> int:
-        pool = self._running().pool
-        return pool.threads if pool else 1
-
-    def _runs_user_code(self) -> bool:
-        return self._code().runs_here
 
     def _answers_for_batches(self) -> bool:
-        """Whether no subclass makes samples one by one."""
         return type(self).__getitem__ is RowsDataset.__getitem__
-
-    def _large_parts(self, count: int) -> int:
-        """Return how many of a batch's arrays are large enough to be sent in memory of their own."""
-        return sum(count * value.nbytes >= _OWN_MEMORY for value in self._values)
 
     # ---- how a batch is made --------------------------------------------------------------------
 
     def _start_batch(
-        self, indices: Sequence[int] | npt.NDArray[np.int64], key: Key | None = None, *,
+        self: Any, indices: Sequence[int] | npt.NDArray[np.int64], key: Key | None = None, *,
         threaded: bool = True, order: EpochOrder | None = None,
     ) -> RowsBatch:  # fmt: skip
-        samples, runtime = self._positions(indices), self._running()
+        samples, runtime = positions_of(indices, len(self)), self._running()
         is_keyed = key is not None
         if key is None and (self._wants_key or self.bad_samples.policy == "replace"):
             key, is_keyed = take_key(len(samples))
@@ -393,18 +278,7 @@ class RowsDataset(Dataset[Any]):
         pending = PendingRead(runtime.threads if threaded else None, reading)
         return RowsBatch(pending, parts, runtime.pool, self._form, self._code(), key, is_keyed, threaded)
 
-    def _positions(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return positions in the dataset, int64 (N,)."""
-        positions = integers(indices)
-        length = len(self)
-        if (positions.view(np.uint64) < length).all():  # where those below 0 are large
-            return positions
-        wrong = (positions < -length) | (positions >= length)
-        if wrong.any():
-            raise IndexError(f"sample {positions[wrong][0]} of a dataset of {length}")
-        return np.where(positions < 0, positions + length, positions)
-
-    def _memory(self, count: int, runtime: RowsRuntime, threaded: bool) -> list[Part]:
+    def _memory(self, count: int, runtime: Any, threaded: bool) -> list[Part]:
         found = []
         for value, slots in zip(self._values, runtime.slots, strict=True):
             shape, nbytes = (count, *value.shape), count * value.nbytes
@@ -415,40 +289,31 @@ class RowsDataset(Dataset[Any]):
                 array = shared_flat(nbytes).numpy().view(value.dtype).reshape(shape)
             else:
                 array = slots.take(shape, value.dtype)
-            found.append(Part(array, None if value.torch_dtype is None else torch.from_numpy(array)))
+            found.append(_part_of(array, value.torch_dtype is not None))
         return found
-
-
-def is_fast_rows(dataset: Any) -> TypeGuard[RowsDataset]:
-    """Whether fastpipe makes the batches of a dataset, and no subclass in its own way."""
-    return (
-        isinstance(dataset, RowsDataset)
-        and type(dataset).__getitems__ is RowsDataset.__getitems__
-        and dataset._answers_for_batches()
-    )
 
 
 class RowsSource(Source):
     """Makes batches of the datasets of rows behind a dataset of the user's."""
 
-    def __init__(self, dataset: Any, ends: Sequence[RowsDataset]) -> None:
-        self._dataset = dataset
-        self.bases: list[RowsDataset] = list(dict.fromkeys(ends))
-        self._batches: EpochBatches | None = None
+    _batches: EpochBatches | None = None
 
-    def start(self, indices: Sequence[int], key: Key) -> RowsBatch | _Mixed:
-        parts = located(self._dataset, integers(indices))
-        if len(parts) > 1:
-            return _Mixed(parts, key)
-        base, _, local = parts[0] if parts else (self.bases[0], None, ())
+    def _start_one(self, end: Any, local: npt.NDArray[np.int64], key: Key) -> RowsBatch:
+        base = self.bases[0] if end is None else end
         order = self._batches.order if self._batches is not None and base is self._dataset else None
         batch: RowsBatch = base._start_batch(local, key, order=order)
         return batch
 
-    def prefetcher(self, *, is_here: bool) -> Prefetcher | None:
+    def _start_mixed(self, parts: Sequence[Located], key: Key) -> _Mixed:
+        begun = []
+        for base, rows, local in parts:
+            part = Key(key.seed, key.epoch, key.draws[rows])
+            begun.append((rows, base._start_batch(local, part)))
+        return _Mixed(begun)
+
+    def prefetchers(self, *, is_here: bool) -> Sequence[Prefetcher]:
         found = [base._prefetcher(self._dataset, is_here=is_here) for base in self.bases]
-        some = [prefetcher for prefetcher in found if prefetcher is not None]
-        return Prefetchers(some) if some else None
+        return [prefetcher for prefetcher in found if prefetcher is not None]
 
     def follow_order(self, batches: EpochBatches | None) -> None:
         # What ranks share is used in the order of none of them.
@@ -458,15 +323,19 @@ class RowsSource(Source):
         return super().made_by() if any(base._code() for base in self.bases) else None
 
     def tensors(self, batch_size: int) -> int:
-        return max(base._large_parts(batch_size) for base in self.bases)
+        most: int = max(
+            sum(batch_size * value.nbytes >= _OWN_MEMORY for value in base._values) for base in self.bases
+        )
+        return most
 
     @property
     def runs_user_code(self) -> bool:
-        return any(base._runs_user_code() for base in self.bases)
+        return any(base._code().runs_here for base in self.bases)
 
     @property
     def spare_nbytes(self) -> int:
-        return min((base._spare_nbytes for base in self.bases), default=super().spare_nbytes)
+        least: int = min(base._spare_nbytes for base in self.bases)
+        return least
 
     def describe(self) -> list[str]:
         return list(dict.fromkeys(line for base in self.bases for line in base.plan.lines))
@@ -475,18 +344,9 @@ class RowsSource(Source):
 class _Mixed(MixedBatch):
     """A batch of several datasets."""
 
-    def __init__(
-        self, parts: Sequence[tuple[RowsDataset, npt.NDArray[np.int64], npt.NDArray[np.int64]]], key: Key
-    ) -> None:
-        super().__init__()
-        for base, rows, local in parts:
-            part = Key(key.seed, key.epoch, key.draws[rows])
-            self.parts.append((base, rows, base._start_batch(local, part)))
-        self.nbytes = sum(batch.nbytes for _, _, batch in self.parts)
-
     def finish(self) -> Sequence[Any]:
         found, are_rows = dict[int, Any](), True
-        for _, rows, batch in self.parts:
+        for rows, batch in self.parts:
             made = batch.finish()
             if isinstance(made, SampleRows):
                 made = made.to_collate()

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,45 +15,30 @@ import torch
 from torch.utils.data import get_worker_info
 from torchvision import tv_tensors
 
-from fastpipe.core.bad_samples import Item, why_nothing_is_left
+from fastpipe.core.bad_samples import Item
 from fastpipe.core.batches import PendingBatch, say_where
 from fastpipe.core.keys import another_of_its_class, sample_seed
-from fastpipe.core.pool import Job
 from fastpipe.core.sample_tables import PackedPaths, SampleTable, paths_of
 from fastpipe.core.slots import KEPT_SLOTS, SlotPool
 from fastpipe.core.types import Key
-from fastpipe.errors import BadSampleError
 from fastpipe.images.batch import RowsOf, Then
 from fastpipe.images.plan import Plan
 from fastpipe.images.pointwise import Layout
-from fastpipe.torch.randomness import run_keyed, run_seeded
-from fastpipe.torch.samples import samples_of
+from fastpipe.torch.randomness import run_keyed, run_seeded, take_key
+from fastpipe.torch.samples import BatchSamples
+from fastpipe.torch.source import StartedBatch
 from fastpipe.torch.split import SampleSpec, Split
 from fastpipe.torch.threads import note
 from fastpipe.torch.transport import shared_flat
+from fastpipe.torch.wrappers import positions_of
 
-if TYPE_CHECKING:
-    from fastpipe.images.gpu_batches import Turn
-    from fastpipe.torch.image_folder import FastImageFolder
-    from fastpipe.torch.runtime import Runtime
-
-__all__ = [
-    "LAYOUTS", "AugmentInThread", "Batch", "BatchMemory", "BatchRequest", "InThread", "Items", "Place",
-    "SpecGuess", "batch_memory", "batch_memory_like", "chosen_there",
-    "item_of", "matches_spec", "place_of", "substitute_of",
-]  # fmt: skip
-
-LAYOUTS: dict[Any, Layout] = {
-    torch.contiguous_format: "contiguous",
-    torch.channels_last: "channels_last",
-}
+LAYOUTS: dict[Any, Layout] = {torch.contiguous_format: "contiguous", torch.channels_last: "channels_last"}
 
 PLACED = object()  # the value of a sample that is in the batch's memory
 
 
 def matches_spec(value: Any, like: SampleSpec) -> bool:
-    """Whether a sample is such a tensor, in plain memory; strides may differ, since collating makes them
-    alike."""
+    """Whether a sample is such a tensor, in plain memory, of whatever strides."""
     return (
         type(value) is like.kind
         and value.shape == like.shape
@@ -74,60 +59,23 @@ class SpecGuess:
     """
 
     def __init__(self) -> None:
-        # Replaced as one: several threads may use a dataset.
-        self._known: tuple[object, SampleSpec | None] | None = None
+        # The plan, and None if samples differ.  Replaced as one: several threads may use a dataset.
+        self._known: tuple[object, SampleSpec | None] = None, None
 
     def of(self, plan: object) -> SampleSpec | None:
-        """Return the prediction for the next samples of a plan."""
-        known = self._known
-        return known[1] if known is not None and known[0] is plan else None
+        known, like = self._known
+        return like if known is plan else None
 
     def learn(self, plan: object, values: Sequence[Any]) -> None:
         """Learn from samples that were separate values."""
-        known = self._known
-        if known is None or known[0] is not plan:
-            like = _like_of(values[0])
-        else:
-            like = known[1]  # None: they differ
+        known, like = self._known
+        if known is not plan:
+            first = values[0]
+            is_tensor = type(first) in (torch.Tensor, tv_tensors.Image) and first.numel() > 0
+            like = SampleSpec(type(first), tuple(first.shape), first.dtype) if is_tensor else None
         if like is not None and not all(matches_spec(value, like) for value in values):
             like = None
         self._known = plan, like
-
-
-def _like_of(value: Any) -> SampleSpec | None:
-    if type(value) not in (torch.Tensor, tv_tensors.Image) or value.numel() == 0:
-        return None
-    return SampleSpec(type(value), tuple(value.shape), value.dtype)
-
-
-class InThread:
-    """Finishes, in a decoding thread, what the engine made of a sample: runs the plan's stock part if that
-    may run in threads, and copies the result into the batch's memory if it fits."""
-
-    def __init__(self, plan: Plan, key: Key, like: SampleSpec | None, tensor: torch.Tensor | None) -> None:
-        self._plan, self._key = plan, key
-        self._like, self._tensor = like, tensor
-
-    def __call__(self, value: Any, number: int) -> Any:
-        """Return the sample's value, or ``PLACED`` if it is in the batch's memory."""
-        if self._plan.stock:
-            value = run_keyed(self._plan.stock, value, partial(_seed_of, self._key, number))
-        if self._tensor is None or self._like is None or not matches_spec(value, self._like):
-            return value
-        self._tensor[number].copy_(value.as_subclass(torch.Tensor))
-        return PLACED
-
-
-class AugmentInThread:
-    """Augments, in a decoding thread, samples that the engine has declined."""
-
-    def __init__(self, split: Split, batch: Any) -> None:
-        self._chain, self._batch = split.chain, batch
-
-    def __call__(self, value: Any, number: int) -> Any:
-        problem = self._batch.change(number, value.as_subclass(torch.Tensor).numpy())
-        self._chain.check_change(problem, number)
-        return PLACED
 
 
 class Place(NamedTuple):
@@ -135,11 +83,9 @@ class Place(NamedTuple):
 
     Attributes:
         memory: of the batch, which the plan writes; or a row of a larger one for each sample.
-        tensor: (N, …) over the batch's memory; None where samples are separate values, or in a larger one.
-        like: what samples must have been for ``tensor`` to hold them; None where the plan writes all of them
-            there.
-        finish: what is left to do in the thread that made a sample.
-        then: the same of samples that the engine makes, done by it; None where it cannot.
+        tensor: (N, …) over it; None where samples are separate values, or in a larger one.
+        like: what samples must be for ``tensor`` to hold them; None where the plan writes all of them there.
+        finish: what is left to do in the thread that made a sample; ``then``: the same, done by the engine.
     """
 
     memory: npt.NDArray[Any] | Sequence[npt.NDArray[Any]] | None = None
@@ -156,9 +102,7 @@ class BatchRequest:
     Attributes:
         threaded: threads may make it; else the calling one does, before the batch is returned.
         rows: rows of a larger batch where its samples go; None gives it memory of its own.
-        sends_bytes: make bytes, on ``device`` where there is a way to.
-        split: the transform in two parts, of which only the first is done with ``sends_bytes``.
-        device: for bytes.
+        sends_bytes: make bytes, on ``device`` where there is a way to; of a ``split`` its first part only.
         dtype: of 16 bits, for samples that are not bytes and can be of it; else "".
         is_pinned: make it in page-locked memory, from which it is copied to a GPU.
     """
@@ -173,16 +117,10 @@ class BatchRequest:
 
     @property
     def augments_here(self) -> bool:
-        """Whether decoding threads do all of a split transform."""
+        """Whether decoding threads do all of a split transform; else its second part is the device's."""
         return self.split is not None and not self.sends_bytes
 
-    @property
-    def augments_there(self) -> bool:
-        """Whether the second part of a split transform is left to the device."""
-        return self.split is not None and self.sends_bytes
-
     def plan_of(self, plan: Plan) -> Plan:
-        """Return the part of a plan that the engine runs."""
         if self.split is not None:
             return self.split.head
         return plan.as_bytes() if self.sends_bytes else plan.of_dtype(self.dtype)
@@ -206,7 +144,7 @@ class BatchMemory:
         return torch.from_numpy(self.slots.take((size,), np.uint8))
 
 
-def place_of(
+def _place_of(
     request: BatchRequest, plan: Plan, key: Key, count: int, memory: BatchMemory, like: SampleSpec | None,
     stock_threads: bool,
 ) -> Place:  # fmt: skip
@@ -215,7 +153,16 @@ def place_of(
         return _augmented(request.split, key, count, memory, request.rows)
     if plan.output is None and stock_threads:
         tensor = batch_memory_like(like, count, memory) if like is not None and count else None
-        return Place(tensor=tensor, like=like, finish=InThread(plan, key, like, tensor))
+
+        def finish(value: Any, number: int) -> Any:
+            if plan.stock:
+                value = run_keyed(plan.stock, value, partial(_seed_of, key, number))
+            if tensor is None or like is None or not matches_spec(value, like):
+                return value
+            tensor[number].copy_(value.as_subclass(torch.Tensor))
+            return PLACED
+
+        return Place(tensor=tensor, like=like, finish=finish)
     if request.rows is not None:
         return Place(request.rows)
     return Place(*batch_memory(plan, count, memory, request.threaded))
@@ -223,52 +170,58 @@ def place_of(
 
 def _augmented(split: Split, key: Key, count: int, memory: BatchMemory, rows: RowsOf | None) -> Place:
     shape = (count, *split.shape)
-    if rows is None:
-        tensor = batch_memory_like(split.like, count, memory)
-        batch = split.chain.native_batch(shape, key, tensor)
-        return Place(None, tensor, split.like, AugmentInThread(split, batch), Then(batch, PLACED))
-    whole: Any = rows.memory
-    batch = split.chain.native_batch(shape, key, whole, rows.numbers)
-    return Place(finish=AugmentInThread(split, batch), then=Then(batch, PLACED))
+    tensor = batch_memory_like(split.like, count, memory) if rows is None else None
+    whole: Any = tensor if rows is None else rows.memory
+    batch = split.chain.native_batch(shape, key, whole, *([] if rows is None else [rows.numbers]))
+
+    def finish(value: Any, number: int) -> Any:  # of samples that the engine has declined
+        problem = batch.change(number, value.as_subclass(torch.Tensor).numpy())
+        split.chain.check_change(problem, number)
+        return PLACED
+
+    return Place(None, tensor, None if rows is not None else split.like, finish, Then(batch, PLACED))
 
 
-class Batch:
-    """A batch of one folder that is being made.
+class Batch(StartedBatch):
+    """A batch of one folder that is being made; ``turn`` is that of a device, as far as it is made on one."""
 
-    Attributes:
-        pending: the batch in the engine.
-        turn: of the device on which it is made, as far as it is; None for none.
-        kept: numbers of the samples that are there, once it is finished.
-    """
+    pending: PendingBatch
 
     def __init__(
-        self,
-        folder: FastImageFolder,
-        runtime: Runtime,
-        pending: PendingBatch,
-        plan: Plan,
-        key: Key,
-        is_keyed: bool,
-        place: Place,
-        *,
-        stock_here: bool,
-        augments_there: bool,
-        turn: Turn | None,
-    ) -> None:
-        self.pending, self.turn = pending, turn
+        self, folder: Any, indices: Sequence[int] | npt.NDArray[np.int64], key: Key | None,
+        request: BatchRequest,
+    ) -> None:  # fmt: skip
+        samples, runtime, remote = folder.samples, folder._running(), folder._remote
+        items = self._items = Items(samples, positions_of(indices, len(samples)))
+        self.count, self._is_keyed = len(items), key is not None
+        if key is None:
+            key, self._is_keyed = take_key(self.count)
+        plan = request.plan_of(folder.plan)
+        memory = runtime.pinned_memory if request.is_pinned else runtime.memory
+        like = runtime.spec.of(plan) if request.threaded else None
+        place = _place_of(request, plan, key, self.count, memory, like, folder._stock_threads(plan))
+        substitute = None
+        if folder.bad_samples.policy == "replace":
+            substitute = partial(_substitute_of, samples, items, key)
+        parameters, objects = plan.draw(key), items.positions[:0]
+        if remote is not None:
+            objects = folder._rows(items.positions)
+            if request.threaded:  # last, as many threads are awake then
+                remote.reader().need(objects)
+        maker = None
+        if request.device and request.sends_bytes and plan.writes_bytes:
+            maker = runtime.maker_on(request.device)
+        turn = self.turn = None if maker is None else maker.turn()
         # The threads must outlive the batch, also when the dataset gets new ones meanwhile.
-        self._folder, self._runtime, self._plan = folder, runtime, plan
-        self._key, self._is_keyed = key, is_keyed
+        self._folder, self._runtime, self._plan, self._key = folder, runtime, plan, key
         self._tensor, self._like = place.tensor, place.like
-        self._stock_here, self._augments_there = stock_here, augments_there
-        self.kept: Sequence[int] = ()
-
-    @property
-    def nbytes(self) -> int:
-        return 0 if self._tensor is None else self._tensor.nbytes
-
-    def jobs(self) -> list[Job]:
-        return self.pending.jobs
+        self.nbytes = 0 if self._tensor is None else self._tensor.nbytes
+        self._stock_here = bool(plan.stock) and place.finish is None
+        self._augments_there = request.split is not None and request.sends_bytes
+        self.pending = runtime.begin(
+            items, plan, parameters, place, substitute, turn if turn is not None and turn.is_there else None,
+            request.threaded, objects,
+        )  # fmt: skip
 
     def is_current(self) -> bool:
         return self._items.are_still_in(self._folder.samples)
@@ -286,28 +239,15 @@ class Batch:
         whole = self._whole(kept)
         if whole is not None:
             key = self._key._replace(draws=self._key.draws[list(kept)]) if self._augments_there else None
-            return samples_of(*whole, targets, self._plan.end, key)
+            return BatchSamples(*whole, targets, self._plan.end, key)
         values = self._values(kept)
         if values and not self._stock_here:
             self._runtime.spec.learn(self._plan, values)
         listed = targets.tolist() if isinstance(targets, np.ndarray) else targets
         return list(zip(values, listed, strict=True))
 
-    def why_empty(self) -> BadSampleError | None:
-        return why_nothing_is_left(self.pending.left_out, len(self._items))
-
-    def cancel(self) -> None:
-        self.pending.cancel()
-
     def there(self) -> torch.Tensor | None:
-        """Return the batch on the device on which it was made; None if it was not made on one."""
         return None if self.pending.there is None else self.pending.there.tensor()
-
-    @property
-    def _items(self) -> Items:
-        items = self.pending.items
-        assert isinstance(items, Items)
-        return items
 
     def _targets(self, kept: Sequence[int]) -> list[Any] | npt.NDArray[np.int64]:
         transform, items = self._folder.target_transform, self._items
@@ -388,9 +328,7 @@ def batch_memory_like(like: SampleSpec, count: int, memory: BatchMemory) -> torc
 class Items(Sequence[Item]):
     """Some samples as items of work, each made when it is used.
 
-    Attributes:
-        positions: int64 (N,).
-        samples: those of the dataset when this was made: flat arrays, or a list of (path, target).
+    ``samples`` are those of the dataset when this was made: flat arrays, or a list of (path, target).
     """
 
     def __init__(self, samples: Any, positions: npt.NDArray[np.int64]) -> None:
@@ -399,17 +337,13 @@ class Items(Sequence[Item]):
         self._numbers = positions.tolist()
         self._items: list[Item] | None = None
         if self.samples is None:
-            self._items = [item_of(samples, position) for position in self._numbers]
+            self._items = [_item_of(samples, position) for position in self._numbers]
             self.samples = [(item.path, item.target) for item in self._items]
 
     def __len__(self) -> int:
         return len(self._numbers)
 
-    @overload
-    def __getitem__(self, number: int) -> Item: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[Item]: ...
-    def __getitem__(self, number: int | slice) -> Item | list[Item]:
+    def __getitem__(self, number: Any) -> Any:
         if isinstance(number, slice):
             return [self[n] for n in range(*number.indices(len(self)))]
         if self._items is not None:
@@ -436,38 +370,31 @@ class Items(Sequence[Item]):
         return paths_of(self.samples, self.positions)
 
     def are_still_in(self, samples: Any) -> bool:
-        """Whether these are still the samples of a dataset."""
         if self._items is None:
             return isinstance(samples, SampleTable) and samples.frozen is self.samples
         try:
-            return all(item == item_of(samples, item.index) for item in self._items)
+            return all(item == _item_of(samples, item.index) for item in self._items)
         except Exception:  # fewer samples, or targets that do not compare
             return False
 
 
-def item_of(samples: Any, position: int) -> Item:
-    """Return a sample of a table, or of a list that the script has set instead."""
+def _item_of(samples: Any, position: int) -> Item:
     if isinstance(samples, SampleTable):
         return Item(position, samples.path(position), samples.target(position))
     path, target = samples[position]
     return Item(position, os.fspath(path), target)
 
 
-def substitute_of(samples: Any, items: Sequence[Item], key: Key, number: int, attempt: int) -> Item | None:
-    """Return another sample of the same class, drawn by the replaced one's key; None if there is none."""
+def _substitute_of(samples: Any, items: Sequence[Item], key: Key, number: int, attempt: int) -> Item | None:
+    """Return another sample of the same class (any, if targets are neither integers nor texts), drawn by the
+    replaced one's key; None if there is none."""
     item = items[number]
-    seed = sample_seed(key.seed, key.epoch, int(key.draws[number]))
-    classes = _classes_of(samples)
-    other = another_of_its_class(classes, classes[item.index], item.index, seed, attempt)
-    return None if other is None else item_of(samples, other)
-
-
-def _classes_of(samples: Any) -> npt.NDArray[Any]:
-    """Return each sample's class: its target, or one for all if targets are neither integers nor texts."""
     if isinstance(samples, SampleTable) and samples.is_flat:
-        return samples.targets_array()
-    targets = [sample[1] for sample in samples]
-    if not all(isinstance(target, (int, np.integer, str)) for target in targets):
-        return np.zeros(len(targets), np.int64)
-    # Objects: in an array of their own type, 1 and "1", or two integers beyond int64, may be the same.
-    return np.array(targets, object)
+        targets = samples.targets_array()
+    else:  # objects: in an array of their own type, 1 and "1", or two integers beyond int64, may be the same
+        targets = np.array([sample[1] for sample in samples], object)
+        if not all(isinstance(target, (int, np.integer, str)) for target in targets):
+            targets = np.zeros(len(targets), np.int64)
+    seed = _seed_of(key, number)
+    other = another_of_its_class(targets, targets[item.index], item.index, seed, attempt)
+    return None if other is None else _item_of(samples, other)

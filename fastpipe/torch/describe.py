@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import dis
-import inspect
 import logging
-import sys
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import partial
 from time import perf_counter, thread_time
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
@@ -21,19 +16,14 @@ from fastpipe.core.machine import default_threads
 from fastpipe.core.processes import why_no_processes
 from fastpipe.core.text import printable_lines
 from fastpipe.errors import MissingDependencyError
-from fastpipe.options import Shard
-from fastpipe.torch.order import EpochOrder, batching_of, options_of
+from fastpipe.torch.order import batching_of, options_of
 from fastpipe.torch.randomness import key_for, keyed
 from fastpipe.torch.samplers import EpochBatches
-from fastpipe.torch.source import Source, SplitError, ends_of, is_folder, is_rows
+from fastpipe.torch.source import BatchedDataset, Source, SplitError
+from fastpipe.torch.wrappers import ends_of, is_folder, is_rows
 
 if TYPE_CHECKING:
     from fastpipe.volumes.places import KeyedIndex
-
-__all__ = [
-    "Advice", "LoaderPlan", "Waits", "advice_for", "opens_images", "order_note", "stock_loader",
-    "work_note",
-]  # fmt: skip
 
 
 class LoaderPlan:
@@ -42,14 +32,9 @@ class LoaderPlan:
     Attributes:
         is_fast: whether fastpipe makes the batches.
         why_not: what keeps the dataset from that; empty if nothing does.
-
-    Args:
-        loader: a ``FastLoader``.
-        source: what makes its batches; None for the dataset's own code.
-        notes: lines about the rest.
     """
 
-    def __init__(self, loader: DataLoader[Any], source: Source | None, *notes: str) -> None:
+    def __init__(self, loader: Any, source: Source | None, depth: int, why_processes: str) -> None:
         self.is_fast = source is not None
         self.why_not = "" if self.is_fast else why_no_source(loader.dataset)
         dataset = _name_of(loader.dataset)
@@ -59,14 +44,18 @@ class LoaderPlan:
             several = f" of {len(source.bases)} datasets" if len(source.bases) > 1 else ""
             self._lines = [f"{dataset}  →  fastpipe's batches{several}"]
             self._lines += [f"  {line}" for line in source.describe()]
-        self._lines += notes
+        self._lines.append(_order_note(loader))
+        self._lines.append(_work_note(loader, source, depth, why_processes))
+        if loader._why_workers:
+            self._lines[-1] += f" (num_workers='auto': {loader._why_workers})"
+        self._lines += loader._splitting.note()
 
     def __repr__(self) -> str:
         return printable_lines("LoaderPlan(\n" + "".join(f"  {line}\n" for line in self._lines) + ")")
 
 
 def why_no_source(dataset: Any) -> str:
-    """Return why ``source_of`` gives None, in words; empty where it does not."""
+    """Return why fastpipe does not make the batches of a dataset, in words; empty where it does."""
     ends = ends_of(dataset)
     reasons = [_why_not_alone(end) for end in ends]
     if not any(reasons) and len(set(map(is_rows, ends))) > 1:
@@ -75,32 +64,32 @@ def why_no_source(dataset: Any) -> str:
 
 
 def _why_not_alone(dataset: Any) -> str:
-    if is_rows(dataset):
-        from fastpipe.torch.array_dataset import is_fast_rows
-
-        return "" if is_fast_rows(dataset) else f"{type(dataset).__name__} makes its samples in its own way"
+    name = type(dataset).__name__
+    if isinstance(dataset, BatchedDataset):
+        its: Any = dataset  # of whose class a subclass, or an option, may make samples one by one
+        is_fast = type(its).__getitems__ is BatchedDataset.__getitems__ and its._answers_for_batches()
+        return "" if is_fast else f"{name} makes its samples in its own way"
     if is_folder(dataset):
-        from fastpipe.torch.folder_source import why_not_fast
+        from fastpipe.torch.image_folder import why_not_adapted
 
-        return why_not_fast(dataset)
-    return f"{type(dataset).__name__} is no ImageFolder"
+        return why_not_adapted(dataset)
+    return f"{name} is no ImageFolder"
 
 
-def order_note(order: EpochOrder, seed: int | None, shard: Shard | None) -> str:
+def _order_note(loader: Any) -> str:
+    order, seed, shard = loader._order, loader._effective_seed(), loader.shard
     ours = order.ours()
     if ours is None:
         sampler: Any = order.index_sampler
         name = type(getattr(sampler, "sampler", sampler)).__name__
-        keyed = "" if seed is None else f", augmentation by seed={seed}"
-        return f"order: {name}'s{keyed}"
+        return f"order: {name}'s" + ("" if seed is None else f", augmentation by seed={seed}")
     note = "order: the dataset's" if ours.seed is None else f"order: shuffled by seed={ours.seed}"
     if ours.arrangement is not None:
         note += f", by {ours.arrangement.describe()}"
     return note if shard is None else f"{note}, of which {shard}"
 
 
-def work_note(loader: Any, source: Source | None, depth: int, why_processes: str) -> str:
-    """Return where the samples are made, in words."""
+def _work_note(loader: Any, source: Source | None, depth: int, why_processes: str) -> str:
     workers = loader.num_workers
     if source is None or not loader._auto_collation:
         where = f"in {workers} worker processes" if workers else "in this process"
@@ -114,25 +103,22 @@ def work_note(loader: Any, source: Source | None, depth: int, why_processes: str
     return f"{note}, for num_workers={workers}: {why}"
 
 
-def stock_loader(loader: Any, order: EpochOrder) -> DataLoader[Any]:
+def stock_loader(loader: Any) -> DataLoader[Any]:
     """Return torch's loader over torchvision's dataset, with the same batches in the same order."""
     options = options_of(loader) | {"dataset": stock_dataset(loader.dataset)}
-    ours, seed = order.ours(), loader._effective_seed()
+    order, seed = loader._order, loader._effective_seed()
+    ours = order.ours()
     batching = batching_of(loader)
     if ours is not None and (ours.seed is not None or ours.shard.world > 1):
         ours.epoch = order.next_epoch
         batching = (
             {"batch_sampler": ours} if order.is_batched else {"batch_size": None, "sampler": _Singles(ours)}
         )
-    if seed is not None and any(map(_draws_samples, ends_of(loader.dataset))):
+    if seed is not None and any(is_rows(end) and end._draws_samples for end in ends_of(loader.dataset)):
         options["dataset"] = _SamplesOfEpochs(options["dataset"])
         name = "batch_sampler" if "batch_sampler" in batching else "sampler"
         batching[name] = _IndicesOfEpochs(batching[name], seed, order.next_epoch)
     return DataLoader(**batching, **options)
-
-
-def _draws_samples(dataset: Any) -> bool:
-    return is_rows(dataset) and bool(dataset._draws_samples)
 
 
 def stock_dataset(dataset: Any) -> Any:
@@ -166,8 +152,6 @@ def stock_dataset(dataset: Any) -> Any:
 
 
 class _Singles:
-    """The indices of batches of one."""
-
     def __init__(self, batches: EpochBatches) -> None:
         self._batches = batches
 
@@ -241,100 +225,85 @@ _EACH_S = 0.005
 _TRANSFORM_SHARE = 0.3
 
 
-class Waits:
-    """How long a loop has waited for a loader's batches, in all epochs so far, in seconds."""
+class Advice:
+    """Watches a loader's batches, and names once what would help if they are waited for."""
 
     def __init__(self) -> None:
-        self.batches, self.waited, self.elapsed = 0, 0.0, 0.0
-        self.has_advised = False
-
-
-class Advice:
-    """Watches an iterator's batches, and names what would help if they are waited for."""
-
-    def __init__(
-        self, waits: Waits, remedy: Callable[[], str] | None, clock: Callable[[], float] = perf_counter
-    ) -> None:
-        self._waits, self._remedy, self._clock = waits, remedy, clock
+        self._batches, self._waited, self._elapsed = 0, 0.0, 0.0  # in all epochs so far, in seconds
+        self._has_advised = False
+        self._remedy: Callable[[], str] | None = None
+        self._clock: Callable[[], float] = perf_counter
         self._last: float | None = None
+
+    def begin_epoch(self, loader: Any, source: Source | None, in_processes: bool) -> Advice:
+        self._last, self._remedy = None, None
+        if not (self._has_advised or in_processes or loader._why_workers):  # which were chosen by measuring
+            self._remedy, self._clock = _remedy_for(loader, source)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_remedy": None}
 
     @property
     def is_silent(self) -> bool:
-        """Whether there is nothing left to say."""
-        return self._remedy is None or self._waits.has_advised
+        return self._remedy is None or self._has_advised
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Count the block as the request of a batch."""
-        if self._remedy is None or self._waits.has_advised:
+        if self._remedy is None or self._has_advised:
             yield
             return
         begun, asked = perf_counter(), self._clock()
         yield  # an error, or the end of the epoch, says nothing of waiting
-        waits, now = self._waits, perf_counter()
-        waits.batches += 1
-        waits.waited += self._clock() - asked
-        waits.elapsed += now - (begun if self._last is None else self._last)
+        now = perf_counter()
+        self._batches += 1
+        self._waited += self._clock() - asked
+        self._elapsed += now - (begun if self._last is None else self._last)
         self._last = now
-        if waits.waited >= max(_WAITED_S, _WAITED_SHARE * waits.elapsed, _EACH_S * waits.batches):
-            waits.has_advised = True
-            text = self._remedy()
-            if text:
+        if self._waited >= max(_WAITED_S, _WAITED_SHARE * self._elapsed, _EACH_S * self._batches):
+            self._has_advised = True
+            if text := self._remedy():
                 _log.warning("%s", text)
 
 
-def advice_for(loader: Any, source: Source | None, in_processes: bool, waits: Waits) -> Advice:
-    """Return what watches a new iterator of a loader; warn at once about a dataset that opens images."""
-    silent = Advice(waits, None)
-    if waits.has_advised:
-        return silent
-    if source is None:
-        opener = next(filter(opens_images, ends_of(loader.dataset)), None)
-        if opener is not None:
-            waits.has_advised = True
-            if _is_new(opener):
-                _log.warning("%s", _about_images(opener, loader.num_workers))
-            return silent
-    if in_processes or loader._why_workers:  # which were chosen by measuring
-        return silent
+def _remedy_for(loader: Any, source: Source | None) -> tuple[Callable[[], str] | None, Callable[[], float]]:
+    """Return what says what would help, or None, and the clock by which a loop waits."""
     has_own_collate = loader.collate_fn not in (default_collate, default_convert)
     if source is None:
-        own = next((kind for kind in map(type, ends_of(loader.dataset)) if not _is_torchs(kind)), None)
-        if own is None and not has_own_collate:
-            return silent
-        what = "the script's collate_fn" if own is None else f"{own.__name__}'s code"
-        is_stream = isinstance(loader.dataset, IterableDataset)
-        return Advice(waits, lambda: _about_workers(what, is_stream))
+        kinds = map(type, ends_of(loader.dataset))
+        # Others cost so little that no worker helps.
+        own = [kind for kind in kinds if kind.__module__.partition(".")[0] not in _LIGHT]
+        if not own and not has_own_collate:
+            return None, perf_counter
+        what, more = "the script's collate_fn", ""
+        if own:
+            what, more = f"{own[0].__name__}'s code", _OF_FILES
+        if isinstance(loader.dataset, IterableDataset):
+            more = _OF_STREAMS
+        return partial(_about_workers, what, more), perf_counter
     if source.runs_user_code or has_own_collate:
         what = "a transform of the script's" if source.runs_user_code else "the script's collate_fn"
-        if loader.num_workers:  # workers="threads"
-            return silent
-        return Advice(waits, lambda: _about_workers(what), thread_time)
-    return silent if loader.augment is not None else Advice(waits, lambda: _about_augment(source))
+        return None if loader.num_workers else partial(_about_workers, what), thread_time
+    return None if loader.augment is not None else partial(_about_augment, source), perf_counter
 
 
-def _about_workers(what: str, is_stream: bool = False) -> str:
+_LIGHT = {"builtins", "numpy", "torch"}
+_OF_STREAMS = ", each of which must give its own part of the samples (torch.utils.data.get_worker_info)"
+_OF_FILES = (
+    ". If its samples are images of files, transformed, and targets, FastImageFolder.from_samples([(file, "
+    "target), …], transform) makes the same ones, usually much faster"
+)
+
+
+def _about_workers(what: str, more: str = "") -> str:
     cores = 1 if why_no_processes() else default_threads()
     if cores == 1:
         return ""
-    text = (
+    return (
         f"batches wait for {what}, which runs in this process, one sample after the other: "
-        f"num_workers={cores} runs it in worker processes, as with a DataLoader"
+        f"num_workers={cores} runs it in worker processes, as with a DataLoader{more}"
     )
-    part = ", each of which must give its own part of the samples (torch.utils.data.get_worker_info)"
-    return text + part if is_stream else text
-
-
-def _about_images(dataset: Any, num_workers: int) -> str:
-    has_samples = inspect.getattr_static(dataset, "samples", None) is not None
-    pairs = "dataset.samples" if has_samples else "zip(files, labels)"
-    text = (
-        f"{type(dataset).__name__} opens its images one by one in Python. If a sample is a file's image in "
-        f"RGB, transformed, and its target: dataset = FastImageFolder.from_samples({pairs}, transform) makes "
-        "the same samples, usually much faster"
-    )
-    cores = 1 if why_no_processes() else default_threads()
-    return text if num_workers or cores == 1 else f"{text}. Or pass num_workers={cores}"
 
 
 def _about_augment(source: Source) -> str:
@@ -351,71 +320,3 @@ def _about_augment(source: Source) -> str:
         "accelerate, measures whether fastpipe's augmentation is faster, with the same distributions and "
         "other draws"
     )
-
-
-_told: weakref.WeakSet[Any] = weakref.WeakSet()  # datasets that were named, whatever loaders they have
-
-
-def _is_new(dataset: Any) -> bool:
-    try:
-        is_new = dataset not in _told
-        _told.add(dataset)
-    except TypeError:  # it has no hash, or no weak references
-        return True
-    return is_new
-
-
-def _is_torchs(kind: type) -> bool:
-    """Whether a dataset costs so little that no worker helps."""
-    return kind.__module__.partition(".")[0] in {"builtins", "numpy", "torch"}
-
-
-_READERS = {"default_loader", "pil_loader", "imread", "read_image"}
-
-
-def opens_images(dataset: Any) -> bool:
-    """Return whether a dataset's own code opens image files, as far as the names in it tell.
-
-    >>> from PIL import Image
-    >>> class Own:
-    ...     def __getitem__(self, index):
-    ...         return Image.open(self.files[index])
-    >>> opens_images(Own())
-    True
-    """
-    folder: Any = sys.modules.get("torchvision.datasets.folder")  # else there is no dataset of its classes
-    is_folder = folder is not None and isinstance(dataset, folder.DatasetFolder)
-    if is_folder and dataset.loader not in (folder.default_loader, folder.pil_loader):
-        return False
-    kind: Any = type(dataset)
-    return _kind_opens_images(kind)
-
-
-@lru_cache(64)
-def _kind_opens_images(kind: Any) -> bool:
-    todo: list[Any] = [inspect.getattr_static(kind, name, None) for name in ("__getitem__", "__getitems__")]
-    seen: list[Any] = []
-    while todo and len(seen) < 50:
-        function = todo.pop()
-        if not isinstance(function, FunctionType) or function in seen:
-            continue
-        seen.append(function)
-        names = function.__code__.co_names
-        if "BytesIO" in names:  # what it opens is no file
-            continue
-        if _READERS.intersection(names) or _opens_with_pillow(function):
-            return True
-        for name in names:
-            todo += [inspect.getattr_static(kind, name, None), function.__globals__.get(name)]
-    return False
-
-
-def _opens_with_pillow(function: FunctionType) -> bool:
-    """Return whether a function names ``Image.open``, by whatever name it knows Pillow's module."""
-    module, before = sys.modules.get("PIL.Image"), ""
-    for instruction in dis.get_instructions(function):
-        name = instruction.argval
-        if name == "open" and (before == "Image" or function.__globals__.get(before) is module):
-            return module is not None
-        before = name if isinstance(name, str) else ""
-    return False

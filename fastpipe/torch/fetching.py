@@ -1,8 +1,7 @@
 """What torch's iterators are given instead of the user's dataset and samplers.
 
-torch hands what an index sampler gives to the dataset, in this process or in a worker.  Here
-an index batch carries its key along, the wrapped dataset sets it out of band (``Subset`` and
-its kind rebuild plain indices), and errors gain the sample's index and path.
+An index batch carries its key along, the wrapped dataset sets it out of band (``Subset`` and its kind rebuild
+plain indices), and errors gain the sample's index and path.
 """
 
 from __future__ import annotations
@@ -17,13 +16,10 @@ from torch.utils.data import Subset, get_worker_info
 from fastpipe.core.keys import sample_seed
 from fastpipe.torch.indices import KeyedIndices
 from fastpipe.torch.randomness import key_for, keyed, preserved_generators, seed_generators
-from fastpipe.torch.source import Source, StartedBatch, integers, located
+from fastpipe.torch.source import Source, StartedBatch
 from fastpipe.torch.threads import note
 from fastpipe.torch.transport import peek_requests
-
-__all__ = [
-    "KeyedCollate", "KeyedDataset", "SourceDataset", "UsersDataset",
-]  # fmt: skip
+from fastpipe.torch.wrappers import integers, located
 
 _COLLATE = 1 << 40  # where the draws of collate functions are, behind those of any epoch's samples
 
@@ -68,12 +64,11 @@ class UsersDataset:
 class KeyedDataset(UsersDataset):
     """Sets the key of a request, then asks the user's dataset.
 
-    Under a seed, whatever the dataset draws comes from it, in any process: for each sample
-    anew, or once for a batch that the dataset makes as a whole.
+    Under a seed, whatever it draws comes from it: for each sample anew, or once for a batch.
     """
 
     def __getitems__(self, asked: KeyedIndices) -> Any:
-        _fetched.last = asked
+        fetched.last = asked
         base = _base_seed()
         if asked.seed is None or self._answers_for_batches:
             with keyed(asked.key(base)), _seeded(asked, base):
@@ -88,7 +83,7 @@ class KeyedDataset(UsersDataset):
         return samples
 
     def __getitem__(self, asked: KeyedIndices) -> Any:
-        _fetched.last = asked
+        fetched.last = asked
         base = _base_seed()
         with keyed(asked.key(base)), _seeded(asked, base):
             return super().__getitem__(asked.indices)
@@ -102,7 +97,7 @@ class SourceDataset(KeyedDataset):
         self._source = source
 
     def __getitems__(self, asked: KeyedIndices) -> Any:
-        _fetched.last = asked
+        fetched.last = asked
         base = _base_seed()
         with _seeded(asked, base):
             batch, asked.begun = asked.begun or self._source.start(asked.indices, asked.key(base)), None
@@ -132,17 +127,12 @@ class KeyedCollate:
         self._function = function
 
     def __call__(self, samples: list[Any]) -> Any:
-        asked = _fetched.last
+        asked = fetched.last
         if asked is None:
             return self._function(samples)
         with preserved_generators():
             seed_generators(sample_seed(asked.key(0).seed, asked.epoch, _COLLATE + asked.first))
             return self._function(samples)
-
-    @staticmethod
-    def is_about(asked: KeyedIndices) -> None:
-        """Tell which batch this thread will collate next."""
-        _fetched.last = asked
 
 
 class _Fetched(threading.local):
@@ -152,7 +142,7 @@ class _Fetched(threading.local):
     base_seed = 0
 
 
-_fetched = _Fetched()
+fetched = _Fetched()
 
 
 @contextmanager
@@ -168,25 +158,15 @@ def _seeded(asked: KeyedIndices, base: int) -> Iterator[None]:
 
 def _base_seed() -> int:
     worker = get_worker_info()
-    return worker.seed - worker.id if worker else _fetched.base_seed
-
-
-def set_base_seed(seed: int) -> None:
-    """Tell the base seed under which this thread fetches next, outside of workers."""
-    _fetched.base_seed = seed
+    return worker.seed - worker.id if worker else fetched.base_seed
 
 
 def _say_which(error: BaseException, dataset: Any, index: Any) -> None:
     """Add index and, where the dataset is one of files, path (Python 3.11 and later show it)."""
-    if hasattr(error, "add_note") and not any("sample " in note for note in getattr(error, "__notes__", ())):
-        path = _path_of(dataset, index)
-        error.add_note(f"while loading sample {index!r}" + (f" from {path!r}" if path else ""))
-
-
-def _path_of(dataset: Any, index: Any) -> str | None:
-    try:
+    if not hasattr(error, "add_note") or any("sample " in note for note in getattr(error, "__notes__", ())):
+        return
+    path = None
+    with suppress(Exception):  # whatever it is, the error at hand is the one to be seen
         ((end, _, (local,)),) = located(dataset, integers([index]))
         path = end.samples[local][0]
-    except Exception:  # whatever it is, the error at hand is the one to be seen
-        return None
-    return path if isinstance(path, str) else None
+    error.add_note(f"while loading sample {index!r}" + (f" from {path!r}" if isinstance(path, str) else ""))

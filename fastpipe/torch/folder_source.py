@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,59 +16,52 @@ from fastpipe.core.types import Key
 from fastpipe.images.batch import RowsOf
 from fastpipe.images.plan import plan_state
 from fastpipe.options import Cache
-from fastpipe.torch.batches import LAYOUTS, Batch, BatchRequest, batch_memory, batch_memory_like, chosen_there
-from fastpipe.torch.image_folder import AdaptedImageFolder, FastImageFolder, why_not_adapted
-from fastpipe.torch.indices import Prefetcher, UpcomingIndices
-from fastpipe.torch.samples import entry, samples_of
-from fastpipe.torch.source import MixedBatch, Source, SplitError, integers, located
+from fastpipe.torch.batches import LAYOUTS, BatchRequest, batch_memory, batch_memory_like, chosen_there
+from fastpipe.torch.image_folder import AdaptedImageFolder, FastImageFolder
+from fastpipe.torch.samples import BatchSamples, entry
+from fastpipe.torch.source import MixedBatch, Source, SplitError, StartedBatch
 from fastpipe.torch.split import Split, split_of
+from fastpipe.torch.upcoming import Prefetcher, UpcomingIndices
+from fastpipe.torch.wrappers import Located, indices_in
 
 if TYPE_CHECKING:
     from fastpipe.images.gpu_batches import DeviceMaker
     from fastpipe.stores.fetching import ObjectReader
 
-__all__ = ["FolderSource", "folder_source_of", "why_not_fast"]
-
 _ON_DEVICES = ("nvimgcodec", "dali")
-
-_Part = tuple[FastImageFolder, npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 
 class FolderSource(Source):
     """Makes batches of the image folders behind a dataset of the user's."""
 
-    def __init__(self, dataset: Any, ends: Sequence[Any], folders: Sequence[FastImageFolder]) -> None:
-        self._dataset = dataset
+    bases: list[FastImageFolder]
+    by_split: Split | None = None
+
+    def __init__(
+        self, dataset: Any, ends: Sequence[ImageFolder], adapted: dict[int, FastImageFolder], cache: Cache
+    ) -> None:
+        folders = [_folder_of(end, adapted, cache) for end in ends]
+        super().__init__(dataset, folders)
         self._pairs = list(zip(ends, folders, strict=True))
-        self.bases: list[FastImageFolder] = list(dict.fromkeys(folders))
         self._request = BatchRequest()  # without the split
         self._split_at: object = None  # the state of the transform in this process, while it is split
 
-    @cached_property
-    def _folders(self) -> dict[int, FastImageFolder]:
-        """The folder that makes the batches of each dataset at the end, by its ``id`` in this process."""
-        return {id(end): folder for end, folder in self._pairs}
-
     def __getstate__(self) -> dict[str, Any]:
-        state = {name: value for name, value in self.__dict__.items() if name != "_folders"}
-        return {**state, "_split_at": None}
+        return {**self.__dict__, "_split_at": None}
 
-    def send_bytes(self) -> None:
-        self._request = replace(self._request, sends_bytes=True)
+    def _folder(self, end: Any) -> FastImageFolder:
+        """The folder that makes the batches of a dataset at the end."""
+        return next(folder for one, folder in self._pairs if one is end)
 
-    def make_dtype(self, dtype: str) -> None:
-        self._request = replace(self._request, dtype=dtype)
-
-    def pin(self) -> None:
-        self._request = replace(self._request, is_pinned=True)
+    def ask(self, **changes: Any) -> None:
+        self._request = replace(self._request, **changes)
 
     def make_on(self, device: torch.device) -> bool:
         is_possible = len(self._makers_there(device)) == len(self.bases)
-        self._request = replace(self._request, device=device if is_possible else None)
+        self.ask(device=device if is_possible else None)
         return is_possible
 
     def _makers_there(self, device: torch.device | None) -> list[DeviceMaker]:
-        """Return what makes the bases' batches on a device."""
         makers = [] if device is None else [base._running().maker_on(device) for base in self.bases]
         return [maker for maker in makers if maker is not None]
 
@@ -93,32 +85,29 @@ class FolderSource(Source):
     def _states(self) -> list[object]:
         return [(plan_state(base.transform), str(base.memory_format)) for base in self.bases]
 
-    def _split_now(self) -> Split | None:
-        """Return the split, until the transform changes."""
-        if self.by_split is not None:
-            state = self.transform_state()
-            self._split_at = self._split_at or state
-            if self._split_at != state:
-                self.by_split = None
-        return self.by_split
+    def _request_now(self) -> BatchRequest:
+        """Return how batches are made: by the split, until the transform changes."""
+        if self.by_split is None:
+            return self._request
+        state = self.transform_state()
+        self._split_at = self._split_at or state
+        if self._split_at != state:
+            self.by_split = None
+        return replace(self._request, split=self.by_split)
 
-    def prefetcher(self, *, is_here: bool) -> Prefetcher | None:
+    def prefetchers(self, *, is_here: bool) -> Sequence[Prefetcher]:
         bases = [
             base for base in self.bases if base._remote is not None and (is_here or base._remote.is_shared)
         ]
-        return _FolderPrefetcher(self._dataset, bases, is_here) if bases else None
+        return [_FolderPrefetcher(self._dataset, base, is_here) for base in bases]
 
-    def start(self, indices: Sequence[int], key: Key) -> _Mixed | Batch:
-        parts = [
-            (self._folders[id(end)], numbers, local)
-            for end, numbers, local in located(self._dataset, integers(indices))
-        ]
-        split = self._split_now()
-        request = self._request if split is None else replace(self._request, split=split)
-        if len(parts) > 1:
-            return _Mixed(parts, key, request)
-        base, local = (parts[0][0], parts[0][2]) if parts else (self.bases[0], np.empty(0, np.int64))
-        return base._start_batch(local, key, request)
+    def _start_one(self, end: Any, local: npt.NDArray[np.int64], key: Key) -> StartedBatch:
+        base = self.bases[0] if end is None else self._folder(end)
+        return base._start_batch(local, key, self._request_now())
+
+    def _start_mixed(self, parts: Sequence[Located], key: Key) -> StartedBatch:
+        own = [(self._folder(end), numbers, local) for end, numbers, local in parts]
+        return _Mixed(own, key, self._request_now())
 
     def tensors(self, batch_size: int) -> int:
         return 1
@@ -154,38 +143,35 @@ class FolderSource(Source):
 
 
 class _FolderPrefetcher:
-    """Has images fetched before they are asked for."""
+    """Has images of a folder fetched before they are asked for."""
 
-    def __init__(self, dataset: Any, bases: Sequence[FastImageFolder], is_here: bool) -> None:
-        self._dataset, self._bases, self._is_here = dataset, bases, is_here
+    def __init__(self, dataset: Any, base: FastImageFolder, is_here: bool) -> None:
+        self._dataset, self._base, self._is_here = dataset, base, is_here
 
     def begin_epoch(self, upcoming: UpcomingIndices) -> None:
         from fastpipe.torch.staging import UpcomingRows
 
-        for base in self._bases:
-            rows = UpcomingRows(upcoming, self._dataset, base, base._rows)
-            uses = rows if upcoming.is_known else None
-            self._reader(base).follow(rows.order(), uses, is_here=self._is_here)
+        rows = UpcomingRows(upcoming, self._dataset, self._base._rows)
+        self._reader().follow(rows.order(), None if upcoming.ours is None else rows, is_here=self._is_here)
 
     def requested(self, indices: Sequence[int]) -> None:
         if self._is_here:
             return  # a batch says so itself
-        for end, _, local in located(self._dataset, integers(indices)):
-            if any(end is base for base in self._bases):
-                self._reader(end).need(end._rows(np.where(local < 0, local + len(end), local)))
+        local = indices_in(self._dataset, self._base, indices)[1]
+        if len(local):
+            self._reader().need(self._base._rows(local))
 
-    def _reader(self, base: FastImageFolder) -> ObjectReader:
-        assert base._remote is not None
-        return base._remote.reader()
+    def _reader(self) -> ObjectReader:
+        assert self._base._remote is not None
+        return self._base._remote.reader()
 
 
 class _Mixed(MixedBatch):
     """A batch of several folders; in one memory, where they make the same tensors."""
 
-    def __init__(self, parts: Sequence[_Part], key: Key, request: BatchRequest) -> None:
-        super().__init__()
-        self._count = sum(len(numbers) for _, numbers, _ in parts)
-        self._key = key if request.augments_there else None
+    def __init__(self, parts: Sequence[Located], key: Key, request: BatchRequest) -> None:
+        count = sum(len(numbers) for _, numbers, _ in parts)
+        self._key = key if request.split is not None and request.sends_bytes else None
         ends = [base.plan.as_bytes().end for base, _, _ in parts]
         if request.split is None and len({end and end.affine for end in ends}) > 1:  # what is left differs
             request = replace(request, sends_bytes=False)
@@ -196,23 +182,25 @@ class _Mixed(MixedBatch):
         whole: Any = None
         self._tensor: torch.Tensor | None = None
         if split is not None and request.augments_here:
-            whole = self._tensor = batch_memory_like(split.like, self._count, memory)
+            whole = self._tensor = batch_memory_like(split.like, count, memory)
             self._kind = split.like.kind
         elif all(plan.output == first.output and plan.kind is first.kind for plan in plans):
-            whole, self._tensor = batch_memory(first, self._count, memory)
-        self.nbytes = 0 if self._tensor is None else self._tensor.nbytes
+            whole, self._tensor = batch_memory(first, count, memory)
         request = replace(request, is_pinned=False, device=None if whole is None else request.device)
+        begun = []
         for base, numbers, local in parts:
             rows = None if whole is None else RowsOf(whole, numbers)
             part = Key(key.seed, key.epoch, key.draws[numbers])
-            self.parts.append((base, numbers, base._start_batch(local, part, replace(request, rows=rows))))
+            begun.append((numbers, base._start_batch(local, part, replace(request, rows=rows))))
+        super().__init__(begun)
+        self.nbytes = 0 if self._tensor is None else self._tensor.nbytes
 
     def finish(self) -> Sequence[Any]:
         found: dict[int, tuple[Any, Any]] = {}
-        for _, numbers, batch in self.parts:
+        for numbers, batch in self.parts:
             made = batch.make()  # without images, if they are in the common memory
             found.update(zip(numbers[list(batch.kept)].tolist(), made, strict=True))
-        turns = [batch.turn for _, _, batch in self.parts if batch.turn is not None]
+        turns = [batch.turn for _, batch in self.parts if batch.turn is not None]
         for turn in {turn.maker: turn for turn in turns}.values():
             turn.given()
         self.kept = sorted(found)
@@ -220,14 +208,14 @@ class _Mixed(MixedBatch):
         if self._tensor is None:
             return samples
         tensor = self._together(self._tensor)
-        if len(samples) < self._count:
+        if len(samples) < self.count:
             tensor = chosen_there(tensor, self.kept)
         key = None if self._key is None else self._key._replace(draws=self._key.draws[self.kept])
-        return samples_of(tensor, self._kind, [entry(sample, 1) for sample in samples], self._end, key)
+        return BatchSamples(tensor, self._kind, [entry(sample, 1) for sample in samples], self._end, key)
 
     def _together(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the batch: the common memory, or all of it on the device on which parts were made."""
-        made = [(numbers, batch.there()) for _, numbers, batch in self.parts]
+        made = [(numbers, batch.there()) for numbers, batch in self.parts]
         device = next((there.device for _, there in made if there is not None), None)
         if device is None:
             return tensor
@@ -241,39 +229,11 @@ class _Mixed(MixedBatch):
         return whole
 
 
-def folder_source_of(
-    dataset: Any, ends: Sequence[ImageFolder], adapted: dict[int, FastImageFolder], cache: Cache
-) -> FolderSource | None:
-    folders = []
-    for end in ends:
-        folder = _folder_of(end, adapted, cache)
-        if folder is None:
-            return None
-        folders.append(folder)
-    return FolderSource(dataset, ends, folders)
-
-
-def why_not_fast(folder: ImageFolder) -> str:
-    """Return why fastpipe does not make the batches of an image folder; empty if it does."""
+def _folder_of(folder: ImageFolder, adapted: dict[int, FastImageFolder], cache: Cache) -> FastImageFolder:
     if isinstance(folder, FastImageFolder):
-        return "" if _is_fast_folder(folder) else f"{type(folder).__name__} makes its samples in its own way"
-    return why_not_adapted(folder)
-
-
-def _folder_of(
-    folder: ImageFolder, adapted: dict[int, FastImageFolder], cache: Cache
-) -> FastImageFolder | None:
-    """Return what makes the batches of a folder; None if the folder makes samples in its own way."""
-    if isinstance(folder, FastImageFolder):
-        return folder if _is_fast_folder(folder) else None
-    if why_not_adapted(folder):
-        return None
+        return folder
     # One for each folder, so that its subsets share threads and memory.
     made = adapted.get(id(folder))
     if not isinstance(made, AdaptedImageFolder) or made.original is not folder:
         made = adapted[id(folder)] = AdaptedImageFolder(folder, cache)
     return made
-
-
-def _is_fast_folder(folder: FastImageFolder) -> bool:
-    return type(folder).__getitems__ is FastImageFolder.__getitems__ and folder._answers_for_batches()

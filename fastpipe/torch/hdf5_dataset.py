@@ -17,8 +17,6 @@ from fastpipe.torch.array_dataset import RowsDataset, StockSamples, UserCode
 from fastpipe.torch.samples import Value
 from fastpipe.torch.threads import process_of
 
-__all__ = ["FastHDF5Dataset"]
-
 
 class FastHDF5Dataset(HDF5Samples, RowsDataset):
     """Rows of HDF5 datasets as samples, as ``h5py`` gives them, many times as fast.

@@ -16,49 +16,33 @@ import torchvision
 from torchvision.datasets import DatasetFolder, ImageFolder, VisionDataset, folder
 from torchvision.datasets.folder import IMG_EXTENSIONS, default_loader, pil_loader
 
-from fastpipe.core.clock import StageClock
+from fastpipe.core import class_folders
 from fastpipe.core.files import is_url
 from fastpipe.core.sample_tables import SampleTable, TargetTable
-from fastpipe.core.slots import KEPT_SLOTS
 from fastpipe.core.text import printable_lines
 from fastpipe.core.types import Key
 from fastpipe.errors import OptionError
 from fastpipe.images.plan import Plan, compile_plan, plan_state
 from fastpipe.options import BadSamples, Cache, Decode, Stage, Subset
-from fastpipe.torch.batches import LAYOUTS, Batch, BatchRequest, Items, place_of, substitute_of
-from fastpipe.torch.randomness import take_key
+from fastpipe.torch.batches import LAYOUTS, Batch, BatchRequest
 from fastpipe.torch.runtime import Options, Runtime
+from fastpipe.torch.source import BatchedDataset
 from fastpipe.torch.threads import is_thread_safe, stock_note
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from fastpipe.core.class_folders import IndexCache
+    from fastpipe.stores.fetching import ObjectReader
     from fastpipe.torch.staging import RemoteImages
-
-__all__ = [
-    "AdaptedImageFolder",
-    "FastImageFolder",
-    "why_not_adapted",
-]
-
-
-def _targets_of(samples: Any) -> Any:
-    if isinstance(samples, SampleTable):
-        return TargetTable(samples.targets_array() if samples.is_flat else (item[1] for item in samples))
-    return [sample[1] for sample in samples]
 
 
 _OF_FOLDERS = ("is_valid_file", "allow_empty", "stage", "storage_options", "refresh")
 
 
 def _listed_samples(
-    samples: Iterable[tuple[str | os.PathLike[str], Any]],
-    root: str | os.PathLike[str],
-    classes: Sequence[str],
-    options: Mapping[str, Any],
-) -> tuple[list[str], Any]:
-    """Return the checked classes and samples of ``FastImageFolder.from_samples``."""
+    samples: Iterable[tuple[str | os.PathLike[str], Any]], root: str | os.PathLike[str],
+    classes: Sequence[str], options: Mapping[str, Any],
+) -> tuple[list[str], Any]:  # fmt: skip
     for name in _OF_FOLDERS:
         if name in options:
             raise OptionError(
@@ -67,32 +51,30 @@ def _listed_samples(
             )
     if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
         raise OptionError(f"classes must be names of classes, got {classes!r}")
-    items = [_item(number, sample, root) for number, sample in enumerate(samples)]
+    items = [_item(f"from_samples(samples=…)[{n}]", sample, root) for n, sample in enumerate(samples)]
     if not items:
         raise OptionError("from_samples(samples=…) has no samples: is the table empty, or filtered away?")
     is_flat = all(type(target) is int for _, target in items)
     return list(classes), SampleTable(items) if is_flat else items
 
 
-def _item(number: int, sample: Any, root: str | os.PathLike[str]) -> tuple[str, Any]:
+def _item(name: str, sample: Any, root: str | os.PathLike[str]) -> tuple[str, Any]:
     try:
         path, target = sample
         text = os.fsdecode(path)
     except (TypeError, ValueError):
         raise OptionError(
-            f"from_samples(samples=…)[{number}] must be (path, target), such as ('cat/1.jpg', 0), "
-            f"got {sample!r}"
+            f"{name} must be (path, target), such as ('cat/1.jpg', 0), got {sample!r}"
         ) from None
     if is_url(text) or is_url(os.fspath(root)):
         raise OptionError(
-            f"from_samples(samples=…)[{number}] must be a file of this machine, got {text!r} in {root!r}. "
+            f"{name} must be a file of this machine, got {text!r} in {root!r}. "
             'For a bucket use FastImageFolder("s3://bucket/folder", …), which fetches images ahead'
         )
     return os.path.join(root, text), target
 
 
 def _why_not_by_pillow(loader: Any) -> str:
-    """Return why torchvision's loader does not open images by Pillow; empty if it does."""
     if folder.pil_loader is not pil_loader:
         return "torchvision.datasets.folder.pil_loader has been replaced"
     if loader is default_loader and torchvision.get_image_backend() != "PIL":
@@ -103,7 +85,7 @@ def _why_not_by_pillow(loader: Any) -> str:
 _USUAL, _HERE = BatchRequest(), BatchRequest(threaded=False)
 
 
-class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships no types
+class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # torchvision ships no types
     """``torchvision.datasets.ImageFolder`` with the same samples, several times as fast.
 
     Images are decoded only where the transform's crop needs them, resampled and normalised
@@ -178,7 +160,11 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         self.memory_format = memory_format
         self._only_classes = list(classes) if isinstance(classes, list) else classes
         self.stage = None if stage is None else Stage.of(stage)
-        self._remote = _remote_images(root, storage_options, self.stage, refresh)
+        self._remote: RemoteImages | None = None
+        if self.stage is not None or storage_options is not None or refresh or ":" in os.fspath(root):
+            from fastpipe.torch.staging import remote_images  # and so of stores
+
+            self._remote = remote_images(root, storage_options, self.stage, refresh)
         # VisionDataset's constructor, not ImageFolder's, which builds lists of Python objects.
         VisionDataset.__init__(self, root, transform=transform, target_transform=target_transform)
         self.classes, self.class_to_idx = self.find_classes(self.root)
@@ -186,7 +172,10 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
             self._only_classes = list(self.classes)
         self.extensions = IMG_EXTENSIONS if is_valid_file is None else None
         self.imgs = self.samples = self._find_samples(is_valid_file, allow_empty)
-        self.targets: Any = _targets_of(self.samples)
+        is_table = isinstance(self.samples, SampleTable)
+        is_flat = is_table and self.samples.is_flat
+        targets = self.samples.targets_array() if is_flat else [sample[1] for sample in self.samples]
+        self.targets: Any = TargetTable(targets) if is_table else targets
         self.loader = loader
         self._check_loader()
         if self._loads_fast():
@@ -239,9 +228,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
             return classes, {name: index for index, name in enumerate(classes)}
         if self._remote is not None and os.fspath(directory) == os.fspath(self.root):
             return self._remote.find_classes(self._only_classes, self._index_cache())
-        from fastpipe.core import class_folders as folder
-
-        return folder.find_classes(directory, self._only_classes)
+        return class_folders.find_classes(directory, self._only_classes)
 
     @property
     def memory_format(self) -> torch.memory_format:
@@ -261,9 +248,8 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
     @property
     def plan(self) -> Plan:
         """What is done to a sample and where; follows a change of ``transform``."""
-        state = (
-            plan_state(self.transform), self.thread_safe, self.memory_format, torch.get_default_dtype()
-        )  # fmt: skip
+        dtype = torch.get_default_dtype()
+        state = plan_state(self.transform), self.thread_safe, self.memory_format, dtype
         if self._compiled is None or self._compiled[0] != state:
             plan = compile_plan(
                 self.transform, layout=LAYOUTS[self.memory_format], decode_note=self._running().decoders,
@@ -272,34 +258,16 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
             self._compiled = (state, plan)
         return self._compiled[1]
 
-    @property
-    def clock(self) -> StageClock:
-        """Time spent in this process, by stage, summed over the threads."""
-        return self._running().clock
-
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         """Sample ``index`` as ``(image, target)``."""
         if not self._loads_fast():
             stock: tuple[Any, Any] = super().__getitem__(index)
             return stock
         batch = self._start_batch([index], request=_HERE)
-        samples = batch.finish()
-        if not samples:  # not an IndexError, which would silently end a loop over the dataset
-            raise batch.why_empty() or AssertionError("one sample was asked for")
-        image, target = samples[0]  # the only one of its batch, whose memory is its own
+        image, target = self._only(batch)[0]  # of a batch of its own, whose memory is its own
         return image, target
 
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
-        """The samples at some positions, in their order; what ``DataLoader`` calls for a batch.
-
-        They are made side by side.
-        """
-        if not self._answers_for_batches():
-            return [self[index] for index in indices]
-        batch = self._start_batch(indices)
-        samples = batch.finish()
-        if not samples and (error := batch.why_empty()) is not None:  # nothing can be collated from none
-            raise error
+    def _handed_out(self, samples: Sequence[Any]) -> list[Any]:
         return self._running().hand_out(samples)
 
     def __repr__(self) -> str:
@@ -332,16 +300,17 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
             OptionError: the dataset has no ``stage``.
             StageError, StoreError: there is no room for all of them; the store does not answer.
         """
-        from fastpipe.torch.staging import stage_reader
-
-        return stage_reader(self).stage_all(on_progress or (lambda objects, nbytes: None))
+        return self._stage_reader().stage_all(on_progress or (lambda objects, nbytes: None))
 
     def verify_stage(self, on_progress: Callable[[int], None] | None = None) -> list[str]:
         """Compare staged images with the checksums that were listed, and download anew those that differ;
         their paths.  Arguments and errors as of ``stage_all``."""
-        from fastpipe.torch.staging import stage_reader
+        return self._stage_reader().verify(on_progress or (lambda objects: None))
 
-        return stage_reader(self).verify(on_progress or (lambda objects: None))
+    def _stage_reader(self) -> ObjectReader:
+        if self._remote is None or self.stage is None:
+            raise OptionError("there is no stage to copy to: give stage= a folder on a local disk")
+        return self._remote.reader()
 
     def close(self) -> None:
         """End the threads of this process, and let go of stage and store, as a dataset that is dropped does
@@ -353,58 +322,17 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
             runtime.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        # Threads and decoders stay here; the copy starts its own when it needs them.
-        return {**self.__dict__, "_runtime": None, "_compiled": None}
+        return super().__getstate__() | {"_compiled": None}
 
     # ---- how a batch is made -----------------------------------------------------------------------
 
     def _start_batch(
-        self,
-        indices: Sequence[int] | npt.NDArray[np.int64],
-        key: Key | None = None,
+        self, indices: Sequence[int] | npt.NDArray[np.int64], key: Key | None = None,
         request: BatchRequest = _USUAL,
-    ) -> Batch:
-        samples, runtime, remote = self.samples, self._running(), self._remote
-        items = Items(samples, self._positions(indices))
-        count, is_keyed = len(items), key is not None
-        if key is None:
-            key, is_keyed = take_key(count)
-        plan = request.plan_of(self.plan)
-        in_threads = self._stock_threads(plan)
-        memory = runtime.pinned_memory if request.is_pinned else runtime.memory
-        like = runtime.spec.of(plan) if request.threaded else None
-        place = place_of(request, plan, key, count, memory, like, in_threads)
-        substitute = None
-        if self.bad_samples.policy == "replace":
-            substitute = partial(substitute_of, samples, items, key)
-        parameters, objects = plan.draw(key), items.positions[:0]
-        if remote is not None:
-            objects = self._rows(items.positions)
-            if request.threaded:  # last, as many threads are awake then
-                remote.reader().need(objects)
-        turn = None
-        if request.device and request.sends_bytes and plan.writes_bytes:
-            turn = runtime.turn_on(request.device)
-        pending = runtime.begin(
-            items, plan, parameters, place, substitute, turn if turn is not None and turn.is_there else None,
-            request.threaded, objects,
-        )  # fmt: skip
-        return Batch(
-            self, runtime, pending, plan, key, is_keyed, place,
-            stock_here=bool(plan.stock) and place.finish is None, augments_there=request.augments_there,
-            turn=turn,
-        )  # fmt: skip
-
-    def _expect_batches(self, batches: int) -> None:
-        slots = self._running().memory.slots
-        slots.keep = max(slots.keep, KEPT_SLOTS + batches)
-
-    def _thread_count(self) -> int:
-        pool = self._running().pool
-        return pool.threads if pool else 1
+    ) -> Batch:  # fmt: skip
+        return Batch(self, indices, key, request)
 
     def _answers_for_batches(self) -> bool:
-        """Whether no subclass or option makes samples one by one."""
         return type(self).__getitem__ is FastImageFolder.__getitem__ and self._loads_fast()
 
     def _loads_fast(self) -> bool:
@@ -412,18 +340,6 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
 
     def _stock_threads(self, plan: Plan) -> bool:
         return self.thread_safe or is_thread_safe(plan.stock)
-
-    def _positions(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The samples that indices are, from 0."""
-        if isinstance(indices, np.ndarray) and indices.dtype == np.int64:
-            positions = indices
-        else:
-            positions = np.array([operator.index(index) for index in indices], np.int64)
-        length = len(self.samples)
-        wrong = (positions < -length) | (positions >= length)
-        if wrong.any():
-            raise IndexError(f"sample {positions[wrong][0]} of a dataset of {length}")
-        return np.where(positions < 0, positions + length, positions)
 
     def _rows(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         assert self._remote is not None
@@ -436,21 +352,16 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         options: dict[str, Any] = {
             "extensions": self.extensions, "is_valid_file": is_valid_file, "allow_empty": allow_empty
         }  # fmt: skip
-        if (
-            type(self).make_dataset is not ImageFolder.make_dataset
-        ):  # a subclass finds its files in its own way
+        # A subclass may find its files in its own way.
+        if type(self).make_dataset is not ImageFolder.make_dataset:
             return self.make_dataset(self.root, class_to_idx=self.class_to_idx, **options)
-        from fastpipe.core import class_folders as folder
-        from fastpipe.core.class_folders import ScanProgress
-
-        with ScanProgress(self.root) as on_progress:
+        with class_folders.ScanProgress(self.root) as on_progress:
             options |= {"cache": self._index_cache(), "on_progress": on_progress}
             if self._remote is not None:
                 return self._remote.scan(self.class_to_idx, **options)
-            return folder.scan_folder(self.root, self.class_to_idx, **options)
+            return class_folders.scan_folder(self.root, self.class_to_idx, **options)
 
     def _check_loader(self) -> None:
-        """Refuse a loader of the script's own if fastpipe would have to read files."""
         if self.loader is default_loader:
             return
         if self._remote is not None:
@@ -472,16 +383,10 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
 
             open_cache_store(self.cache)
 
-    def _index_cache(self) -> IndexCache | None:
-        """Return where the scan is kept; None to scan each time."""
-        if self.cache.where == "off":
-            return None
-        from fastpipe.core.class_folders import default_index_cache
-
-        return default_index_cache()
+    def _index_cache(self) -> class_folders.IndexCache | None:
+        return None if self.cache.where == "off" else class_folders.default_index_cache()
 
     def _running(self) -> Runtime:
-        """Threads, decoders and the cache of this process, made when first needed."""
         runtime = self._runtime
         options = Options(self.decode, self.bad_samples, self.threads, self.cache)
         if runtime is None or not runtime.fits(options):
@@ -489,33 +394,17 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         return runtime
 
 
-def _remote_images(
-    root: str | Path, storage_options: Mapping[str, Any] | None, stage: Stage | None, refresh: bool
-) -> RemoteImages | None:
-    """Return what fetches images from a store; None, without importing anything of stores, for a local
-    folder."""
-    if stage is None and storage_options is None and not refresh and ":" not in os.fspath(root):
-        return None
-    from fastpipe.torch.staging import remote_images
-
-    return remote_images(root, storage_options, stage, refresh)
-
-
 class AdaptedImageFolder(FastImageFolder):
     """Makes batches of a torchvision ``ImageFolder``, which stays what the user sees and changes."""
 
     def __init__(self, original: ImageFolder, cache: Cache) -> None:
         # No constructor above is called: nothing is scanned again, and no attribute copied.
-        self.original = original
-        self.seed = None
-        self.cache = cache
+        self.original, self.cache = original, cache
         self.bad_samples, self.decode = BadSamples(), Decode()
         self.threads, self.thread_safe = "auto", False
         self.memory_format = torch.contiguous_format
-        self.stage = self._remote = None
+        self.seed = self.stage = self._remote = self._runtime = self._compiled = None
         self._prepare_cache()
-        self._runtime = None
-        self._compiled = None
 
     samples = property(lambda self: self.original.samples)
     targets = property(lambda self: self.original.targets)
@@ -525,7 +414,6 @@ class AdaptedImageFolder(FastImageFolder):
 
 
 def why_not_adapted(dataset: ImageFolder) -> str:
-    """Return why fastpipe may not make the samples of a folder; empty if it may."""
     kind = type(dataset)
     method = DatasetFolder.__getitem__
     if method.__module__ != DatasetFolder.__module__:

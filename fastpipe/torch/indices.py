@@ -1,116 +1,43 @@
-"""The index batches of an epoch: taken from samplers, given keys, known early for prefetching."""
+"""The index batches of an epoch: taken from samplers, given keys."""
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import weakref
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import BatchSampler, RandomSampler
 
-from fastpipe.core.order import order_of
 from fastpipe.core.types import Key
-from fastpipe.torch.delivery import DeferredError
 from fastpipe.torch.order import CountingSampler, EpochOrder, Progress, ResumePoint
 from fastpipe.torch.randomness import key_for, preserved_generators
-from fastpipe.torch.samplers import EpochBatches, GroupSampler, ShardSampler, ShuffleSampler
-from fastpipe.torch.source import integers
-from fastpipe.torch.state import sampler_state
-
-__all__ = [
-    "IndexBatches", "KeyedIndices", "PeekedIndices", "Prefetcher", "Prefetchers", "RandomBatches",
-    "UpcomingIndices", "draws_at_once",
-]  # fmt: skip
+from fastpipe.torch.samplers import AT_ONCE, GroupSampler, sampler_state
+from fastpipe.torch.upcoming import PeekedIndices, Prefetcher, UpcomingIndices
 
 
-Int64Array = npt.NDArray[np.int64]
-
-
-class PeekedIndices:
-    """What a sampler gives, which can be looked at before it is taken.  From any threads."""
-
-    def __init__(self, sampler: Iterator[Any]) -> None:
-        self._sampler = sampler
-        self._lock = threading.Lock()
-        self._seen: deque[Any] = deque()  # looked at and not taken
-        self._taken = 0
-        self._error: DeferredError | None = None
-
-    def __iter__(self) -> PeekedIndices:
-        return self
-
-    def __next__(self) -> Any:
-        with self._lock:
-            if self._seen:
-                self._taken += 1
-                return self._seen.popleft()
-            if self._error is not None:
-                error, self._error = self._error, None
-                raise error.take()
-            found = next(self._sampler)
-            self._taken += 1
-            return found
-
-    def upcoming(self) -> Iterator[Int64Array]:
-        """Indices as int64 (N,), from the next to be taken on."""
-        at = self._taken
-        while (found := self._at(at)) is not None:
-            at, given = found
-            yield integers(given if hasattr(given, "__len__") else [given])
-
-    def _at(self, at: int) -> tuple[int, Any] | None:
-        """Return what is at a place, or next to be taken, and the place behind it; None at the end."""
-        with self._lock:
-            at = max(at, self._taken)
-            if at - self._taken < len(self._seen):
-                return at + 1, self._seen[at - self._taken]
-            if self._error is not None:
-                return None
-            try:
-                given = next(self._sampler)
-            except BaseException as error:  # for who takes what comes there; a sampler's end as well
-                self._error = DeferredError(error)
-                return None
-            self._seen.append(given)
-            return at + 1, given
-
-
-class RandomBatches:
+class RandomBatches(Iterator[Any]):
     """The index batches of a plain ``RandomSampler``, of which any number may be taken early.
 
-    The sampler draws the order when its first index is taken, and once more when it is exhausted, which a
-    script sees where the generator is its own.  Taking batches here never exhausts it; ``reach`` does, when
-    a ``DataLoader`` would.
+    The sampler draws once more when it is exhausted, which a script sees where the generator is its own.
+    Taking batches here never exhausts it; ``reach`` does, when a ``DataLoader`` would.
     """
 
     def __init__(self, index_sampler: BatchSampler | RandomSampler) -> None:
-        self._is_batched = isinstance(index_sampler, BatchSampler)
-        sampler: Any = index_sampler.sampler if isinstance(index_sampler, BatchSampler) else index_sampler
-        self._size = index_sampler.batch_size if isinstance(index_sampler, BatchSampler) else 1
-        self._drops_last = isinstance(index_sampler, BatchSampler) and index_sampler.drop_last
+        sampler: Any = index_sampler
+        self._is_batched, self._size, self._drops_last = False, 1, False
+        if isinstance(index_sampler, BatchSampler):
+            sampler, self._is_batched = index_sampler.sampler, True
+            self._size, self._drops_last = index_sampler.batch_size, index_sampler.drop_last
         self._left = len(sampler)
         self._last = self._left // self._size + 1  # which of a DataLoader's requests exhausts the sampler
         self._indices: Iterator[int] = iter(sampler)
         self._reached = 0
         self._lock = threading.Lock()
-
-    def __iter__(self) -> RandomBatches:
-        return self
 
     def __next__(self) -> Any:
         with self._lock:
@@ -128,17 +55,8 @@ class RandomBatches:
                 self._indices = iter(list(self._indices))
 
     def look(self, generator: torch.Generator | None) -> tuple[int, torch.Tensor | None]:
-        """Return how many requests were reached, and the generator's state after them."""
         with self._lock:
             return self._reached, None if generator is None else generator.get_state()
-
-
-# They draw all of an epoch when they are first asked.  Others might draw, or look at something, each time:
-# not before the loader asks them.
-_AT_ONCE = (
-    SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler, ShardSampler,
-    ShuffleSampler, GroupSampler,
-)  # fmt: skip
 
 
 def draws_at_once(index_sampler: Any) -> bool:
@@ -146,139 +64,26 @@ def draws_at_once(index_sampler: Any) -> bool:
     sampler = index_sampler.sampler if type(index_sampler) is BatchSampler else index_sampler
     if type(sampler) is RandomSampler:
         return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
-    return type(sampler) in _AT_ONCE
+    return type(sampler) in AT_ONCE
 
 
-class UpcomingIndices:
-    """The rest of an epoch, and the next one as far as it is known.
-
-    Args:
-        ours: the epochs' batches, where they are a function of the epoch.
-        start: where the epoch begins in its order.
-        peeked: else what the sampler gives; None where it must not be asked early.
-        drawn_by: seed and epoch by which the epoch's samples are drawn; None where that is not known.
-        goes_on: the next epoch's are drawn by the same seed, and the next number.
-
-    Attributes:
-        now: how much of the order of all ranks was asked for.
-    """
-
-    def __init__(
-        self,
-        ours: EpochBatches | None,
-        epoch: int,
-        start: int,
-        peeked: PeekedIndices | None,
-        drawn_by: tuple[int, int] | None = None,
-        *,
-        goes_on: bool = False,
-    ) -> None:
-        self._drawn_by, self._goes_on = drawn_by, goes_on
-        self._ours, self._peeked = ours, peeked
-        self._epoch = epoch
-        self._start = self.now = start
-
-    def indices(self) -> Iterator[Int64Array]:
-        """This process's indices, in parts of int64 (N,)."""
-        for _, indices in self.parts():
-            yield indices
-
-    def parts(self) -> Iterator[tuple[int, Int64Array]]:
-        """Yield the same, each with the number of epochs from this one on."""
-        if self._ours is not None:
-            for later, start in ((0, self._start), (1, 0)):
-                for indices, _ in self._ours.indices(self._epoch + later, start):
-                    yield later, np.array(indices, np.int64)
-        elif self._peeked is not None:
-            yield from ((0, indices) for indices in self._peeked.upcoming())
-
-    def drawn_by(self, later: int = 0) -> tuple[int, int] | None:
-        """Return seed and epoch by which samples of a later epoch are drawn; None if unknown."""
-        if self._drawn_by is None or (later and not self._goes_on):
-            return None
-        seed, epoch = self._drawn_by
-        return seed, epoch + later
-
-    @property
-    def is_known(self) -> bool:
-        """Whether the next epoch's order is known as well."""
-        return self._ours is not None
-
-    @property
-    def count(self) -> int:
-        """Samples of an epoch, on all ranks."""
-        return 0 if self._ours is None else self._ours.count
-
-    @property
-    def passed(self) -> int:
-        """Samples of the epochs before this one."""
-        return self._epoch * self.count
-
-    def whole(self, later: int) -> Int64Array:
-        """Return the order of all ranks in a later epoch: indices, int64 (N,)."""
-        ours = self._ours
-        assert ours is not None
-        order = order_of(ours.count, ours.seed, self._epoch + later, ours.arrangement)
-        return (
-            np.fromiter(order, np.int64, ours.count)
-            if isinstance(order, range)
-            else np.asarray(order, np.int64)
-        )
-
-    def tag(self) -> bytes:
-        """Return a digest of the order, the same in all epochs."""
-        ours = self._ours
-        assert ours is not None
-        option = None if ours.arrangement is None else ours.arrangement.option
-        return hashlib.blake2b(repr((ours.count, ours.seed, option)).encode(), digest_size=16).digest()
-
-
-class Prefetchers:
-    """Several that prepare for the same."""
-
-    def __init__(self, prefetchers: Sequence[Prefetcher]) -> None:
-        self._prefetchers = prefetchers
-
-    def begin_epoch(self, upcoming: UpcomingIndices) -> None:
-        for prefetcher in self._prefetchers:
-            prefetcher.begin_epoch(upcoming)
-
-    def requested(self, indices: Sequence[int]) -> None:
-        for prefetcher in self._prefetchers:
-            prefetcher.requested(indices)
-
-
-class Prefetcher(Protocol):
-    """Prepares for what will be asked for."""
-
-    def begin_epoch(self, upcoming: UpcomingIndices) -> None:
-        """An epoch begins, with these indices."""
-
-    def requested(self, indices: Sequence[int]) -> None:
-        """A batch of these indices was requested."""
-
-
+@dataclass(eq=False)
 class KeyedIndices:
-    """What a sampler gave for one batch, or for one sample, and where it stands in the epoch.
+    """What a sampler gave for one batch, or for one sample, and where it stands in the epoch's order: from
+    ``first`` on, every ``step``-th (of ranks that take turns).
 
     Attributes:
-        indices: what the sampler gave, as it is.
-        seed: the key's seed; None for the loader's base seed, which is known where the
-            batch is made.
-        epoch: number of the epoch.
-        first: position of the first index in the epoch's order.
-        count: number of samples.
-        step: ranks that take turns in that order; 1 without ranks.
+        seed: the key's; None for the loader's base seed, which is known where the batch is made.
         begun: the batch, in a worker that has begun to make it.
     """
 
+    indices: Any
+    seed: int | None
+    epoch: int
+    first: int
+    count: int
+    step: int = 1
     begun: Any = None
-
-    def __init__(
-        self, indices: Any, seed: int | None, epoch: int, first: int, count: int, step: int = 1
-    ) -> None:
-        self.indices, self.seed, self.epoch = indices, seed, epoch
-        self.first, self.count, self.step = first, count, step
 
     def key(self, base_seed: int) -> Key:
         seed = base_seed if self.seed is None else self.seed
@@ -288,10 +93,7 @@ class KeyedIndices:
 class IndexBatches:
     """An index sampler that gives the loader's index batches, with their keys if they have some.
 
-    Attributes:
-        base_seed: the iterator's, once it is known.
-        begun: epochs begun under that.
-        prefetcher: prepares for the indices to come, or None.
+    ``base_seed`` is the iterator's, once it is known; ``begun`` the number of epochs begun under that.
     """
 
     def __init__(self, order: EpochOrder, seed: int | None, is_keyed: bool) -> None:
@@ -299,7 +101,7 @@ class IndexBatches:
         point = order.pending
         self.base_seed = None if point is None else point.base_seed
         self.begun = 0
-        self.prefetcher: Prefetcher | None = None
+        self.prefetchers: Sequence[Prefetcher] = ()
 
     def __iter__(self) -> _Epoch:
         # As without fastpipe: the sampler's ``__iter__`` runs now, its first ``__next__`` later.
@@ -309,18 +111,17 @@ class IndexBatches:
         return len(self.order)
 
 
-class _Epoch:
+class _Epoch(Iterator[Any]):
     """One epoch of ``IndexBatches``.  After an error of the sampler it asks it again.
 
-    Attributes:
-        progress: how far the user is; None before the first index has been asked for.
-        is_free: indices may be asked for at any time, without the script noticing.
+    ``progress`` is None before the first index has been asked for; ``is_free``: indices may be asked for at
+    any time, without the script noticing.
     """
 
     def __init__(self, batches: IndexBatches) -> None:
         order = batches.order
         self._batches, self._order = batches, order
-        self._state = sampler_state(order.sampler, order.index_sampler)
+        self._state = sampler_state(order.index_sampler)
         self._ours = order.ours()
         self._random: RandomBatches | None = None
         self._asked_sampler = None if self._ours is not None else self._iterator()
@@ -336,9 +137,6 @@ class _Epoch:
         self.progress: Progress | None = None
         self._upcoming: UpcomingIndices | None = None
         order.waiting = weakref.ref(batches)
-
-    def __iter__(self) -> _Epoch:
-        return self
 
     def _iterator(self) -> CountingSampler | RandomBatches:
         index_sampler = self._order.index_sampler
@@ -369,9 +167,10 @@ class _Epoch:
             if self._requests is not None:
                 self._requests += 1
                 self._reach(self._requests)
-        if self._upcoming is not None and self._batches.prefetcher is not None:
+        if self._upcoming is not None:
             indices = asked.indices if isinstance(asked, KeyedIndices) else asked
-            self._batches.prefetcher.requested(indices if hasattr(indices, "__len__") else [indices])
+            for prefetcher in self._batches.prefetchers:
+                prefetcher.requested(indices if hasattr(indices, "__len__") else [indices])
         return asked
 
     def _next(self) -> Any:
@@ -400,7 +199,6 @@ class _Epoch:
         return KeyedIndices(indices, seed, epoch, first, count, step)
 
     def _asked(self, *default: Any) -> Any:
-        """Return what the sampler gives next."""
         indices = next(self._sampler, *default)
         # It draws an epoch's seed when it is first asked, and shows that until another epoch begins.
         if self._drawn is None and isinstance(self._order.sampler, GroupSampler):
@@ -409,7 +207,8 @@ class _Epoch:
 
     def _begin(self) -> None:
         batches = self._batches
-        progress = self.progress = self._order.begin(batches.begun, self._state, self._asked_sampler)
+        look = None if self._asked_sampler is None else self._asked_sampler.look
+        progress = self.progress = self._order.begin(batches.begun, self._state, look)
         progress.base_seed = batches.base_seed
         point = progress.point
         batches.begun = point.begun + 1
@@ -422,10 +221,10 @@ class _Epoch:
                 self._sampler = ((index, batch) for (index,), batch in self._sampler)
         elif point.taken or point.offset or point.generator is not None:
             self._replay()
-        if batches.prefetcher is not None:
-            self._prepare(batches.prefetcher, point)
+        if batches.prefetchers:
+            self._prepare(point)
 
-    def _prepare(self, prefetcher: Prefetcher, point: ResumePoint) -> None:
+    def _prepare(self, point: ResumePoint) -> None:
         peeked = None
         if self._ours is None and draws_at_once(self._order.index_sampler):
             if not self._replayed:  # the first is asked for now, in this thread: samplers draw then
@@ -437,11 +236,12 @@ class _Epoch:
         seed, epoch = batches.seed, self._key_epoch
         if seed is None:
             seed, epoch = (batches.base_seed, epoch) if self._drawn is None else (self._drawn, 0)
+        by = None if seed is None else (seed, epoch)
         self._upcoming = UpcomingIndices(
-            self._ours, point.epoch, point.position, peeked, None if seed is None else (seed, epoch),
-            goes_on=batches.seed is not None,
-        )  # fmt: skip
-        prefetcher.begin_epoch(self._upcoming)
+            self._ours, point.epoch, point.position, peeked, by, batches.seed is not None
+        )
+        for prefetcher in batches.prefetchers:
+            prefetcher.begin_epoch(self._upcoming)
 
     def _replay(self) -> None:
         """Go to where the epoch goes on, with the sampler's draws of its beginning."""

@@ -1,8 +1,7 @@
 """The iterators of a loader: the only module that touches private parts of torch's ``DataLoader``.
 
-torch builds an iterator from a loader.  It is given a *view* of the loader instead, in which
-only the dataset, the index sampler, the collate function and the worker's init function are
-replaced; everything else, and every attribute that the user sees, stays the loader's own.
+torch builds an iterator from a loader.  It is given a *view* of the loader instead, in which only the
+dataset, the index sampler, the collate function and the worker's init function are replaced.
 
 Used: ``DataLoader._get_iterator``, ``_index_sampler``, ``_auto_collation``, ``_dataset_kind``, ``_iterator``;
 ``_SingleProcessDataLoaderIter`` and of its base ``_next_data``, ``_next_index``, ``_reset``,
@@ -24,8 +23,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, partial
+from functools import cache
 from time import perf_counter_ns
+from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -43,19 +43,13 @@ from fastpipe.core.pool import stopped_at_exit
 from fastpipe.errors import WorkerError
 from fastpipe.torch.delivery import DeferredError, Delivery
 from fastpipe.torch.describe import Advice
-from fastpipe.torch.fetching import KeyedCollate, set_base_seed
+from fastpipe.torch.fetching import KeyedCollate, fetched
 from fastpipe.torch.indices import IndexBatches, KeyedIndices
 from fastpipe.torch.order import Progress
 from fastpipe.torch.samples import collate_unfinished, collated
 from fastpipe.torch.source import Source
 from fastpipe.torch.transport import UnfinishedMessageError, WorkerContext, remove_names_of
 from fastpipe.torch.workers import WorkerCollate, WorkerInit, lanes_for, named_in, worker_error
-
-__all__ = [
-    "LoaderView", "ThreadedIterator", "WatchedWorkers", "forget_iterator", "is_map_style", "refuse_copy",
-    "stock_iterator",
-]  # fmt: skip
-
 
 _EXITED = "DataLoader worker exited unexpectedly"
 _END_S = 2.0  # for a worker whose connection has ended to be gone itself
@@ -67,7 +61,6 @@ def forget_iterator(loader: DataLoader[Any]) -> None:
 
 
 def refuse_copy(iterator: object) -> NoReturn:
-    """Refuse ``__getstate__`` of an iterator, with torch's type of error."""
     raise NotImplementedError(
         "an iterator of a FastLoader cannot be copied or pickled, as its batches are being made: copy the "
         "loader, whose state_dict() says how far this is"
@@ -95,8 +88,9 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
             super().__init__(view)
             _explain_deaths()
             answers: Any = self._worker_result_queue
-            own = weakref.ref(self)
-            answers.watch_writers(partial(_is_hopeless, own), partial(_await_end, own))
+            answers.watch_writers(
+                weakref.WeakMethod(self._is_hopeless), weakref.WeakMethod(self._before_error)
+            )
             return
         except Exception as error:
             found = self._explained_start(error)
@@ -114,10 +108,9 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         return self._failed(str(error), found) if found else error
 
     def _explained_start(self, error: Exception) -> Exception:
-        """Return the explanation of an error that came while workers were being started."""
-        is_starting = len(self._workers) < self._num_workers
-        if is_starting and isinstance(error, (ConnectionError, EOFError)):  # of the pipe to the next one
-            number = len(self._workers)
+        number = len(self._workers)
+        # Of the pipe to the next one.
+        if number < self._num_workers and isinstance(error, (ConnectionError, EOFError)):
             return WorkerError(
                 f"Worker {number} ended while it was being started, before it had read what it needs "
                 f"({type(error).__name__}: {error}). What it printed says why. A script whose workers are "
@@ -127,7 +120,6 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         return self.explain(error)
 
     def _explained_wait(self, error: Exception) -> Exception:
-        """Return the explanation of an error that came while waiting for a batch."""
         if isinstance(error, WorkerError):
             return error
         if self._timeout > 0 and (late := self._late_by(error)):
@@ -136,7 +128,7 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
             return self._failed(head, late, are_stuck=True, may_answer=may_answer)
         return self._failed(_EXITED, found) if (found := self._ended(error)) else error
 
-    def is_hopeless(self, seconds: float) -> bool:
+    def _is_hopeless(self, seconds: float) -> bool:
         """Whether the rest of a message will not come, after so many seconds without any of it."""
         return 0 < self._timeout < seconds or bool(_ending(self._working().values(), 0))
 
@@ -145,23 +137,22 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         return {number: self._workers[number] for number, is_due in enumerate(self._workers_status) if is_due}
 
     def _ended(self, error: Exception) -> list[int]:
-        """Return the numbers of the workers that have ended before their time."""
         found = named_in(error, self._workers)
         if found:
             return found
         if not isinstance(error, UnfinishedMessageError):
-            self.await_end()
+            self._await_end()
         return [number for number, worker in self._working().items() if not worker.is_alive()]
 
-    @property
-    def has_reading_thread(self) -> bool:
-        """Whether a thread of torch's reads what workers send, to pin it."""
-        return hasattr(self, "_pin_memory_thread")
-
-    def await_end(self) -> None:
+    def _await_end(self) -> None:
         """Wait shortly for the end of a worker: the end of its connection is noticed earlier."""
         for worker in _ending(self._working().values(), _END_S):
             worker.join(_END_S)
+
+    def _before_error(self) -> None:
+        # Elsewhere torch's thread reads, and must not ask for what the main one may be asking just then.
+        if not hasattr(self, "_pin_memory_thread"):
+            self._await_end()
 
     def _failed(
         self, head: str, found: Sequence[int], *, are_stuck: bool = False, may_answer: bool = False
@@ -255,18 +246,6 @@ def _ending(workers: Iterable[Any], seconds: float) -> list[Any]:
     return [by_sentinel[one] for one in multiprocessing.connection.wait(by_sentinel, seconds)]
 
 
-def _is_hopeless(reference: weakref.ref[WatchedWorkers], seconds: float) -> bool:
-    iterator = reference()
-    return iterator is None or iterator.is_hopeless(seconds)
-
-
-def _await_end(reference: weakref.ref[WatchedWorkers]) -> None:
-    iterator = reference()
-    # Elsewhere torch's thread reads, and must not ask for what the main one may be asking just then.
-    if iterator is not None and not iterator.has_reading_thread:
-        iterator.await_end()
-
-
 def _clear_innermost_frame(error: BaseException) -> None:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
@@ -279,12 +258,12 @@ _running: weakref.WeakSet[WatchedWorkers] = weakref.WeakSet()
 _explains_deaths = False
 
 
-@atexit.register
-def _let_workers_end() -> None:
+def _for_all(method: Callable[[WatchedWorkers], None]) -> None:
     for iterator in list(_running):
-        iterator.let_workers_end()
+        method(iterator)
 
 
+atexit.register(_for_all, WatchedWorkers.let_workers_end)
 _cleans_up_in = -1  # the process, as a forked child does nothing at its end of what its parent is to do
 
 
@@ -293,20 +272,15 @@ def _clean_up_at_the_end() -> None:
     global _cleans_up_in
     if _cleans_up_in != os.getpid():
         _cleans_up_in = os.getpid()
-        multiprocessing.util.Finalize(None, _remove_what_killed_workers_left, exitpriority=-100)
-
-
-def _remove_what_killed_workers_left() -> None:
-    for iterator in list(_running):
-        iterator.remove_what_killed_workers_left()
+        method = WatchedWorkers.remove_what_killed_workers_left
+        multiprocessing.util.Finalize(None, _for_all, (method,), exitpriority=-100)
 
 
 def _explain_deaths() -> None:
     """Explain the error that torch raises in a signal handler, wherever the script is."""
     global _explains_deaths
-    if _explains_deaths or not hasattr(signal, "SIGCHLD"):
-        return
-    if threading.current_thread() is not threading.main_thread():
+    is_main = threading.current_thread() is threading.main_thread()
+    if _explains_deaths or not hasattr(signal, "SIGCHLD") or not is_main:
         return
     torchs = signal.getsignal(signal.SIGCHLD)
     if not callable(torchs):
@@ -347,15 +321,9 @@ class LoaderView(_View):
     """A loader of a map-style dataset as its iterator sees it."""
 
     def __init__(
-        self,
-        loader: DataLoader[Any],
-        dataset: Any,
-        batches: IndexBatches,
-        seed: int | None,
-        worker_init_fn: WorkerInit,
-        delivery: Delivery | None,
-        advice: Advice,
-    ) -> None:
+        self, loader: DataLoader[Any], dataset: Any, batches: IndexBatches, seed: int | None,
+        worker_init_fn: WorkerInit, delivery: Delivery | None, advice: Advice,
+    ) -> None:  # fmt: skip
         super().__init__(loader, worker_init_fn)
         self.dataset, self._index_sampler = dataset, batches
         self.delivery, self.advice = delivery, advice
@@ -375,12 +343,10 @@ class LoaderView(_View):
 
 
 def is_map_style(loader: DataLoader[Any]) -> bool:
-    """Whether the dataset is indexed, as opposed to iterated."""
     return bool(loader._dataset_kind == _DatasetKind.Map)
 
 
 def stock_iterator(view: LoaderView) -> _BaseDataLoaderIter:
-    """torch's own iterator on a view."""
     if view.num_workers == 0:
         return _SerialIterator(view)
     DataLoader.check_worker_number_rationality(view)  # type: ignore[arg-type]
@@ -388,7 +354,6 @@ def stock_iterator(view: LoaderView) -> _BaseDataLoaderIter:
 
 
 def stream_iterator(loader: DataLoader[Any], advice: Advice) -> _BaseDataLoaderIter:
-    """torch's own iterator over an ``IterableDataset``."""
     if loader.num_workers == 0:
         return _StreamIterator(loader, advice)
     DataLoader.check_worker_number_rationality(loader)
@@ -397,8 +362,6 @@ def stream_iterator(loader: DataLoader[Any], advice: Advice) -> _BaseDataLoaderI
 
 
 class _StreamIterator(_SingleProcessDataLoaderIter):
-    """torch's iterator without workers, whose batches are watched."""
-
     def __init__(self, loader: DataLoader[Any], advice: Advice) -> None:
         self._advice = advice
         super().__init__(loader)
@@ -450,8 +413,10 @@ class _Counting(_BaseDataLoaderIter):
         return self._counted()
 
     def _counted(self) -> Any:
-        if not self._num_yielded:
-            self._restart_if_stale()
+        progress = self._progress
+        # ``set_epoch`` came between ``iter`` and the first batch, as trainers do it.
+        if not self._num_yielded and progress is not None and progress.is_stale:
+            self._reset(_NO_LENGTH)
         self._asked_for += 1
         try:
             # torch's entry in a profile costs as much as all the rest, also when nobody profiles.
@@ -461,12 +426,12 @@ class _Counting(_BaseDataLoaderIter):
             else:
                 data = self._delivered()
         except StopIteration:
-            begun = self._progress()
-            if begun is not None:
-                begun.is_over = True
+            if self._progress is not None:
+                self._progress.is_over = True
             raise
         self._num_yielded += 1
-        progress: Progress = self._sampler_iter.progress
+        progress = self._progress
+        assert progress is not None
         progress.received += 1
         if self.how_far is not None:
             progress.taken, progress.offset = self.how_far
@@ -480,41 +445,30 @@ class _Counting(_BaseDataLoaderIter):
         """Take back the batch that was given last, if what it was made by has changed since."""
         return False
 
-    def _restart_if_stale(self) -> None:
-        """Begin again if ``set_epoch`` came between ``iter`` and the first batch, as trainers do it."""
-        progress = self._progress()
-        if progress is not None and progress.is_stale:
-            self._reset(_NO_LENGTH)
-
     def _delivered(self) -> Any:
-        if self._advice.is_silent:
-            return self._next_data() if self._delivery is None else self._delivery.next(self)
-        with self._advice.watched():
+        with nullcontext() if self._advice.is_silent else self._advice.watched():
             return self._next_data() if self._delivery is None else self._delivery.next(self)
 
+    @property
     def _progress(self) -> Progress | None:
         progress: Progress | None = self._sampler_iter.progress
         return progress
 
 
-class _NoLength:
-    _IterableDataset_len_called = None
-
-
-_NO_LENGTH = _NoLength()  # all that torch's ``_reset`` wants of a loader over indices
+_NO_LENGTH = SimpleNamespace(
+    _IterableDataset_len_called=None
+)  # all that torch's ``_reset`` wants of a loader
 
 
 class _SerialIterator(_Counting, _SingleProcessDataLoaderIter):
     """torch's iterator without workers; tells the keys' base seed, which workers know."""
 
     def _next_data(self) -> Any:
-        set_base_seed(self._base_seed)
+        fetched.base_seed = self._base_seed
         return super()._next_data()  # type: ignore[no-untyped-call]
 
 
 class _WorkerIterator(_Counting, WatchedWorkers):
-    """torch's iterator with workers."""
-
     _requests = _owed = 0
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
@@ -544,18 +498,17 @@ class _WorkerIterator(_Counting, WatchedWorkers):
 class ThreadedIterator(_Counting):
     """Takes batches from a source's threads; the next ones are made while one is used.
 
-    Life cycle: batches are begun in order, up to ``depth`` ahead.  Dropping the iterator, or an error in
-    it, cancels what is not finished.  An error of a batch is raised when that batch is due; the next call
-    goes on behind it.
+    Batches are begun in order, up to ``depth`` ahead of the one that is due.  Dropping the iterator, or an
+    error in it, cancels what is not finished.  An error of a batch is raised when that batch is due; the next
+    call goes on behind it.
 
     The script's sampler is asked as often as the batches handed out say, never as threads happen to be
     fast: ``early`` requests before the first batch, then one for each.  Only an order that nothing of the
     script's can watch is taken as the threads need it.
 
     Args:
-        depth: batches begun ahead of the one that is due.
-        spare: gives the bytes of batches that may be begun beyond that while one slow sample holds up the
-            batch that is due; asked once.
+        spare: gives the bytes of batches that may be begun beyond ``depth`` while one slow sample holds up
+            the batch that is due; asked once.
         refill: batch size to fill up to when samples were left out, or None.
         stands_for_workers: the first batches are made at once, as by worker processes.
     """
@@ -569,33 +522,32 @@ class ThreadedIterator(_Counting):
             raise AssertionError(f"timeout={self._timeout} needs num_workers > 0")
         self._source, self._depth, self._refill = source, depth, refill
         if self._pin_memory or (self._delivery is not None and self._delivery.pins):
-            source.pin()
+            source.ask(is_pinned=True)
         self._spare = cache(spare)  # not before threads have something to do
         self._early, self._stands_for_workers = early, stands_for_workers
         self._pending: deque[_Begun] = deque()
         self._asked: KeyedIndices | None = None
         self._state: object = None  # by which the batch given last was made
-        self._left: Sequence[Any] = []
-        self._left_numbers: list[int] = []  # their numbers in the index batch that was taken last
-        self._taken = 0
-        self._nothing: Exception | None = None  # why a batch had no sample
+        self._left_numbers: list[int] = []  # of those left, in the index batch that was taken last
         # Indices that the sampler gave and that are not begun; apart from `_pending`, which the finalizer
         # keeps: the tracebacks of errors refer to this object.
         self._indices: deque[KeyedIndices | DeferredError] = deque()
-        self._requests = 0
-        self._exhausted = False
         self._errors: deque[DeferredError] = deque()
         self._close = weakref.finalize(self, _cancel_all, self._pending)
         self._close.atexit = False
-        if stands_for_workers:
-            self._ask_sampler()
+        self._begin_epoch()
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
+        self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
         _cancel_all(self._pending)  # of the epoch that is not wanted any more
         self._errors.clear()
         self._indices.clear()
-        self._left, self._taken, self._nothing = [], 0, None
+        self._left: Sequence[Any] = []
+        self._taken = 0
+        self._nothing: Exception | None = None  # why a batch had no sample
         self._requests, self._exhausted = 0, False
         if self._stands_for_workers:
             self._ask_sampler()
@@ -625,10 +577,9 @@ class ThreadedIterator(_Counting):
             self._indices.append(DeferredError(error))
 
     def _next_data(self) -> Any:
-        # A list, or what can take the place of one.
         samples: Any = self._next_samples() if self._refill is None else self._next_filled(self._refill)
         if isinstance(self._collate_fn, KeyedCollate) and self._asked is not None:
-            self._collate_fn.is_about(self._asked)
+            fetched.last = self._asked
         return self._collated(samples)
 
     @ranged("collate")
@@ -687,24 +638,16 @@ class ThreadedIterator(_Counting):
             # A complete batch passes through as it is, so that it need not be copied.
             samples = [*samples, *more] if samples else more
         self._left = samples[size:]
-        self._say_how_far()
-        return samples[:size] if self._left else samples
-
-    def _say_how_far(self) -> None:
-        """Note where a batch ends that is not simply the next index batch."""
-        left = len(self._left)
-        taken = self._taken - 1 if left else self._taken
-        self.how_far = taken, self._left_numbers[-left] if left else 0
+        left = len(self._left)  # where a batch ends that is not simply the next index batch
+        self.how_far = self._taken - bool(left), self._left_numbers[-left] if left else 0
+        return samples[:size] if left else samples
 
     def is_ready(self) -> bool:
-        if not self._pending or self._refill is not None or self._runs_user_code():
+        is_ours = self._collate_fn in (_utils.collate.default_collate, collate_unfinished)
+        if not self._pending or self._refill is not None or not is_ours or self._source.runs_user_code:
             return False
         batch = self._pending[0].batch
         return batch is not _ERROR and self._source.is_done(batch)
-
-    def _runs_user_code(self) -> bool:
-        is_ours = self._collate_fn in (_utils.collate.default_collate, collate_unfinished)
-        return not is_ours or self._source.runs_user_code
 
     def _on_stream(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._delivery is None else self._delivery.on_stream()

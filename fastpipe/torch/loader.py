@@ -6,6 +6,7 @@ import copy
 import math
 import operator
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
@@ -14,19 +15,12 @@ from torch.utils.data._utils.collate import default_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fastpipe.core.clock import StageClock
-from fastpipe.core.machine import default_threads
+from fastpipe.core.machine import default_threads, free_memory
+from fastpipe.core.transfer import Transfer, checked_device
 from fastpipe.errors import OptionError
 from fastpipe.options import Cache, Shard, Shuffle
 from fastpipe.torch.delivery import Delivery
-from fastpipe.torch.describe import (
-    LoaderPlan,
-    Waits,
-    advice_for,
-    order_note,
-    stock_loader,
-    why_no_source,
-    work_note,
-)
+from fastpipe.torch.describe import Advice, LoaderPlan, stock_loader, why_no_source
 from fastpipe.torch.fetching import KeyedDataset, SourceDataset, UsersDataset
 from fastpipe.torch.indices import IndexBatches
 from fastpipe.torch.iterators import (
@@ -39,33 +33,26 @@ from fastpipe.torch.iterators import (
 )
 from fastpipe.torch.order import WORKER_OPTIONS, EpochOrder, batching_of, is_default, mark_default, options_of
 from fastpipe.torch.samplers import (
-    EffectiveSeed,
     GroupSampler,
     RankCheck,
     ShardSampler,
     ShuffleSampler,
     arrangement_for,
+    effective_seed,
+    set_sampler_state,
     shard_sampler,
 )
-from fastpipe.torch.source import Source, ends_of, is_folder, is_rows
+from fastpipe.torch.source import Source
 from fastpipe.torch.split import SplitChoice
-from fastpipe.torch.state import (
-    check_stateful,
-    is_unsaved,
-    point_of,
-    set_sampler_state,
-    state_of,
-    unsaved_state,
-)
+from fastpipe.torch.state import check_stateful, is_unsaved, point_of, state_of, unsaved_state
 from fastpipe.torch.workers import WorkerInit, choose_workers, lanes_for
+from fastpipe.torch.wrappers import ends_of, is_rows
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from fastpipe.torch.image_folder import FastImageFolder
     from fastpipe.torch.split import Split
-
-__all__ = ["FastLoader", "accelerate"]
 
 
 # Where Python runs for each sample, its lock ends what the threads of one process can do at about what so
@@ -168,11 +155,16 @@ class FastLoader(DataLoader[_T_co]):
         _check_options(num_workers, workers, prefetch_batches, dtype)
         if isinstance(dataset, IterableDataset):
             given = {"device": device, "dtype": dtype, "augment": augment}
-            _refuse_for_iterable([name for name, value in given.items() if value is not None])
+            useless = [name for name, value in given.items() if value is not None]
+            if useless:
+                raise OptionError(
+                    f"{', '.join(useless)}= has no effect on an IterableDataset, whose loading is left to "
+                    "torch: move and augment in the dataset or in the loop"
+                )
         self.seed = seed if seed is None else operator.index(seed)
         self.shard = shard
         self.device, self.dtype = device, dtype
-        self._device = None if device is None else _checked_device(device)
+        self._device = None if device is None else checked_device(device)
         self.augment = augment
         self._splitting = SplitChoice(augment, self._device)
         self.cache, self._cache = cache, Cache.of(cache)
@@ -189,20 +181,22 @@ class FastLoader(DataLoader[_T_co]):
             if num_workers == 0:  # what is only about workers is for the case that there are some
                 prefetch_factor, persistent_workers, timeout, multiprocessing_context = None, False, 0, None
         self._ranks = None if shard is None else RankCheck()
+        seed_of = partial(effective_seed, self.seed, dataset)  # does not refer to this loader
+        is_plain = sampler is None and batch_sampler is None and not isinstance(dataset, IterableDataset)
         arrangement = None
         if isinstance(shuffle, Shuffle):
             arrangement, shuffle = arrangement_for(dataset, shuffle, sampler, batch_sampler), True
         if shard is not None and not isinstance(getattr(batch_sampler, "sampler", None), ShardSampler):
             sampler = shard_sampler(
                 dataset, shard, shuffle, sampler, batch_sampler, batch_size, arrangement,
-                EffectiveSeed(self.seed, dataset)(), self._source_of(dataset),
+                seed_of(), bool((source := self._source_of(dataset)) and source.skips),
             )  # fmt: skip
             shuffle = False
         elif arrangement is not None:
             sampler, shuffle = GroupSampler(dataset, arrangement, generator), False
             mark_default(sampler)
-        elif shuffle and self._seeds_order(dataset, sampler, batch_sampler):
-            sampler, shuffle = ShuffleSampler(dataset, generator, EffectiveSeed(self.seed, dataset)), False
+        elif shuffle and is_plain and seed_of() is not None:
+            sampler, shuffle = ShuffleSampler(dataset, generator, seed_of), False
             mark_default(sampler)
         super().__init__(
             dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory,
@@ -215,9 +209,9 @@ class FastLoader(DataLoader[_T_co]):
         self._check_cache()
         if augment == "split":  # which is possible, or an error now
             self._split(self._source())
-        self._order = EpochOrder(self, shard, EffectiveSeed(self.seed, dataset))
+        self._order = EpochOrder(self, shard, seed_of)
         self._persistent_batches: IndexBatches | None = None
-        self._waits = Waits()
+        self._advice = Advice()
         if workers == "threads":
             self._check_threads()
 
@@ -245,11 +239,7 @@ class FastLoader(DataLoader[_T_co]):
         self._order.look_at(self)
         delivery = self._delivery(source, None)  # which decides what is done where
         depth = 0 if source is None else self._depth(source, delivery)
-        work = work_note(self, source, depth, self._why_processes(source))
-        if self._why_workers:
-            work += f" (num_workers='auto': {self._why_workers})"
-        order = order_note(self._order, self._effective_seed(), self.shard)
-        return LoaderPlan(self, source, order, work, *self._splitting.note())
+        return LoaderPlan(self, source, depth, self._why_processes(source))
 
     def reference(self) -> DataLoader[Any]:
         """The stock equivalent: torch's ``DataLoader`` over torchvision's dataset, or over rows read by
@@ -258,7 +248,7 @@ class FastLoader(DataLoader[_T_co]):
         Random augmentation has the same distribution, but other draws.
         """
         self._order.look_at(self)
-        return stock_loader(self, self._order)
+        return stock_loader(self)
 
     def _why_processes(self, source: Source | None) -> str:
         """Return why worker processes make the batches; empty if threads here do."""
@@ -362,7 +352,7 @@ class FastLoader(DataLoader[_T_co]):
             return
         self._check_stateful("load_state_dict")
         point = point_of(state, self._order, self._samples(), self._effective_seed())
-        set_sampler_state(self._order, state.get("sampler"))
+        set_sampler_state(self._order.index_sampler, state.get("sampler"))
         self._order.resume_at(point)
         self._persistent_batches = None
         forget_iterator(self)
@@ -387,7 +377,7 @@ class FastLoader(DataLoader[_T_co]):
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         if not is_map_style(self):
-            return stream_iterator(self, advice_for(self, None, self.num_workers > 0, self._waits))
+            return stream_iterator(self, self._advice.begin_epoch(self, None, self.num_workers > 0))
         self._order.look_at(self)
         source, seed = self._source(), self._effective_seed()
         if self.shard is not None and self._ranks is not None:
@@ -398,7 +388,7 @@ class FastLoader(DataLoader[_T_co]):
         in_threads = source is not None and not why_processes
         number = 0 if in_threads else self.num_workers
         batches = self._index_batches(seed, is_keyed, in_threads)
-        batches.prefetcher = None if source is None else source.prefetcher(is_here=number == 0)
+        batches.prefetchers = () if source is None else source.prefetchers(is_here=number == 0)
         if source is not None:
             dataset: UsersDataset = SourceDataset(self.dataset, source)
         else:
@@ -409,7 +399,7 @@ class FastLoader(DataLoader[_T_co]):
             kept = 2 if number == 1 else 1
             segments = source.tensors(self.batch_size or 1) * (self.prefetch_factor + kept)
         init = WorkerInit(self.worker_init_fn, lanes_for(number, segments))
-        advice = advice_for(self, source, number > 0, self._waits)
+        advice = self._advice.begin_epoch(self, source, number > 0)
         view = LoaderView(self, dataset, batches, seed, init, self._delivery(source, seed), advice)
         if source is None or not in_threads:
             return stock_iterator(view)
@@ -419,8 +409,6 @@ class FastLoader(DataLoader[_T_co]):
         is_bounded = self.prefetch_batches != "auto" or (view.delivery and view.delivery.is_made_there)
 
         def spare() -> int:  # of this machine's memory, not of a device's
-            from fastpipe.core.machine import free_memory
-
             return 0 if is_bounded else min(source.spare_nbytes, (free_memory() or 0) // 8)
 
         refill = self.batch_size if source.skips else None
@@ -460,23 +448,20 @@ class FastLoader(DataLoader[_T_co]):
         return batches
 
     def _delivery(self, source: Source | None, seed: int | None) -> Delivery | None:
-        """Return what is done to batches on their way to the user; None for nothing."""
         split, is_there = self._split(source)
         augment = None if isinstance(self.augment, str) else self.augment
         if self._device is None and augment is None and self.dtype is None and not is_there:
             return None
         if source is not None and self.dtype is not None and self._is_plain:
-            source.make_dtype(str(self.dtype).removeprefix("torch."))
+            source.ask(dtype=str(self.dtype).removeprefix("torch."))
         transfer, finishes, is_made_there = None, False, False
         if self._device is not None:
-            from fastpipe.core.transfer import Transfer
-
             transfer = Transfer(self._device)
             # What threads have augmented is done, and goes as it is.
             finishes = source is not None and self._is_plain
             finishes = finishes and (transfer.is_elsewhere if split is None else is_there)
             if source is not None and finishes:
-                source.send_bytes()
+                source.ask(sends_bytes=True)
                 is_made_there = not self._why_processes(source) and source.make_on(self._device)
         rest = split.chain if split is not None and is_there else None
         # Workers that persist go on as they began.
@@ -505,11 +490,7 @@ class FastLoader(DataLoader[_T_co]):
             return None
 
     def _effective_seed(self) -> int | None:
-        return EffectiveSeed(self.seed, self.dataset)()
-
-    def _seeds_order(self, dataset: Any, sampler: Any, batch_sampler: Any) -> bool:
-        is_plain = sampler is None and batch_sampler is None and not isinstance(dataset, IterableDataset)
-        return is_plain and EffectiveSeed(self.seed, dataset)() is not None
+        return effective_seed(self.seed, self.dataset)
 
     def _depth(self, source: Source, delivery: Delivery | None) -> int:
         if self.prefetch_batches != "auto":
@@ -526,8 +507,7 @@ class FastLoader(DataLoader[_T_co]):
             )
 
     def _check_stateful(self, method: str) -> None:
-        comes_in_order = self.in_order or self.num_processes <= 1
-        check_stateful(method, self._order, is_map_style(self), comes_in_order)
+        check_stateful(method, self._order, is_map_style(self), self.in_order or self.num_processes <= 1)
 
 
 def _check_options(num_workers: Any, workers: Any, prefetch_batches: Any, dtype: Any) -> None:
@@ -544,32 +524,18 @@ def _check_options(num_workers: Any, workers: Any, prefetch_batches: Any, dtype:
         raise OptionError(f"num_workers='auto' chooses by measuring: leave workers={workers!r} out")
 
 
-def _refuse_for_iterable(given: list[str]) -> None:
-    if given:
-        raise OptionError(
-            f"{', '.join(given)}= has no effect on an IterableDataset, whose loading is left to torch: "
-            "move and augment in the dataset or in the loop"
-        )
-
-
-def _checked_device(device: Any) -> Any:
-    from fastpipe.core.transfer import checked_device
-
-    return checked_device(device)
-
-
 def source_of(dataset: Any, adapted: dict[int, FastImageFolder], cache: Cache) -> Source | None:
     """Return the source behind a dataset, if every object on the way is one whose code is known."""
+    if why_no_source(dataset):
+        return None
     ends = ends_of(dataset)
-    if all(map(is_rows, ends)):
-        from fastpipe.torch.array_dataset import RowsSource, is_fast_rows
+    if is_rows(ends[0]):
+        from fastpipe.torch.array_dataset import RowsSource
 
-        return RowsSource(dataset, ends) if all(map(is_fast_rows, ends)) else None
-    if all(map(is_folder, ends)):
-        from fastpipe.torch.folder_source import folder_source_of
+        return RowsSource(dataset, ends)
+    from fastpipe.torch.folder_source import FolderSource
 
-        return folder_source_of(dataset, ends, adapted, cache)
-    return None
+    return FolderSource(dataset, ends, adapted, cache)
 
 
 # ---- accelerate --------------------------------------------------------------------------------------
@@ -623,7 +589,7 @@ def accelerate(
         "cache": cache, "workers": workers, "prefetch_batches": prefetch_batches,
     }  # fmt: skip
     options |= {name: value for name, value in given.items() if value is not None}
-    options |= _batching(loader, options)
+    options |= sampling_of(loader, (options.get("seed"), options.get("shard")) != (None, None))
     if num_workers is not None:
         if not num_workers:  # what is only about workers is for the case that there are some
             options = {name: value for name, value in options.items() if name not in _ONLY_WORKERS}
@@ -657,25 +623,26 @@ _HARMLESS = {
 }  # fmt: skip
 
 
-def _batching(loader: DataLoader[Any], options: dict[str, Any]) -> dict[str, Any]:
+def sampling_of(loader: DataLoader[Any], is_keyed: bool) -> dict[str, Any]:
+    """Return the arguments that say which samples make which batch, with ``shuffle=`` where a sampler only
+    stands for it; one that draws is replaced where the new loader ``is_keyed``, by a seed or a shard."""
     batching = batching_of(loader)
-    if "sampler" not in batching:
-        return batching
-    is_keyed = options.get("seed") is not None or options.get("shard") is not None
-    sampler = batching["sampler"]
-    if _is_plain(loader, SequentialSampler):
-        del batching["sampler"]
+    sampler, shuffle = batching.get("sampler"), None
+    if isinstance(sampler, ShardSampler) and getattr(loader, "shard", None) is not None:
+        shuffle = sampler.arrangement.option if sampler.arrangement else sampler.shuffle
     elif type(sampler) is GroupSampler and sampler.data_source is loader.dataset:
-        del batching["sampler"]
-        batching["shuffle"] = sampler.arrangement.option
-    elif is_keyed and _is_plain(loader, RandomSampler):
-        del batching["sampler"]
-        batching["shuffle"] = True
-    return batching
+        shuffle = sampler.arrangement.option
+    elif sampler is not None and _is_plain(loader, SequentialSampler):
+        shuffle = False
+    elif sampler is not None and is_keyed and _is_plain(loader, RandomSampler):
+        shuffle = True
+    else:
+        return batching
+    del batching["sampler"]
+    return batching | {"shuffle": shuffle}
 
 
 def _is_plain(loader: DataLoader[Any], kind: type[Any]) -> bool:
-    """Whether the sampler is the one that ``DataLoader`` itself makes."""
     sampler: Any = loader.sampler
     is_torchs = type(sampler) is kind or (kind is RandomSampler and type(sampler) is ShuffleSampler)
     if not is_torchs or sampler.data_source is not loader.dataset:

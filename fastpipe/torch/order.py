@@ -7,32 +7,24 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import Any
 
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils import data
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from fastpipe.errors import OptionError
 from fastpipe.options import Shard
-from fastpipe.torch.samplers import EpochBatches, GroupSampler, OrderRef, ShardSampler, ShuffleSampler
-
-if TYPE_CHECKING:
-    from fastpipe.torch.indices import IndexBatches
-
-__all__ = [
-    "CountingSampler", "EpochOrder", "Progress", "RequestCount", "ResumePoint", "batching_of",
-    "is_default", "mark_default", "options_of",
-]  # fmt: skip
-
+from fastpipe.torch.samplers import (
+    DRAWN,
+    EpochBatches,
+    GroupSampler,
+    OrderRef,
+    ShardSampler,
+    ShuffleSampler,
+    innermost,
+)
 
 # ---- progress in an epoch ----------------------------------------------------------------------------
 
@@ -42,16 +34,13 @@ class ResumePoint:
     """Where the next epoch goes on.
 
     Attributes:
-        epoch: its number.
         begun: number of the epoch under the same base seed.
-        batches: batches that the user has received.
-        taken: index batches of the sampler that they took.
-        offset: samples of the index batch behind those that they took as well.
+        batches: that the user has received; they took so many index batches (``taken``) of the sampler, and
+            of the one behind these so many samples (``offset``).
         position: where the next batch begins, if the order is a function of the epoch.
         base_seed: seed of the keys, if no other is given.
         generator: state of the sampler's generator when the epoch began.
-        asked: how often the sampler was asked in the epoch, also ahead of the user and for its end; None
-            if that is not known.
+        asked: how often the sampler was asked, also ahead of the user and for its end; None if unknown.
         now: state of the sampler's generator behind these draws, and those of others.
         seeds: state of the generator from which base seeds alone are drawn.
     """
@@ -75,14 +64,15 @@ class ResumePoint:
         return is_begun or bool(self.batches or self.taken or self.offset or self.position)
 
 
-class RequestCount(Protocol):
-    """An iterator over a sampler that knows how often it was asked."""
-
-    def look(self, generator: torch.Generator | None) -> tuple[int, torch.Tensor | None]:
-        """Return that, and the state that its generator has by that."""
+# Returns how often an iterator over a sampler was asked, and the state that its generator has by that.
+Look = Callable[[torch.Generator | None], tuple[int, torch.Tensor | None]]
 
 
-class CountingSampler:
+def _known(asked: int, generator: torch.Generator | None) -> tuple[int, torch.Tensor | None]:
+    return asked, None if generator is None else generator.get_state()
+
+
+class CountingSampler(Iterator[Any]):
     """An iterator over a sampler that counts how often it was asked.  From any threads."""
 
     def __init__(self, sampler: Iterator[Any], generator: torch.Generator | None) -> None:
@@ -91,9 +81,6 @@ class CountingSampler:
         self._left: torch.Tensor | None = None  # the generator's state behind the last draw
         self._is_shared = False
         self._lock = threading.Lock()
-
-    def __iter__(self) -> CountingSampler:
-        return self
 
     def __next__(self) -> Any:
         with self._lock:
@@ -117,52 +104,37 @@ class CountingSampler:
                     "drawn from in this epoch, so that its draws cannot be made again: give the sampler a "
                     "generator of its own"
                 )
-            return self._asked, None if generator is None else generator.get_state()
+            return _known(self._asked, generator)
 
 
-@dataclass(frozen=True)
-class _Copied:
-    """How often an iterator was asked that is elsewhere."""
-
-    asked: int
-
-    def look(self, generator: torch.Generator | None) -> tuple[int, torch.Tensor | None]:
-        return self.asked, None if generator is None else generator.get_state()
-
-
+@dataclass(eq=False)
 class Progress:
     """How far the user has come in an epoch.
 
     Attributes:
-        point: where the iterator began.
-        received: batches that it has given.
-        taken: index batches that these took, if not one each.
-        offset: samples of the next index batch that these took.
-        is_over: whether it has said that there are no more.
+        generator, sampler: states of the sampler's generator and of the user's sampler when the epoch began.
+        asked: looks at the sampler's iterator; None where no sampler decides.
+        received, taken, offset: as in ``ResumePoint``, since ``point``; ``taken`` is None for one each.
+        is_over: whether the iterator has said that there are no more.
         is_stale: whether another epoch is wanted instead, before the first batch of this one.
         held: what the user has of it (received, taken, offset), where who gives batches on is ahead.
-        base_seed: the iterator's.
-        generator: state of the sampler's generator when the epoch began.
-        sampler: state of the user's sampler when the epoch began.
-        asked: the sampler's iterator; None where no sampler decides.
     """
 
-    def __init__(
-        self, point: ResumePoint, generator: torch.Tensor | None, sampler: Any, asked: RequestCount | None
-    ) -> None:
-        self.point, self.generator, self.sampler, self.asked = point, generator, sampler, asked
-        self.received = 0
-        self.taken: int | None = None
-        self.offset = 0
-        self.is_over = False
-        self.is_stale = False
-        self.held: tuple[int, int | None, int] | None = None
-        self.base_seed: int | None = None
+    point: ResumePoint
+    generator: torch.Tensor | None
+    sampler: Any
+    asked: Look | None
+    received: int = 0
+    taken: int | None = None
+    offset: int = 0
+    is_over: bool = False
+    is_stale: bool = False
+    held: tuple[int, int | None, int] | None = None
+    base_seed: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy does not go on with the iterator, but knows where it was.
-        asked = None if self.asked is None else _Copied(self.asked.look(None)[0])
-        return {**self.__dict__, "asked": asked}
+        return {**self.__dict__, "asked": self.asked and partial(_known, self.asked(None)[0])}
 
     def hold(self) -> None:
         """Count what is received from now on as not yet the user's."""
@@ -182,19 +154,15 @@ WORKER_OPTIONS = (
 class EpochOrder:
     """The index batches of a loader, epoch by epoch.
 
-    Does not refer to the loader: a loader with persistent workers refers to its iterator, which
-    refers to this, and must end them when it is dropped, without the garbage collector.
-
-    Attributes:
-        next_epoch: number of the next epoch.
-        progress: how far the user is in the one that began last; None before the first.
-        waiting: refers to the index batches of an iterator that was not asked yet.
+    Does not refer to the loader: that refers, with persistent workers, to its iterator, which refers to
+    this, and must end them when it is dropped, without the garbage collector.  ``waiting`` refers to the
+    ``IndexBatches`` of an iterator that was not asked yet.
     """
 
     def __init__(self, loader: DataLoader[Any], shard: Shard | None, seed: Callable[[], int | None]) -> None:
         self.next_epoch = 0
         self.progress: Progress | None = None
-        self.waiting: weakref.ref[IndexBatches] | None = None
+        self.waiting: weakref.ref[Any] | None = None
         self.look_at(loader)
         self._resume: ResumePoint | None = None
         self._is_asked = False  # whether it was asked for an iterator there
@@ -212,7 +180,6 @@ class EpochOrder:
 
     @property
     def _is_default(self) -> bool:
-        """Whether torch makes the index batches of the sampler."""
         return not self.is_batched or _are_torchs(self.index_sampler, self.sampler)
 
     def __len__(self) -> int:
@@ -246,7 +213,12 @@ class EpochOrder:
         progress, point = self.progress, self.pending
         if self._is_new and epoch and self.generator is not None and self.ours() is None:
             self._is_new = False
-            _warn_of_the_first_order(epoch)
+            warnings.warn(
+                f"this run begins with epoch {epoch}, but the loader has no seed, and the generator that the "
+                "order is drawn from may be where a first epoch finds it, whose order then comes again: give "
+                "the loader a seed=, or resume with its state_dict()",
+                stacklevel=3,
+            )
         if progress is not None and not progress.is_over and not progress.received:
             if progress.point.epoch == epoch:
                 return  # it has begun already, ahead of its first batch
@@ -266,16 +238,12 @@ class EpochOrder:
         Trainers ask for several iterators before they take the first batch.
         """
         progress = self.progress
-        if (
-            progress is not None
-            and progress.point is self._resume
-            and (progress.received or progress.is_over)
-        ):
+        is_resumed = progress is not None and progress.point is self._resume
+        if progress is not None and is_resumed and (progress.received or progress.is_over):
             self._resume = None
         return self._resume
 
     def pass_epoch(self) -> int:
-        """Return the number of the next epoch, which somebody else goes through."""
         epoch = self.next_epoch
         self.progress, self._resume = None, None
         self.next_epoch, self._is_new = epoch + 1, False
@@ -336,19 +304,13 @@ class EpochOrder:
     @property
     def generator(self) -> torch.Generator | None:
         """The generator from which a sampler of torch's draws the order; None if it draws none."""
-        sampler = self.index_sampler
-        while type(sampler) is BatchSampler:
-            sampler = sampler.sampler
+        sampler = innermost(self.index_sampler)
         generator = getattr(sampler, "generator", None)
         if isinstance(generator, torch.Generator):
             return generator
-        is_drawn = type(sampler) in (
-            RandomSampler, ShuffleSampler, SubsetRandomSampler, WeightedRandomSampler, GroupSampler
-        )  # fmt: skip
-        return torch.default_generator if is_drawn else None
+        return torch.default_generator if type(sampler) in DRAWN else None
 
     def here(self) -> ResumePoint:
-        """Where the user is in the epoch that began last."""
         progress = self.progress
         assert progress is not None
         point, ours = progress.point, self.ours()
@@ -356,22 +318,19 @@ class EpochOrder:
         taken = point.taken + (received if taken is None else taken)
         position = 0
         if ours is not None:
-            steps = ours.steps(point.position)
-            position = steps.end(taken - point.taken) + offset
-        asked, now = (None, None) if progress.asked is None else progress.asked.look(self.generator)
+            position = ours.steps(point.position).end(taken - point.taken) + offset
+        asked, now = (None, None) if progress.asked is None else progress.asked(self.generator)
         return ResumePoint(
             point.epoch, point.begun, point.batches + received, taken, offset, position,
             progress.base_seed, progress.generator, asked, now,
         )  # fmt: skip
 
     def between(self, base_seed: int | None, begun: int) -> ResumePoint:
-        """Where the next epoch begins."""
         generator = None if self.ours() is not None else self.generator
         now = None if generator is None else generator.get_state()
         return ResumePoint(self.next_epoch, begun, base_seed=base_seed, now=now)
 
-    def begin(self, begun: int, sampler_state: Any, asked: RequestCount | None) -> Progress:
-        """Begin an epoch, when the first index is asked for."""
+    def begin(self, begun: int, sampler_state: Any, asked: Look | None) -> Progress:
         point, self.waiting = self.pending, None
         told = self._told_epoch()
         if told != self._told:  # the script has chosen this epoch, whatever was to come next
@@ -406,14 +365,15 @@ class EpochOrder:
     def ours(self) -> EpochBatches | None:
         """Return the epochs' batches if they are a function of the epoch; None if samplers decide."""
         sampler, seed = self.sampler, self._seed()
+        is_shuffled = type(sampler) is data.RandomSampler and is_default(sampler)  # which a loader has made
         arrangement = getattr(sampler, "arrangement", None)
         if not self._is_default:
             return None
         if isinstance(sampler, ShardSampler):
             count, shuffles = len(sampler.dataset), sampler.shuffle  # type: ignore[arg-type]
-        elif type(sampler) is SequentialSampler:
+        elif type(sampler) is data.SequentialSampler:
             count, shuffles = len(sampler), False
-        elif seed is not None and _is_shuffled(sampler):
+        elif seed is not None and (type(sampler) in (GroupSampler, ShuffleSampler) or is_shuffled):
             count, shuffles = len(sampler), True  # type: ignore[arg-type]
         else:
             return None
@@ -429,7 +389,7 @@ def batching_of(loader: DataLoader[Any]) -> dict[str, Any]:
 
     They follow the loader's present samplers, which some scripts replace or change.
     """
-    if isinstance(loader.dataset, IterableDataset):
+    if isinstance(loader.dataset, data.IterableDataset):
         return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
     batches: Any = loader._index_sampler
     if not loader._auto_collation:
@@ -442,16 +402,9 @@ def batching_of(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return the other arguments of ``DataLoader``, as the loader is now."""
     names = (
-        *WORKER_OPTIONS,
-        "dataset",
-        "collate_fn",
-        "pin_memory",
-        "pin_memory_device",
-        "generator",
-        "in_order",
-    )
+        *WORKER_OPTIONS, "dataset", "collate_fn", "pin_memory", "pin_memory_device", "generator", "in_order"
+    )  # fmt: skip
     return {name: getattr(loader, name) for name in names if hasattr(loader, name)}
 
 
@@ -460,26 +413,10 @@ def _are_torchs(batches: Any, sampler: Any) -> bool:
     return type(batches) is BatchSampler and batches.sampler is sampler
 
 
-def _warn_of_the_first_order(epoch: int) -> None:
-    warnings.warn(
-        f"this run begins with epoch {epoch}, but the loader has no seed, and the generator that the order "
-        "is drawn from may be where a first epoch finds it, whose order then comes again: give the loader a "
-        "seed=, or resume with its state_dict()",
-        stacklevel=4,
-    )
-
-
 def mark_default(sampler: Any) -> None:
     """Remember that a sampler only stands for ``shuffle=``, wherever a trainer puts it."""
     sampler._fastpipe_is_default = True
 
 
 def is_default(sampler: Any) -> bool:
-    """Whether a sampler only stands for ``shuffle=``."""
     return getattr(sampler, "_fastpipe_is_default", False)
-
-
-def _is_shuffled(sampler: Any) -> bool:
-    """Whether a sampler is one that a loader makes for ``shuffle=``."""
-    is_ours = type(sampler) in (GroupSampler, ShuffleSampler)
-    return is_ours or (type(sampler) is RandomSampler and is_default(sampler))

@@ -14,19 +14,16 @@ import numpy.typing as npt
 from fastpipe.options import BadSamples, Cache, Stage
 from fastpipe.sampling import Sampling
 from fastpipe.torch.array_dataset import RowsDataset, StockSamples, UserCode
-from fastpipe.torch.indices import Prefetcher, UpcomingIndices
 from fastpipe.torch.randomness import take_key
 from fastpipe.torch.samples import Value
-from fastpipe.torch.source import integers, located
 from fastpipe.torch.threads import process_of
+from fastpipe.torch.upcoming import Prefetcher, UpcomingIndices
+from fastpipe.torch.wrappers import indices_in
 from fastpipe.volumes.places import KeyedIndex, Places
 from fastpipe.volumes.raw import received, sendable
 from fastpipe.volumes.samples import PatchSamples
 from fastpipe.volumes.sources import Given
 from fastpipe.volumes.units import Foreseen, PatchChunks
-
-__all__ = ["FastPatchDataset"]
-
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -48,7 +45,7 @@ class PatchPrefetcher:
     def requested(self, indices: Sequence[int]) -> None:
         if self._is_here or self._upcoming is None:
             return  # a batch says so itself
-        places = self._at(integers(indices), self._upcoming, 0)
+        places = self._at(indices, self._upcoming, 0)
         if places is not None:
             self._chunks.need(places, self._base._remembered.slots())
 
@@ -66,21 +63,17 @@ class PatchPrefetcher:
         return rows
 
     def look(self) -> Foreseen:
-        """Begin a look at what will be remembered."""
         return self._base._remembered.foreseen(self._base._remembered.slots())
 
-    def _at(self, indices: Int64Array, upcoming: UpcomingIndices, later: int) -> Places | None:
-        """Return where those of the patches are that belong to this dataset; None if unknown."""
+    def _at(
+        self, indices: Sequence[int] | Int64Array, upcoming: UpcomingIndices, later: int
+    ) -> Places | None:
         drawn_by = upcoming.drawn_by(later) if self._base._places.is_random else (0, 0)
         if drawn_by is None:
             return None
-        for end, _, local in located(self._dataset, indices):
-            if end is self._base:
-                found: Places = self._base._places.places(
-                    *drawn_by, np.where(local < 0, local + len(end), local)
-                )
-                return found
-        return self._base._places.places(*drawn_by, np.zeros(0, np.int64))
+        local = indices_in(self._dataset, self._base, indices)[1]
+        found: Places = self._base._places.places(*drawn_by, local)
+        return found
 
 
 def _order(

@@ -1,17 +1,8 @@
 """Where random numbers come from: the keys of batches, and generators that are left alone or put back.
 
-A sample's random numbers must depend on its key and not on which thread runs it, or when.
-There are two ways to get that:
-
-* :func:`run_keyed` leaves every global generator alone: a ``TorchFunctionMode``, which only
-  its own thread sees, hands a generator of the sample's own to every draw made through
-  torch.  So any number of threads may use it at the same time.  It is for transforms that
-  draw through torch only, such as those of ``threads.thread_safe_types``.
-* :func:`run_seeded` seeds the global generators of torch (CPU), Python and NumPy and puts
-  them back afterwards.  It is for any callable, and for one thread at a time.
-
-Both give a transform that draws through torch only the same numbers for the same seed: those it would draw
-right after ``torch.manual_seed(seed)``.
+A sample's random numbers depend on its key, not on which thread runs it, or when.  `run_keyed` gives a
+transform that draws through torch alone the numbers of a seed, in any thread; `run_seeded` any callable, in
+one thread at a time.  Both give the numbers that it would draw after ``torch.manual_seed(seed)``.
 """
 
 from __future__ import annotations
@@ -20,6 +11,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,12 +21,6 @@ from torch.overrides import TorchFunctionMode
 from fastpipe.core.keys import sample_seed
 from fastpipe.core.types import Key
 
-__all__ = [
-    "KeyedGenerator", "key_for", "keyed", "preserved_generators", "run_keyed", "run_seeded",
-    "seed_generators", "take_key",
-]  # fmt: skip
-
-
 Transform = Callable[[Any], Any]
 
 _SEED_LIMIT = 1 << 64
@@ -43,24 +29,11 @@ _SEED_LIMIT = 1 << 64
 class KeyedGenerator(TorchFunctionMode):
     """While active, torch's random draws in this thread come from a generator of its own.
 
-    Covered are the functions and tensor methods that draw: ``rand``, ``randn``, ``randint``,
-    ``randperm``, ``normal``, ``bernoulli``, ``multinomial``, ``poisson``, ``binomial``, their
-    ``_like`` relatives, the in-place ``uniform_``, ``normal_``, ``random_``, ``bernoulli_``,
-    ``exponential_``, ``cauchy_``, ``geometric_`` and ``log_normal_``, and what
-    ``torch.distributions`` makes of them.  A draw that names its generator keeps it.  Draws
-    on another device than the CPU get a generator there, seeded alike.
-
-    Not covered, so still drawn from the global generators: Python's ``random``, NumPy,
-    ``torch.ops`` called directly, and draws inside functions that torch itself hides from
-    modes (``torch.nn.functional.dropout`` and its kind, ``gumbel_softmax``, ``rrelu``,
-    ``fractional_max_pool``, ``torch.nn.init``).
+    A draw that names its generator keeps it; one on a GPU gets a generator there, seeded alike.  Not covered:
+    Python's ``random``, NumPy, ``torch.ops``, and draws inside functions that torch hides from modes
+    (``nn.functional.dropout`` and its kind, ``gumbel_softmax``, ``rrelu``, ``nn.init``).
 
     ``seed`` is any integer, taken modulo 2**64, or a function that gives one when something is drawn.
-
-    >>> with KeyedGenerator(7):
-    ...     first = torch.rand(3)
-    >>> torch.equal(first, torch.rand(3, generator=torch.Generator().manual_seed(7)))
-    True
     """
 
     def __init__(self, seed: int | Callable[[], int]) -> None:
@@ -83,7 +56,10 @@ class KeyedGenerator(TorchFunctionMode):
         return _LIKE[func](*args, **kwargs) if func in _LIKE else func(*args, **kwargs)
 
     def _generator(self, device: torch.device) -> torch.Generator:
-        key = device.type, _index_of(device)
+        index = 0
+        if device.type != "cpu":  # without a number it is the current one
+            index = torch.empty(0, device=device).device.index if device.index is None else device.index
+        key = device.type, index or 0
         if key not in self._generators:
             seed = self._seed() if callable(self._seed) else self._seed
             self._generators[key] = torch.Generator(device).manual_seed(seed % _SEED_LIMIT)
@@ -100,43 +76,23 @@ def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
     return torch.get_default_device()
 
 
-def _index_of(device: torch.device) -> int:
-    """Which of its kind a device is: without a number the current one."""
-    if device.type == "cpu":
-        return 0
-    index = torch.empty(0, device=device).device.index if device.index is None else device.index
-    return index or 0
-
-
-def _fill_like(fill: Callable[..., torch.Tensor], like: torch.Tensor, **options: Any) -> torch.Tensor:
+def _fill_like(fill: Callable[..., torch.Tensor], input: torch.Tensor, **options: Any) -> torch.Tensor:
     """What ``rand_like`` and its kind do, which take a generator only in newer versions of torch."""
     generator = options.pop("generator")
     requires_grad = options.pop("requires_grad", False)
-    filled = fill(torch.empty_like(like, **options), generator=generator)
+    filled = fill(torch.empty_like(input, **options), generator=generator)
     return filled.requires_grad_() if requires_grad else filled
-
-
-def _rand_like(input: torch.Tensor, **options: Any) -> torch.Tensor:
-    return _fill_like(torch.Tensor.uniform_, input, **options)
-
-
-def _randn_like(input: torch.Tensor, **options: Any) -> torch.Tensor:
-    return _fill_like(torch.Tensor.normal_, input, **options)
 
 
 def _randint_like(input: torch.Tensor, *bounds: int, **options: Any) -> torch.Tensor:
     named = (options.pop(name) for name in ("low", "high") if name in options)
     low, high = (0, *bounds, *named)[-2:]
-
-    def fill(empty: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        return empty.random_(low, high, generator=generator)
-
-    return _fill_like(fill, input, **options)
+    return _fill_like(partial(torch.Tensor.random_, **{"from": low, "to": high}), input, **options)
 
 
 _LIKE: dict[Any, Callable[..., torch.Tensor]] = {
-    torch.rand_like: _rand_like,
-    torch.randn_like: _randn_like,
+    torch.rand_like: partial(_fill_like, torch.Tensor.uniform_),
+    torch.randn_like: partial(_fill_like, torch.Tensor.normal_),
     torch.randint_like: _randint_like,
 }
 
@@ -158,17 +114,7 @@ _DRAWS = frozenset(
 
 
 def run_keyed(transforms: Sequence[Transform], value: Any, seed: int | Callable[[], int]) -> Any:
-    """Apply transforms in order, their draws through torch coming from ``seed`` alone.
-
-    For any thread, at any time: no global generator is read or changed, given transforms that draw
-    through torch only.
-
-    >>> from torchvision.transforms import v2
-    >>> flip = v2.RandomHorizontalFlip()
-    >>> image = torch.arange(3).reshape(1, 1, 3)
-    >>> [run_keyed([flip], image, seed).flatten().tolist() for seed in (0, 1)]
-    [[2, 1, 0], [0, 1, 2]]
-    """
+    """Apply transforms in order, their draws through torch coming from ``seed`` alone; in any thread."""
     with KeyedGenerator(seed):
         for transform in transforms:
             value = transform(value)
@@ -176,16 +122,8 @@ def run_keyed(transforms: Sequence[Transform], value: Any, seed: int | Callable[
 
 
 def run_seeded(transforms: Sequence[Transform], value: Any, seed: int) -> Any:
-    """Apply any transforms in order, with the global generators seeded from ``seed`` and restored afterwards.
-
-    These are torch's CPU generator, Python's ``random`` and ``numpy.random``; draws on a GPU are not
-    reproduced.
-
-    For one thread at a time, in a process whose other threads do not draw meanwhile.  It costs about 0.1 ms.
-
-    >>> run_seeded([lambda x: x + random.random()], 1, 5) == run_seeded([lambda x: x + random.random()], 1, 5)
-    True
-    """
+    """Apply any transforms in order, with the global generators (torch's on the CPU, Python's, NumPy's)
+    seeded, and restored afterwards, while no other thread draws.  It costs about 0.1 ms."""
     with preserved_generators():
         seed_generators(seed)
         for transform in transforms:
@@ -195,11 +133,7 @@ def run_seeded(transforms: Sequence[Transform], value: Any, seed: int) -> Any:
 
 @contextmanager
 def preserved_generators() -> Iterator[None]:
-    """Put the global generators of torch (CPU), Python and NumPy back as they were found.
-
-    >>> with preserved_generators():
-    ...     seed_generators(3)
-    """
+    """Put the global generators of torch (CPU), Python and NumPy back as they were found."""
     torch_state = torch.default_generator.get_state()
     python_state = random.getstate()
     numpy_state = np.random.get_state(legacy=False)
@@ -214,8 +148,7 @@ def preserved_generators() -> Iterator[None]:
 def seed_generators(seed: int) -> None:
     """Seed the global generators of torch (CPU), Python and NumPy from one integer, taken modulo 2**64.
 
-    torch gets the seed itself, as from ``torch.manual_seed``; the others get seeds derived from it, since
-    Python and NumPy would draw the very same numbers from one seed.
+    Only torch gets the seed itself: Python and NumPy would draw the very same numbers from one seed.
     """
     torch.default_generator.manual_seed(seed % _SEED_LIMIT)
     random.seed(sample_seed(seed, 0, 0))
@@ -225,14 +158,10 @@ def seed_generators(seed: int) -> None:
 
 # ---- keys --------------------------------------------------------------------------------------------
 #
-# A wrapper such as ``Subset`` rebuilds plain indices, so a key cannot travel with them. It is put here,
-# in the thread that fetches, and the dataset at the end of the chain takes from it as many draws as it is
-# asked for samples.
-#
-# Without a loader's key a seed comes from torch's global generator, as the numbers of torch's own
-# transforms do: one 64-bit number for a batch (``__getitems__``) or a sample (``dataset[i]``), when the
-# first of its samples draws. Where nothing is drawn the generator stays as it is, as under the dataset
-# that is replaced, and so do shuffles and dropout after it.
+# A wrapper such as ``Subset`` rebuilds plain indices, so a key cannot travel with them: it is put here, in
+# the thread that fetches, and the dataset at the end of the chain takes as many draws as it is asked for
+# samples.  Without a loader's key, a seed comes from torch's global generator when the first sample draws, as
+# the numbers of torch's own transforms do; where nothing is drawn, that generator stays as it is.
 
 
 class _Current(threading.local):
@@ -273,11 +202,8 @@ class _DrawnKey(Key):
 
 
 def take_key(count: int) -> tuple[Key, bool]:
-    """Return the key for the next ``count`` samples of this thread, and whether a loader set it.
-
-    Without a loader's key, or when it has no draws left, the seed is a 64-bit number from torch's global
-    generator, drawn when something first asks for it: the generator is left alone if nothing is drawn.
-    """
+    """Return the key for the next ``count`` samples of this thread, and whether a loader set it; else, or
+    when that has no draws left, its seed is drawn when something first asks for it."""
     key = _current.key
     if key is not None and _current.used + count <= len(key.draws):
         draws = key.draws[_current.used : _current.used + count]

@@ -27,8 +27,8 @@ from fastpipe.images.plan import Plan
 from fastpipe.images.reader import ImageReader, JpegHeader, PillowImage, read_many
 from fastpipe.options import BadSamples, Cache, Decode
 from fastpipe.torch.batches import BatchMemory, Items, Place, SpecGuess
-from fastpipe.torch.samples import BatchSamples, BatchTensor
-from fastpipe.torch.threads import native_lines, new_pool, note
+from fastpipe.torch.samples import BatchSamples
+from fastpipe.torch.threads import native_lines, note, process_of
 
 if TYPE_CHECKING:
     from fastpipe.core.cache_store import Entry
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from fastpipe.images.cache import ImageCache, KeptBatch
     from fastpipe.images.gpu_batches import DeviceMaker, Turn
     from fastpipe.torch.staging import RemoteImages
-
-__all__ = ["ImageSource", "Options", "Runtime"]
 
 
 # ---- cache or files ----------------------------------------------------------------------------------
@@ -52,18 +50,15 @@ _MOST_PIXELS = (1 << 31) - 1
 
 
 class Found(NamedTuple):
-    """A file's content, or a cached image; or what leads to one.
+    """A file's content (``blob``), or a cached image (``entry`` of the cache, of a ``file``).
 
-    Attributes:
-        blob: the file's content.
-        file, entry: of the cache.
-        header: of a JPEG; None for other files, False if nobody has looked.
-        rules: of Pillow, under which the cache was asked.
+    ``header`` is that of a JPEG, None for other files, False if nobody has looked; ``rules`` are Pillow's,
+    under which the cache was asked.
     """
 
     blob: bytes | None
-    file: FileIdentity | None
-    entry: Entry | None
+    file: FileIdentity | None = None
+    entry: Entry | None = None
     header: JpegHeader | Literal[False] | None = False
     rules: str = ""
 
@@ -72,20 +67,17 @@ class ImageSource:
     """Reads and opens images; keeps decoded ones if there is a cache."""
 
     def __init__(
-        self,
-        read: Callable[[str], bytes],
-        reader: ImageReader,
-        short_side: ShortSide | None,
-        cache: ImageCache | None,
-        version: Callable[[str], bytes] | None = None,
-    ) -> None:
+        self, read: Callable[[str], bytes], reader: ImageReader, short_side: ShortSide | None,
+        cache: ImageCache | None, version: Callable[[str], bytes] | None = None,
+    ) -> None:  # fmt: skip
         self._read, self._reader, self._version = read, reader, version
         self._short_side, self._cache = short_side, cache
 
     def read(self, path: str, file: bytes | None = None) -> Found:
         """Return the cached image of this file as it is now, else the file's content, which may be given."""
+        note(path)
         if self._cache is None:
-            return Found(self._read(path) if file is None else file, None, None)
+            return Found(self._read(path) if file is None else file)
         version, rules, cache = self._version, self._reader.rules(), self._cache
         which = cache.identify_object(version(path), path, rules) if version else cache.identify(path, rules)
         entry = cache.find(which)
@@ -102,12 +94,11 @@ class ImageSource:
         return self._cache.begin_batch(self._reader.rules(), self._keep_pixels)
 
     def info_in(self, blob: bytes, path: str) -> dict[Any, Any]:
-        """Return Pillow's ``info`` of an encoded file."""
         return dict(self._reader.open_pillow(blob, path).info)
 
     def read_past(self, path: str) -> Found:
         """Return the content of a file whose image is not to be cached."""
-        return Found(self._read(path), None, None)
+        return Found(self._read(path))
 
     @staticmethod
     def read_many_past(paths: Sequence[str]) -> list[Found | None]:
@@ -115,7 +106,6 @@ class ImageSource:
         return [one and Found(one[0], None, None, one[1]) for one in read_many(paths)]
 
     def open(self, found: Found, path: str) -> EncodedImage:
-        """Open what ``read`` gave."""
         if found.entry is not None:
             return self._kept(found.entry, path)
         assert found.blob is not None
@@ -133,7 +123,6 @@ class ImageSource:
         return WholeImage(to, _decoded_once(image, short_side, keep), image.info)
 
     def _keep(self, file: FileIdentity, rules: str, image: EncodedImage, pixels: UInt8Array) -> None:
-        """Keep an image that was opened."""
         has_none = isinstance(image, PillowImage) and not image.info()
         height, width = image.size
         self._keep_pixels(file, pixels, height * width, rules, has_info=not has_none)
@@ -170,10 +159,9 @@ class ImageSource:
 
 
 def _decoded_once(
-    image: EncodedImage,
-    short_side: ShortSide | None,
+    image: EncodedImage, short_side: ShortSide | None,
     keep: Callable[[EncodedImage, UInt8Array], None] | None = None,
-) -> Callable[[int, int], UInt8Array]:
+) -> Callable[[int, int], UInt8Array]:  # fmt: skip
     """Return a function that gives rows of an image, which is decoded whole, and kept, at its first call."""
 
     @cache
@@ -190,8 +178,6 @@ def _decoded_once(
 
 
 class Options(NamedTuple):
-    """A dataset's options that a runtime is made by."""
-
     decode: Decode
     bad_samples: BadSamples
     threads: int | str
@@ -199,11 +185,10 @@ class Options(NamedTuple):
 
 
 class Runtime(ProcessRuntime[Options]):
-    """Threads, memory, decoders and the cache of one dataset in one process."""
-
     def __init__(self, options: Options, count: int, remote: RemoteImages | None = None) -> None:
-        super().__init__(options, new_pool(options.threads, "fastpipe-decode"))
+        super().__init__(options, process_of(options.threads, "fastpipe-decode").pool)
         self.memory, self.pinned_memory = BatchMemory(), BatchMemory(is_pinned=True)
+        self.slots = [self.memory.slots]
         self.clock = StageClock()
         self.spec = SpecGuess()
         decode = options.decode
@@ -216,45 +201,34 @@ class Runtime(ProcessRuntime[Options]):
             self.cache = open_cache(options.cache, reader.settings(), count)
         self._threads = self.pool.threads if self.pool else 1
         self._channel = native.Channel(self._threads)
-        noted_in = native_lines()
-        if noted_in is not None:
+        if (noted_in := native_lines()) is not None:
             native.note_in(noted_in)
         self._makers_on: dict[Any, DeviceMaker | None] = {}
         self._lock = threading.Lock()
-        self._handed_out: Callable[[], BatchTensor | None] = _no_batch
+        self._handed_out: Callable[[], BatchSamples | None] = lambda: None
         decoder = None
         if decode.backend == "dali":
             from fastpipe.images.dali import make_batch_decoder
 
             decoder = make_batch_decoder(decode.backend, self._threads)
-        lines = [reader.describe()]
-        if decoder is not None:
-            lines.insert(0, said_of(decoder))
+        lines = [*([] if decoder is None else [said_of(decoder)]), reader.describe()]
         if remote is not None:
             lines.append(remote.describe())
         if short_side is not None:
-            lines.append(
-                f"larger images  →  made smaller first, to {short_side.side} pixels on the short side"
-            )
+            side = f"{short_side.side} pixels on the short side"
+            lines.append(f"larger images  →  made smaller first, to {side}")
         if self.cache is not None:
             lines.append(self.cache.describe())
         self.decoders = "\n  ".join(lines)  # what a plan begins with
-        if remote is None:
-            source = ImageSource(read_file, reader, short_side, self.cache)
-        else:
-            source = ImageSource(remote.read, reader, short_side, self.cache, remote.state)
+        read, state = (read_file, None) if remote is None else (remote.read, remote.state)
+        source = ImageSource(read, reader, short_side, self.cache, state)
         self._source, self._reader = source, reader
         self._remote, self._is_native = remote, decoder is None
         self.maker = BatchMaker(
-            _noted(source.read) if get_worker_info() else source.read,
-            source.open,
-            options.bad_samples.policy,
-            BadSampleLog(options.bad_samples),
-            self.clock,
-            decoder,
-            read_past=source.read_past,
-            read_many_past=source.read_many_past if remote is None else None,
-        )
+            source.read, source.open,
+            options.bad_samples.policy, BadSampleLog(options.bad_samples), self.clock, decoder,
+            read_past=source.read_past, read_many_past=source.read_many_past if remote is None else None,
+        )  # fmt: skip
 
     @property
     def is_native(self) -> bool:
@@ -270,9 +244,8 @@ class Runtime(ProcessRuntime[Options]):
         pool, maker, decode = self.pool if threaded else None, self.maker, self.options.decode
         described = None
         if turn is None and self.is_native:
-            described = plan.native(
-                self._reader.most_pixels, decode.exif, decode.scaled, decode.short_side
-            )  # fmt: skip
+            most = self._reader.most_pixels
+            described = plan.native(most, decode.exif, decode.scaled, decode.short_side)
         if described is None:
             return maker.start(
                 pool, items, plan, parameters, place.memory, place.finish, substitute, is_batch=threaded,
@@ -288,12 +261,8 @@ class Runtime(ProcessRuntime[Options]):
             paths, arriving = items.packed_paths(), None
         else:
             paths, arriving = self._remote.arriving(rows, items.paths(), kept is not None)
-        batch.begin_natively(
-            Described(described, paths, self._source.info_in, kept, arriving, place.then),
-            pool,
-            self._channel,
-            self._threads,
-        )
+        told = Described(described, paths, self._source.info_in, kept, arriving, place.then)
+        batch.begin_natively(told, pool, self._channel, self._threads)
         return batch
 
     def hand_out(self, samples: Sequence[Any]) -> list[Any]:
@@ -304,20 +273,14 @@ class Runtime(ProcessRuntime[Options]):
         before = self._handed_out()
         if before is not None:
             before.release()
-        self._handed_out = weakref.ref(samples.whole) if type(samples) is BatchSamples else _no_batch
+        self._handed_out = weakref.ref(samples) if type(samples) is BatchSamples else lambda: None
         return list(samples)
 
     def maker_on(self, device: Any) -> DeviceMaker | None:
-        """Return what makes batches of bytes on a device; None if nothing does."""
         with self._lock:
             if device not in self._makers_on:
                 self._makers_on[device] = self._new_maker(device)
             return self._makers_on[device]
-
-    def turn_on(self, device: Any) -> Turn | None:
-        """Begin a batch of bytes on a device; None if none is made there."""
-        maker = self.maker_on(device)
-        return None if maker is None else maker.turn()
 
     def _new_maker(self, device: Any) -> DeviceMaker | None:
         from fastpipe.images.gpu_batches import DeviceMaker, device_decoder, share_of
@@ -328,23 +291,9 @@ class Runtime(ProcessRuntime[Options]):
             share = Share(share_of(self.options.decode))
             maker = None if decoder is None else DeviceMaker(device, decoder, share)
         except Exception as error:  # a driver too old, a library without its part for GPUs
-            text = f"{type(error).__name__}: {error}"
-            _log.warning("images are decoded on the CPU, not on %s: %s", device, text)
+            name = type(error).__name__
+            _log.warning("images are decoded on the CPU, not on %s: %s: %s", device, name, error)
             return None
         if maker is not None:
             _log.info("images are decoded on %s: %s", device, maker.describe())
         return maker
-
-
-def _no_batch() -> None:
-    return None
-
-
-def _noted(read: Callable[..., Found]) -> Callable[..., Found]:
-    """In a worker, note what is about to be read."""
-
-    def noted(path: str, file: bytes | None = None) -> Found:
-        note(path)
-        return read(path, file)
-
-    return noted

@@ -10,37 +10,28 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
-from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, Sampler, SequentialSampler
-
-from fastpipe.core.order import (
-    Arrangement,
-    GroupedSamples,
-    Groups,
-    RankBatch,
-    ShardedBatches,
-    Tour,
-    TouredSamples,
-    default_window,
-    order_of,
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
 )
+
+from fastpipe.core import order as orders
+from fastpipe.core.order import Arrangement, RankBatch, ShardedBatches, order_of
 from fastpipe.errors import OptionError
 from fastpipe.options import Shard, Shuffle
-from fastpipe.torch.source import Source, ends_of, is_fast_folder, is_rows, numbers_of
-
-if TYPE_CHECKING:
-    from fastpipe.torch.order import EpochOrder
-
-__all__ = [
-    "DatasetBatches", "EffectiveSeed", "EpochBatches", "GroupSampler", "OrderRef", "RankCheck",
-    "ShardSampler", "ShuffleSampler", "arrangement_for", "arrangement_of", "draw_seed", "shard_sampler",
-    "tensor_of", "text_of",
-]  # fmt: skip
+from fastpipe.torch.wrappers import ends_of, is_fast_folder, is_rows, numbers_of
 
 
 class EpochBatches:
@@ -55,11 +46,9 @@ class EpochBatches:
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next epoch."""
         self.epoch = epoch
 
     def steps(self, start: int = 0) -> ShardedBatches:
-        """Return where the batches are, from a position on."""
         return ShardedBatches(self.count, self.batch_size, self.shard, drop_last=self.drop_last, start=start)
 
     def indices(self, epoch: int, start: int = 0) -> Iterator[tuple[list[int], RankBatch]]:
@@ -76,7 +65,8 @@ class EpochBatches:
 
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
         """Return an epoch's indices on all ranks, int64 (N,)."""
-        return np.asarray(order_of(self.count, self.seed, epoch, self.arrangement), np.int64)
+        order = order_of(self.count, self.seed, epoch, self.arrangement)
+        return np.arange(self.count) if isinstance(order, range) else np.asarray(order, np.int64)
 
     def __iter__(self) -> Iterator[list[int]]:
         # An epoch begins with its first batch: a stock loader with workers takes two iterators for one.
@@ -100,7 +90,6 @@ class ShardSampler(DistributedSampler[int]):
         self.order = OrderRef(None)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the loader's next epoch."""
         super().set_epoch(epoch)
         self.order.set_epoch(epoch)
 
@@ -121,8 +110,7 @@ class ShardSampler(DistributedSampler[int]):
     def _batches(self) -> EpochBatches:
         order = self.order.get()
         assert order is not None, "a loader sets it, and lives"
-        batches = order.ours()
-        assert batches is not None
+        batches: EpochBatches = order.ours()
         return batches
 
 
@@ -142,7 +130,6 @@ class ShuffleSampler(RandomSampler):
         self.order = OrderRef(None)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next epoch, the loader's too."""
         self.epoch = epoch
         self.order.set_epoch(epoch)
 
@@ -159,12 +146,12 @@ class ShuffleSampler(RandomSampler):
 
 
 class OrderRef:
-    """Refers to a loader's order without keeping it, or anything it refers to, alive."""
+    """Refers to a loader's ``EpochOrder`` without keeping it, or anything it refers to, alive."""
 
-    def __init__(self, order: EpochOrder | None) -> None:
+    def __init__(self, order: Any) -> None:
         self._ref = None if order is None else weakref.ref(order)
 
-    def get(self) -> EpochOrder | None:
+    def get(self) -> Any:
         return None if self._ref is None else self._ref()
 
     def set_epoch(self, epoch: int) -> None:
@@ -182,10 +169,8 @@ class OrderRef:
 class GroupSampler(Sampler[int]):
     """The sampler that a loader with ``Shuffle(unit="group")`` shows.
 
-    Without a seed each epoch's is drawn from the generator, as ``RandomSampler`` does it.
-
-    Attributes:
-        drawn: the seed of the epoch that began last, if its samples are drawn by it.
+    Without a seed each epoch's is drawn from the generator, as ``RandomSampler`` does it: ``drawn``, if
+    samples are drawn by it.
     """
 
     drawn: int | None = None
@@ -208,7 +193,6 @@ class GroupSampler(Sampler[int]):
 
 
 def draw_seed(generator: torch.Generator | None) -> int:
-    """A seed of 64 bits from torch's generator."""
     drawn = torch.empty((), dtype=torch.int64).random_(-(2**63), 2**63 - 1, generator=generator)
     return int(drawn.item())
 
@@ -222,19 +206,19 @@ def arrangement_of(dataset: Any, shuffle: Shuffle) -> Arrangement | None:
         return None
     bases = list(dict.fromkeys(ends_of(dataset)))
     window = shuffle.window
-    is_tour = [isinstance(base, TouredSamples) for base in bases]
+    is_tour = [isinstance(base, orders.TouredSamples) for base in bases]
     if any(is_tour) and not all(is_tour):
         raise OptionError("Shuffle(unit='group') makes no common order of patches and other samples")
     if all(is_tour):
         if window is None:
             window = min((base._tour_window() for base in bases), default=1)
-        return Tour(dataset, bases, window, partial(_tour_ranks, dataset, window))
+        return orders.Tour(dataset, bases, window, partial(_tour_ranks, dataset, window))
     groups = numbers_of(dataset, _groups_of)
     if window is None:
-        window = default_window(bases)
+        window = orders.default_window(bases)
     for base in bases:
         base._expect_window(window)
-    return Groups(groups, window)
+    return orders.Groups(groups, window)
 
 
 def _tour_ranks(dataset: Any, window: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
@@ -242,7 +226,7 @@ def _tour_ranks(dataset: Any, window: int, seed: int, epoch: int) -> npt.NDArray
 
 
 def _groups_of(base: Any) -> npt.NDArray[np.int64]:
-    if not isinstance(base, GroupedSamples):
+    if not isinstance(base, orders.GroupedSamples):
         raise OptionError(
             f"Shuffle(unit='group') is for datasets whose samples are read in groups, such as "
             f"FastHDF5Dataset; those of a {type(base).__name__} are not: use shuffle=True"
@@ -255,10 +239,8 @@ def _groups_of(base: Any) -> npt.NDArray[np.int64]:
 
 def shard_sampler(
     dataset: Any, shard: Shard, shuffle: bool | None, sampler: Any, batch_sampler: Any,
-    batch_size: int | None, arrangement: Arrangement | None,
-    seed: int | None, source: Source | None,
+    batch_size: int | None, arrangement: Arrangement | None, seed: int | None, skips: bool,
 ) -> ShardSampler:  # fmt: skip
-    """The sampler that a loader with ``shard=`` shows."""
     if not isinstance(shard, Shard):
         raise OptionError(f"shard= must be a fastpipe.Shard or None, got {shard!r}")
     if isinstance(dataset, IterableDataset):
@@ -279,7 +261,7 @@ def shard_sampler(
             "shard= with shuffle=True needs a seed=, the same on every rank: else ranks would take "
             "parts of different orders"
         )
-    if source is not None and source.skips:
+    if skips:
         raise OptionError(
             "bad_samples='skip' makes epochs shorter, on each rank by another number, and ranks would "
             "wait for each other for ever: use bad_samples='replace' with shard="
@@ -288,7 +270,6 @@ def shard_sampler(
 
 
 def arrangement_for(dataset: Any, shuffle: Shuffle, sampler: Any, batch_sampler: Any) -> Arrangement | None:
-    """Return the groups that a loader's ``Shuffle`` is about; None if it is about samples."""
     if isinstance(dataset, IterableDataset):
         raise OptionError(f"{shuffle!r} is an order of indices, which an IterableDataset has not")
     if sampler is not None or batch_sampler is not None:
@@ -296,17 +277,12 @@ def arrangement_for(dataset: Any, shuffle: Shuffle, sampler: Any, batch_sampler:
     return arrangement_of(dataset, shuffle)
 
 
-class EffectiveSeed:
-    """The seed that counts: the loader's own, else the dataset's.  Does not refer to the loader."""
-
-    def __init__(self, seed: int | None, dataset: Any) -> None:
-        self._seed, self._dataset = seed, dataset
-
-    def __call__(self) -> int | None:
-        if self._seed is not None:
-            return self._seed
-        first = ends_of(self._dataset)[0]
-        return first.seed if is_rows(first) or is_fast_folder(first) else None
+def effective_seed(seed: int | None, dataset: Any) -> int | None:
+    """Return the seed that counts: the loader's own, else the dataset's."""
+    if seed is not None:
+        return seed
+    first = ends_of(dataset)[0]
+    return first.seed if is_rows(first) or is_fast_folder(first) else None
 
 
 # ---- for stock loaders -------------------------------------------------------------------------------
@@ -315,21 +291,10 @@ class EffectiveSeed:
 class DatasetBatches(Sampler[list[int]]):
     """What a dataset's ``batch_sampler`` gives: batches of indices, another order for each epoch.
 
-    Args:
-        dataset: with a ``seed``.
-        batch_size: samples in a batch.
-        shuffle: False, True or a ``Shuffle``.
-        drop_last: leave out an incomplete last batch.
-        shard: the rank's part; None for everything.
-
     Attributes:
-        batch_size, drop_last: as given.
         epoch: number of the next epoch.
         generator: from which an epoch's seed is drawn, where the dataset has none.
         arrangement: the samples' groups, where these are shuffled.
-
-    Raises:
-        OptionError: an option's value cannot work.
     """
 
     def __init__(
@@ -383,11 +348,9 @@ class DatasetBatches(Sampler[list[int]]):
         # An epoch begins with its first batch.  A stock loader with workers takes two iterators for one,
         # and who resumes sets the generator before the first draw.
         epoch, self.epoch = self.epoch, self.epoch + 1
-        seed = None
-        if self._shuffles:
-            seed = self._dataset.seed
-            if seed is None:
-                seed, epoch = draw_seed(self.generator), 0
+        seed = self._dataset.seed if self._shuffles else None
+        if self._shuffles and seed is None:
+            seed, epoch = draw_seed(self.generator), 0
         # The order may be the samples' own, but these others in each epoch.
         key = self._dataset.seed if seed is None else seed
         keyed = getattr(self._dataset, "_keyed_indices", None)
@@ -420,18 +383,17 @@ class RankCheck:
         self._has_warned = False
 
     def warn_if_ranks_disagree(self, shard: Shard, values: dict[str, Any]) -> None:
-        """Warn if another rank of this loader has other values."""
         if self._has_warned or shard.world == 1 or not dist.is_available() or not dist.is_initialized():
             return
         if dist.get_world_size() != shard.world:
             return
         store: Any = dist.distributed_c10d._get_default_store()
-        store.set(self._name(shard.mode, shard.rank), json.dumps(values))
+        prefix = f"fastpipe/loader/{self._number}/{shard.mode}/"
+        store.set(f"{prefix}{shard.rank}", json.dumps(values))
         for rank in range(shard.world):
-            name = self._name(shard.mode, rank)
-            if rank == shard.rank or not store.check([name]):
+            if rank == shard.rank or not store.check([f"{prefix}{rank}"]):
                 continue
-            theirs = json.loads(store.get(name))
+            theirs = json.loads(store.get(f"{prefix}{rank}"))
             differing = [key for key in values if values[key] != theirs.get(key)]
             if differing:
                 self._has_warned = True
@@ -446,17 +408,47 @@ class RankCheck:
                 )
                 return
 
-    def _name(self, mode: str, rank: int) -> str:
-        return f"fastpipe/loader/{self._number}/{mode}/{rank}"
+
+# ---- what is known of samplers, and their states ------------------------------------------------------
+
+# They draw all of an epoch when they are first asked.  Others might draw, or look at something, each time:
+# not before the loader asks them.
+AT_ONCE = (
+    SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler, ShardSampler,
+    ShuffleSampler, GroupSampler,
+)  # fmt: skip
+# Their order comes from a generator, or from nothing, so that it can be drawn again.
+REPLAYED = (*AT_ONCE, RandomSampler, list, tuple, range, np.ndarray, torch.Tensor)
+DRAWN = (RandomSampler, ShuffleSampler, SubsetRandomSampler, WeightedRandomSampler, GroupSampler)
 
 
 def text_of(state: torch.Tensor | None) -> str | None:
-    """A generator's state as text, for JSON."""
     return None if state is None else base64.b64encode(state.numpy().tobytes()).decode("ascii")
 
 
 def tensor_of(text: str | None) -> torch.Tensor | None:
-    """The state that ``text_of`` gave."""
     if text is None:
         return None
     return torch.from_numpy(np.frombuffer(base64.b64decode(text), np.uint8).copy())
+
+
+def innermost(sampler: Any) -> Any:
+    while type(sampler) is BatchSampler:
+        sampler = sampler.sampler
+    return sampler
+
+
+def sampler_state(index_sampler: Any) -> Any:
+    """Return a sampler's state before an epoch; None if it has none."""
+    inner = innermost(index_sampler)
+    if hasattr(inner, "state_dict"):
+        return inner.state_dict()
+    return {"epoch": inner.epoch} if type(inner) in (DistributedSampler, ShuffleSampler) else None
+
+
+def set_sampler_state(index_sampler: Any, state: Any) -> None:
+    inner = innermost(index_sampler)
+    if state is not None and type(inner) in (DistributedSampler, ShuffleSampler):
+        inner.set_epoch(state["epoch"])
+    elif state is not None and hasattr(inner, "load_state_dict"):
+        inner.load_state_dict(state)

@@ -10,7 +10,7 @@ import math
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
-from typing import Any, NamedTuple, SupportsIndex, overload
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -23,62 +23,7 @@ from fastpipe.core.types import Key
 from fastpipe.images.pixels import Conversion
 from fastpipe.torch.transport import is_in_lane
 
-__all__ = [
-    "BatchSample", "BatchSamples", "BatchTensor", "DictSample", "LazySamples", "Part", "Row",
-    "SampleRows", "TupleSample", "Unfinished", "Value", "collate_unfinished", "collated", "copied",
-    "entry", "samples_of", "torch_dtype",
-]  # fmt: skip
-
-
 # ---- images ------------------------------------------------------------------------------------------
-
-
-class BatchTensor:
-    """A batch tensor of which some samples are the rows.
-
-    Attributes:
-        tensor: (N, C, H, W); None once no sample may be a view of it any more.
-        end: what the plan has left to do to it.
-        key: of augmentations that are left to do to it.
-        is_taken: it was handed out as a collated batch: another collation of its samples copies.
-    """
-
-    __slots__ = ("__weakref__", "_rows", "end", "is_taken", "key", "tensor")
-
-    def __init__(self, tensor: torch.Tensor, end: Conversion | None = None, key: Key | None = None) -> None:
-        self.tensor: torch.Tensor | None = tensor
-        self.end, self.key = end, key
-        self.is_taken = False
-        self._rows: list[weakref.ref[torch.Tensor]] = []
-
-    def row(self, tensor: torch.Tensor, kind: type) -> torch.Tensor:
-        """Return a row of the tensor as a sample's image, of the class that the transform gives."""
-        # No view to torch, which would keep the batch even when the image has memory of its own.
-        image: torch.Tensor = torch.Tensor._make_subclass(kind, tensor)
-        self._rows.append(weakref.ref(image))
-        return image
-
-    def cut_off(self, image: torch.Tensor) -> None:
-        """Give a sample's image memory of its own, unless it is the only one."""
-        tensor = self.tensor
-        if tensor is None or (len(tensor) == 1 and not self.is_taken):
-            return
-        # What comes from a worker by its lane is cut off where it is received.
-        if not (type(image) is torch.Tensor and is_in_lane(tensor)):
-            with torch.inference_mode(False):
-                image.data = image.clone()
-
-    def release(self) -> None:
-        """Give each sample that is still there memory of its own."""
-        for row in self._rows:
-            image = row()
-            if image is not None and self.tensor is not None and _shares(image, self.tensor):
-                self.cut_off(image)
-        self._rows, self.tensor = [], None
-
-
-def _shares(image: torch.Tensor, tensor: torch.Tensor) -> bool:
-    return image.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
 
 
 class BatchSample(tuple[Any, ...]):
@@ -88,7 +33,7 @@ class BatchSample(tuple[Any, ...]):
     From then on it has memory of its own.
     """
 
-    whole: BatchTensor | None = None  # of which the image is a row
+    whole: BatchSamples | None = None  # of whose tensor the image is a row
     position = 0
 
     def alone(self) -> tuple[Any, ...]:
@@ -125,47 +70,68 @@ def entry(sample: Any, place: int) -> Any:
 
 
 class BatchSamples(Sequence[Any]):
-    """The samples of a batch, in order, each made when it is looked at."""
+    """The samples of a batch of images, in order, each made when it is looked at.
 
-    def __init__(self, whole: BatchTensor, kind: type, targets: list[Any] | npt.NDArray[np.int64]) -> None:
-        self.whole, self.targets = whole, targets
+    Attributes:
+        tensor: (N, C, H, W), whose rows are images of the class ``kind``; None once none may be a view of it.
+        end, key: what the plan has left to do to it, and the key of augmentations that are left to do.
+        is_taken: it was handed out as a collated batch: another collation of its samples copies.
+    """
+
+    def __init__(
+        self, tensor: torch.Tensor, kind: type, targets: list[Any] | npt.NDArray[np.int64],
+        end: Conversion | None = None, key: Key | None = None,
+    ) -> None:  # fmt: skip
+        self.tensor: torch.Tensor | None = tensor
+        self.targets, self.end, self.key = targets, end, key
+        self.is_taken = False
         self._kind = kind
+        self._rows: list[weakref.ref[torch.Tensor]] = []
 
     def __len__(self) -> int:
         return len(self.targets)
 
-    @overload
-    def __getitem__(self, position: int) -> BatchSample: ...
-    @overload
-    def __getitem__(self, position: slice) -> list[BatchSample]: ...
-    def __getitem__(self, position: int | slice) -> BatchSample | list[BatchSample]:
+    def __getitem__(self, position: Any) -> Any:
         if isinstance(position, slice):
             return list(self)[position]
         position = range(len(self))[position]
-        assert self.whole.tensor is not None
-        return self._sample(position, self.whole.tensor[position])
+        assert self.tensor is not None
+        return self._sample(position, self.tensor[position])
 
     def __iter__(self) -> Iterator[BatchSample]:
-        assert self.whole.tensor is not None
-        return map(self._sample, itertools.count(), self.whole.tensor.unbind(0))
+        assert self.tensor is not None
+        return map(self._sample, itertools.count(), self.tensor.unbind(0))
 
     def _sample(self, position: int, row: torch.Tensor) -> BatchSample:
         targets = self.targets
         target = targets.item(position) if isinstance(targets, np.ndarray) else targets[position]
-        sample = BatchSample((self.whole.row(row, self._kind), target))
-        sample.whole, sample.position = self.whole, position
+        # No view to torch, which would keep the batch even when the image has memory of its own.
+        image: torch.Tensor = torch.Tensor._make_subclass(self._kind, row)
+        self._rows.append(weakref.ref(image))
+        sample = BatchSample((image, target))
+        sample.whole, sample.position = self, position
         return sample
 
+    def cut_off(self, image: torch.Tensor) -> None:
+        """Give a sample's image memory of its own, unless it is the only one."""
+        tensor = self.tensor
+        if tensor is None or (len(tensor) == 1 and not self.is_taken):
+            return
+        # What comes from a worker by its lane is cut off where it is received.
+        if not (type(image) is torch.Tensor and is_in_lane(tensor)):
+            with torch.inference_mode(False):
+                image.data = image.clone()
 
-def samples_of(
-    tensor: torch.Tensor,
-    kind: type,
-    targets: list[Any] | npt.NDArray[np.int64],
-    end: Conversion | None = None,
-    key: Key | None = None,
-) -> BatchSamples:
-    """The samples of a batch, in order."""
-    return BatchSamples(BatchTensor(tensor, end, key), kind, targets)
+    def release(self) -> None:
+        for row in self._rows:
+            image = row()
+            if image is not None and self.tensor is not None and _address(image) == _address(self.tensor):
+                self.cut_off(image)
+        self._rows, self.tensor = [], None
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 class Unfinished(NamedTuple):
@@ -180,7 +146,7 @@ def collate_unfinished(samples: Any) -> Unfinished:
     """``default_collate`` of samples whose plan may have left its end out."""
     end, key = None, None
     if type(samples) is BatchSamples:
-        end, key = samples.whole.end, samples.whole.key
+        end, key = samples.end, samples.key
     elif type(samples) is list and type(next(iter(samples), None)) is BatchSample:
         whole = samples[0].whole
         end, key = (None, None) if whole is None else (whole.end, _key_of(samples))
@@ -210,13 +176,11 @@ def collated(samples: Any, collate_fn: Callable[[Any], Any]) -> Any:
 
 def _key_of(samples: Sequence[BatchSample]) -> Key | None:
     """Return the key of samples of one batch, or of several if others were left out."""
-    wholes = [(sample.whole, sample.position) for sample in samples]
-    first = wholes[0][0]
+    first = samples[0].whole
     if first is None or first.key is None:
         return None
-    draws = [
-        whole.key.draws[position] for whole, position in wholes if whole is not None and whole.key is not None
-    ]
+    keys = [(one.whole.key, one.position) for one in samples if one.whole is not None]
+    draws = [key.draws[position] for key, position in keys if key is not None]
     return Key(first.key.seed, first.key.epoch, np.array(draws, np.int64))
 
 
@@ -226,9 +190,9 @@ def _collate_samples(
     """``default_collate`` of ``(image, target)`` tuples, without a copy of a batch that is complete and in
     order."""
     stacks_as_usual = (collate_fn_map or {}).get(torch.Tensor) is collate_tensor_fn
-    if type(batch) is BatchSamples and stacks_as_usual and not batch.whole.is_taken:
-        batch.whole.is_taken = True
-        return [batch.whole.tensor, _collate_targets(batch.targets, collate_fn_map)]
+    if type(batch) is BatchSamples and stacks_as_usual and not batch.is_taken:
+        batch.is_taken = True
+        return [batch.tensor, _collate_targets(batch.targets, collate_fn_map)]
     whole = batch[0].whole
     tensor = None if whole is None else whole.tensor
     if (
@@ -272,7 +236,6 @@ class Value(NamedTuple):
 
     @classmethod
     def of(cls, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Value:
-        """The value of these elements, which are no arrays themselves, and this shape."""
         return cls(dtype, shape, dtype.itemsize * math.prod(shape), torch_dtype(dtype))
 
 
@@ -314,32 +277,33 @@ class LazySamples(MutableSequence[Any]):
     """The samples of a batch, in the place of a list: each is made when it is asked for.
 
     One that the script asks for has memory of its own, so that whoever keeps it does not keep the batch.
+    ``views`` are the samples as views of it.
     """
 
-    def __init__(self, views: Sequence[Any]) -> None:
+    def __init__(self, views: Sequence[Any] = ()) -> None:
         self._views = views
         self._seen: dict[int, Any] = {}  # what user code was handed, by numbers
         self._changed: list[Any] | None = None  # what user code has made of it
 
+    def _view(self, number: int) -> Any:
+        return self._views[number]
+
+    def _count(self) -> int:
+        return len(self._views)
+
     def __len__(self) -> int:
-        return len(self._views) if self._changed is None else len(self._changed)
+        return self._count() if self._changed is None else len(self._changed)
 
-    @overload
-    def __getitem__(self, number: int) -> Any: ...
-
-    @overload
-    def __getitem__(self, number: slice) -> list[Any]: ...
-
-    def __getitem__(self, number: int | slice) -> Any:
+    def __getitem__(self, number: Any) -> Any:
         if self._changed is not None:
             return self._changed[number]
         if isinstance(number, slice):
             return [self[one] for one in range(*number.indices(len(self)))]
-        if sys._getframe(1).f_code is collate.__code__:  # which looks at the first for its type
-            return self._views[number]
         number = range(len(self))[number]
+        if sys._getframe(1).f_code is collate.__code__:  # which looks at the first for its type
+            return self._view(number)
         if number not in self._seen:
-            self._seen[number] = copied(self._views[number])
+            self._seen[number] = copied(self._view(number))
         return self._seen[number]
 
     def __setitem__(self, number: Any, value: Any) -> None:
@@ -349,11 +313,9 @@ class LazySamples(MutableSequence[Any]):
         del self._list()[number]
 
     def insert(self, number: int, value: Any) -> None:
-        """As a list's."""
         self._list().insert(number, value)
 
     def sort(self, *, key: Callable[[Any], Any] | None = None, reverse: bool = False) -> None:
-        """As a list's, which collate functions like to use."""
         self._list().sort(key=key, reverse=reverse)
 
     def _list(self) -> list[Any]:
@@ -371,37 +333,28 @@ class LazySamples(MutableSequence[Any]):
 
     def peek(self) -> Any:
         """The first sample, for a caller that does not keep it."""
-        return self._views[0] if self.is_whole else self[0]
+        return self._view(0) if self.is_whole else self[0]
 
     def to_collate(self) -> list[Any]:
         """The samples, for a caller that does not keep them."""
-        return list(self._views) if self.is_whole else self._list()
+        return list(map(self._view, range(self._count()))) if self.is_whole else self._list()
 
 
-class _Views(Sequence[Any]):
-    """The samples of a batch's arrays, as views of them."""
-
+class SampleRows(LazySamples):
     def __init__(self, form: Form, parts: Sequence[Part]) -> None:
+        super().__init__()
         self._form, self._parts = form, parts
+        self._is_taken = False
 
-    def __len__(self) -> int:
+    def _count(self) -> int:
         return len(self._parts[0].array)
 
-    def __getitem__(self, number: Any) -> Any:
+    def _view(self, number: int) -> Any:
         values = [part.array[number] for part in self._parts]
         if self._form.kind == "value":
             value = values[0]
             return value.view(Row) if isinstance(value, np.ndarray) and not value.dtype.hasobject else value
         return _KINDS[self._form.kind](self._form.sample(values))
-
-
-class SampleRows(LazySamples):
-    """Samples that are rows of a batch's arrays."""
-
-    def __init__(self, form: Form, parts: Sequence[Part]) -> None:
-        super().__init__(_Views(form, parts))
-        self._form, self._parts = form, parts
-        self._is_taken = False
 
     def collated(self, collate_fn_map: Mapping[Any, Any]) -> Any:
         """The batch as ``default_collate`` makes it; the first time without a copy."""
@@ -431,7 +384,6 @@ def copied(sample: Any) -> Any:
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
-    """torch's type of the same bytes; None where it has none."""
     try:
         return torch.from_numpy(np.empty(0, dtype)).dtype
     except (TypeError, ValueError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -13,9 +14,7 @@ import torch
 from fastpipe.core.casting import unheld
 from fastpipe.errors import OptionError
 from fastpipe.torch.loader import FastLoader
-from fastpipe.torch.source import is_rows, numbers_of
-
-__all__ = ["GroupBatches", "Reduced", "group_batches", "segment_reduce"]
+from fastpipe.torch.wrappers import is_rows, numbers_of
 
 _HOW = ("mean", "max", "vote")
 _INT64 = np.dtype(np.int64)
@@ -52,48 +51,43 @@ def group_batches(
     [0, 1, 2, 3, 4] [0, 0, 1, 1, 1]
     [5] [2]
     """
-    return GroupBatches(dataset, k, groups, num_workers, device)
-
-
-class GroupBatches:
-    """What ``group_batches`` gives.
-
-    Attributes:
-        loader: the ``FastLoader`` that reads the batches.
-        k: groups in a batch.
-    """
-
-    def __init__(self, dataset: Any, k: int, groups: Any, num_workers: int, device: Any) -> None:
-        self.k = operator.index(k)
-        if self.k < 1:
-            raise OptionError(f"group_batches(k=…) must be a number from 1, got {k}")
-        ids = numbers_of(dataset, _own_ids) if groups is None else np.asarray(groups)
-        if ids.shape != (len(dataset),) or ids.dtype.kind not in "iu" or unheld(ids, _INT64).any():
-            raise OptionError(
-                f"groups must be one integer for each of the {len(dataset)} samples, within int64, got "
-                f"{ids.dtype} of shape {ids.shape}"
-            )
-        order = np.argsort(ids, kind="stable")
-        sorted_ids = ids[order].astype(np.int64)
-        starts = np.flatnonzero(np.diff(sorted_ids, prepend=sorted_ids[:1] - 1))
-        cuts = starts[self.k :: self.k]
-        self._ids = [torch.from_numpy(part) for part in np.split(sorted_ids, cuts)] if len(ids) else []
-        batches = [part.tolist() for part in np.split(order, cuts)] if len(ids) else []
-        self.loader: FastLoader[Any] = FastLoader(
-            dataset, batch_sampler=batches, num_workers=num_workers, device=device
+    k = operator.index(k)
+    if k < 1:
+        raise OptionError(f"group_batches(k=…) must be a number from 1, got {k}")
+    ids = numbers_of(dataset, _own_ids) if groups is None else np.asarray(groups)
+    if ids.shape != (len(dataset),) or ids.dtype.kind not in "iu" or unheld(ids, _INT64).any():
+        raise OptionError(
+            f"groups must be one integer for each of the {len(dataset)} samples, within int64, got "
+            f"{ids.dtype} of shape {ids.shape}"
         )
-        source = self.loader._source()
-        if source is not None and source.skips:
-            raise OptionError(
-                "bad_samples='skip' leaves samples out of a batch, and group_batches() would not know which: "
-                "use bad_samples='raise' or 'replace'"
-            )
+    order = np.argsort(ids, kind="stable")
+    sorted_ids = ids[order].astype(np.int64)
+    cuts = np.flatnonzero(np.diff(sorted_ids, prepend=sorted_ids[:1] - 1))[k::k]
+    parts, batches = (np.split(values, cuts) if len(ids) else [] for values in (sorted_ids, order))
+    loader: FastLoader[Any] = FastLoader(
+        dataset, batch_sampler=[part.tolist() for part in batches], num_workers=num_workers, device=device
+    )
+    source = loader._source()
+    if source is not None and source.skips:
+        raise OptionError(
+            "bad_samples='skip' leaves samples out of a batch, and group_batches() would not know which: "
+            "use bad_samples='raise' or 'replace'"
+        )
+    return GroupBatches(loader, list(map(torch.from_numpy, parts)))
+
+
+@dataclass(eq=False)
+class GroupBatches:
+    """What ``group_batches`` gives; ``loader`` is the ``FastLoader`` that reads the batches."""
+
+    loader: FastLoader[Any]
+    ids: list[torch.Tensor]
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self.ids)
 
     def __iter__(self) -> Iterator[tuple[Any, torch.Tensor]]:
-        return zip(self.loader, self._ids, strict=True)
+        return zip(self.loader, self.ids, strict=True)
 
 
 class Reduced(NamedTuple):

@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import operator
-import sys
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch.utils.data import ConcatDataset, Subset
 
 from fastpipe.core.bad_samples import why_nothing_is_left
 from fastpipe.core.clock import StageClock
 from fastpipe.core.pool import Job
+from fastpipe.core.slots import KEPT_SLOTS
 from fastpipe.core.types import Key
 from fastpipe.errors import BadSampleError
-
-if TYPE_CHECKING:
-    from fastpipe.torch.indices import Prefetcher
-    from fastpipe.torch.samplers import EpochBatches
-    from fastpipe.torch.split import Split
-
-__all__ = [
-    "MOST_SPARE", "MixedBatch", "Source", "SplitError", "StartedBatch", "ends_of", "integers",
-    "is_fast_folder", "is_folder", "is_rows", "located", "numbers_of",
-]  # fmt: skip
-
+from fastpipe.torch.samplers import EpochBatches
+from fastpipe.torch.upcoming import Prefetcher
+from fastpipe.torch.wrappers import Int64Array, Located, integers, located
 
 MOST_SPARE = 1 << 30  # bytes of batches begun while one sample holds up the one that is due
 
@@ -38,31 +27,108 @@ class SplitError(ValueError):
     """A transform that is not to be split; says why."""
 
 
-class StartedBatch(Protocol):
-    """A batch that is being made."""
+class StartedBatch(ABC):
+    """A batch that is being made.
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its memory; 0 if they are not known before it is made."""
+    Attributes:
+        pending: what reads, or decodes, its samples.
+        count: samples that were asked for.
+        nbytes: of its memory; 0 if they are not known before it is made.
+        kept: numbers of the samples that it has, once it is finished.
+    """
 
-    @property
-    def kept(self) -> Sequence[int]:
-        """Numbers of the samples that it has, once it is finished."""
+    pending: Any
+    count: int
+    nbytes: int
+    kept: Sequence[int] = ()
 
-    def jobs(self) -> list[Job]:
-        """What its threads are doing."""
-
-    def is_current(self) -> bool:
-        """Whether its samples are still those of the dataset."""
-
+    @abstractmethod
     def finish(self) -> Sequence[Any]:
         """Wait for it; run what must run in this thread, in order; return its samples."""
 
+    def jobs(self) -> list[Job]:
+        found: list[Job] = self.pending.jobs
+        return found
+
+    def is_current(self) -> bool:
+        """Whether its samples are still those of the dataset."""
+        return True
+
     def why_empty(self) -> BadSampleError | None:
         """Why it has no sample once it is finished; None if none was asked for."""
+        return why_nothing_is_left(self.pending.left_out, self.count)
 
     def cancel(self) -> None:
-        """Give it up."""
+        self.pending.cancel()
+
+
+class MixedBatch(StartedBatch):
+    """A batch of several datasets: for each the places of its samples in the batch, and its part."""
+
+    def __init__(self, parts: Sequence[tuple[Int64Array, Any]]) -> None:
+        self.parts = parts
+        self.count = sum(len(rows) for rows, _ in parts)
+        self.nbytes = sum(batch.nbytes for _, batch in parts)
+
+    def is_current(self) -> bool:
+        return all(batch.is_current() for _, batch in self.parts)
+
+    def jobs(self) -> list[Job]:
+        return [job for _, batch in self.parts for job in batch.jobs()]
+
+    def why_empty(self) -> BadSampleError | None:
+        left_out = {
+            int(rows[number]): error
+            for rows, batch in self.parts
+            for number, error in batch.pending.left_out.items()
+        }
+        return why_nothing_is_left(left_out, self.count)
+
+    def cancel(self) -> None:
+        for _, batch in self.parts:
+            batch.cancel()
+
+
+class BatchedDataset:
+    """What fastpipe's datasets have in common: they answer for whole batches, by threads of this process.
+
+    Each has ``_start_batch``, ``_answers_for_batches`` (no subclass or option makes samples one by one), and
+    ``_running``: ``pool`` (None for the calling thread), ``clock`` and ``slots``, memory for large parts.
+    """
+
+    def __getitems__(self: Any, indices: Sequence[int]) -> Sequence[Any]:
+        """The samples at some positions, in their order, made side by side; what ``DataLoader`` calls for a
+        batch."""
+        if not self._answers_for_batches():
+            return [self[index] for index in indices]
+        batch = self._start_batch(indices)
+        samples = batch.finish()
+        error = None if len(samples) else batch.why_empty()
+        if error is not None:  # nothing can be collated from no samples
+            raise error
+        given: Sequence[Any] = self._handed_out(samples)
+        return given
+
+    def _handed_out(self, samples: Sequence[Any]) -> Sequence[Any]:
+        return samples
+
+    @staticmethod
+    def _only(batch: StartedBatch) -> Sequence[Any]:
+        """Finish a batch of one sample."""
+        samples = batch.finish()
+        if not len(samples):  # not an IndexError, which would silently end a loop over the dataset
+            raise batch.why_empty() or AssertionError("one sample was asked for")
+        return samples
+
+    @property
+    def clock(self: Any) -> StageClock:
+        """Time spent in this process, by stage, summed over the threads."""
+        clock: StageClock = self._running().clock
+        return clock
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Threads and open files stay here; the copy has its own when it needs them.
+        return {**self.__dict__, "_runtime": None}
 
 
 class Source(ABC):
@@ -70,15 +136,29 @@ class Source(ABC):
 
     Attributes:
         bases: these datasets, in the order of the samples.
-        by_split: what ``split`` gave, to make batches by it; with ``send_bytes`` by the first part of it.
+        by_split: what ``split`` gave, to make batches by it; where bytes are sent by the first part of it.
     """
 
-    bases: Sequence[Any]
-    by_split: Split | None = None
+    by_split: Any = None
 
-    @abstractmethod
+    def __init__(self, dataset: Any, bases: Sequence[Any]) -> None:
+        self._dataset, self.bases = dataset, list(dict.fromkeys(bases))
+
     def start(self, indices: Sequence[int], key: Key) -> StartedBatch:
         """Begin a batch."""
+        parts = located(self._dataset, integers(indices))
+        if len(parts) > 1:
+            return self._start_mixed(parts, key)
+        end, _, local = parts[0] if parts else (None, None, np.empty(0, np.int64))
+        return self._start_one(end, local, key)
+
+    @abstractmethod
+    def _start_one(self, end: Any, local: Int64Array, key: Key) -> StartedBatch:
+        """Begin a batch of one dataset, ``end``: None for an empty batch."""
+
+    @abstractmethod
+    def _start_mixed(self, parts: Sequence[Located], key: Key) -> StartedBatch:
+        """Begin a batch of several datasets."""
 
     @abstractmethod
     def describe(self) -> list[str]:
@@ -95,7 +175,7 @@ class Source(ABC):
 
     def is_best_here(self, device: Any) -> bool:
         """Whether this process alone can do some of the work: fetch what comes next, or use a device."""
-        return self.prefetcher(is_here=True) is not None
+        return bool(self.prefetchers(is_here=True))
 
     @property
     def runs_python(self) -> bool:
@@ -107,32 +187,24 @@ class Source(ABC):
         """Whether torchvision's own transforms run in threads, which hold Python's lock for most of it."""
         return False
 
-    def prefetcher(self, *, is_here: bool) -> Prefetcher | None:
-        """Return what prepares for the indices to come; None if there is nothing to prepare."""
-        return None
+    def prefetchers(self, *, is_here: bool) -> Sequence[Prefetcher]:
+        """Return what prepares for the indices to come."""
+        return ()
 
     @property
     def spare_nbytes(self) -> int:
         """Bytes of batches that may be begun while one sample holds up the one that is due."""
         return MOST_SPARE
 
-    def send_bytes(self) -> None:
-        """Leave out the end of a transform that the device can do instead."""
-        return
-
-    def make_dtype(self, dtype: str) -> None:
-        """Make float32 samples of another type, where that costs nothing: a name of torch's."""
+    def ask(self, **changes: Any) -> None:
+        """Have batches made otherwise, where that is possible: fields of ``BatchRequest``."""
         return
 
     def make_on(self, device: Any) -> bool:
         """Make batches of bytes on a device; return whether that is possible."""
         return False
 
-    def pin(self) -> None:
-        """Make batches in page-locked memory, if possible: they are copied from it to a GPU."""
-        return
-
-    def split(self) -> Split:
+    def split(self) -> Any:
         """Return the transform in two parts: what decoding does, and the rest for augmentation."""
         raise SplitError("its samples have no transform of torchvision's")
 
@@ -161,155 +233,24 @@ class Source(ABC):
         return self.is_done(batch)
 
     def waited(self, nanoseconds: int) -> None:
-        """Count the time that the consumer waited for a batch."""
         self.clock.add("wait", nanoseconds)
 
     def expect_batches(self, batches: int) -> None:
         """Keep memory for so many batches that are begun ahead."""
-        for base in self.bases:
-            base._expect_batches(batches)
+        for slots in (slots for base in self.bases for slots in base._running().slots):
+            slots.keep = max(slots.keep, KEPT_SLOTS + batches)
 
     @property
     def clock(self) -> StageClock:
-        """Time by stage."""
         clock: StageClock = self.bases[0].clock
         return clock
 
     @property
     def threads(self) -> int:
-        """Threads at work."""
-        return int(self.bases[0]._thread_count())
+        pool = self.bases[0]._running().pool
+        return pool.threads if pool else 1
 
     @property
     def skips(self) -> bool:
         """Whether bad samples are left out."""
         return any(base.bad_samples.policy == "skip" for base in self.bases)
-
-
-class MixedBatch:
-    """What batches of several datasets have in common.
-
-    Attributes:
-        parts: the datasets, the places of their samples in the batch, and their parts of it.
-    """
-
-    def __init__(self) -> None:
-        self.parts: list[tuple[Any, npt.NDArray[np.int64], Any]] = []
-        self.kept: Sequence[int] = ()
-
-    def is_current(self) -> bool:
-        return all(batch.is_current() for _, _, batch in self.parts)
-
-    def jobs(self) -> list[Job]:
-        return [job for _, _, batch in self.parts for job in batch.jobs()]
-
-    def why_empty(self) -> BadSampleError | None:
-        left_out = {
-            int(rows[number]): error
-            for _, rows, batch in self.parts
-            for number, error in batch.pending.left_out.items()
-        }
-        return why_nothing_is_left(left_out, sum(len(rows) for _, rows, _ in self.parts))
-
-    def cancel(self) -> None:
-        for _, _, batch in self.parts:
-            batch.cancel()
-
-
-# What is behind torch's ``Subset`` and ``ConcatDataset``: which datasets, and whose a sample is.
-
-Int64Array = npt.NDArray[np.int64]
-
-_LARGEST = np.iinfo(np.int64).max
-
-
-def ends_of(dataset: Any) -> list[Any]:
-    """Return the datasets at the end, in the order of the samples, repeated as they come."""
-    if type(dataset) is Subset:
-        return ends_of(dataset.dataset)
-    if type(dataset) is ConcatDataset:
-        return [end for one in dataset.datasets for end in ends_of(one)]
-    return [dataset]
-
-
-def is_rows(dataset: Any) -> bool:
-    """Whether a dataset is one of rows of arrays, without importing their module."""
-    module = sys.modules.get("fastpipe.torch.array_dataset")
-    return module is not None and isinstance(dataset, module.RowsDataset)
-
-
-def is_fast_folder(dataset: Any) -> bool:
-    """Whether a dataset is a ``FastImageFolder``, without importing it."""
-    module = sys.modules.get("fastpipe.torch.image_folder")
-    return module is not None and isinstance(dataset, module.FastImageFolder)
-
-
-def is_folder(dataset: Any) -> bool:
-    """Whether a dataset is an ``ImageFolder``, without importing torchvision."""
-    kind = getattr(sys.modules.get("torchvision.datasets"), "ImageFolder", None)
-    return kind is not None and isinstance(dataset, kind)
-
-
-def integers(indices: Sequence[int] | Int64Array) -> Int64Array:
-    """Indices as int64 (N,)."""
-    if isinstance(indices, np.ndarray) and indices.dtype == np.int64 and indices.ndim == 1:
-        return indices.copy()  # a sampler may write the next ones into the same array
-    asked = np.asarray(indices)
-    if asked.size and asked.dtype.kind not in "iu":
-        asked = np.array([operator.index(index) for index in indices], object)
-    is_nested = asked.ndim > 1 and not all(hasattr(index, "__index__") for index in indices)  # tuples, lists
-    if is_nested or asked.size != len(indices):
-        raise TypeError(f"samples have one index each, got {indices!r}")
-    if asked.dtype.kind in "uO" and asked.size and not -_LARGEST <= asked.min() <= asked.max() <= _LARGEST:
-        raise IndexError(f"samples {asked.min()} to {asked.max()}, beyond the ends of any dataset")
-    return asked.astype(np.int64).reshape(-1)
-
-
-def located(dataset: Any, indices: Int64Array) -> list[tuple[Any, Int64Array, Int64Array]]:
-    """For each dataset at the end that has some of the samples, int64 (N,): it, their places among the
-    indices, and their indices in it.  Raises what ``Subset`` and ``ConcatDataset`` raise."""
-    if type(dataset) is Subset:
-        chosen = dataset.indices
-        # A list may be changed at any time: to make an array of all of it for each batch would cost more.
-        return located(dataset.dataset, integers([chosen[index] for index in indices.tolist()]))
-    if type(dataset) is not ConcatDataset:
-        return [(dataset, np.arange(len(indices)), indices)] if len(indices) else []
-    ends = np.array(dataset.cumulative_sizes)
-    if (indices < -ends[-1]).any():  # as ConcatDataset has it
-        raise ValueError("absolute value of index should not exceed dataset length")
-    indices = np.where(indices < 0, indices + ends[-1], indices)
-    if (indices >= ends[-1]).any():
-        raise IndexError(f"sample {indices.max()} of a dataset of {ends[-1]}")
-    owners, firsts = np.searchsorted(ends, indices, side="right"), np.concatenate([[0], ends])
-    found: dict[int, tuple[Any, list[Int64Array], list[Int64Array]]] = {}
-    for owner in np.unique(owners).tolist():
-        rows = np.flatnonzero(owners == owner)
-        for end, inner, local in located(dataset.datasets[owner], indices[rows] - firsts[owner]):
-            entry = found.setdefault(id(end), (end, [], []))
-            entry[1].append(rows[inner])
-            entry[2].append(local)
-    made = []
-    for end, parts, locals_ in found.values():
-        places, inside = np.concatenate(parts), np.concatenate(locals_)
-        order = np.argsort(places)
-        made.append((end, places[order], inside[order]))
-    return made
-
-
-def numbers_of(dataset: Any, of: Callable[[Any], Int64Array]) -> Int64Array:
-    """Return a number for each sample, int64 (N,); ``of`` gives those of a dataset at the end, from 0."""
-    if type(dataset) is Subset:
-        return numbers_of(dataset.dataset, of)[integers(dataset.indices)]
-    if type(dataset) is ConcatDataset:
-        first, found = 0, []
-        for one in dataset.datasets:
-            numbers = numbers_of(one, of)
-            found.append(numbers + first)
-            first += int(numbers.max(initial=-1)) + 1
-        return np.concatenate(found)
-    return np.asarray(of(dataset), np.int64)
-
-
-# What fastpipe makes batches of: image folders and datasets of rows, also behind torch's wrappers.
-#
-# Each kind's modules are imported where there is a dataset of it: rows of arrays need no torchvision.

@@ -27,7 +27,6 @@ from fastpipe.torch.threads import do_without_helpers, is_thread_safe
 
 if TYPE_CHECKING:
     from fastpipe.augment.chains import ImageChain
-__all__ = ["Costs", "Placing", "SampleSpec", "Split", "SplitChoice", "split_of"]
 
 
 class SampleSpec(NamedTuple):
@@ -51,15 +50,15 @@ class Split:
 
     Attributes:
         given: the arguments of ``split_of``.
-        head: makes images of bytes, all of one size.
+        head: makes images of bytes, all of one ``shape``, (C, H, W).
         chain: what is left to do with them; ``rest``: the same in the user's own transforms.
         like: what samples become by that.
         example, values: an image as these get it, and its values, uint8 (C, H, W).
-        notes: what the head does how, in lines.
     """
 
     given: tuple[Any, ...]
     head: Plan
+    shape: tuple[int, ...]
     chain: ImageChain
     like: SampleSpec
     rest: tuple[Any, ...]
@@ -70,14 +69,7 @@ class Split:
     def __reduce__(self) -> tuple[Any, ...]:
         return split_of, self.given
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Of the images between the two, (C, H, W)."""
-        assert self.head.output is not None
-        return self.head.output.shape
-
     def describe(self, where: str) -> list[str]:
-        """What is done how, in lines."""
         return [*self.notes, *(f"{shortened(item)}  →  fastpipe.augment, {where}" for item in self.rest)]
 
 
@@ -87,7 +79,7 @@ def split_of(transform: Any, layout: Layout = "contiguous", decode_note: str = "
     plan = compile_plan(transform)
     if plan.output is not None:
         raise SplitError("all of the transform is in the decoding kernel")
-    head, count, is_pil = _head(items, layout)
+    head, size, count, is_pil = _head(items, layout)
     rest = tuple(items[count:])
 
     from torchvision import transforms as v1
@@ -97,7 +89,7 @@ def split_of(transform: Any, layout: Layout = "contiguous", decode_note: str = "
 
     try:
         chain = ImageChain(augment.from_torchvision(rest).ops, "the rest of the transform")
-        values = torch.from_numpy(np.random.default_rng(0).integers(0, 256, _shape(head), np.uint8))
+        values = torch.from_numpy(np.random.default_rng(0).integers(0, 256, size, np.uint8))
         example = v1.ToPILImage()(values) if is_pil else of_kind(values, head.kind)
         like = _like(rest, example)
         chain.checked(values[None])
@@ -110,25 +102,20 @@ def split_of(transform: Any, layout: Layout = "contiguous", decode_note: str = "
         )
     notes = repr(compile_plan(v1.Compose(items[:count]), decode_note=decode_note)).splitlines()[1:-1]
     given = transform, layout, decode_note
-    return Split(given, head, chain, like, rest, example, values, tuple(note.strip() for note in notes))
+    return Split(given, head, size, chain, like, rest, example, values, tuple(note.strip() for note in notes))
 
 
-def _head(items: Sequence[Any], layout: Layout) -> tuple[Plan, int, bool]:
-    """Return the plan of the transforms that make bytes of one size, their number, and whether the next one
-    gets PIL images."""
+def _head(items: Sequence[Any], layout: Layout) -> tuple[Plan, tuple[int, ...], int, bool]:
+    """Return the plan of the transforms that make bytes of one size, that, their number, and whether the next
+    one gets PIL images."""
     from torchvision import transforms as v1
 
     for count in range(len(items), 0, -1):
         for ends in ([v1.PILToTensor()], []):
             head = compile_plan(v1.Compose([*items[:count], *ends]), layout=layout)
             if head.output is not None and head.output.dtype == "uint8":
-                return head, count, bool(ends)
+                return head, head.output.shape, count, bool(ends)
     raise SplitError("its images have no single size before the first transform that is not part of decoding")
-
-
-def _shape(head: Plan) -> tuple[int, int, int]:
-    assert head.output is not None
-    return head.output.shape
 
 
 def _like(rest: Sequence[Any], example: Any) -> SampleSpec:
@@ -148,8 +135,7 @@ def _like(rest: Sequence[Any], example: Any) -> SampleSpec:
 Place = Literal["whole", "threads", "device"]
 
 _MEASURE_S = 0.5
-_ROUND_S = 0.01
-_MOST_ROUNDS = 20
+_MOST_ROUNDS = 200
 _ROUNDS_THERE = 5
 # What is not that much faster is not worth other draws, nor the risk that it is slower.
 _WORTH = 0.97
@@ -228,7 +214,6 @@ class SplitChoice:
         return split, place == "device"
 
     def note(self) -> list[str]:
-        """What was chosen and why, in lines."""
         if self._function is not None:
             return [f"augment: {shortened(self._function)}, of batches in the loop's thread"]
         if self._wanted is None or self._known is None:
@@ -241,7 +226,6 @@ class SplitChoice:
         return [f"augment={self._wanted!r}: the transform {is_split}{costs}"]
 
     def seen(self, period: float, waited: float) -> None:
-        """Learn from an epoch; see ``Placing``."""
         if self._known is not None and self._known[2] is not None:
             self._known[2].seen(period, waited)
 
@@ -271,7 +255,8 @@ def _split(source: Source | None, is_plain: bool) -> Split | SplitError:
     if not is_plain:
         return SplitError("samples are not collated by torch's default_collate")
     try:
-        return source.split()
+        split: Split = source.split()
+        return split
     except SplitError as error:
         why = str(error)
     return SplitError(why)  # which is kept, and so must not keep the frames that the error came from
@@ -304,21 +289,14 @@ def measured(split: Split, batch_size: int, device: Any) -> Costs:
 
 def _seconds(tasks: Sequence[Callable[[int], None]], pool: ThreadPool, threads: int) -> list[float]:
     """Return the seconds that each task takes with all threads at it: medians of alternating rounds."""
-
-    def timed(task: Callable[[int], None], count: int) -> float:
-        start = perf_counter()
-        pool.submit(task, count).wait()
-        return (perf_counter() - start) / count
-
-    # The first calls warm up.
-    firsts = [(timed(task, threads), timed(task, threads))[1] for task in tasks]
-    counts = [threads * max(1, min(64, int(_ROUND_S / first / threads))) for first in firsts]
     rounds: list[list[float]] = [[] for _ in tasks]
     start = perf_counter()
-    while not rounds[0] or (len(rounds[0]) < _MOST_ROUNDS and perf_counter() - start < _MEASURE_S):
-        for found, task, count in zip(rounds, tasks, counts, strict=True):
-            found.append(timed(task, count))
-    return [median(found) for found in rounds]
+    while len(rounds[0]) < 2 or (len(rounds[0]) < _MOST_ROUNDS and perf_counter() - start < _MEASURE_S):
+        for found, task in zip(rounds, tasks, strict=True):
+            begun = perf_counter()
+            pool.submit(task, threads).wait()
+            found.append((perf_counter() - begun) / threads)
+    return [median(found[1:]) for found in rounds]  # the first calls warm up
 
 
 def _seconds_there(split: Split, batch_size: int, device: torch.device) -> float:

@@ -28,10 +28,8 @@ from fastpipe.stores.listing import Listing
 from fastpipe.stores.opening import open_store
 from fastpipe.stores.retrying import RetryingStore
 from fastpipe.stores.stage import StageFolder
-from fastpipe.torch.indices import UpcomingIndices
-from fastpipe.torch.source import located
-
-__all__ = ["RemoteImages", "UpcomingRows", "remote_images", "stage_reader"]
+from fastpipe.torch.upcoming import UpcomingIndices
+from fastpipe.torch.wrappers import indices_in
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -44,6 +42,8 @@ _FOUND = 4096  # paths whose rows are remembered: of more samples than are being
 class RemoteImages:
     """The images of one dataset in a store."""
 
+    listing: Listing  # once its constructor has called ``scan``
+
     def __init__(
         self, root: str, storage_options: Mapping[str, Any] | None, stage: Stage | None, refresh: bool
     ) -> None:
@@ -52,7 +52,6 @@ class RemoteImages:
         self._root = self._location.root if is_url(root) else os.path.join(os.path.expanduser(root), "")
         self._store = RetryingStore(self._bare)
         self._stage, self._refresh = stage, refresh
-        self._found: Listing | None = None
         self._reader: ObjectReader | None = None
         self._pid = os.getpid()
 
@@ -61,14 +60,13 @@ class RemoteImages:
         classes: Sequence[str] | Callable[[list[str]], Sequence[str]] | Subset | None,
         cache: IndexCache | None,
     ) -> tuple[list[str], dict[str, int]]:
-        """Class names and their indices."""
         return find_remote_classes(
             self._store, self._root, self._location.prefix, classes, cache=cache, refresh=self._refresh
         )
 
     def scan(self, class_to_idx: Mapping[str, int], **options: Any) -> SampleTable:
         """List the samples; further arguments as of ``scan_store``."""
-        table, self._found = scan_store(
+        table, self.listing = scan_store(
             self._store, self._root, self._location.prefix, class_to_idx, refresh=self._refresh, **options
         )  # fmt: skip
         self._table = table.copy()
@@ -77,23 +75,15 @@ class RemoteImages:
         return table
 
     @property
-    def listing(self) -> Listing:
-        assert self._found is not None, "the dataset's constructor has called it"
-        return self._found
-
-    @property
     def downloaded(self) -> tuple[int, int]:
-        """Objects and bytes that this process has fetched."""
         return (0, 0) if self._reader is None else self._reader.counted()
 
     def close(self) -> None:
-        """End the threads of this process, and let go of the stage and of connections."""
         reader, self._reader = self._reader, None
         if reader is not None and self._pid == os.getpid():
             reader.close()
 
     def describe(self) -> str:
-        """Where images come from, in one line."""
         near = "fetched ahead" if self._stage is None else f"staged in {str(self._stage.dir)!r}"
         return f"{self._root}  →  {self._store.describe()}, {near}"
 
@@ -139,9 +129,9 @@ class RemoteImages:
         ), arriving
 
     def reader(self) -> ObjectReader:
-        """This process's reader, made when it is first needed."""
         if self._reader is None or self._pid != os.getpid():
-            self._reader, self._pid = self._make_reader(), os.getpid()
+            self._pid = os.getpid()
+            self._reader = new_reader(self._bare, self.listing, self._stage, self._key_of)
         return self._reader
 
     @cached_property
@@ -154,11 +144,7 @@ class RemoteImages:
         """Whether other processes find what one has fetched."""
         return self._stage is not None
 
-    def _make_reader(self) -> ObjectReader:
-        return new_reader(self._bare, self.listing, self._stage, self._key_of)
-
     def _key_of(self, path: str) -> str:
-        """The key of a path, listed or not."""
         if path.startswith(self._root):
             return self._location.prefix + path[len(self._root) :]
         return self._location.key(path)
@@ -170,7 +156,6 @@ class RemoteImages:
 def remote_images(
     root: str | Path, storage_options: Mapping[str, Any] | None, stage: Stage | None, refresh: bool
 ) -> RemoteImages | None:
-    """Return what fetches images; None if they are local files."""
     if is_url(root) or (stage is not None and storage_options is None):  # a folder: of a network, or a mount
         return RemoteImages(os.fspath(root), storage_options, stage, refresh)
     for name, is_given in {"storage_options": storage_options is not None, "refresh": refresh}.items():
@@ -181,30 +166,14 @@ def remote_images(
     return None
 
 
-def stage_reader(dataset: Any) -> ObjectReader:
-    """Return what copies the images of a dataset to its stage."""
-    remote: RemoteImages | None = dataset._remote
-    if remote is None or dataset.stage is None:
-        raise OptionError("there is no stage to copy to: give stage= a folder on a local disk")
-    return remote.reader()
-
-
-def _weakly(value: Any) -> Callable[[], Any]:
-    try:
-        return weakref.ref(value)
-    except TypeError:  # of a kind that cannot be referred to so
-        return lambda: value
-
-
 class UpcomingRows:
     """The rows of one dataset among the indices to come.  It does not keep the dataset, whose end ends its
     threads."""
 
     def __init__(
-        self, upcoming: UpcomingIndices, dataset: Any, base: Any, rows: Callable[[Int64Array], Int64Array]
+        self, upcoming: UpcomingIndices, dataset: Any, rows: Callable[[Int64Array], Int64Array]
     ) -> None:
-        self._upcoming = upcoming
-        self._dataset, self._base, self._rows = _weakly(dataset), _weakly(base), weakref.WeakMethod(rows)
+        self._upcoming, self._dataset, self._rows = upcoming, weakref.ref(dataset), weakref.WeakMethod(rows)
         self._places: tuple[Int64Array, Int64Array] | None = None
 
     def order(self) -> Iterator[Int64Array]:
@@ -226,7 +195,7 @@ class UpcomingRows:
         known = rows < len(first)
         inside = np.where(known, rows, 0)
         now = np.where(first[inside] >= upcoming.now, first[inside], second[inside] + upcoming.count)
-        uses = np.where(now >= _UNKNOWN, _UNKNOWN, now + upcoming.passed)
+        uses = np.where(now >= _UNKNOWN, _UNKNOWN, now + upcoming.epoch * upcoming.count)
         return np.where(known, uses, _UNKNOWN)
 
     def _in_order(self, later: int) -> Int64Array:
@@ -239,10 +208,8 @@ class UpcomingRows:
     def _of(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return the places among indices that belong to this dataset, and its rows there."""
         rows = self._rows()
-        if rows is not None:
-            base = self._base()
-            for end, places, local in located(self._dataset(), indices):
-                if end is base:
-                    return places, rows(np.where(local < 0, local + len(base), local))
-        none = np.zeros(0, np.int64)
-        return none, none
+        if rows is None:  # the dataset is gone
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        base: Any = rows
+        places, local = indices_in(self._dataset(), base.__self__, indices)
+        return places, rows(local)

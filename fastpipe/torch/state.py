@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-import sys
+import reprlib
+import traceback
 import warnings
 import weakref
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
 
 from fastpipe.errors import OptionError
 from fastpipe.torch.order import EpochOrder, ResumePoint
-from fastpipe.torch.samplers import GroupSampler, ShardSampler, ShuffleSampler, tensor_of, text_of
+from fastpipe.torch.samplers import REPLAYED, innermost, sampler_state, tensor_of, text_of
 
 if TYPE_CHECKING:
     from fastpipe.torch.indices import IndexBatches
 
-__all__ = [
-    "check_stateful", "is_unsaved", "point_of", "sampler_state", "set_sampler_state", "state_of",
-    "unsaved_state",
-]  # fmt: skip
-
 VERSION = 1
-# Their order comes from a generator alone, so that it can be drawn again.
-_REPLAYED = (
-    SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler,
-    ShardSampler, ShuffleSampler, GroupSampler, list, tuple, range, np.ndarray, torch.Tensor,
-)  # fmt: skip
 # They save the state of every loader that has one, whether the script wants it or not.
 _TRAINERS = {"lightning", "pytorch_lightning", "accelerate"}
 # They go on with the next epoch when the last batch was received, and do not ask for another one.
@@ -47,10 +28,9 @@ _has_warned: weakref.WeakSet[EpochOrder] = weakref.WeakSet()
 def state_of(
     order: EpochOrder, samples: int | None, seed: int | None, kept: IndexBatches | None
 ) -> dict[str, Any]:
-    """Return the state of a loader at what the user has received."""
     state: dict[str, Any] = {"version": VERSION, "seed": seed, "samples": samples}
     progress, pending = order.progress, order.pending
-    sampler = sampler_state(order.sampler, order.index_sampler)
+    sampler = sampler_state(order.index_sampler)
     if pending is not None:
         point = pending
     elif progress is None or progress.is_over or (_is_received(order) and _a_trainer_asks(_COUNTERS)):
@@ -77,12 +57,11 @@ def state_of(
 
 def _groups_of(order: EpochOrder) -> str | None:
     """Return what an order of groups depends on; None for other orders."""
-    arrangement = getattr(_innermost(order.index_sampler), "arrangement", None)
+    arrangement = getattr(innermost(order.index_sampler), "arrangement", None)
     return None if arrangement is None else str(arrangement.about)
 
 
 def point_of(state: Any, order: EpochOrder, samples: int | None, seed: int | None) -> ResumePoint:
-    """Return the point where a loader goes on by a state."""
     _check(state, order, samples, seed)
     return ResumePoint(
         epoch=state["epoch"], begun=state.get("begun", 0), batches=state["batches"],
@@ -95,7 +74,7 @@ def point_of(state: Any, order: EpochOrder, samples: int | None, seed: int | Non
 
 def _check(state: Any, order: EpochOrder, samples: int | None, seed: int | None) -> None:
     if not isinstance(state, dict) or not {"version", "seed", "samples", "epoch", "batches"} <= state.keys():
-        raise OptionError(f"load_state_dict() takes what state_dict() gave, got {_short(state)}")
+        raise OptionError(f"load_state_dict() takes what state_dict() gave, got {reprlib.repr(state)}")
     if state["version"] != VERSION:
         raise OptionError(
             f"this state has version {state['version']!r}, this fastpipe reads version {VERSION}: resume "
@@ -137,16 +116,12 @@ def _check_generator(state: Any, generator: torch.Generator | None) -> None:
                 "generator yourself and call set_epoch(epoch) instead of load_state_dict()"
             )
     elif ("global" in state) != is_global or (state.get("now") is None) != (generator is None or is_global):
+        drawn_from = "no generator" if state.get("now") is None else "a generator= of its own"
+        if "global" in state:
+            drawn_from = "torch's global generator"
         raise OptionError(
-            "this state is of a loader whose order was drawn from "
-            + (
-                "torch's global generator"
-                if "global" in state
-                else "a generator= of its own"
-                if state["now"] is not None
-                else "no generator"
-            )
-            + ", unlike this one's: make the loader with the same sampler and generator="
+            f"this state is of a loader whose order was drawn from {drawn_from}, unlike this one's: make the "
+            "loader with the same sampler and generator="
         )
 
 
@@ -194,16 +169,11 @@ def _is_received(order: EpochOrder) -> bool:
 
 
 def _a_trainer_asks(trainers: set[str]) -> bool:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if str(frame.f_globals.get("__name__")).partition(".")[0] in trainers:
-            return True
-        frame = frame.f_back
-    return False
+    frames = (frame for frame, _ in traceback.walk_stack(None))
+    return any(str(frame.f_globals.get("__name__")).partition(".")[0] in trainers for frame in frames)
 
 
 def check_stateful(method: str, order: EpochOrder, is_map_style: bool, comes_in_order: bool) -> None:
-    """Raise an error if it is unknown how far a loader is in its epoch."""
     if not is_map_style:
         raise OptionError(
             f"{method}() knows how far a loader is in an order of indices, which an IterableDataset has "
@@ -214,40 +184,10 @@ def check_stateful(method: str, order: EpochOrder, is_map_style: bool, comes_in_
             f"{method}() counts batches in their order, but in_order=False gives them as they come: "
             "leave in_order=True"
         )
-    sampler = _innermost(order.index_sampler)
-    if type(sampler) not in _REPLAYED and not hasattr(sampler, "state_dict"):
+    sampler = innermost(order.index_sampler)
+    if type(sampler) not in REPLAYED and not hasattr(sampler, "state_dict"):
         raise OptionError(
             f"the order comes from a {type(sampler).__name__}, which has no state_dict() and "
             "load_state_dict(), so that nobody knows how to go on in the middle of its epoch: add these "
             "methods to it, or use shuffle=True and a seed"
         )
-
-
-def sampler_state(sampler: Any, index_sampler: Any) -> Any:
-    """Return a sampler's state before an epoch; None if it has none."""
-    inner = _innermost(index_sampler)
-    if hasattr(inner, "state_dict"):
-        return inner.state_dict()
-    return {"epoch": inner.epoch} if type(inner) in (DistributedSampler, ShuffleSampler) else None
-
-
-def set_sampler_state(order: EpochOrder, state: Any) -> None:
-    """Give a sampler its state back."""
-    inner = _innermost(order.index_sampler)
-    if state is None:
-        return
-    if type(inner) in (DistributedSampler, ShuffleSampler):
-        inner.set_epoch(state["epoch"])
-    elif hasattr(inner, "load_state_dict"):
-        inner.load_state_dict(state)
-
-
-def _innermost(sampler: Any) -> Any:
-    while type(sampler) is BatchSampler:
-        sampler = sampler.sampler
-    return sampler
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 100 else text[:99] + "…"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,9 +22,6 @@ from fastpipe.errors import OptionError, VolumeError
 from fastpipe.torch.patch_dataset import FastPatchDataset
 from fastpipe.volumes.blending import Blender, gaussian_weights
 from fastpipe.volumes.tensorstore import opened_by_tensorstore
-
-__all__ = ["stitch"]
-
 
 _PART, _LEAST_PART = 128, 16  # the most along a dimension that is finished at once, and the least of it
 
@@ -73,13 +71,13 @@ def stitch(
     """
     volumes, starts, outs = _checked(dataset, out)
     shapes = dataset._space.shapes.tolist()
-    source = _Rows(predictions, len(dataset), len(dataset.patch_size))
+    rows = _rows(predictions, len(dataset), len(dataset.patch_size))
     chosen = _weights(weights, dataset.patch_size)
     targets = [_target(one, shape) for one, shape in zip(outs, shapes, strict=True)]
     try:
         for volume, (shape, target) in enumerate(zip(shapes, targets, strict=True)):
-            _stitch_one(source, shape, starts[volumes == volume], chosen, target, apply, max_bytes)
-        source.check_over()
+            _stitch_one(rows, shape, starts[volumes == volume], chosen, target, apply, max_bytes)
+        next(rows, None)  # an error if there are more
         for target in targets:
             target.finish()
     except BaseException:
@@ -92,7 +90,6 @@ def stitch(
 def _checked(
     dataset: FastPatchDataset, out: Any
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Sequence[Any]]:
-    """Return the volume of each patch, where it begins there, and the targets."""
     if not isinstance(dataset, FastPatchDataset):
         raise OptionError(
             f"stitch needs the FastPatchDataset itself, got {type(dataset).__name__}; for some of its "
@@ -125,84 +122,63 @@ def _checked(
 
 
 def _stitch_one(
-    source: _Rows,
-    shape: Sequence[int],
-    starts: npt.NDArray[np.int64],
-    weights: npt.NDArray[np.float32],
-    target: _Array | _File,
-    apply: Callable[[npt.NDArray[np.float32]], npt.NDArray[Any]] | None,
-    max_bytes: int,
-) -> None:
+    rows: Iterator[npt.NDArray[np.float32]], shape: Sequence[int], starts: npt.NDArray[np.int64],
+    weights: npt.NDArray[np.float32], target: _Array | _File,
+    apply: Callable[[npt.NDArray[np.float32]], npt.NDArray[Any]] | None, max_bytes: int,
+) -> None:  # fmt: skip
+    dims = len(shape)
+
     def write(start: Sequence[int], blended: npt.NDArray[np.float32]) -> None:
         made = blended if apply is None else np.asarray(apply(blended))
-        if made.shape[made.ndim - len(shape) :] != blended.shape[blended.ndim - len(shape) :]:
+        if made.shape[made.ndim - dims :] != blended.shape[blended.ndim - dims :]:
             raise OptionError(
                 f"apply= has made {made.shape} of {blended.shape}: it must keep the last dimensions"
             )
-        target.write(start, made)
+        sizes = made.shape[made.ndim - dims :]
+        box = (slice(at, at + size) for at, size in zip(start, sizes, strict=True))
+        target.write((..., *box), made, made.shape[: made.ndim - dims])
 
-    channels = source.channels() if len(starts) else 1
-    part = _part_of(shape, channels, max_bytes)
+    # The first says how many values there are for each voxel.
+    firsts = [next(rows)] if len(starts) else []
+    channels = math.prod(firsts[0].shape[: firsts[0].ndim - dims]) if firsts else 1
+    side = _PART  # of what is finished at once: several such parts fit into memory, if they can
+    while side > _LEAST_PART and 16 * (channels + 1) * side**dims > max_bytes:
+        side //= 2
+    part = [min(side, max(1, size)) for size in shape]
     target.begin(part)
     with Blender(shape, starts, weights, part, write, max_bytes, target.folder) as blender:
-        for start in starts.tolist():
-            blender.add(start, source.next())
+        for start, row in zip(starts.tolist(), chain(firsts, rows), strict=False):
+            blender.add(start, row)
 
 
-def _part_of(shape: Sequence[int], channels: int, max_bytes: int) -> list[int]:
-    """Return the shape of what is finished at once: several fit into memory, if they can."""
-    side = _PART
-    while side > _LEAST_PART and 16 * (channels + 1) * side ** len(shape) > max_bytes:
-        side //= 2
-    return [min(side, max(1, size)) for size in shape]
-
-
-class _Rows:
-    """The predictions, one by one."""
-
-    def __init__(self, batches: Iterable[Any], count: int, dims: int) -> None:
-        self._batches, self._count, self._dims = iter(batches), count, dims
-        self._taken = 0
-        self._rows: list[npt.NDArray[np.float32]] = []
-
-    def channels(self) -> int:
-        """How many values the next one has for each voxel."""
-        self._fetch()
-        return math.prod(self._rows[-1].shape[: self._rows[-1].ndim - self._dims])
-
-    def next(self) -> npt.NDArray[np.float32]:
-        self._fetch()
-        self._taken += 1
-        return self._rows.pop()
-
-    def _fetch(self) -> None:
-        while not self._rows:
-            batch = next(self._batches, None)
-            if batch is None:
-                raise OptionError(
-                    f"there were predictions for {self._taken:,} of {self._count:,} patches: go through the "
-                    "dataset in its own order, without shuffle= and drop_last="
-                )
-            if isinstance(batch, torch.Tensor):
-                batch = batch.detach().cpu()
-                # NumPy has no bfloat16.
-                batch = batch.float() if batch.is_floating_point() and batch.itemsize < 4 else batch.numpy()
-            array = np.asarray(batch)
-            if unheld(array, np.dtype(np.float32)).any():
-                raise OptionError(
-                    f"predictions are blended as float32, which cannot hold these elements of {array.dtype}: "
-                    "give scores, and make labels of them with apply="
-                )
-            array = array.astype(np.float32, copy=False)
-            if array.ndim <= self._dims:
-                raise OptionError(
-                    f"predictions must be batches (N, *channels, *patch_size), got one of {array.shape}"
-                )
-            self._rows = list(array[::-1])
-
-    def check_over(self) -> None:
-        if self._rows or next(self._batches, None) is not None:
-            raise OptionError(f"there were predictions for more than the {self._count:,} patches")
+def _rows(batches: Iterable[Any], count: int, dims: int) -> Iterator[npt.NDArray[np.float32]]:
+    """Yield the predictions, one by one; it is an error if there are fewer or more."""
+    taken = 0
+    for batch in batches:
+        if isinstance(batch, torch.Tensor):
+            batch = batch.detach().cpu()
+            # NumPy has no bfloat16.
+            batch = batch.float() if batch.is_floating_point() and batch.itemsize < 4 else batch.numpy()
+        array = np.asarray(batch)
+        if unheld(array, np.dtype(np.float32)).any():
+            raise OptionError(
+                f"predictions are blended as float32, which cannot hold these elements of {array.dtype}: "
+                "give scores, and make labels of them with apply="
+            )
+        if array.ndim <= dims:
+            raise OptionError(
+                f"predictions must be batches (N, *channels, *patch_size), got one of {array.shape}"
+            )
+        for row in array.astype(np.float32, copy=False):
+            if taken == count:
+                raise OptionError(f"there were predictions for more than the {count:,} patches")
+            taken += 1
+            yield row
+    if taken < count:
+        raise OptionError(
+            f"there were predictions for {taken:,} of {count:,} patches: go through the dataset in its own "
+            "order, without shuffle= and drop_last="
+        )
 
 
 def _weights(weights: str | npt.NDArray[np.floating[Any]], patch: Sequence[int]) -> npt.NDArray[np.float32]:
@@ -246,9 +222,8 @@ class _Array:
         """Where there is no patch, there is to be 0."""
         self._array[...] = 0
 
-    def write(self, start: Sequence[int], part: npt.NDArray[Any]) -> None:
-        lead, sizes = part.shape[: part.ndim - len(start)], part.shape[part.ndim - len(start) :]
-        wanted = self._array.shape[: self._array.ndim - len(start)]
+    def write(self, box: Any, part: npt.NDArray[Any], lead: tuple[int, ...]) -> None:
+        wanted = self._array.shape[: self._array.ndim - len(box) + 1]
         if lead != wanted:
             raise OptionError(
                 f"out= has {wanted} in front of the volume's dimensions, and the predictions, or what apply= "
@@ -259,8 +234,7 @@ class _Array:
                 f"out= has elements of {self._array.dtype}, which cannot hold those of {part.dtype}: "
                 "give another array, or apply= a function that makes such elements"
             )
-        box: list[Any] = [slice(at, at + size) for at, size in zip(start, sizes, strict=True)]
-        self._array[(..., *box)] = part
+        self._array[box] = part
 
     def finish(self) -> None:
         """Nothing is left to do."""
@@ -288,9 +262,8 @@ class _File:
             remove_tree(self._partial)
         self._begun = True
 
-    def write(self, start: Sequence[int], part: npt.NDArray[Any]) -> None:
+    def write(self, box: Any, part: npt.NDArray[Any], lead: tuple[int, ...]) -> None:
         """Write a part; the first says of which type and shape the volume is."""
-        lead = part.shape[: part.ndim - len(start)]
         if self._store is None:
             self._store, self._dtype = self._made(lead, part.dtype), part.dtype
         if unheld(part, self._dtype).any():
@@ -298,12 +271,7 @@ class _File:
                 f"apply= has made elements of {self._dtype} first, which cannot hold those of {part.dtype} "
                 "that it made later: have it make one type"
             )
-        box = tuple(slice(at, at + size) for at, size in zip(start, part.shape[len(lead) :], strict=True))
-        box = (*[slice(None)] * len(lead), *box)
-        if self._path.endswith(".npy"):
-            self._store[box] = part
-        else:
-            self._store[box].write(part.astype(self._dtype, copy=False)).result()
+        self._store[box] = part.astype(self._dtype, copy=False)
 
     def _made(self, lead: Sequence[int], dtype: np.dtype[Any]) -> Any:
         shape = (*lead, *self._shape)

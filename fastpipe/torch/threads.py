@@ -18,46 +18,30 @@ from fastpipe.core.machine import default_threads
 from fastpipe.core.pool import Process, ThreadPool
 from fastpipe.images.steps import is_pristine
 
-__all__ = [
-    "do_without_helpers", "is_thread_safe", "native_lines", "new_pool", "note", "process_of",
-    "start_noting", "stock_note", "thread_safe_types",
-]  # fmt: skip
-
-
 _MANY = 8  # threads of which one less is hardly slower
 # Found here, where a failure is an error of the import, and not in a decoding thread.
 _openmp = require_threadpoolctl("torch").ThreadpoolController().select(user_api="openmp")
 
 
 def do_without_helpers() -> None:
-    """Run torch's operations of this thread in this thread alone.
-
-    torch splits an operation on a large tensor among as many threads as there are cores, in every thread
-    that calls it.  Decoding threads occupy the cores already.  torch's worker processes do the same.
-    """
+    """Run torch's operations of this thread in this thread alone, without helpers on cores that decoding
+    threads occupy already; torch's worker processes do the same."""
     torch.get_num_threads()  # sets what is the default for this thread, which would else come later
     # torch.set_num_threads would count for all threads that start later; OpenMP's own setting is
     # the calling thread's.
     _openmp.limit(limits=1)
 
 
-def new_pool(threads: int | str, name: str) -> ThreadPool | None:
-    """Return a dataset's threads in this process; None in a worker process with one thread.  ``"auto"``: the
-    cores that this process may use, one less from 8 on."""
+def process_of(threads: int | str, name: str) -> Process:
+    """This process, with the threads of a dataset in it: none in a worker process with one thread;
+    ``"auto"`` are the cores that this process may use, one less from 8 on."""
     worker = get_worker_info()
     if threads == "auto":
         threads = default_threads(worker.num_workers if worker else 1)
         if threads >= _MANY and (worker is None or worker.num_workers == 1):
             threads -= 1  # a core for the training's own thread
-    if worker and threads == 1:  # beside the idle process it would only add a hand-over
-        return None
-    return ThreadPool(int(threads), name, do_without_helpers)
-
-
-def process_of(threads: int | str, name: str) -> Process:
-    """This process, with the threads of a dataset in it; see `new_pool`."""
-    worker = get_worker_info()
-    pool = new_pool(threads, name)
+    # One thread beside the idle process would only add a hand-over.
+    pool = None if worker and threads == 1 else ThreadPool(int(threads), name, do_without_helpers)
     return Process(pool) if worker is None else Process(pool, worker.num_workers, worker.id)
 
 
@@ -88,19 +72,11 @@ Transform = Callable[[Any], Any]
 
 
 def is_thread_safe(transforms: Sequence[Transform]) -> bool:
-    """Whether :func:`run_keyed` reproduces these transforms from any thread.
-
-    >>> from torchvision import transforms as v1
-    >>> is_thread_safe([v1.Compose([v1.ColorJitter(0.4), v1.ToTensor()])])
-    True
-    >>> is_thread_safe([v1.Lambda(lambda image: image)])
-    False
-    """
+    """Whether `run_keyed` reproduces these transforms from any thread."""
     return all(map(_is_safe, transforms))
 
 
 def stock_note(is_promised: bool, stock: Sequence[Any]) -> str:
-    """Return in words how transforms run that the plan does not know."""
     if is_promised:
         return "as it is, in threads (thread_safe=True)"
     if is_thread_safe(stock):
@@ -109,18 +85,18 @@ def stock_note(is_promised: bool, stock: Sequence[Any]) -> str:
 
 
 def thread_safe_types() -> frozenset[type]:
-    """Types that draw through torch alone, where ``KeyedGenerator`` sees it, or not at all.
+    """Types of torchvision's that draw through torch alone, where ``KeyedGenerator`` sees it, or not at all.
 
-    Exact types of ``torchvision.transforms`` and ``torchvision.transforms.v2``, once a script has imported
-    these; each is run in threads and compared with a serial run in fastpipe's tests.  Not among them:
-    ``RandomChoice`` and ``RandomOrder`` of the first generation (they draw from Python's ``random``),
-    ``Lambda`` and whatever else takes a function, and transforms of batches (``MixUp``, ``CutMix``).
+    Not among them: ``RandomChoice`` and ``RandomOrder`` of the first generation (they draw from Python's
+    ``random``), ``Lambda`` and whatever else takes a function, and transforms of batches.
     """
-    return _types()[0]
+    return _known_types()[0]
 
 
 def _is_safe(transform: Any) -> bool:
-    types, containers = _types()
+    # Else nobody has one of torchvision's transforms.
+    is_loaded = "torchvision.transforms" in sys.modules
+    types, containers = _known_types() if is_loaded else ({torch.nn.Sequential}, {torch.nn.Sequential})
     # Hooks and replaced methods are someone's code, of which nothing is known.
     if type(transform) not in types or not is_pristine(transform):
         return False
@@ -130,16 +106,9 @@ def _is_safe(transform: Any) -> bool:
     return True
 
 
-def _types() -> tuple[frozenset[type], frozenset[type]]:
-    """The types, and those of them that hold others."""
-    if "torchvision.transforms" not in sys.modules:  # then nobody has one of its transforms
-        none: frozenset[type] = frozenset({torch.nn.Sequential})
-        return none, none
-    return _types_of_torchvision()
-
-
 @cache
-def _types_of_torchvision() -> tuple[frozenset[type], frozenset[type]]:
+def _known_types() -> tuple[frozenset[type], frozenset[type]]:
+    """The types, and those of them that hold others."""
     from torchvision import transforms as v1
     from torchvision.transforms import v2
 

@@ -19,12 +19,7 @@ from fastpipe.core.order import BlockShard
 from fastpipe.errors import MissingDependencyError, OptionError
 from fastpipe.options import Shard
 from fastpipe.torch.delivery import DeferredError
-from fastpipe.torch.loader import FastLoader, accelerate
-from fastpipe.torch.order import batching_of, is_default
-from fastpipe.torch.samplers import GroupSampler, ShardSampler
-
-__all__ = ["EpochTimer", "prepare"]
-
+from fastpipe.torch.loader import FastLoader, accelerate, sampling_of
 
 # ---- ``prepare``: a ``FastLoader`` under Accelerate -------------------------------------------------
 
@@ -38,12 +33,8 @@ _REMEDY = "or use accelerator.prepare(loader), which makes a plain DataLoader of
 class _Prepared(FastLoader[_T_co]):
     """A loader that tells Accelerate what it asks of its own loaders.
 
-    Attributes:
-        gradient_state: Accelerate's, which asks the loader that is iterated over now.
-        end_of_dataloader: the batch given last is the last one.
-        remainder: samples of all ranks in an incomplete last step, which ``gather_for_metrics`` keeps;
-            else 0, and -1 if such a step is dropped.
-        use_stateful_dataloader: makes ``save_state`` and ``load_state`` ask for the state.
+    ``remainder`` are the samples of all ranks in an incomplete last step, which ``gather_for_metrics`` keeps,
+    or 0; -1 if such a step is dropped.  ``use_stateful_dataloader`` makes ``save_state`` ask for the state.
     """
 
     end_of_dataloader = False
@@ -98,11 +89,6 @@ class _Prepared(FastLoader[_T_co]):
         batches = super()._index_sampler
         return batches._batches if isinstance(batches, _ShownBatches) else batches
 
-    def _skip(self, batches: int) -> None:
-        source = self._source()
-        self._order.look_at(self)
-        self._order.skip(batches, is_refilled=source is not None and source.skips)
-
     def _remainder(self, start: int) -> int:
         if self.drop_last:
             return -1
@@ -141,7 +127,9 @@ class _Rest:
         self._loader, self._skipped = loader, skipped
 
     def __iter__(self) -> Iterator[Any]:
-        self._loader._skip(self._skipped)
+        source, order = self._loader._source(), self._loader._order
+        order.look_at(self._loader)
+        order.skip(self._skipped, is_refilled=source is not None and source.skips)
         return iter(self._loader)
 
     def __len__(self) -> int:
@@ -153,16 +141,11 @@ class _Rest:
         return getattr(self._loader, name)
 
 
-class _SkipFirstBatches:
-    """The accelerator's ``skip_first_batches``, which knows prepared loaders as well."""
-
-    def __init__(self, stock: Callable[..., Any]) -> None:
-        self._stock = stock
-
-    def __call__(self, dataloader: Any, num_batches: int = 0) -> Any:
-        if isinstance(dataloader, _Prepared):
-            return _Rest(dataloader, operator.index(num_batches))
-        return self._stock(dataloader, num_batches=num_batches)
+def _skip_first_batches(stock: Callable[..., Any], dataloader: Any, num_batches: int = 0) -> Any:
+    """As the accelerator's, for prepared loaders as well."""
+    if isinstance(dataloader, _Prepared):
+        return _Rest(dataloader, operator.index(num_batches))
+    return stock(dataloader, num_batches=num_batches)
 
 
 def _next(batches: Iterator[Any]) -> Any:
@@ -209,8 +192,8 @@ def prepare(accelerator: Any, loader: DataLoader[Any], *, seed: int | None = Non
             fast = accelerate(loader, seed=seed)  # the dataset's, which then shuffles as well
         loader = _Prepared(accelerator, **_arguments(fast, accelerator, seed))
     stock = getattr(accelerator, "skip_first_batches", None)
-    if stock is not None and not isinstance(stock, _SkipFirstBatches):
-        accelerator.skip_first_batches = _SkipFirstBatches(stock)
+    if stock is not None and getattr(stock, "func", None) is not _skip_first_batches:
+        accelerator.skip_first_batches = functools.partial(_skip_first_batches, stock)
     # Of a loader that is prepared, Accelerate takes notice only.
     prepared: FastLoader[Any] = accelerator.prepare_data_loader(loader)
     return prepared
@@ -251,7 +234,7 @@ def _arguments(loader: FastLoader[Any], accelerator: Any, seed: int | None) -> d
     arguments = {name: getattr(loader, name) for name in names if hasattr(loader, name)} | {"seed": seed}
     if accelerator.device_placement and accelerator.device.type != "cpu":
         arguments["device"] = accelerator.device
-    sampling = _sampling(loader)
+    sampling = sampling_of(loader, seed is not None)
     if accelerator.num_processes > 1:
         _check_sampling(sampling, seed)
         shard = BlockShard(accelerator.process_index, accelerator.num_processes)
@@ -262,21 +245,6 @@ def _arguments(loader: FastLoader[Any], accelerator: Any, seed: int | None) -> d
             )
         arguments["shard"] = shard
     return arguments | sampling
-
-
-def _sampling(loader: FastLoader[Any]) -> dict[str, Any]:
-    """Those of them that say which samples make which batch."""
-    batching = batching_of(loader)
-    sampler = batching.get("sampler")
-    if isinstance(sampler, ShardSampler):
-        batching["shuffle"] = sampler.arrangement.option if sampler.arrangement else sampler.shuffle
-    elif isinstance(sampler, GroupSampler):
-        batching["shuffle"] = sampler.arrangement.option
-    elif is_default(sampler):
-        batching["shuffle"] = isinstance(sampler, RandomSampler)
-    if "shuffle" in batching:
-        del batching["sampler"]
-    return batching
 
 
 def _check_sampling(sampling: dict[str, Any], seed: int | None) -> None:
@@ -369,23 +337,18 @@ class EpochTimer:
     # ---- Lightning calls these -------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Begin to hear of what the loop asks the loader for."""
         self._stop_hearing()
         if stage == "fit":
             self.epochs.clear()
             self._reset()
             self._detach = _hear(trainer.profiler, self._on_ask, self._on_got)
 
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """End it."""
+    def teardown(self, *_: Any, **__: Any) -> None:
         self._stop_hearing()
 
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """End it, as ``teardown`` is not called then."""
-        self._stop_hearing()
+    on_exception = teardown  # which is not called then
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin an epoch."""
         self._begin(perf_counter())
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -396,7 +359,6 @@ class EpochTimer:
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """End a step."""
         self._ended = perf_counter()
         if self._step_began is not None:
             self._steps.append(self._ended - self._step_began)
@@ -409,13 +371,11 @@ class EpochTimer:
         self._validation_began = perf_counter()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Let it go on."""
         if self._validation_began is not None:
             self._pausing += perf_counter() - self._validation_began
         self._validation_began = None
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Say what the epoch took."""
         if self._began is None:  # one of which no step was left to do
             return
         times = epoch_times(
@@ -466,7 +426,6 @@ class EpochTimer:
 
 
 def _log_scalars(trainer: Any, pl_module: Any, times: EpochTimes) -> None:
-    """Tell the trainer's loggers and its progress bar."""
     if trainer.world_size == 1:
         for name, value in times.scalars().items():
             pl_module.log(
@@ -483,7 +442,7 @@ def _log_scalars(trainer: Any, pl_module: Any, times: EpochTimes) -> None:
 def _hear(profiler: Any, on_ask: Callable[[], None], on_got: Callable[[], None]) -> Callable[[], None]:
     """Have two functions called around each request of the fit loop to its loader; return what ends it.
 
-    Lightning always tells its profiler of them.  No callback is as close to the request.
+    Lightning always tells its profiler of them; no callback is as close to the request.
     """
     start, stop = profiler.start, profiler.stop
     is_heard = True

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
+from weakref import WeakMethod
 
 import numpy as np
 import torch
@@ -22,12 +23,6 @@ from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import get_worker_info
 
 from fastpipe.core.lanes import Lane, LaneWriter, lanes_are_possible
-
-__all__ = [
-    "NAMED_MEMORY", "UnfinishedMessageError", "WorkerContext", "expect_from", "is_in_lane",
-    "peek_requests", "remove_names_of", "room", "send_through", "shared_flat",
-]  # fmt: skip
-
 
 # ---- requests ----------------------------------------------------------------------------------------
 
@@ -45,11 +40,11 @@ class IndexQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # whi
     def __init__(self, context: Any) -> None:
         super().__init__(ctx=context)
         self._seen: deque[Any] = deque()
-        self._before_error: Callable[[], None] = _nothing
+        self._before_error: Callable[[], Any] = lambda: None
 
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)
-        self._seen, self._before_error = deque(), _nothing
+        self._seen, self._before_error = deque(), lambda: None
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         global _current
@@ -60,10 +55,13 @@ class IndexQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # whi
         try:
             return super().get(block, timeout)
         except (OSError, EOFError):
-            self._before_error()
+            if (before := self._before_error()) is not None:
+                before()
             raise
 
-    def watch_writers(self, is_hopeless: Callable[[float], bool], before_error: Callable[[], None]) -> None:
+    def watch_writers(
+        self, is_hopeless: weakref.WeakMethod[Any], before_error: weakref.WeakMethod[Any]
+    ) -> None:
         """In the parent, let `get` raise an error if the rest of a message will not come."""
         self._before_error = before_error
         reader: Any = self._reader  # type: ignore[attr-defined]
@@ -87,14 +85,6 @@ class IndexQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # whi
             pass
         return list(self._seen)
 
-    def comes_within(self, seconds: float) -> bool:
-        """Wait until something is there, at most so long; return whether it is."""
-        return bool(self._seen) or bool(self._reader.poll(seconds))  # type: ignore[attr-defined]
-
-
-def _nothing() -> None:
-    pass
-
 
 def _receive(reader: weakref.ref[Any], read: Callable[[int, int], bytes], size: int) -> Any:
     connection = reader()
@@ -102,13 +92,14 @@ def _receive(reader: weakref.ref[Any], read: Callable[[int, int], bytes], size: 
     return type(connection)._recv(connection, size, read=read)
 
 
-def _read_unless(is_hopeless: Callable[[float], bool], descriptor: int, size: int) -> bytes:
+def _read_unless(is_hopeless: WeakMethod[Any], descriptor: int, size: int) -> bytes:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     seconds = 0.0
     while not poll.poll(1000 * _LOOK_S):
         seconds += _LOOK_S
-        if is_hopeless(seconds):
+        check = is_hopeless()
+        if check is None or check(seconds):
             raise UnfinishedMessageError("the rest of a worker's message did not come")
     return os.read(descriptor, size)
 
@@ -121,7 +112,8 @@ def peek_requests(until: Callable[[], bool]) -> list[Any]:
     if _current is None:
         return []
     seconds = _FIRST_S
-    while not _current.comes_within(seconds):
+    reader: Any = _current._reader  # type: ignore[attr-defined]
+    while not (_current._seen or reader.poll(seconds)):
         if until():
             return []
         seconds = min(2 * seconds, _LONGEST_S)  # small batches are not held up
@@ -169,7 +161,6 @@ _INLINE = 1 << 14  # bytes of a tensor that travels in the message itself
 
 
 def expect_from(lane: Lane) -> None:
-    """In the parent, accept tensors from this lane, as long as it lives."""
     _lanes[lane.number] = lane
 
 
@@ -185,11 +176,10 @@ def shared_flat(size: int) -> torch.Tensor:
     memory = None if _writer is None else _writer.take(size)
     if memory is not None:
         return torch.from_numpy(memory)
-    if not lanes_are_possible():
-        storage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
-        return torch.empty(0, dtype=torch.uint8).set_(storage)
     # All segments are in the user's hands: memory that is torch's to send, and not limited by /dev/shm.
-    return torch.empty(0, dtype=torch.uint8).set_(_unnamed(size))
+    storage: Any = torch.UntypedStorage
+    storage = _unnamed(size) if lanes_are_possible() else storage._new_shared(size)
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
 def is_in_lane(tensor: torch.Tensor) -> bool:
@@ -215,11 +205,10 @@ def remove_names_of(pids: Sequence[int]) -> None:
 
 def room() -> tuple[int, int] | None:
     """Return free and total bytes of the memory that torch shares; None if it has no limit of its own."""
-    try:
+    with contextlib.suppress(OSError):
         found = os.statvfs(NAMED_MEMORY)
-    except OSError:
-        return None
-    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+        return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+    return None
 
 
 def _unnamed(size: int) -> Any:
@@ -232,7 +221,6 @@ def _unnamed(size: int) -> Any:
 
 
 def _reduce(tensor: torch.Tensor) -> Any:
-    """Pickle a tensor on its way to the parent."""
     is_plain = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_nested
     if _writer is None or not is_plain or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
         return reduce_tensor(tensor)  # type: ignore[no-untyped-call]

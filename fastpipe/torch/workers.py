@@ -1,6 +1,4 @@
-"""Worker processes: what happens in one beside torch's own loop, what its parent learns of its end, and how
-many of them ``num_workers="auto"`` starts.
-"""
+"""Worker processes: what happens in one, what its parent learns of its end, how many ``"auto"`` starts."""
 
 from __future__ import annotations
 
@@ -9,6 +7,7 @@ import faulthandler
 import gc
 import logging
 import multiprocessing
+import operator
 import os
 import re
 import select
@@ -37,7 +36,7 @@ from fastpipe.core.processes import (
     signal_name,
     why_no_processes,
 )
-from fastpipe.core.text import printable
+from fastpipe.core.text import in_bytes, printable
 from fastpipe.core.types import Key
 from fastpipe.errors import SharedMemoryError, WorkerError
 from fastpipe.torch.fetching import UsersDataset
@@ -45,11 +44,6 @@ from fastpipe.torch.samples import BatchSample, BatchSamples, collated
 from fastpipe.torch.source import Source
 from fastpipe.torch.threads import start_noting
 from fastpipe.torch.transport import NAMED_MEMORY, expect_from, room, send_through
-
-__all__ = [
-    "WorkerCollate", "WorkerInit", "bytes_of", "choose_workers", "lanes_for", "named_in", "worker_error",
-]  # fmt: skip
-
 
 if sys.platform != "win32":  # where there are no lanes either
     import resource
@@ -73,8 +67,8 @@ def lanes_for(workers: int, segments: int) -> list[Lane]:
 class WorkerInit:
     """Runs first in each worker, then the user's own init function.
 
-    ``WorkerInfo.dataset`` becomes the user's dataset.  The worker ends with its parent, notes what
-    it is doing, and writes its stacks where the parent finds them, when it crashes or is asked.
+    The worker ends with its parent, notes what it is doing, and writes its stacks, when it crashes or is
+    asked, where the parent finds them.
     """
 
     def __init__(self, function: Callable[[int], None] | None, lanes: Sequence[Lane]) -> None:
@@ -94,8 +88,9 @@ class WorkerInit:
             gc.freeze()
         worker = get_worker_info()
         if worker is not None and isinstance(worker.dataset, UsersDataset):
-            object.__setattr__(worker, "dataset", worker.dataset.dataset)
-        _end_with(self._parent)
+            object.__setattr__(worker, "dataset", worker.dataset.dataset)  # the user's
+        if sys.platform == "linux" and not end_with_parent(self._parent):
+            end_with_pipe()  # a fork server is in between, or another thread has started it
         lane = self.lanes[worker_id] if worker_id < len(self.lanes) else None
         if lane is not None:
             self._use(lane)
@@ -128,11 +123,13 @@ class WorkerCollate:
         self._function = function
 
     def __call__(self, samples: Any) -> Any:
-        # torch's own puts tensors into shared memory, unless they are there already.
-        if self._function is default_collate and samples and not _are_shared(samples):
-            needed, space = bytes_of(_first(samples)) * len(samples), room()
-            if space is not None and needed > space[0]:
-                raise SharedMemoryError(_no_room(f"of {_mib(needed)} ", space))
+        # torch's own puts tensors into shared memory, unless they are there already, as rows of a batch are.
+        if self._function is default_collate and samples and type(samples) is not BatchSamples:
+            # As a view; indexing would copy it, and a look at it cut it off.
+            first = samples.peek() if hasattr(samples, "peek") else samples[0]
+            needed = 0 if type(first) is BatchSample else bytes_of(first) * len(samples)
+            if needed and (space := room()) is not None and needed > space[0]:
+                raise SharedMemoryError(_no_room(f"of {in_bytes(needed)} ", space))
         try:
             # Its memory has a name for a moment, which a worker that is killed would leave.
             with outliving_parent() if self._function is default_collate else nullcontext():
@@ -142,16 +139,6 @@ class WorkerCollate:
             if space is None or not ("shared memory" in str(error) and "No space" in str(error)):
                 raise
             raise SharedMemoryError(_no_room("", space)) from error
-
-
-def _are_shared(samples: Any) -> bool:
-    """Whether samples are in shared memory already, as rows of a batch are."""
-    return type(samples) is BatchSamples or type(_first(samples)) is BatchSample
-
-
-def _first(samples: Any) -> Any:
-    """Return the first sample as a view; indexing would copy it."""
-    return samples.peek() if hasattr(samples, "peek") else samples[0]
 
 
 def bytes_of(value: Any) -> int:
@@ -165,17 +152,12 @@ def bytes_of(value: Any) -> int:
 def _no_room(size: str, space: tuple[int, int]) -> str:
     return (
         f"a batch {size}does not fit into {NAMED_MEMORY}, through which torch's workers send batches: of "
-        f"{_mib(space[1])} there are {_mib(space[0])} free. Enlarge it (docker run --shm-size=…), or use "
-        "smaller batches, a smaller prefetch_factor, fewer workers, or num_workers=0"
+        f"{in_bytes(space[1])} there are {in_bytes(space[0])} free. Enlarge it (docker run --shm-size=…), or "
+        "use smaller batches, a smaller prefetch_factor, fewer workers, or num_workers=0"
     )
 
 
-def _mib(size: int) -> str:
-    return f"{size / 2**20:.1f} MiB"
-
-
 def named_in(error: BaseException, workers: Sequence[Any]) -> list[int]:
-    """Return the numbers of the workers whose processes an error of torch's names."""
     named = re.search(r"\(pid(?:\(s\))? ([\d, ]+)\)", str(error))
     pids = [int(pid) for pid in named[1].split(",")] if named else []
     return [number for number, worker in enumerate(workers) if worker.pid in pids]
@@ -185,24 +167,19 @@ def worker_error(
     head: str, found: Sequence[int], workers: Sequence[Any], lanes: Sequence[Lane], *, are_stuck: bool
 ) -> WorkerError:
     """Return an error about workers that says which, at what sample, and where in the code."""
-    parts = [head.strip().rstrip(".") + "."]
-    for number in found:
-        worker, lane = workers[number], lanes[number] if lanes else None
-        parts.append(_about(number, worker, lane, are_stuck))
-    return WorkerError("\n".join(parts), worker=found[0], pid=workers[found[0]].pid)
+    about = (_about(number, workers[number], lanes[number] if lanes else None, are_stuck) for number in found)
+    text = "\n".join([head.strip().rstrip(".") + ".", *about])
+    return WorkerError(text, worker=found[0], pid=workers[found[0]].pid)
 
 
 def _about(number: int, worker: Any, lane: Lane | None, is_stuck: bool) -> str:
-    text = f"Worker {number} (pid {worker.pid}) "
-    state = _state_of(worker.pid)
-    if is_stuck:
-        text += f"does not answer: {_STATES.get(state, f'its state is {state}.')}"
-    else:
-        text += _end_of(worker.exitcode)
+    text, state = f"Worker {number} (pid {worker.pid}) ", _state_of(worker.pid)
+    text += (
+        f"does not answer: {_STATES.get(state, f'its state is {state}.')}" if is_stuck else _end_of(worker)
+    )
     if lane is None:
         return text
-    notes = lane.notes()
-    if notes:
+    if notes := lane.notes():
         text += f"\nIts last sample: {', '.join(map(printable, notes))}."
     if is_stuck and state not in ("", "Z") and not _answers(worker.pid):
         return f"{text}\nIt has not begun yet: it is still being started, or imports what it needs."
@@ -211,22 +188,23 @@ def _about(number: int, worker: Any, lane: Lane | None, is_stuck: bool) -> str:
     return text + (f"\nIts stack:\n{stack.rstrip()}" if stack else "\nIts stack is not known.")
 
 
-def _end_of(exitcode: int | None) -> str:
-    if exitcode == -signal.SIGKILL:
+def _end_of(worker: Any) -> str:
+    code = worker.exitcode
+    if code is None:
+        return "has ended."
+    if code >= 0:
+        return f"ended with exit code {code}."
+    if code == -signal.SIGKILL:
         return (
             "was killed with SIGKILL, which is what the kernel does when memory is short (dmesg tells): use "
             "fewer workers or smaller batches, or num_workers=0, where threads share the memory."
         )
-    if exitcode == -signal.SIGBUS:
+    if code == -signal.SIGBUS:
         return (
             "died of a bus error: a file that is mapped became shorter, or /dev/shm is full: enlarge it "
             "(docker run --shm-size=…), or use fewer workers or smaller batches."
         )
-    if exitcode is None:
-        return "has ended."
-    if exitcode < 0:
-        return f"died of {signal_name(-exitcode)}."
-    return f"ended with exit code {exitcode}."
+    return f"died of {signal_name(-code)}."
 
 
 def _state_of(pid: int) -> str:
@@ -243,8 +221,7 @@ _STATES = {
 
 
 def _answers(pid: int) -> bool:
-    """Whether a process handles the signal that asks for stacks; a worker that has not begun would be ended
-    by it."""
+    """Whether a process handles the signal that asks for stacks, which ends a worker that has not begun."""
     try:
         caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     except OSError:
@@ -261,8 +238,7 @@ def _ask_for_stack(pid: int, state: str, lane: Lane) -> str:
             os.kill(pid, signal.SIGCONT)
     except OSError:
         return ""
-    deadline = time.monotonic() + _STACK_S
-    size = start
+    deadline, size = time.monotonic() + _STACK_S, start
     while time.monotonic() < deadline:
         time.sleep(0.02)
         grown = lane.stack_so_far()
@@ -270,12 +246,6 @@ def _ask_for_stack(pid: int, state: str, lane: Lane) -> str:
             break
         size = grown
     return lane.stack(start)
-
-
-def _end_with(parent: int | None) -> None:
-    """End together with the parent, also while this process is stuck."""
-    if sys.platform == "linux" and not end_with_parent(parent):
-        end_with_pipe()  # a fork server is in between, or another thread has started it
 
 
 # ---- num_workers="auto" ------------------------------------------------------------------------------
@@ -301,47 +271,47 @@ def choose_workers(
     context: Any = None,
     functions: Sequence[Callable[..., Any] | None] = (None, None),
 ) -> tuple[int, str]:
-    """Return how many worker processes make batches of a dataset fastest; none where none can be started.
+    """Return how many worker processes make batches of a dataset fastest, and why; none where none can be
+    started.  Samples are made in a forked process, so that nothing of the dataset is opened here."""
+    chosen, why = _chosen(dataset, source, batch_size, context, functions)
+    _log.info("num_workers='auto' is %d: %s", chosen, why)
+    return chosen, why
 
-    Samples are made in a forked process, so that nothing of the dataset is opened here: batch by
-    batch as with ``num_workers=0``, then one by one as in a worker.
-    """
+
+def _chosen(
+    dataset: Any, source: Source | None, batch_size: int, context: Any,
+    functions: Sequence[Callable[..., Any] | None],
+) -> tuple[int, str]:  # fmt: skip
     cores = default_threads()
     is_forked = _start_method(context) == "fork"
-    try:
-        length = len(dataset)
-    except TypeError:
-        length = 0
+    length = operator.length_hint(dataset)
     if cores == 1:
-        chosen, why = 0, "this process may use one core only"
-    elif not length:
-        chosen, why = 0, "the dataset has no samples to measure"
-    elif why_none := why_no_processes() or ("" if is_forked else _why_no_second_run()):
-        chosen, why = 0, why_none
-    elif not _have_room(_TASKS * cores):
-        chosen, why = 0, f"limits of this system do not allow {cores} more processes"
-    elif source is not None and source.prefetcher(is_here=True) is not None:
-        chosen, why = 0, "what comes next is fetched ahead in this process"
-    elif not hasattr(os, "fork"):
-        chosen, why = cores, "nothing was measured, as this system cannot fork"
-    else:
-        sent = None if is_forked else (dataset, *functions)
-        try:
-            found = _in_child(lambda: _measure(dataset, source, batch_size, length, sent))
-        except OSError as error:
-            found, chosen, why = None, 0, f"no process can be started ({error})"
-        else:
-            chosen, why = cores, f"no batch and no sample was ready within {_ALL_S} s"
-        if found is not None and not found[0]:
-            chosen, why = 0, "a sample cannot be made, or the dataset not be sent, in another process"
-        elif found is not None:
-            here, alone, nbytes = found
-            chosen, why = _judge(here, alone, cores, batch_size)
-            # Batches of each worker that are made ahead, in the memory by which torch sends them.
-            needed, space = 2 * chosen * batch_size * int(nbytes), room()
-            if source is None and functions[0] is None and space is not None and needed > space[0]:
-                chosen, why = 0, f"{why}; but their batches do not fit into /dev/shm"
-    _log.info("num_workers='auto' is %d: %s", chosen, why)
+        return 0, "this process may use one core only"
+    if not length:
+        return 0, "the dataset has no samples to measure"
+    if why_none := why_no_processes() or ("" if is_forked else _why_no_second_run()):
+        return 0, why_none
+    if not _have_room(_TASKS * cores):
+        return 0, f"limits of this system do not allow {cores} more processes"
+    if source is not None and source.prefetchers(is_here=True):
+        return 0, "what comes next is fetched ahead in this process"
+    if not hasattr(os, "fork"):
+        return cores, "nothing was measured, as this system cannot fork"
+    sent = None if is_forked else (dataset, *functions)
+    try:
+        found = _in_child(lambda: _measure(dataset, source, batch_size, length, sent))
+    except OSError as error:
+        return 0, f"no process can be started ({error})"
+    if found is None:
+        return cores, f"no batch and no sample was ready within {_ALL_S} s"
+    here, alone, nbytes = found
+    if not here:
+        return 0, "a sample cannot be made, or the dataset not be sent, in another process"
+    chosen, why = _judge(here, alone, cores, batch_size)
+    # Batches of each worker that are made ahead, in the memory by which torch sends them.
+    needed, space = 2 * chosen * batch_size * int(nbytes), room()
+    if source is None and functions[0] is None and space is not None and needed > space[0]:
+        return 0, f"{why}; but their batches do not fit into /dev/shm"
     return chosen, why
 
 
@@ -376,13 +346,6 @@ def _why_no_second_run() -> str:
     return f"workers would run all of {path}, which has no `if __name__ == '__main__':`"
 
 
-def _check_sent(sent: Sequence[Any]) -> None:
-    """Raise an error if a process that is started cannot be given these."""
-    content = bytes(ForkingPickler.dumps(sent))
-    if b"__main__" in content and getattr(sys.modules["__main__"], "__file__", None) is None:
-        raise OSError("a class or function of a script without a file")
-
-
 def _have_room(tasks: int) -> bool:
     """Return whether limits allow so many more processes, which they count as they do threads."""
     is_over, threads = threading.Event(), list[threading.Thread]()
@@ -404,10 +367,10 @@ def _measure(
     dataset: Any, source: Source | None, batch_size: int, length: int, sent: Sequence[Any] | None
 ) -> tuple[float, float, float]:
     """Return samples per second, in batches here and one by one in one thread, and the bytes of a sample."""
-    if sent is not None:
-        _check_sent(sent)
+    is_script = getattr(sys.modules["__main__"], "__file__", None) is not None
+    if sent is not None and b"__main__" in bytes(ForkingPickler.dumps(sent)) and not is_script:
+        raise OSError("a started process cannot have a class or function of a script without a file")
     indices = np.random.Generator(np.random.PCG64(0)).integers(0, length, 1 << 16).tolist()
-
     nbytes = 0
 
     def one(at: int) -> int:

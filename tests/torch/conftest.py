@@ -66,17 +66,21 @@ class _Ahead(Transfer):
 @pytest.fixture
 def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look-ahead and normalisation on the device, as with CUDA, on the CPU."""
-    make = FastLoader._delivery
-    monkeypatch.setattr(FolderSource, "pin", lambda self: None)  # which needs a GPU
+    make, ask = FastLoader._delivery, FolderSource.ask
+
+    def asked(self: FolderSource, **changes: Any) -> None:
+        ask(self, **{name: value for name, value in changes.items() if name != "is_pinned"})  # needs a GPU
+
+    monkeypatch.setattr(FolderSource, "ask", asked)
 
     def delivery(self: Any, source: FolderSource | None, seed: int | None) -> Delivery | None:
         made = make(self, source, seed)
         if self.device is None or made is None:
             return made
-        made._transfer = _Ahead()
+        made.transfer = _Ahead()
         if source is not None and self.collate_fn is default_collate:
             made.finishes = True
-            source.send_bytes()
+            source.ask(sends_bytes=True)
         return made
 
     monkeypatch.setattr(FastLoader, "_delivery", delivery)

@@ -80,7 +80,7 @@ def test_what_is_sent_as_bytes(tree: Path) -> None:
         dataset = ConcatDataset([FastImageFolder(tree, transform) for transform in transforms])
         source = FastLoader(dataset, 4)._source()
         assert source is not None
-        source.send_bytes()
+        source.ask(sends_bytes=True)
         samples = source.start([0, 1, len(dataset) - 1], Key(0, 0, np.arange(3))).finish()
         has_end = isinstance(samples[0], BatchSample) and samples[0].whole.end is not None
         return samples[0][0].dtype, has_end

@@ -240,7 +240,7 @@ def test_options_changed_on_the_object_are_followed(tree: Path, tmp_path: Path) 
     assert dataset[0][1] == 0
     assert dataset.__getitems__([0])[0][1] == 0
     dataset.threads = 3
-    assert dataset._thread_count() == 3
+    assert dataset._running().pool.threads == 3
 
 
 # ---- subclasses and options that make samples in their own way -------------------------------------

@@ -27,7 +27,7 @@ from torchvision.datasets import ImageFolder
 
 from fastpipe import FastImageFolder, FastLoader, Shard
 from fastpipe.torch.folder_source import FolderSource
-from fastpipe.torch.indices import PeekedIndices, UpcomingIndices
+from fastpipe.torch.upcoming import PeekedIndices, UpcomingIndices
 
 pytestmark = pytest.mark.usefixtures("same_generators")
 
@@ -54,7 +54,7 @@ class _Spy:
 @pytest.fixture
 def spy(monkeypatch: pytest.MonkeyPatch) -> _Spy:
     made = _Spy()
-    monkeypatch.setattr(FolderSource, "prefetcher", lambda self, *, is_here: made)
+    monkeypatch.setattr(FolderSource, "prefetchers", lambda self, *, is_here: [made])
     return made
 
 
@@ -114,7 +114,7 @@ def test_the_rest_of_an_epoch_is_known_and_its_order_is_torchs(
 
     theirs, unseen = run(DataLoader, ImageFolder(dataset.root, SMALL)), run(FastLoader, dataset)
     spy = _Spy()
-    monkeypatch.setattr(FolderSource, "prefetcher", lambda self, *, is_here: spy)
+    monkeypatch.setattr(FolderSource, "prefetchers", lambda self, *, is_here: [spy])
     ours, state = run(FastLoader, dataset)
     assert ours == unseen[0] == theirs[0]
     assert torch.equal(state, unseen[1])
@@ -135,7 +135,7 @@ def test_with_a_seed_the_next_epoch_is_known_as_well(
     whole = [spy.epochs[0].whole(later).tolist() for later in (0, 1)]
     assert all(sorted(order) == list(range(len(dataset))) for order in whole)
     assert whole[1] == spy.epochs[1].whole(0).tolist()
-    assert spy.epochs[1].passed == spy.epochs[0].count == len(dataset)
+    assert spy.epochs[1].epoch * spy.epochs[1].count == spy.epochs[0].count == len(dataset)
     if shard is None:
         assert whole[0] == spy.asked_for[0]
     else:

@@ -9,12 +9,12 @@ import torch
 from torch.utils.data import default_collate, default_convert
 from torchvision import tv_tensors
 
-from fastpipe.torch.samples import BatchSample, samples_of
+from fastpipe.torch.samples import BatchSample, BatchSamples
 
 
 def _batch(count: int = 4, kind: type[torch.Tensor] = torch.Tensor) -> tuple[torch.Tensor, list[Any]]:
     tensor = torch.arange(count * 6, dtype=torch.float32).reshape(count, 1, 2, 3)
-    return tensor, list(samples_of(tensor, kind, list(range(count))))
+    return tensor, list(BatchSamples(tensor, kind, list(range(count))))
 
 
 def _plain(samples: list[Any]) -> list[Any]:
@@ -87,14 +87,14 @@ def test_the_result_has_the_types_that_tuples_give(kind: type[torch.Tensor]) -> 
 )
 def test_targets_of_any_kind(targets: list[Any]) -> None:
     tensor = torch.zeros(2, 3, 4, 4)
-    samples = samples_of(tensor, torch.Tensor, targets)
+    samples = BatchSamples(tensor, torch.Tensor, targets)
     theirs = default_collate([tuple(one) for one in samples])
     assert repr(default_collate(samples)[1]) == repr(theirs[1])
 
 
 def test_targets_that_cannot_be_collated_fail_as_in_tuples() -> None:
     tensor = torch.zeros(1, 3, 4, 4)
-    samples = samples_of(tensor, torch.Tensor, [object()])
+    samples = BatchSamples(tensor, torch.Tensor, [object()])
     with pytest.raises(TypeError, match="default_collate"):
         default_collate(samples)
 
@@ -107,7 +107,7 @@ def test_samples_inside_other_structures() -> None:
 
 
 def test_alone_a_sample_is_pickled_without_its_batch() -> None:
-    samples = samples_of(torch.zeros(64, 3, 32, 32), torch.Tensor, list(range(64)))
+    samples = BatchSamples(torch.zeros(64, 3, 32, 32), torch.Tensor, list(range(64)))
     data = pickle.dumps(samples[5])
     assert len(data) < 3 * 32 * 32 * 4 * 2
     loaded = pickle.loads(data)
@@ -125,7 +125,7 @@ def test_a_deep_copy_is_independent() -> None:
 
 def test_a_batch_that_nobody_looked_into_collates_to_its_memory_once() -> None:
     tensor, _ = _batch()
-    samples = samples_of(tensor, torch.Tensor, list(range(4)))
+    samples = BatchSamples(tensor, torch.Tensor, list(range(4)))
     images, targets = default_collate(samples)
     assert images is tensor
     assert torch.equal(targets, torch.arange(4))
@@ -136,7 +136,7 @@ def test_a_batch_that_nobody_looked_into_collates_to_its_memory_once() -> None:
 
 def test_samples_are_a_sequence() -> None:
     tensor, listed = _batch(kind=tv_tensors.Image)
-    samples = samples_of(tensor, tv_tensors.Image, list(range(4)))
+    samples = BatchSamples(tensor, tv_tensors.Image, list(range(4)))
     assert len(samples) == 4
     for one, other in zip(samples, listed, strict=True):
         assert type(one) is type(other) is BatchSample
@@ -150,5 +150,5 @@ def test_samples_are_a_sequence() -> None:
 
 
 def test_no_samples() -> None:
-    assert list(samples_of(torch.zeros(0, 1, 1, 1), torch.Tensor, [])) == []
+    assert list(BatchSamples(torch.zeros(0, 1, 1, 1), torch.Tensor, [])) == []
     assert type(_batch()[1][0]) is BatchSample

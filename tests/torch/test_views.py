@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastpipe.torch.source import integers
+from fastpipe.torch.wrappers import integers
 
 
 @pytest.mark.parametrize(

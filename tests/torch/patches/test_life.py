@@ -246,7 +246,7 @@ def test_options_that_are_changed_take_effect(paths: Any) -> None:
     dataset.threads = 1
     assert dataset[0].shape == PATCH
     assert dataset._running() is not first
-    assert dataset._thread_count() == 1
+    assert dataset._running().pool.threads == 1
 
 
 def test_stitching_that_fails_closes_its_file(paths: Any, tmp_path: Any) -> None:
