@@ -13,8 +13,6 @@ import fastpipe
 from fastpipe.core.text import printable
 from fastpipe.errors import FastpipeError
 
-__all__ = ["COMMANDS", "main"]
-
 # Wide enough for a table where the output is a file or a pipe.
 PLAIN_WIDTH = 160
 

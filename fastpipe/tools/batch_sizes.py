@@ -16,9 +16,6 @@ from fastpipe.errors import OptionError
 from fastpipe.tools.batches import Replay, resized, size_of
 from fastpipe.tools.steps import DeviceMemory, learning_rate_rule
 
-__all__ = ["BatchSizes", "SizeTrial", "autotune_batch_size"]
-
-
 _ROUNDS, _ROUND_S = 3, 0.1
 _EQUAL = 0.05  # of the samples a second: no reason for larger batches
 _REFINED = 2  # sizes between the largest that fits and the smallest that does not
@@ -42,7 +39,6 @@ class SizeTrial:
 
     @property
     def rate(self) -> float:
-        """Samples a second."""
         return self.size / self.step_s if self.step_s else 0.0
 
 
@@ -202,7 +198,6 @@ class _Sizes:
                 size = middle
 
     def _is_flat(self) -> bool:
-        """Whether twice the size was hardly faster, twice."""
         rates = [one.rate for one in sorted(self.trials.values(), key=lambda one: one.size) if one.step_s]
         return len(rates) > 2 and max(rates[-2:]) < rates[-3] * (1 + _EQUAL)
 
@@ -229,7 +224,7 @@ class _Sizes:
         return trial
 
     def _time(self, batch: Any) -> float:
-        """Seconds of a step, after a first one: the median of some rounds of steps."""
+        """Return the median seconds of a step over some rounds, after a first step."""
         batches = Replay(batch)
         self._step(next(batches))
         rounds: list[float] = []
@@ -246,7 +241,7 @@ class _Sizes:
         return statistics.median(rounds)
 
     def _likely(self, size: int) -> int | None:
-        """Bytes that a size will take, by the two next smaller ones."""
+        """Return the bytes that a size will take, extrapolated from the two next smaller ones."""
         trials = self.trials.values()
         known = sorted((one.size, one.memory) for one in trials if one.memory is not None and one.size < size)
         if len(known) < 2:

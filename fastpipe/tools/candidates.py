@@ -29,8 +29,6 @@ from fastpipe.tools.tf_loops import batches_by_threads, is_parallel
 from fastpipe.tools.trials import decoded_bytes, folders_behind, is_all_kept, part_of
 from fastpipe.tools.witness import Account, ImageReads
 
-__all__ = ["candidates", "of_kept", "uses_worker_info"]
-
 _WAITS = 0.3  # from this part of a batch's time on, waiting is worth doing something about
 _MOST_WORKERS, _MOST_AHEAD = 32, 32
 _PART = 0.5  # of the memory that is free: a cache gets no more
@@ -49,13 +47,8 @@ def candidates(
 ) -> list[Candidate]:
     """Return what may be faster than a loader, for the costs of its batches.
 
-    Args:
-        watched: the loader.
-        costs: of its batches.
-        cores: that this process may use.
-        accounts: of the processes that made them.
-        images: that were opened with Pillow; None where that was not recorded.
-        uneven: by which measurement workers are fast enough, but their batches not always there in time.
+    ``images`` were opened with Pillow in TensorFlow's threads.  ``uneven`` says by which measurement workers
+    are fast enough, and yet their batches not always there in time.
     """
     if images is not None and accounts:
         return [*of_tables(watched, costs, images, accounts[0].batches), *_by_threads(watched, cores)]
@@ -77,7 +70,7 @@ def candidates(
 
 
 def _ahead(watched: Watched, why: str) -> Iterator[Candidate]:
-    """More batches ahead, for such that take unequally long."""
+    """Batches take unequally long: more of them ahead."""
     loader = watched.loader
     before = loader.prefetch_factor or 2
     wanted = min(_MOST_AHEAD, 4 * before)
@@ -88,7 +81,7 @@ def _ahead(watched: Watched, why: str) -> Iterator[Candidate]:
 
 
 def _of_fast(watched: Watched, cores: int) -> Iterator[Candidate]:
-    """A loader of fastpipe's with its batches made in processes, or without any; and its transform split."""
+    """Processes or threads instead of what a loader of fastpipe's has; its transform split."""
     loader = watched.loader
     now = processes_of(loader)
     ways: list[tuple[str, str, int, dict[str, Any]]] = [
@@ -121,7 +114,6 @@ def _by_threads(watched: Watched, cores: int) -> Iterator[Candidate]:
 
 
 def _workers(watched: Watched, costs: LoaderCosts, cores: int) -> Iterator[Candidate]:
-    """More worker processes, or fewer."""
     loader = watched.loader
     if not is_map_style(loader.dataset):
         yield from _workers_of_stream(watched, cores)
@@ -161,7 +153,6 @@ def _workers_of_stream(watched: Watched, cores: int) -> Iterator[Candidate]:
 
 
 def _with_workers(watched: Watched, wanted: int, why: str) -> Candidate:
-    """The loader with another number of worker processes."""
     loader = watched.loader
     prefetch = loader.prefetch_factor or 2  # as torch has it
     view = view_of(loader, num_workers=wanted, prefetch_factor=prefetch)
@@ -197,7 +188,6 @@ class _Kept:
         self._part: Any = None
 
     def begin(self) -> Iterator[Any]:
-        """Return an iterator of one."""
         if self._part is None:
             dataset = copy.copy(self._loader.dataset)  # with threads of its own
             dataset.cache = self._cache

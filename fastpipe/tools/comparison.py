@@ -22,29 +22,11 @@ from fastpipe.core.files import require_regular
 from fastpipe.core.types import Key
 from fastpipe.errors import BadSampleError, OptionError
 
-__all__ = [
-    "NAMED",
-    "Chain",
-    "Failures",
-    "Outcome",
-    "UnlikeError",
-    "array_pairs",
-    "chain_of",
-    "chosen",
-    "compare_folder",
-]
-
 
 @dataclass(frozen=True)
 class Chain:
-    """A transform to compare with.
-
-    Attributes:
-        name: as the user gave it.
-        about: its steps, in words.
-        transform: as an image folder takes it.
-        batch: samples made side by side.  One by one where they may be large.
-        is_own: whether it is the user's code, of which nothing is known.
+    """A transform to compare with: its name as given, its steps in words, and how many samples are made
+    together.
     """
 
     name: str
@@ -73,13 +55,8 @@ NAMED: dict[str, tuple[str, Callable[[], Any], int]] = {
 
 
 def chain_of(name: str) -> Chain:
-    """Return the transform that ``--transform`` names.
-
-    That is one of ``NAMED``, or ``"module:name"`` for a transform of the user's, or for a function or class
-    that makes one when it is called without arguments.
-
-    Raises:
-        OptionError: it is neither; the message says what went wrong.
+    """Return the transform of ``--transform``: one of ``NAMED``, or the user's ``"module:name"``, which may
+    be a function or class that makes one.  Anything else is an OptionError.
     """
     if name in NAMED:
         about, make, batch = NAMED[name]
@@ -91,7 +68,6 @@ def chain_of(name: str) -> Chain:
 
 
 def _own(name: str) -> Any:
-    """Return the user's transform."""
     module_name, colon, attribute = name.partition(":")
     if not (colon and module_name and attribute):
         known = ", ".join(NAMED)
@@ -149,18 +125,14 @@ Arrays = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
 
 class UnlikeError(Exception):
-    """Two values differ in more than their numbers; the message says in what."""
+    """Two values differ in more than their numbers."""
 
 
 def array_pairs(expected: Any, got: Any) -> Iterator[Arrays]:
-    """Yield pairs of arrays, of equal shape and type, that two values consist of.
+    """Yield pairs of arrays, of equal shape and dtype, that two values consist of.
 
-    The values are tensors, arrays, PIL images, numbers, or lists, tuples and mappings of such; anything else
-    that can be compared with ``==`` must be equal.
-
-    Raises:
-        UnlikeError: they differ in type, shape, mode, length, keys, or are unequal.
-        OptionError: they are of a type that cannot be compared.
+    They are tensors, arrays, PIL images, numbers, or lists, tuples and mappings of such; else ``==`` decides.
+    Types that cannot be compared are an OptionError, other unlike values an UnlikeError.
 
     >>> [(int(a), int(b)) for a, b in array_pairs({"x": [1, 2]}, {"x": [1, 3]})]
     [(1, 1), (2, 3)]
@@ -180,7 +152,6 @@ def array_pairs(expected: Any, got: Any) -> Iterator[Arrays]:
 
 
 def _leaves(expected: Any, got: Any) -> Iterator[Arrays]:
-    """The same for values that hold no others."""
     torch = require("torch", extra="torch")
     if isinstance(expected, torch.Tensor):
         _check_like("tensor", *(f"{one.dtype} {tuple(one.shape)}" for one in (expected, got)))
@@ -252,7 +223,6 @@ class Failures:
     first: list[Failure] = field(default_factory=list)
 
     def add(self, failure: Failure) -> None:
-        """Count one."""
         self.count += 1
         if len(self.first) < MOST_KEPT:
             self.first.append(failure)
@@ -260,17 +230,8 @@ class Failures:
 
 @dataclass
 class Outcome:
-    """What the comparison found.
-
-    Attributes:
-        total: images in the folder.
-        classes: its classes.
-        chosen: how many images were to be compared.
-        index_problems: name of what is not equal of the index → a sentence.
-        check: the values of all samples that both gave.
-        unreadable: samples that neither gives.
-        one_sided: samples that only one of them gives.
-        plan: the text of ``FastImageFolder.plan``.
+    """What the comparison found.  ``unreadable`` are samples that neither gives, ``one_sided`` those of one
+    only.
     """
 
     total: int
@@ -284,12 +245,10 @@ class Outcome:
 
     @property
     def equal(self) -> bool:
-        """Whether nothing at all differs."""
         return not (self.index_problems or self.check.photos_differing or self.one_sided.count)
 
     @property
     def seen(self) -> int:
-        """How many samples were tried."""
         return self.check.photos + self.unreadable.count + self.one_sided.count
 
 
@@ -301,19 +260,14 @@ class _Try(NamedTuple):
 
     @classmethod
     def failed(cls, error: BaseException) -> _Try:
-        """Make one of an error; that of reading, where fastpipe wrapped it."""
         if isinstance(error, BadSampleError) and error.__cause__ is not None:
             error = error.__cause__
         return cls(error=f"{type(error).__name__}: {error}")
 
 
 def chosen(total: int, count: int | None, seed: int) -> list[int]:
-    """Return which of ``total`` samples to compare: one drawn from each of ``count`` equal parts.
-
-    >>> chosen(4, None, 0), chosen(4, 9, 0)
-    ([0, 1, 2, 3], [0, 1, 2, 3])
-    >>> [number // 100 for number in chosen(300, 3, 0)]
-    [0, 1, 2]
+    """Return which of ``total`` samples to compare: one drawn from each of ``count`` equal parts; all for
+    None.
     """
     if count is None or count >= total:
         return list(range(total))
@@ -329,17 +283,10 @@ def compare_folder(
     seed: int,
     on_image: Callable[[Outcome], None] = lambda outcome: None,
 ) -> Outcome:
-    """Compare ``FastImageFolder`` with torchvision's ``ImageFolder``.
+    """Compare ``FastImageFolder`` with ``stock``, torchvision's dataset without a transform.
 
-    Args:
-        stock: torchvision's dataset, without a transform.
-        chain: the transform.
-        count: how many images, spread evenly over the folder; ``None`` takes all.
-        seed: of the choice of images, and of random transforms; from 0.
-        on_image: called after each image.
-
-    Raises:
-        OptionError: the user's transform is random, or none of the images could be compared.
+    ``seed`` is that of the choice of images and of random transforms.  It is an OptionError if the user's
+    transform is random, or if no image could be compared.
     """
     fast = fastpipe.FastImageFolder(stock.root, chain.transform)
     indices = chosen(len(stock), count, seed)
@@ -366,7 +313,6 @@ def compare_folder(
 
 
 def _add(outcome: Outcome, path: str, index: int, expected: _Try, made: _Try) -> None:
-    """Take one sample into account."""
     if expected.error is not None or made.error is not None:
         failed_alike = expected.error is not None and made.error is not None
         failures = outcome.unreadable if failed_alike else outcome.one_sided
@@ -382,7 +328,7 @@ def _add(outcome: Outcome, path: str, index: int, expected: _Try, made: _Try) ->
 
 
 def _expected(stock: Any, fast: Any, index: int, draws: Any) -> _Try:
-    """torchvision's sample: its dataset's own, or with the parameters that fastpipe drew."""
+    """Return torchvision's sample: its dataset's own, or with the parameters that fastpipe drew."""
     path = stock.samples[index][0]
     try:
         require_regular(path, os.stat(path))  # torchvision would wait for who writes to a fifo
@@ -414,7 +360,6 @@ def _made(fast: Any, indices: Sequence[int], size: int, seed: int) -> Iterator[t
 
 
 def _made_alone(fast: Any, index: int, seed: int) -> tuple[int, _Try, Any]:
-    """Make one sample in a batch of its own."""
     drawn = fast.plan.draw(Key(seed, 0, np.arange(1))).tolist()[0]
     try:
         return index, _Try(next(_batches(fast, [[index]], seed))[0]), drawn
@@ -425,7 +370,7 @@ def _made_alone(fast: Any, index: int, seed: int) -> tuple[int, _Try, Any]:
 
 
 def _batches(fast: Any, chunks: Sequence[Sequence[int]], seed: int) -> Iterator[list[Any]]:
-    """Lists of samples; goes on after an error.  Few are made ahead, as they may be large."""
+    """Return lists of samples, also after an error.  Few are made ahead, as they may be large."""
     batches: Iterator[list[Any]] = iter(
         fastpipe.FastLoader(fast, batch_sampler=chunks, collate_fn=list, seed=seed, prefetch_batches=1)
     )
@@ -433,7 +378,6 @@ def _batches(fast: Any, chunks: Sequence[Sequence[int]], seed: int) -> Iterator[
 
 
 def _check_repeats(chain: Chain, first: _Try, second: _Try) -> None:
-    """Raise an OptionError if the user's transform does not give the same twice."""
     if first.error is not None or second.error is not None:
         return
     again = Check()

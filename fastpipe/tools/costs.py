@@ -17,11 +17,6 @@ from fastpipe.tools.stacks import COLLATE, GRAPH, READ, TRANSFER, Line
 from fastpipe.tools.thread_times import NOTHING, Spent, processes_cpu_ns
 from fastpipe.tools.witness import Account
 
-__all__ = [
-    "Alone", "Copies", "Epoch", "LoaderCosts", "alone", "copies_of", "costs_of", "costs_of_clock", "epochs",
-    "step_with",
-]  # fmt: skip
-
 _LINES, _LEAST_SHARE = 6, 0.02
 # Rounds of all workers, the first of which is not counted: it matters little then how many come at once.
 _TURNS = 4
@@ -34,13 +29,8 @@ _ROUNDS = 5  # of copies
 
 @dataclass(frozen=True)
 class LoaderCosts:
-    """What a batch costs the process, or the threads, that make it.
-
-    Attributes:
-        stages: times of a batch by stage.
-        lines: of the script, with stages, that take longest.
-        batches, samples: how many these are means of.
-        makers: processes that made them; 0 for the one that trains.
+    """What a batch costs the processes or threads that make it: times by stage, the script's lines that take
+    longest, how many batches and samples these are means of, and the number of worker processes.
     """
 
     stages: dict[str, Spent] = field(default_factory=dict)
@@ -51,12 +41,11 @@ class LoaderCosts:
 
     @property
     def wall_s(self) -> float:
-        """Seconds in which a batch is made, by one of its makers."""
+        """Seconds in which one maker makes a batch."""
         return sum(spent.wall for stage, spent in self.stages.items() if stage != TRANSFER) / 1e9
 
     @property
     def cpu_s(self) -> float:
-        """Seconds of processors."""
         return sum(spent.cpu for spent in self.stages.values()) / 1e9
 
     @property
@@ -70,7 +59,6 @@ class LoaderCosts:
         return self.stages.get(READ, NOTHING).idle / 1e9
 
     def without(self, *stages: str) -> LoaderCosts:
-        """Return the costs if some stages took no time."""
         left = {stage: spent for stage, spent in self.stages.items() if stage not in stages}
         return replace(self, stages=left)
 
@@ -81,7 +69,7 @@ class LoaderCosts:
         return replace(self, stages={**self.stages, READ: in_memory} if read.wall else self.stages)
 
     def top_lines(self) -> Iterator[tuple[Line, str, float]]:
-        """The script's lines in which a batch's time goes, with stages and shares."""
+        """Yield the script's lines in which a batch's time goes, with stages and shares."""
         total = self.wall_s * 1e9
         for line, stage, spent in self.lines[:_LINES]:
             if total and spent.wall > _LEAST_SHARE * total:
@@ -145,13 +133,8 @@ def costs_of_clock(before: dict[str, float], after: dict[str, float], batches: i
 
 @dataclass(frozen=True)
 class Alone:
-    """A loader whose batches nobody uses.
-
-    Attributes:
-        batch_s: seconds between two batches.
-        cpu_s: processor seconds of a batch, in all processes; None if unknown.
-        batches: how many these are means of.
-        taken: batches that were taken in all, with those that it had ready.
+    """A loader whose batches nobody uses: wall and processor seconds of a batch, of how many these are means,
+    and how many batches were taken in all, with those that it had ready.
     """
 
     batch_s: float
@@ -169,7 +152,7 @@ class Alone:
 
 
 def alone(begin: Callable[[], Iterator[Any]], skipped: int, seconds: float) -> Alone | None:
-    """Measure a loader alone, as `epochs` takes its batches; None where it has fewer than two."""
+    """Measure a loader alone; None where it has fewer than two batches."""
     took, batches, taken, cpu = 0.0, 0, 0, 0
     knows_cpu = True
     for epoch in epochs(begin, skipped, seconds, look=processes_cpu_ns):
@@ -204,15 +187,9 @@ def step_with(instant_s: float, step_cpu_s: float | None, loader: Alone, cores: 
 
 @dataclass(frozen=True)
 class Epoch:
-    """Batches that were taken of one iterator.
-
-    Attributes:
-        batches: that are counted.
-        seconds: of these, from the request for the first to the end of the last.
-        waited: of that, seconds until they were there.
-        taken: all batches, with those that are not counted.
-        is_over: whether there were no more, and so its workers have ended.
-        began: the value of ``look`` when the first of those counted was asked for.
+    """Batches of one iterator.  ``seconds`` are from the request for the first that counts to the end of the
+    last, of which ``waited`` until they were there; ``taken`` counts all; ``began`` is what ``look`` gave
+    before the first.
     """
 
     batches: int
@@ -235,19 +212,18 @@ def epochs(
 ) -> Iterator[Epoch]:
     """Take batches in as many epochs as it takes; the loader's iterator lives until the next is asked for.
 
-    It is never ahead when it begins, as its batches are taken as they are made.  Batches of workers come some
-    at a time, so some rounds of all workers are measured.
+    The loader is never ahead when it begins, as its batches are taken as they are made.  Workers' batches
+    come some at a time, so some rounds of all workers are measured.
 
     Args:
         begin: makes an iterator.
         skipped: batches before its pace is that of others: the first of each worker, which opens files.
         seconds: that are measured.
-        step: called with each batch; None for nothing.
-        look: called before the iterator begins, and before the first batch that is counted is asked for.
+        step: called with each batch.
+        look: called before the iterator begins, and before the first batch that counts is asked for.
         limit: it ends after so many times the seconds in any case, once a first batch is there.
-        counts_start: whether an epoch that is over before enough was seen is counted as a whole, with the
-            start of its workers, as these have nothing ahead at its end; else only one that is hardly longer
-            than what is skipped.
+        counts_start: whether an epoch that is over before enough was seen counts as a whole, with the start
+            of its workers; else only one that is hardly longer than what is skipped.
 
     >>> epoch = next(epochs(lambda: iter(range(9)), 2, 0.5))
     >>> epoch.batches, epoch.taken, epoch.is_over
@@ -307,10 +283,7 @@ class Copies(NamedTuple):
 
 
 def copies_of(batch: Any) -> Copies | None:
-    """Copy the tensors of a batch a few times; None where CUDA is not in use, or no tensor is in main memory.
-
-    It is tested with a device that imitates torch's, and was seen to work on an H200.
-    """
+    """Copy a batch's tensors to the GPU a few times; None without CUDA in use or tensors in main memory."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
@@ -332,7 +305,7 @@ def copies_of(batch: Any) -> Copies | None:
 
 
 def _copy_s(cuda: Any, copy: Callable[[], object]) -> float:
-    """The median of some rounds, after one that does not count."""
+    """Return the median of some rounds, after one that does not count."""
     found = []
     for _ in range(1 + _ROUNDS):
         cuda.synchronize()

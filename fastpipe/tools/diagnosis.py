@@ -37,8 +37,6 @@ from fastpipe.tools.swaps import GAIN, Candidate
 from fastpipe.tools.tf_loops import FitWitness
 from fastpipe.tools.witness import Account, ImageReads
 
-__all__ = ["Diagnosis"]
-
 _log = logging.getLogger("fastpipe.profile")
 _FAST = 0.9  # of a step's time, in which a loader makes a batch that is always there
 _MOST_TRIED = 2
@@ -47,16 +45,7 @@ _START_SHARE = 0.03  # of an epoch: the start of its workers is reported if it t
 
 
 class Diagnosis:
-    """Finds out about one loop.
-
-    Args:
-        seconds: for each measurement.
-        tries: whether advice is tried on the script's own step.
-
-    Attributes:
-        cores: that this process may use.
-        is_looking: whether loaders are being measured, beside a loop or when it is over.
-    """
+    """Finds out about one loop: ``seconds`` for each measurement; ``tries`` advice on the script's step."""
 
     def __init__(self, seconds: float, tries: bool) -> None:
         self._seconds, self._tries = seconds, tries
@@ -78,7 +67,6 @@ class Diagnosis:
 
     @property
     def is_known(self) -> bool:
-        """Whether there is anything to report."""
         return self._watched is not None
 
     def see(self, watched: Watched) -> None:
@@ -131,8 +119,7 @@ class Diagnosis:
         skipped: int,
         boundaries: Mapping[CodeType, Boundary] | None = None,
     ) -> None:
-        """Measure what TensorFlow or Keras trains on alone, and what it does in Python: in a ``fit`` there is
-        other Python, too."""
+        """Measure what TensorFlow or Keras trains on alone, and what it does in Python meanwhile."""
         witness = FitWitness(more=boundaries)
         try:
             self._alone = alone(begin, skipped, self._seconds)
@@ -173,7 +160,9 @@ class Diagnosis:
             return None
 
     def _uneven(self) -> str:
-        """By which measurement batches take unequally long; empty if they do not, or that is no reason."""
+        """Return by which measurement batches take unequally long; empty if they do not, or that is no
+        reason.
+        """
         report = self._report()
         if report.loader is None or not report.loader.workers or self._alone is None:
             return ""
@@ -252,7 +241,6 @@ class Diagnosis:
     # ---- the report ----------------------------------------------------------------------------------
 
     def report(self) -> Report:
-        """Return what was found."""
         advice = sorted(self._advice(), key=lambda one: one.tried_s or one.predicted_s or math.inf)
         return replace(self._report(), advice=tuple(advice))
 
@@ -295,7 +283,6 @@ class Diagnosis:
         yield Part("as it is", report.step_s)
 
     def _step_with_costs(self, report: Report, costs: LoaderCosts) -> float:
-        """A step's seconds beside a loader that costs less than this one."""
         assert self._alone is not None
         cpu = self._alone.cpu_s
         loader = Alone(
@@ -308,7 +295,7 @@ class Diagnosis:
         return step_with(report.base_s, report.step_cpu_s, loader, self.cores)
 
     def _step_beside(self, instant_s: float) -> float:
-        """Seconds of a step that takes so long with data at once, with this loader."""
+        """Return the seconds of a step beside this loader, by those of one with data at once."""
         report = self._report()
         if report.loader is not None and not report.loader.ahead:
             return instant_s + report.wait_s
@@ -320,7 +307,7 @@ class Diagnosis:
         return step_with(instant_s, cpu, self._alone, self.cores)
 
     def _predictions(self) -> dict[int, float]:
-        """Seconds of a step with each of what was measured that is worth a change, the best first."""
+        """Return seconds of a step with each of what was measured that is worth a change, the best first."""
         report, found = self._report(), {}
         base, cpu = min(report.base_s, self._later_s), report.step_cpu_s
         if cpu is not None and base < report.base_s:
@@ -336,7 +323,6 @@ class Diagnosis:
         return [at for at in self._predictions() if self._measured[at][0].rest is None]
 
     def _later(self) -> str:
-        """How much faster a step with data at once is where another loader was used, if it is."""
         before = self._report().base_s
         if before < GAIN * self._later_s:
             return ""
@@ -367,7 +353,7 @@ def _endless(candidate: Candidate, watch: Watch) -> Iterator[Any]:
 
 
 def _text_of(error: Exception) -> str:
-    """An error's first line, without TensorFlow's traceback; the error's frames are cleared.
+    """Return an error's first line, without TensorFlow's traceback, and clear the error's frames.
 
     Else a loader whose error torch has raised anew lives in a reference cycle with that, until garbage is
     collected, when it takes torch five seconds to end each worker.
@@ -381,7 +367,6 @@ def _text_of(error: Exception) -> str:
 
 
 def _note_of(watched: Watched) -> LoaderNote:
-    """What a report says of a loader."""
     loader = watched.loader
     dataset = getattr(loader, "dataset", None)
     kind = type(loader).__name__
@@ -397,7 +382,6 @@ def _note_of(watched: Watched) -> LoaderNote:
 
 
 def _pin_advice(watched: Watched, step_s: float, copies: Copies | None) -> Iterator[Advice]:
-    """For batches in memory from which a GPU cannot copy them by itself."""
     if copies is None or getattr(watched.loader, "pin_memory", True):
         return
     left = step_s - (copies.as_it_is_s - copies.pinned_s)
@@ -411,7 +395,7 @@ def _pin_advice(watched: Watched, step_s: float, copies: Copies | None) -> Itera
 
 
 def _start_advice(watched: Watched, step_s: float) -> Iterator[Advice]:
-    """For workers that are started anew for each epoch, where that is a part of it that counts."""
+    """For workers that are started anew for each epoch, where that takes a part of it that counts."""
     loader, starts = watched.loader, watched.loop.epoch_starts
     try:
         steps = len(loader)

@@ -25,8 +25,6 @@ from fastpipe.core.text import printable
 from fastpipe.errors import OptionError
 from fastpipe.tools.recorder import GPUSampler
 
-__all__ = ["Bar", "Bars", "LastingFile", "WatchedLoader", "watch"]
-
 _log = logging.getLogger("fastpipe")
 _T_co = TypeVar("_T_co", covariant=True)
 _OWN = ("epochs", "loader", "_options")

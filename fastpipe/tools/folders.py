@@ -17,8 +17,6 @@ from fastpipe.core.files import folder_below, open_regular
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["FileSystem", "Scratch", "file_system"]
-
 _PREFIX, _LOCK = "fastpipe-profile-", ".lock"
 _YOUNG_S = 60.0  # in which a new folder's lock is taken
 
@@ -42,12 +40,10 @@ class FileSystem:
 
     @property
     def is_remote(self) -> bool:
-        """Whether its files come from elsewhere, as far as the kind tells."""
         return self.is_fuse or self.kind in _NETWORK
 
     @property
     def name(self) -> str:
-        """Its kind, in words."""
         return self.kind or "a file system of unknown kind"
 
 
@@ -113,5 +109,4 @@ def _remove_left() -> None:
 
 
 def _user() -> int:
-    """Return the owner of this user's files; 0 on Windows."""
     return os.geteuid() if hasattr(os, "geteuid") else 0

@@ -37,14 +37,11 @@ from fastpipe.tools.witness import (
     Witness,
 )
 
-__all__ = ["Watch", "Watched", "is_fast", "is_map_style", "limit_waiting", "processes_of", "view_of"]
-
 Patch = Callable[[Any, "Watch"], Callable[[], None]]
 _DATALOADER = "torch.utils.data.dataloader"
 
 
 def is_fast(loader: Any) -> bool:
-    """Return whether a loader is one of fastpipe's own."""
     return type(loader).__module__.partition(".")[0] == "fastpipe"
 
 
@@ -59,14 +56,8 @@ def is_map_style(dataset: Any) -> bool:
 
 
 def view_of(loader: Any, **attributes: Any) -> Any:
-    """Return a shallow copy of a loader of torch's with other attributes, and no workers so far.
-
-    Its workers end at once.
-
-    >>> from torch.utils.data import DataLoader
-    >>> loader = DataLoader(range(4), batch_size=2)
-    >>> [batch.tolist() for batch in view_of(loader, dataset=range(10, 14))], len(loader.dataset)
-    ([[10, 11], [12, 13]], 4)
+    """Return a shallow copy of a loader with other attributes; its iterator, workers that persist, is not
+    shared.
     """
     view = copy.copy(loader)
     view.__dict__.update(attributes, _iterator=None)
@@ -115,10 +106,9 @@ class Watched:
     Attributes:
         loader, first: the last and the first one, of those that a script makes anew.
         made_at, used_at: lines of the script in which it was made and is iterated.
-        loop: its steps.
         witness: of its dataset; None where that is not recorded.
         view: the loader with a dataset that is witnessed, while it is watched.
-        is_opaque: whether its batches are taken where a step's waiting cannot be told from its work.
+        is_opaque: whether a step's waiting cannot be told from its work.
         begin: makes an iterator over batches that Keras takes in its own way; None where that cannot be done.
         boundaries: of the code that makes those.
     """
@@ -138,13 +128,11 @@ class Watched:
 
     @property
     def place(self) -> str:
-        """Where in the script it is made, or else iterated, for the end of a sentence."""
         line = self.made_at if self.made_at is not None and self.made_at.file else self.used_at
         return line.in_parentheses
 
     @property
     def batch_size(self) -> int | None:
-        """Samples of a batch; None if neither the loader nor its batch sampler knows."""
         # Accelerate's loaders have the second only.
         for one in (self.loader, getattr(self.loader, "batch_sampler", None)):
             size = getattr(one, "batch_size", None)
@@ -176,7 +164,7 @@ class Watched:
 
 
 def _form_of(loader: Any) -> tuple[Any, ...]:
-    """In what loaders of one script differ, by which it trains and by which it evaluates."""
+    """Return in what loaders of one script differ, by which it trains and by which it evaluates."""
     dataset: Any = getattr(loader, "dataset", None)
     try:
         count = len(dataset)
@@ -192,10 +180,8 @@ def _form_of(loader: Any) -> tuple[Any, ...]:
 class Watch:
     """While it is open, each loader of torch's that is iterated is watched.
 
-    Args:
-        make_loop: of a loader that is seen for the first time.
-        also: by names of modules, functions that watch other things when these are imported, and return
-            functions that undo it.
+    ``also`` watches other things when modules of these names are imported, and returns functions that undo
+    it.
     """
 
     def __init__(self, make_loop: Callable[[Any], Loop], also: Mapping[str, Patch] | None = None) -> None:
@@ -260,7 +246,6 @@ class Watch:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Do not watch loaders that are iterated meanwhile."""
         before, self.is_paused = self.is_paused, True
         try:
             yield
@@ -268,13 +253,12 @@ class Watch:
             self.is_paused = before
 
     def _kind(self) -> str:
-        """What the script is at, where it does not wait for a batch."""
+        """Return what the script is at, where it does not wait for a batch."""
         if self.is_paused:
             return "measuring"  # is nothing of the script's
         return "step" if any(one.loop.is_in_step for one in self.found) else OUTSIDE
 
     def of(self, loader: Any) -> Watched | None:
-        """Return what is known of a loader; None before it was iterated."""
         return next((one for one in self.found if loader is one.loader or loader is one.first), None)
 
     @staticmethod
@@ -291,12 +275,9 @@ class Watch:
         begin: Callable[[Any], Iterator[Any]] = iter,
         witness: Callable[[Loop], Seer] | None = None,
     ) -> Iterator[Any]:
-        """Return a watched iterator of a loader.
+        """Return a watched iterator of a loader, or of a view of it.
 
-        Args:
-            loader: the script's.
-            begin: makes an iterator of it, or of a view of it.
-            witness: makes one for its loop; None for that of torch's loaders, and none for others.
+        ``witness`` makes one for its loop; without it torch's loaders have a Witness, and others none.
         """
         if begin is iter:
             self._wrapped.add(id(loader))  # of torch's it may be one whose class iterates in its own way
@@ -342,7 +323,6 @@ class Watch:
                 self._made_at[loader] = self._line()
 
     def _line(self) -> Line:
-        """The script's innermost line."""
         return self._stacks.look(stack_of(sys._getframe(1)))[2]
 
     def _instrument(self, known: Watched) -> None:
@@ -371,7 +351,6 @@ def _no_loop(loader: Any) -> Loop:
 
 
 def _watch_loaders(module: Any, watch: Watch) -> Callable[[], None]:
-    """Watch torch's loaders; return a function that undoes it."""
     kind = module.DataLoader
     begin, init = kind.__iter__, kind.__init__
 

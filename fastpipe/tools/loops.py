@@ -14,9 +14,6 @@ from typing import Any
 from fastpipe.tools.batches import Replay, rebuilt
 from fastpipe.tools.thread_times import DeviceClock, Meter, processes_cpu_ns, synchronized, threads_delay_ns
 
-__all__ = ["Enough", "Loop", "Phase", "Steps", "WatchedIterator"]
-
-
 _WARM = 2  # steps in which everything starts
 _MOST_STEPS = 400
 _LEAST_STEPS = 5
@@ -40,21 +37,15 @@ class Phase(str, Enum):
 
 
 class Steps:
-    """Nanoseconds of steps, each split into waiting for a batch and being busy with it; the mean of a step.
+    """Nanoseconds of steps, each split into waiting for a batch and being busy with it.
 
     Batches of several workers come in turns, some of them together: so it is the mean, not the median.
-
-    >>> steps = Steps()
-    >>> steps.add(2_000_000, 8_000_000)
-    >>> steps.seconds, steps.wait_s
-    (0.01, 0.002)
     """
 
     def __init__(self) -> None:
         self.waits, self.busy = array("q"), array("q")
 
     def add(self, wait: int, busy: int) -> None:
-        """Add a step."""
         self.waits.append(wait)
         self.busy.append(busy)
 
@@ -63,17 +54,14 @@ class Steps:
 
     @property
     def seconds(self) -> float:
-        """Seconds of a step."""
         return (sum(self.waits) + sum(self.busy)) / max(1, len(self)) / 1e9
 
     @property
     def wait_s(self) -> float:
-        """Seconds for which a step waits for its batch."""
         return sum(self.waits) / max(1, len(self)) / 1e9
 
     @property
     def busy_s(self) -> float:
-        """Seconds for which a step is busy with its batch."""
         return sum(self.busy) / max(1, len(self)) / 1e9
 
 
@@ -93,8 +81,7 @@ class Loop:
 
     Args:
         seconds: for which it is measured as it is; half as many with the same batch again.
-        is_replayed: whether the last batch is then given again and again: what is left of a step's time is
-            that with data at once.
+        is_replayed: whether the last batch is then given again and again.
         next_phase: called when both are known; returns batches of another loader to try, or None to end.
         may_judge: whether it may be one that evaluates before another one trains, for which there is time.
     """
@@ -140,16 +127,10 @@ class Loop:
 
     @property
     def total_s(self) -> float:
-        """Seconds of all of its steps."""
         return sum(len(steps) * steps.seconds for steps in self.steps.values())
 
     def next(self, take: Callable[[], Any]) -> Any:
-        """Return the next batch: ``take``'s, or one instead.
-
-        Raises:
-            Enough: all is measured.
-            StopIteration: ``take`` has no more.
-        """
+        """Return the next batch, ``take``'s or one instead; Enough is raised when all is measured."""
         if self._is_finishing:  # what is measured meanwhile may take this loop's own batches
             return take()
         self.end_again()
@@ -184,7 +165,6 @@ class Loop:
 
     @property
     def is_in_step(self) -> bool:
-        """Whether the script is busy with a batch."""
         return self._got != 0
 
     def begin_epoch(self, took: int = 0) -> None:
@@ -195,7 +175,6 @@ class Loop:
             meter.pause()
 
     def end_epoch(self) -> None:
-        """The script has left the loop."""
         self._got = 0
 
     def ends_soon(self) -> None:
@@ -283,11 +262,7 @@ class Loop:
         return seconds > min(_SETTLE_S + self.ahead * self.steps[Phase.AS_IT_IS].seconds, _MOST_SETTLE_S)
 
     def finish(self) -> None:
-        """Go on with what is to be tried.
-
-        Raises:
-            Enough: there is nothing more.
-        """
+        """Go on with what is to be tried; raise Enough if there is nothing more."""
         self._wait_for_device()
         self._is_finishing = True
         try:
@@ -321,10 +296,7 @@ def _trains() -> bool:
 
 
 class WatchedIterator:
-    """An iterator of a loader whose steps are measured; otherwise it is the loader's own.
-
-    Making the loader's took ``took`` nanoseconds.
-    """
+    """An iterator of a loader whose steps are measured.  Making the loader's took ``took`` nanoseconds."""
 
     def __init__(self, inner: Iterator[Any], loop: Loop, took: int = 0) -> None:
         self._inner, self._loop = inner, loop

@@ -36,8 +36,6 @@ from fastpipe.tools.report import Advice, Report
 from fastpipe.tools.tf_loops import WATCHED
 from fastpipe.tools.thread_times import processes_cpu_ns
 
-__all__ = ["Profiling", "add_arguments", "profile", "profile_script", "run"]
-
 _LEAST_OUTSIDE_S = 0.5
 _GRACE_S = 8.0
 _AGAIN_S, _MOST_ENDS = 4.0, 3  # a script that goes on after its end is ended again
@@ -166,7 +164,6 @@ def profile(
 
 
 def _iterate(watch: Watch, loader: Iterable[Any], step: Callable[[Any], object] | None) -> None:
-    """Iterate until enough is known."""
     iterable: Iterable[Any] = loader if watch.sees(loader) else _Iterable(watch, loader)
     try:
         while True:
@@ -183,7 +180,6 @@ def _iterate(watch: Watch, loader: Iterable[Any], step: Callable[[Any], object] 
 
 
 def _report_of(watch: Watch) -> Report:
-    """Report of the loader whose loop took most of the time."""
     longest = _longest(watch)
     if longest is None or not longest.loop.total_s:
         return Report(None)
@@ -193,8 +189,6 @@ def _report_of(watch: Watch) -> Report:
 
 
 class _Iterable:
-    """A loader that is none of torch's, watched."""
-
     def __init__(self, watch: Watch, loader: Iterable[Any]) -> None:
         self._watch, self._loader = watch, loader
 
@@ -217,22 +211,20 @@ def profile_script(
 ) -> Report:
     """Run a script, as ``python PATH ARGUMENTS`` would, until enough is known of its training loop.
 
-    That is the first loop over a loader that lasts long enough; then the script is ended.  What it trains is
-    not worth keeping: the loop gets one batch again and again for a while.
+    That is the first loop over a loader that lasts long enough; then the script is ended.
 
     Args:
-        path: of the script.
+        path: of the script; or with ``is_module`` a module's name, which runs as ``python -m NAME`` would.
         arguments: its own.
         seconds: for which the loop is measured as it is.
         limit_s: seconds after which the script is ended in any case; a measurement beside it just then may
             take eight more.
         try_advice: whether the best advice is tried in the script's loop.
-        is_module: whether ``path`` is the name of a module, which runs as ``python -m NAME`` would.
-        leave: called with the report, and has to end the process, where the script cannot be ended, as it
-            goes on after whatever is raised; None to let it go on.
+        leave: called with the report, and has to end the process, where the script goes on after whatever is
+            raised; None to let it go on.
 
     Raises:
-        OptionError: there is no such script or module; or it is one of several processes that train together.
+        OptionError: there is no such script; or it is one of several processes that train together.
         Exception: whatever the script raises.
     """
     if not is_module and not os.path.isfile(path):
@@ -263,8 +255,6 @@ def profile_script(
 
 
 class _Run:
-    """A script that runs, and what is known of it."""
-
     def __init__(
         self, diagnosis: Diagnosis, watch: Watch, leave: Callable[[Report], NoReturn] | None
     ) -> None:
@@ -276,7 +266,6 @@ class _Run:
 
     @property
     def was_ended(self) -> bool:
-        """Whether one of its loops has ended it."""
         return any(one.loop.has_ended for one in self._watch.found)
 
     @property
@@ -285,12 +274,7 @@ class _Run:
         return self._diagnosis.is_looking or self.was_ended
 
     def execute(self, module: ModuleType, limit_s: float) -> None:
-        """Run it until it is over, or enough is known of it, or the limit is reached.
-
-        Raises:
-            OptionError: it has ended with an exit code before it iterated a loader.
-            Exception: whatever the script raises.
-        """
+        """Run it until it is over, or enough is known of it, or the limit is reached."""
         path = str(module.__file__)
         code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
         try:
@@ -321,7 +305,6 @@ class _Run:
                 self._diagnosis.look(longest)
 
     def report(self) -> Report:
-        """Return what was found."""
         diagnosis, watch = self._diagnosis, self._watch
         longest = _longest(watch)
         if not diagnosis.is_known and longest is not None:  # over before enough was known of it
@@ -351,7 +334,6 @@ class _Run:
                 one.join()
 
     def leave_script(self) -> None:
-        """Report what was found, and end the process."""
         if self._leave is None:
             return
         self.is_cut_short = True
@@ -372,12 +354,11 @@ def _until_its_end(code: CodeType, module: ModuleType) -> None:
 
 
 def _longest(watch: Watch) -> Watched | None:
-    """The loader whose loop took most of the time."""
     return max(watch.found, key=lambda one: one.loop.total_s, default=None)
 
 
 def _elsewhere_ns() -> int:
-    """Processor time of processes that this one has started."""
+    """Return the processor time of processes that this one has started."""
     return (processes_cpu_ns() or 0) - process_time_ns()
 
 
@@ -403,9 +384,9 @@ def _script_advice(report: Report) -> Iterator[Advice]:
 
 
 def _outside(watch: Watch) -> tuple[tuple[str, float], ...]:
-    """Functions of the script that took long between its loops over loaders, with all that they call.
+    """Return functions that took long between loops over loaders, with all that they call, the longest first.
 
-    Of those that call each other and nothing else, the innermost; first where most of the time goes.
+    Of those that call each other and nothing else, the innermost.
     """
     assert watch.recorder is not None
     found = sorted(watch.recorder.outside.items(), key=lambda item: item[1])
@@ -453,7 +434,6 @@ def _as_main(name: str, arguments: Sequence[str], is_module: bool) -> Iterator[M
 
 
 def _spec_of(name: str) -> ModuleSpec:
-    """The spec of a module, or of a package's ``__main__``, that is in a file of Python's."""
     try:
         spec = find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -523,7 +503,6 @@ exit codes: 0 done, 1 an error of the script's own, 2 bad input, 130 interrupted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     add = parser.add_argument
@@ -544,7 +523,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Run the script, show what was found, and return the exit code."""
     progress.stop()
     for path in (args.json, args.html, args.trace):
         if path is not None and not path.absolute().parent.is_dir():
@@ -594,7 +572,7 @@ def _leave(args: argparse.Namespace, console: Console, progress: Progress, repor
 
 
 def _within_script(trace: TracebackType | None) -> TracebackType | None:
-    """The part of a traceback that is not of what runs the script; None where the error is no script's."""
+    """Return the part of a traceback that is the script's; None where the error is not its."""
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_RUNNING):
         trace = trace.tb_next
     return trace

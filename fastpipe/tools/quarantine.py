@@ -39,9 +39,6 @@ from fastpipe.tools.scan_images import (
     without_images,
 )
 
-__all__ = ["LIST", "Done", "Quarantine", "check_apart", "move", "move_corrupt", "rename"]
-
-
 LIST = "bad_samples.jsonl"
 _MODE = 0o644  # of the list
 _LEFT = re.compile(r"\.\d+\.[0-9a-f]{8}\.unfinished$")
@@ -52,10 +49,6 @@ def move(source: str, target: str) -> None:
 
     At every moment it is whole under one of its names: a copy to another file system is complete, and on the
     disk, before the source goes.  If it is ended in between both are there, and the same call goes on.
-
-    Raises:
-        FileExistsError: something else is at the target.
-        OSError: it cannot be moved; then it is where it was.
     """
     check_free(source, target)
     is_moved = False
@@ -123,7 +116,7 @@ def remove_unfinished(folder: str) -> None:
 
 
 def check_apart(folder: str, root: str) -> None:
-    """Raise an OptionError if the quarantine is in the folder that is scanned, or around it."""
+    """Raise an OptionError if the quarantine and what is scanned are one inside the other."""
     inner, outer = os.path.realpath(folder), os.path.realpath(root)
     for one, other in ((inner, outer), (outer, inner)):
         if os.path.commonpath((one, other)) == other:
@@ -139,15 +132,6 @@ class Quarantine:
     A file's line is in the list, on the disk, before the file moves: whenever the process is ended, each file
     is at its old place or in the list.  As files go where the list says, nobody else may have written to it,
     or to the folder.  No link is followed in the folder, or below the one to which files go back.
-
-    Args:
-        folder: made if it is missing.
-        make: whether to make it.
-
-    Raises:
-        OptionError: another process is moving files there; nothing was ever moved there; or others may
-            write to it.
-        OSError: it cannot be made, or written to.
     """
 
     def __init__(self, folder: str, *, make: bool = True) -> None:
@@ -172,7 +156,6 @@ class Quarantine:
             raise
 
     def close(self) -> None:
-        """Release the folder for others."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -185,11 +168,7 @@ class Quarantine:
         self.close()
 
     def take(self, root: str, path: str, verdict: Verdict) -> None:
-        """Move a file below ``root`` to the quarantine.
-
-        Raises:
-            OSError: it cannot be moved, and so stays where it is.
-        """
+        """Move a file below ``root`` to the quarantine; after an OSError it stays where it is."""
         inside, name = os.path.split(path)
         before = self._records.get(path)
         with folder_below(root, inside) as old, folder_below(self._here, inside, makes=True) as new:
@@ -208,8 +187,7 @@ class Quarantine:
     def restore(self, root: str | None = None) -> tuple[list[str], list[tuple[str, str]]]:
         """Move everything back, to where it was or to the same places below ``root``.
 
-        Returns:
-            The files that are back, by their whole paths; and of those that are not, the path and why.
+        Returns: The files that are back, by their whole paths; and of those that are not, the path and why.
         """
         back: list[str] = []
         left: list[tuple[str, str]] = []
@@ -350,14 +328,7 @@ def _is_whole_path(root: object) -> bool:
 
 @dataclass
 class Done:
-    """What was done.
-
-    Attributes:
-        moved: files, below the folder, that are in the quarantine now.
-        renamed: files, and their new names.
-        left: files that were to be moved or renamed, and why they were not.
-        notes: about the whole.
-    """
+    """What was moved, renamed (old and new name), left as it is and why, and notes about the whole."""
 
     moved: list[str] = field(default_factory=list)
     renamed: list[tuple[str, str]] = field(default_factory=list)
@@ -370,12 +341,7 @@ class _LeftError(Exception):
 
 
 def move_corrupt(found: Findings, folder: str, progress: Progress) -> Done:
-    """Move corrupt files to a folder.  Files that could not be read stay: the file may not be at fault.
-
-    Raises:
-        OptionError: the folder cannot be used for this.
-        OSError: it cannot be made.
-    """
+    """Move corrupt files to a folder.  Files that could not be read stay: the file may not be at fault."""
     check_apart(folder, found.root)
     root, done, seen = os.path.realpath(found.root), Done(), set()
     if not found.corrupt:
@@ -444,11 +410,7 @@ def rename(found: Findings, progress: Progress) -> Done:
 
 
 def _place(root: str, verdict: Verdict) -> str:
-    """Return where a file really is, as its folder may be a link.
-
-    Raises:
-        _LeftError: outside of the folder that was scanned.
-    """
+    """Return where a file really is, as its folder may be a link; a _LeftError outside of the scanned one."""
     folder, name = os.path.split(verdict.path)
     real = os.path.realpath(folder)
     if os.path.commonpath((real, root)) != root:

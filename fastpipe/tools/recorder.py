@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 from fastpipe.tools.stacks import Boundary, Line, Stacks, current_stacks, native_ids
 from fastpipe.tools.thread_times import NOTHING, Spent, ThreadClock
 
-__all__ = ["OUTSIDE", "GPUSampler", "GPUUse", "Recorder", "SamplingThread", "Tally"]
-
 OUTSIDE = "outside"  # the kind of what is in no loop over a loader
 
 _INTERVAL_S = 0.005  # a sample costs about 30 µs
@@ -28,20 +26,8 @@ _END_S = 1.0
 
 
 class SamplingThread:
-    """Calls a function at intervals until it is stopped, and then a last time.
-
-    Args:
-        name: of the thread.
-        interval_s: seconds between two calls.
-        sample: called with whether it is the last time.
-        close: called at the end, in the thread.
-
-    >>> samples = []
-    >>> thread = SamplingThread("fastpipe-example", 0.001, samples.append, lambda: None)
-    >>> thread.start()
-    >>> thread.stop()
-    >>> samples[-1]
-    True
+    """Calls ``sample(is_last)`` at intervals until it is stopped, a last time then, and ``close()`` in its
+    thread.
     """
 
     def __init__(
@@ -57,7 +43,6 @@ class SamplingThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin to sample."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -92,31 +77,20 @@ class SamplingThread:
 
 
 class Tally:
-    """Nanoseconds by kind, stage and line.
-
-    >>> tally = Tally()
-    >>> tally.add("dataset", "read", Line("a.py", 3, "load"), Spent(5, 1, 0))
-    >>> tally.stages("dataset")["read"].idle
-    4
-    >>> Tally.from_json(tally.as_json()).stages("dataset") == tally.stages("dataset")
-    True
-    """
+    """Nanoseconds by kind, stage and line."""
 
     def __init__(self) -> None:
         self.spent: dict[tuple[str, str, Line], Spent] = {}
 
     def add(self, kind: str, stage: str, line: Line, spent: Spent) -> None:
-        """Add the time of a thread."""
         key = kind, stage, line
         self.spent[key] = self.spent.get(key, NOTHING).plus(spent)
 
     def merge(self, other: Tally) -> None:
-        """Add all of another one."""
         for (kind, stage, line), spent in other.spent.items():
             self.add(kind, stage, line, spent)
 
     def stages(self, kind: str) -> dict[str, Spent]:
-        """Return the times of one kind by stage."""
         found: dict[str, Spent] = {}
         for (one, stage, _), spent in list(self.spent.items()):
             if one == kind:
@@ -151,7 +125,6 @@ class Recorder:
     """Samples threads of this process while it is open.
 
     Attributes:
-        tally: of the samples.
         outside: nanoseconds outside of loops, by file and name of the script's functions that ran, with all
             that they called.
         own_cpu_ns: processor time of the sampling so far.
@@ -162,12 +135,6 @@ class Recorder:
         tell: called from time to time, and at the end.
         kind: returns the kind where a thread is below no boundary.
         counts: returns whether the present samples count.
-
-    >>> import threading
-    >>> with Recorder({}, [threading.get_ident()]) as recorder:
-    ...     _ = sum(number * number for number in range(3_000_000))
-    >>> sum(spent.cpu for spent in recorder.tally.stages("").values()) > 0
-    True
     """
 
     def __init__(
@@ -189,11 +156,9 @@ class Recorder:
         self._thread = SamplingThread("fastpipe-profile", _INTERVAL_S, self._sample_and_tell, self._close)
 
     def start(self) -> None:
-        """Begin to sample."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End after a last sample; go on with that where an earlier call was ended by an exception."""
         self._thread.stop()
         self._kind, self._tell, self._counts = str, None, bool  # which refer to whoever has this recorder
 
@@ -251,13 +216,7 @@ class Recorder:
 
 
 class GPUUse(NamedTuple):
-    """Means over the time of sampling; as ``EpochTimes`` has them.
-
-    Attributes:
-        gpu_utilisation: the part of the time in which a kernel ran, 0 to 1.
-        gpu_memory_utilisation: the part in which the device's memory was read or written, 0 to 1.
-        pcie_bytes_per_second: that the device received; None if unknown.
-    """
+    """Means over the time of sampling; as ``EpochTimes`` has them."""
 
     gpu_utilisation: float
     gpu_memory_utilisation: float
@@ -265,14 +224,10 @@ class GPUUse(NamedTuple):
 
 
 class GPUSampler:
-    """Samples one device by NVIDIA's management library (NVML), twice a second, in a thread.
+    """Samples one device by NVIDIA's management library (NVML, of the package nvidia-ml-py), twice a second.
 
     It was written after NVML's documentation and is tested with a module that imitates it; the measurements
     themselves have not been seen on a GPU.
-
-    Args:
-        nvml: the module ``pynvml`` of the package nvidia-ml-py, initialised.
-        handle: of the device.
     """
 
     def __init__(self, nvml: Any, handle: Any) -> None:

@@ -11,9 +11,6 @@ from fastpipe.core.extras import load_part
 from fastpipe.errors import OptionError
 from fastpipe.tools.inspect import is_volume
 
-__all__ = ["add_arguments", "run"]
-
-
 EPILOG = """\
 What is packed anew are the datasets above 1 MiB, or those that --dataset names; all
 else, and everything about them but chunks and filters, is copied as it is. Virtual
@@ -38,7 +35,6 @@ exit codes: 0 done, 2 bad input, 130 interrupted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     add = parser.add_argument
@@ -71,7 +67,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Make the copy, and return 0."""
     code: int
     if args.output.rstrip("/").endswith(".zarr") or is_volume(args.input):
         code = load_part("fastpipe.volumes.repack").repack_volume(args, console, progress)

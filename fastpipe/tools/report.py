@@ -25,8 +25,6 @@ from fastpipe.tools.loops import Phase
 from fastpipe.tools.stacks import COLLATE, DECODE, OTHER, READ, STAGES, TRANSFER, TRANSFORM, Line
 from fastpipe.tools.thread_times import Spent
 
-__all__ = ["Advice", "LoaderNote", "Part", "Report"]
-
 _FORMAT = 1
 _MOST = 0.5  # of a script's time
 _TOLD = 0.1  # of a script's time: what goes outside of loops is reported if it is more
@@ -37,14 +35,7 @@ _PREFIX = "fastpipe/profile"
 
 @dataclass(frozen=True)
 class LoaderNote:
-    """The loader of a report.
-
-    Attributes:
-        kind: its class, and that of its dataset.
-        workers, ahead: worker processes; batches that are made ahead.
-        batch_size: samples of a batch; None if unknown.
-        made_at, used_at: lines of the script, ``file:line function``; empty where they are unknown.
-    """
+    """The loader of a report; lines are ``file:line function``, empty where they are unknown."""
 
     kind: str
     workers: int = 0
@@ -361,7 +352,7 @@ def _plain(value: Any) -> Any:
 
 
 def _stage_rows(costs: LoaderCosts) -> Iterator[tuple[str, str, list[str]]]:
-    """By stage: its share, and its times, all, running, waiting for a core and for something else."""
+    """Yield by stage: its share, and its times, all, running, waiting for a core and for something else."""
     shares = costs.shares()
     for stage in sorted(costs.stages, key=STAGES.index):
         spent = costs.stages[stage]
@@ -373,7 +364,7 @@ def _stage_rows(costs: LoaderCosts) -> Iterator[tuple[str, str, list[str]]]:
 
 
 def _trace_events(report: Report) -> Iterator[dict[str, Any]]:
-    """Events in the Trace Event Format (complete events, in microseconds)."""
+    """Yield events in the Trace Event Format (complete events, in microseconds)."""
 
     def named(thread: int, name: str) -> dict[str, Any]:
         return {"name": "thread_name", "ph": "M", "pid": 0, "tid": thread, "args": {"name": name}}
@@ -411,7 +402,7 @@ def _colour(stage: str) -> str:
 
 
 def _cases(report: Report) -> Iterator[str]:
-    """A bar for each case; the last, as it is, has the time that is waited for by stage."""
+    """Draw a bar for each case; the last, as it is, has the time that is waited for by stage."""
     if not report.step_s:
         return
     cases = [(case.name, case.seconds) for case in report.cases] or [("as it is", report.step_s)]
@@ -438,7 +429,6 @@ def _cases(report: Report) -> Iterator[str]:
 
 
 def _timeline(report: Report) -> Iterator[str]:
-    """Steps as they came: waiting in red."""
     spans = [span for span in report.spans if span[0] in _OWN_BATCHES][-40:]
     if not spans or report.is_opaque:  # a step's waiting is not known apart
         return
@@ -453,7 +443,6 @@ def _timeline(report: Report) -> Iterator[str]:
 
 
 def _stages(report: Report) -> Iterator[str]:
-    """What a batch costs."""
     if not report.costs.stages:
         return
     yield "<h2>A batch</h2>"
@@ -481,12 +470,7 @@ def _advice(report: Report) -> Iterator[str]:
 
 
 def _scalars_of(report: Report) -> dict[str, float]:
-    """Numbers of a report, by the names that TensorBoard shows.
-
-    >>> _scalars_of(Report(None, steps=3, step_s=0.5, wait_s=0.1, busy_s=0.4))
-    {'fastpipe/profile/step_seconds': 0.5, 'fastpipe/profile/wait_seconds': 0.1,
-     'fastpipe/profile/busy_seconds': 0.4, 'fastpipe/profile/stall_share': 0.2}
-    """
+    """Return the numbers of a report, by the names that TensorBoard shows."""
     if not report.steps:
         return {}
     found = {"step_seconds": report.step_s}
@@ -509,7 +493,7 @@ def _scalars_of(report: Report) -> dict[str, float]:
 
 
 def _writer() -> Callable[[str, Mapping[str, float], str, int], None]:
-    """A function that writes events, preferably by a package that is loaded already."""
+    """Return a function that writes events, preferably by a package that is loaded already."""
     if _is_loaded("tensorflow"):
         return _write_with_tensorflow
     if all(_is_installed(name) for name in ("torch", "tensorboard")):

@@ -21,20 +21,12 @@ from fastpipe.hdf5.opening import DamagedError, library_errors, name_of, opened,
 from fastpipe.hdf5.rows import dtype_of
 from fastpipe.tools.scan_images import Findings, Ticker, Verdict, in_threads
 
-__all__ = ["scan_hdf5"]
-
-
 _BLOCK_NBYTES = 1 << 22  # that are read together where there are no chunks
 _SPARSE = 64  # if there are more chunks than this for each that was written, only those are read
 
 
 def scan_hdf5(path: str, threads: int, progress: Progress) -> Findings:
-    """Judge every chunk that was written, as the HDF5 library would; one thread reads what only that can.
-
-    Raises:
-        HDF5Error: it is no HDF5 file, or cannot be opened.
-        OSError: it cannot be read for a reason that is the machine's.
-    """
+    """Judge every chunk that was written, as the HDF5 library would; one thread reads what only that can."""
     found = Findings(path, "chunks")
     descriptor = open_file(path)
     try:
@@ -107,7 +99,6 @@ def _by_threads(
 
 
 def _by_library(dataset: Any, block: tuple[slice, ...], found: Findings) -> None:
-    """Read a part through the library."""
     where = f"{name_of(dataset)}[{', '.join(f'{part.start}:{part.stop}' for part in block)}]"
     try:
         with library_errors(f"{found.root}, dataset {where}", DamagedError, dataset):
@@ -126,7 +117,7 @@ def _verdict(root: str, where: str, error: HDF5Error) -> Verdict:
 
 
 def _box(layout: Layout, number: int) -> tuple[slice, ...]:
-    """The part of a dataset that a chunk holds."""
+    """Return the part of a dataset that a chunk holds."""
     corner = np.unravel_index(number, grid_of(layout.shape, layout.chunk))
     return _part(layout.shape, layout.chunk, map(int, corner))
 

@@ -27,11 +27,6 @@ from fastpipe.errors import MissingDependencyError
 from fastpipe.images.reader import ImageReader
 from fastpipe.options import Decode
 
-__all__ = [
-    "Findings", "Judge", "Ticker", "Verdict", "check_is_the_same", "content_kind", "extensions_of",
-    "group_of", "in_threads", "name_fits", "scan_images", "without_images",
-]  # fmt: skip
-
 _TELL_EVERY_S = 0.2
 _NAMED_AT_MOST = 5
 _FLAT = [""]  # instead of classes: images lie in the folder itself
@@ -64,11 +59,9 @@ class Verdict:
 
     Attributes:
         path: the file; of a part, its place in the file.
-        nbytes: its size; None if unknown.
         state: ``"good"``: the replaced loader reads it.  ``"corrupt"``: it raises on the file's content.
             ``"unreadable"``: it raises because the content cannot be had; the file may not be at fault.
-        reason: the error, without the path; empty where it is good.
-        message: the error as ``FastImageFolder`` would raise it; empty where it is good.
+        reason: the error, without the path; ``message``: as ``FastImageFolder`` would raise it.
         notes: what is odd about it, and no error.
         kind: of image, by its content: ``"JPEG"`` and so on; empty if unknown.
         identity: of the file that was judged; None if unknown, or if nothing is to be done about it.
@@ -97,28 +90,13 @@ def check_is_the_same(path: str, verdict: Verdict) -> None:
 
 
 def group_of(reason: str) -> str:
-    """Return a reason without its numbers, by which alike ones are grouped.
-
-    >>> group_of("OSError: image file is truncated (12 bytes not processed)")
-    'OSError: image file is truncated (… bytes not processed)'
-    """
+    """Return a reason without its numbers, by which alike ones are grouped."""
     return re.sub(r"\d+", "…", reason)
 
 
 @dataclass
 class Findings:
-    """What a scan found so far.  Threads may add to it.
-
-    Attributes:
-        root: the folder, or file, that was scanned.
-        what: is counted: ``"images"``, or ``"chunks"``.
-        total: how many there are.
-        count, nbytes: how many were judged, and their bytes.
-        bad_count: how many of those the replaced loader raises on.
-        verdicts: those that are not plainly good.
-        notes: about the whole.
-        classes: how many images each class has.
-    """
+    """What a scan found so far; threads may add to it.  ``verdicts`` are those that are not plainly good."""
 
     root: str
     what: str
@@ -133,7 +111,6 @@ class Findings:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, verdict: Verdict, nbytes: int) -> None:
-        """Add a verdict, for which so many bytes were read."""
         with self._lock:
             self.count += 1
             self.nbytes += nbytes
@@ -148,22 +125,18 @@ class Findings:
 
     @property
     def bad(self) -> list[Verdict]:
-        """Those on which the replaced loader raises."""
         return [one for one in self.verdicts if one.state != "good"]
 
     @property
     def corrupt(self) -> list[Verdict]:
-        """Those of them whose content is wrong."""
         return [one for one in self.verdicts if one.state == "corrupt"]
 
     @property
     def unreadable(self) -> list[Verdict]:
-        """Those of them whose content cannot be had."""
         return [one for one in self.verdicts if one.state == "unreadable"]
 
     @property
     def noted(self) -> list[Verdict]:
-        """Those that are odd, and are read."""
         return [one for one in self.verdicts if one.state == "good"]
 
     def inside(self, one: Verdict) -> str:
@@ -180,7 +153,6 @@ class Ticker:
         self._lock = threading.Lock()
 
     def seconds(self) -> float:
-        """Seconds since it began."""
         return time.monotonic() - self._begun
 
     def tell(self) -> None:
@@ -217,12 +189,7 @@ def in_threads(task: Callable[[int], None], count: int, threads: int) -> None:
 
 
 def scan_images(root: str, threads: int, progress: Progress, judge: Judge | None = None) -> Findings:
-    """Judge every image of a folder that holds one folder for each class, or images and no folders.
-
-    Raises:
-        FileNotFoundError: there is no such folder, or neither a class folder nor an image in it.
-        OSError: files cannot be read for a reason that is the machine's.
-    """
+    """Judge every image of a folder that holds one folder for each class, or images and no folders."""
     judge = judge or Judge()
     progress.now(f"listing {root}")
     classes, table, notes = _list(root)
@@ -283,11 +250,6 @@ class Judge:
     """Reads and decodes files with the decoders of ``FastImageFolder``; for several threads at once.
 
     A file is corrupt if ``ImageFolder``'s loader, ``Image.open(file).convert("RGB")``, raises on it.
-
-    >>> path = getfixture("tmp_path") / "x.jpg"
-    >>> _ = path.write_bytes(b"no image")
-    >>> Judge().judge(0, str(path)).state
-    'corrupt'
     """
 
     def __init__(self) -> None:
@@ -295,14 +257,12 @@ class Judge:
         self._local = threading.local()
 
     def describe(self) -> str:
-        """Return which decoders are in use, in one line."""
         return self._reader.describe()
 
     @contextmanager
     def warnings_as_notes(self) -> Iterator[None]:
-        """Turn warnings of decoders into notes about the file, in all threads.
-
-        For the main thread: the warning filter is the whole process's.
+        """Turn warnings of decoders into notes about the file, in all threads; the filter is the whole
+        process's.
         """
         with warnings.catch_warnings():
             warnings.simplefilter("always")
@@ -313,11 +273,7 @@ class Judge:
         self._local.__dict__.setdefault("warnings", []).append(" ".join(str(message).split()))
 
     def judge(self, index: int, path: str, target: Any = None) -> Verdict:
-        """Judge one file.
-
-        Raises:
-            OSError: it cannot be read for a reason that is the machine's, such as too many open files.
-        """
+        """Judge one file; an OSError is the machine's fault, such as too many open files."""
         item = Item(index, path, target)
         self._local.warnings = []
         known = None
@@ -361,11 +317,7 @@ def _bad(item: Item, error: Exception, verdict: Verdict) -> Verdict:
 
 
 def content_kind(blob: bytes) -> str:
-    """Return the kind of image by its first bytes; empty if it is none that ``ImageFolder`` has names for.
-
-    >>> content_kind(b"\\xff\\xd8\\xff\\xe0"), content_kind(b"GIF89a"), content_kind(b"text")
-    ('JPEG', 'GIF', '')
-    """
+    """Return the kind of image by its first bytes; empty if it is none that ``ImageFolder`` has names for."""
     if blob[:3] == b"\xff\xd8\xff":
         return "JPEG"
     if blob[:8] == b"\x89PNG\r\n\x1a\n":
@@ -382,20 +334,12 @@ def content_kind(blob: bytes) -> str:
 
 
 def extensions_of(kind: str) -> tuple[str, ...]:
-    """Return the extensions of a kind that ``ImageFolder`` takes, the usual one first.
-
-    >>> extensions_of("JPEG"), extensions_of("GIF")
-    (('.jpg', '.jpeg'), ())
-    """
+    """Return the extensions of a kind that ``ImageFolder`` takes, the usual one first."""
     return tuple(ending for ending in _EXTENSIONS.get(kind, ()) if ending in TORCHVISION_EXTENSIONS)
 
 
 def name_fits(path: str, kind: str) -> bool:
-    """Return whether a name's extension is one of a kind; any is if the kind is unknown.
-
-    >>> name_fits("a.JPEG", "JPEG"), name_fits("a.png", "JPEG")
-    (True, False)
-    """
+    """Return whether a name's extension is one of a kind; any is if the kind is unknown."""
     return not kind or os.path.splitext(path)[1].lower() in _EXTENSIONS[kind]
 
 
@@ -418,7 +362,7 @@ def _oddities(path: str, blob: bytes, kind: str, turned: int) -> Iterator[str]:
 
 
 def _orientation(blob: bytes, kind: str, opened: Callable[[], Any]) -> int:
-    """The EXIF orientation, which the loader ignores; 1 without one.  ``opened`` opens it with Pillow."""
+    """Return the EXIF orientation, which the loader ignores; 1 without one."""
     first_scan = blob.find(_JPEG_SCAN, 0, _HEAD) if kind == "JPEG" else -1  # behind which there are none
     head = blob[: _HEAD if first_scan < 0 else first_scan]
     if kind == "TIFF" or not any(word in head for word in _EXIF_WORDS):  # a TIFF is turned by Pillow

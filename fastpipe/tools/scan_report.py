@@ -21,14 +21,11 @@ from fastpipe.tools.quarantine import Done, Quarantine, check_apart, move_corrup
 from fastpipe.tools.scan_hdf5 import scan_hdf5
 from fastpipe.tools.scan_images import Findings, Judge, Verdict, group_of, scan_images
 
-__all__ = ["run"]
-
 _FORMAT = 1  # of the JSON file
 _NAMED_AT_MOST = 20  # files of a group that are printed; --json has all
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Run the command; return 1 where something remains that cannot be read, or could not be put back."""
     if args.restore is not None:
         return _restore(args, console)
     if args.folder is None:
@@ -60,7 +57,6 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
 
 
 def _restore(args: argparse.Namespace, console: Console) -> int:
-    """Move everything in a quarantine back."""
     if args.folder is not None and not os.path.isdir(args.folder):
         raise OptionError(f"there is no folder {args.folder} to put the files into: make it first")
     _check_place(args.json)
@@ -100,7 +96,6 @@ def _check_place(json_file: Path | None) -> None:
 
 
 def _show(found: Findings, done: Done, decoders: str, console: Console) -> None:
-    """Print what was found, and what was done about it."""
     rate = found.nbytes / found.seconds if found.seconds > 0 else 0.0
     size = in_bytes(found.nbytes) + ("" if found.what == "images" else " decoded")
     took = f"{size} in {in_duration(found.seconds)}, {in_bytes(rate)}/s"
@@ -158,7 +153,7 @@ def _verdict(found: Findings, done: Done) -> str:
 
 
 def _as_json(found: Findings, done: Done, decoders: str) -> dict[str, Any]:
-    """Everything.  Names that are no UTF-8 have their bytes as Python's lone surrogates."""
+    """Return everything.  Names that are no UTF-8 have their bytes as Python's lone surrogates."""
 
     def plain(one: Verdict) -> dict[str, Any]:
         return {

@@ -19,11 +19,6 @@ from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple, TypeVar
 
-__all__ = [
-    "COLLATE", "DECODE", "GRAPH", "OTHER", "READ", "STAGES", "TRANSFER", "TRANSFORM", "Boundary", "Calls",
-    "Line", "Stacks", "current_stacks", "native_ids", "stack_of", "stage_of",
-]  # fmt: skip
-
 T = TypeVar("T")
 
 _NOTHING = object()
@@ -75,13 +70,7 @@ _PREFIXES: dict[str, str] = {
 
 
 def stage_of(name: str) -> str | None:
-    """Return the stage of a function by its dotted name; None if unknown.
-
-    >>> stage_of("PIL.JpegImagePlugin.JpegImageFile.load_prepare"), stage_of("PIL.Image.Image.resize")
-    ('decode', 'transform')
-    >>> stage_of("h5py._hl.dataset.Dataset.__getitem__"), stage_of("before.Segments.__getitem__")
-    ('read', None)
-    """
+    """Return the stage of a function by its dotted name; None if unknown."""
     if name.startswith("PIL.Image."):  # one module opens, decodes and resamples
         return DECODE if name.rpartition(".")[2] in _IMAGE_READERS else TRANSFORM
     while name:
@@ -109,11 +98,8 @@ class Line(NamedTuple):
 
 
 class Boundary(NamedTuple):
-    """A function below which a stack is attributed.
-
-    Attributes:
-        kind: what happens below it, such as ``"dataset"``.
-        stage: of all that happens there; None to find it by what is called.
+    """A function below which a stack is attributed: what happens there, such as ``"dataset"``, and its stage;
+    None to find that by what is called.
     """
 
     kind: str
@@ -136,8 +122,7 @@ class Stacks:
     def look(self, stack: Sequence[FrameType]) -> tuple[str, str, Line]:
         """Attribute the frames of a thread, the innermost first.
 
-        Returns: The kind of the boundary that it is below (empty for none), the stage, and the script's
-            innermost line.
+        Returns: The kind of the boundary that it is below (empty for none), stage, and the script's line.
         """
         stage = stage_of(self._calls.name(stack[0])) if stack else None
         line = Line("", 0, "")
@@ -317,8 +302,7 @@ if _COLLECTS_ANYWHERE and hasattr(os, "register_at_fork"):
 def current_stacks(threads: Iterable[int] | None = None) -> dict[int, list[FrameType]]:
     """Return the frames of threads, each with its callers, the innermost first, by thread identifier.
 
-    Args:
-        threads: identifiers; None for all but the caller's.  Those that have ended are left out.
+    ``threads`` are identifiers; None for all but the caller's.  Those that have ended are left out.
     """
 
     def stacks() -> dict[int, list[FrameType]]:

@@ -15,8 +15,6 @@ from fastpipe.errors import OptionError, StageError
 from fastpipe.options import Stage, Subset
 from fastpipe.stores.stage import StageFolder
 
-__all__ = ["add_arguments", "run"]
-
 _NAMED_AT_MOST = 10
 
 EPILOG = """\
@@ -33,7 +31,6 @@ exit codes: 0 done, 1 some images could not be copied, 2 bad input, 130 interrup
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     parser.usage = (
@@ -70,7 +67,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Run the command; return 0, or 1 where some images could not be copied."""
     if args.status or args.clear:
         if len(args.places) != 1:
             raise OptionError("--status and --clear take the stage's folder alone")
@@ -125,11 +121,7 @@ def _fill(dataset: Any, verifies: bool, console: Console, progress: Progress) ->
 
 
 def _show(folder: str, console: Console, *, clears: bool) -> int:
-    """Print what a stage holds, or remove that.
-
-    Raises:
-        StageError: there is no stage; or it is to be cleared, and is in use.
-    """
+    """Print what a stage holds, or remove that."""
     if not StageFolder.is_in(folder):
         raise StageError(f"there is no stage in {folder!r}: nothing was staged there, or it was moved")
     opened = StageFolder(Stage(folder))

@@ -1,8 +1,6 @@
 """Faster steps: other ways to compute a model, and larger batches where memory allows.
 
-Tried on a loop whose step takes the time, not its data.  Channels-last tensors, bfloat16 where the hardware
-has it, and ``torch.compile``: each is done to the models that a step calls, in place, for as long as it is
-tried, and undone.
+Each is done to the models that a step calls, in place, for as long as it is tried, and undone.
 """
 
 from __future__ import annotations
@@ -27,11 +25,6 @@ from fastpipe.errors import OptionError
 from fastpipe.tools.batches import Replay, leaves, resized, size_of
 from fastpipe.tools.loaders import Watched
 from fastpipe.tools.report import Advice
-
-__all__ = [
-    "DeviceMemory", "Growth", "ModelChanges", "SeenModels", "bfloat16_is_fast", "learning_rate_rule",
-    "torch_of",
-]  # fmt: skip
 
 _log = logging.getLogger("fastpipe.profile")
 _MODEL_GAIN = 1.1  # less is not worth other rounding, or the time to compile
@@ -59,8 +52,7 @@ def torch_of(batch: Any) -> Any:
 class SeenModels:
     """Sees which models of torch's are called, until the first one is called again: that is another step.
 
-    Attributes:
-        is_mixed: whether the first one is called under ``torch.autocast``.
+    ``is_mixed`` is whether the first one is called under ``torch.autocast``.
     """
 
     def __init__(self) -> None:
@@ -76,7 +68,6 @@ class SeenModels:
         self._seen[id(module)] = module
 
     def end(self) -> None:
-        """See no more."""
         self._hook.remove()
 
     def outermost(self) -> list[Any]:
@@ -110,7 +101,6 @@ class ModelChanges:
         self._seconds: list[tuple[_Change, float]] = []
 
     def close(self) -> None:
-        """Leave models as they were."""
         self._seen.end()
         self._undo.close()
 
@@ -132,7 +122,6 @@ class ModelChanges:
         return None
 
     def note(self, seconds: float) -> None:
-        """Note the time of a step."""
         if self._now is None:
             self._base_s = seconds
             self._seen.end()
@@ -140,17 +129,13 @@ class ModelChanges:
             self._seconds.append((self._now, seconds))
 
     def failed(self, error: Exception) -> bool:
-        """Return whether an error of the step may come from the change to its models."""
         if self._now is not None:
             _log.warning("not tried to the end: %s: %s: %s", self._now.what, type(error).__name__, error)
         return self._now is not None
 
     def advice(self, watched: Watched, step_s: Callable[[float], float]) -> Iterator[Advice]:
-        """The changes that are worth it.
-
-        Args:
-            watched: the loop.
-            step_s: the time of a step with the loader, by that of a step with data at once.
+        """Yield what is worth it; ``step_s`` gives the time of a step with the loader, by that with data at
+        once.
         """
         for change, seconds in self._seconds:
             if self._base_s < _MODEL_GAIN * seconds:
@@ -193,13 +178,12 @@ def _channels_last(models: Sequence[Any]) -> Iterator[None]:
 
 
 def _formats() -> dict[int, Any]:
-    """By dimensions of a tensor: the format that has its channels last."""
     torch = sys.modules["torch"]
     return {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def _may_be_channels_last(seen: SeenModels) -> bool:
-    """Whether there are convolutions of images or volumes, all of them with their channels first."""
+    """Return whether there are convolutions of images or volumes, all of them with their channels first."""
     convolution = sys.modules["torch"].nn.modules.conv._ConvNd
     weights = [
         part.weight for model in seen.outermost() for part in model.modules()
@@ -211,7 +195,6 @@ def _may_be_channels_last(seen: SeenModels) -> bool:
 
 @contextmanager
 def _mixed(models: Sequence[Any]) -> Iterator[None]:
-    """The models run under ``torch.autocast`` with bfloat16."""
     torch = sys.modules["torch"]
 
     def under(forward: Any, device: str) -> Any:
@@ -239,11 +222,7 @@ def _may_be_mixed(seen: SeenModels) -> bool:
 
 
 def bfloat16_is_fast(device: str, flags: Iterable[str] | None = None) -> bool:
-    """Return whether a device, ``"cuda"`` or ``"cpu"``, computes bfloat16 itself.
-
-    >>> bfloat16_is_fast("cpu", ["avx2", "avx512_bf16"]), bfloat16_is_fast("cpu", ["avx2"])
-    (True, False)
-    """
+    """Return whether a device, ``"cuda"`` or ``"cpu"``, computes bfloat16 itself."""
     if device == "cuda":
         return bool(sys.modules["torch"].cuda.is_bf16_supported(including_emulation=False))
     return not _BFLOAT16.isdisjoint(_processor_flags() if flags is None else flags)
@@ -273,7 +252,7 @@ def _compiled(models: Sequence[Any]) -> Iterator[None]:
 
 
 def _may_be_compiled(seen: SeenModels) -> bool:
-    """Whether there is a compiler for them, and they are not compiled yet."""
+    """Return whether there is a compiler for them, and they are not compiled yet."""
     models = seen.outermost()
     optimized = getattr(getattr(sys.modules["torch"], "_dynamo", None), "OptimizedModule", ())
     parts = [part for model in models for part in model.modules()]
@@ -313,15 +292,8 @@ _CHANGES = (
 
 
 class DeviceMemory:
-    """Memory of a CUDA device, by torch's count of what its allocator gave out; or of this process, by the
-    kernel's count of its resident memory.
-
-    Args:
-        batch: of whatever framework; torch's tensors stand for CUDA, where torch has a device.
-        budget: bytes; None for nine tenths of what is free, or this process has already.
-
-    Attributes:
-        limit: bytes that may be taken; None if unknown.
+    """Memory of a CUDA device, by torch's count, where a batch has tensors of torch's; or of this process, by
+    the kernel's.  ``limit`` is the budget, or nine tenths of what is free or taken already; None if unknown.
     """
 
     def __init__(self, batch: Any, budget: int | None) -> None:
@@ -346,11 +318,9 @@ class DeviceMemory:
                 (_SELF / "clear_refs").write_text("5")
 
     def peak(self) -> int | None:
-        """Return the peak in bytes since then; None if unknown."""
         return _status("VmHWM") if self._cuda is None else int(self._cuda.max_memory_reserved())
 
     def synchronize(self) -> None:
-        """Wait until the device has done its work."""
         if self._cuda is not None:
             self._cuda.synchronize()
 
@@ -362,7 +332,6 @@ class DeviceMemory:
 
     @staticmethod
     def is_shortage(error: Exception) -> bool:
-        """Return whether a step failed for want of memory."""
         if isinstance(error, MemoryError) or type(error).__name__ == _SHORTAGE_OF_TENSORFLOW:
             return True
         text = str(error).lower()
@@ -370,7 +339,7 @@ class DeviceMemory:
 
 
 def _status(name: str) -> int | None:
-    """A number of bytes in the kernel's status of this process."""
+    """Return a number of bytes in the kernel's status of this process."""
     try:
         lines = (_SELF / "status").read_text().splitlines()
     except OSError:
@@ -403,21 +372,18 @@ class Growth:
         return Replay(larger)
 
     def note(self, seconds: float) -> None:
-        """Note the time of a step with the last larger batch."""
         self._seconds[self._factor] = seconds
 
     def failed(self, error: Exception) -> bool:
-        """Return whether an error of the step may come from a larger batch."""
         if self._factor:
             _log.warning("not tried: a larger batch: %s: %s", type(error).__name__, error)
         return bool(self._factor)
 
     def close(self) -> None:
-        """Release the batch."""
         self._batch = None
 
     def advice(self, watched: Watched, step_s: Callable[[float], float]) -> Iterator[Advice]:
-        """The best factor, if one is worth it; arguments as of `ModelChanges.advice`."""
+        """Yield the best factor, if one is worth it; arguments as of `ModelChanges.advice`."""
         gains = {
             factor: factor * self._instant_s / seconds if seconds else 0.0
             for factor, seconds in self._seconds.items()
@@ -436,7 +402,7 @@ class Growth:
         )  # fmt: skip
 
     def _was_worth_it(self) -> bool:
-        """Whether the last one did more samples a second than the one before it."""
+        """Return whether the last one did more samples a second than the one before it."""
         before = self._seconds.get(self._factor // 2, self._instant_s)
         now = self._seconds.get(self._factor)
         return now is not None and 2 * before / now > _BATCH_GAIN

@@ -28,11 +28,6 @@ from fastpipe.tools.stacks import DECODE, GRAPH, OTHER, READ, TRANSFORM, Line
 from fastpipe.tools.thread_times import NOTHING, Spent
 from fastpipe.tools.witness import Account, ArrayRead, ImageRead, ImageReads, OpenVolume
 
-__all__ = [
-    "GAIN", "Candidate", "accelerated", "of_folders", "of_images", "of_rows", "of_staged",
-    "of_tables", "of_volumes",
-]  # fmt: skip
-
 _log = logging.getLogger("fastpipe.profile")
 GAIN = 1.05  # by which a step has to be faster: less is not worth a change
 _MUCH = 0.1  # of a batch's time
@@ -48,13 +43,10 @@ class Candidate:
     """A loader instead of another.
 
     Attributes:
-        what: is to be changed, in words.
-        why: the measurement that it comes from.
-        begin: makes an iterator.
+        what: is to be changed, in words; ``why``: the measurement that it comes from.
         skipped: batches before its pace is that of others: the first of each worker, which opens files.
         rest: what else a batch needs that is done as before, in the same process; None for nothing.
         is_rest_beside: whether others do that at the same time, so that it costs processors only.
-        close: called when it is of no more use.
     """
 
     what: str
@@ -190,7 +182,8 @@ def _transforms(costs: LoaderCosts) -> tuple[Line, Spent] | None:
 
 def of_images(watched: Watched, costs: LoaderCosts, accounts: Sequence[Account]) -> Iterator[Candidate]:
     """``FastImageFolder.from_samples``, where the script's dataset opens an image for each sample with
-    Pillow, and has a transform of torchvision's that makes what is in the batch of it."""
+    Pillow, and has a transform of torchvision's that makes what is in the batch of it.
+    """
     dataset, size = watched.loader.dataset, watched.batch_size
     files = list(dict.fromkeys(file for account in accounts for file in account.images))
     opened = sum(account.opened for account in accounts) / max(1, sum(one.samples for one in accounts))
@@ -293,7 +286,6 @@ def of_tables(watched: Watched, costs: LoaderCosts, images: ImageReads, batches:
 
 
 def _reaches_outside(read: ImageRead) -> bool:
-    """Whether a box is larger than its image."""
     if read.box is None:
         return False
     left, top, right, bottom = read.box
@@ -309,9 +301,8 @@ def _reaches_outside(read: ImageRead) -> bool:
 
 
 def of_staged(watched: Watched, costs: LoaderCosts, mounts: str | None = None) -> Iterator[Candidate]:
-    """fastpipe's dataset with ``stage=``, where files come from a remote file system.
-
-    It is measured on copies of some files, as later epochs find them; ``mounts`` as of `file_system`.
+    """fastpipe's dataset with ``stage=``, where files come from a remote file system; measured on copies of
+    some.
     """
     loader, dataset, size = watched.loader, watched.loader.dataset, watched.batch_size
     samples, root = getattr(dataset, "samples", None), getattr(dataset, "root", None)
@@ -335,13 +326,7 @@ def of_staged(watched: Watched, costs: LoaderCosts, mounts: str | None = None) -
 
 
 class _Copies:
-    """Batches of files that are copied to a local folder when they are first iterated.
-
-    Args:
-        loader: of a dataset with ``samples``, pairs of a path and a label.
-        samples: these.
-        batch_size: samples of a batch.
-    """
+    """Batches of files that are copied to a local folder when they are first iterated."""
 
     def __init__(self, loader: Any, samples: Any, batch_size: int) -> None:
         self._loader, self._samples, self._batch_size = loader, samples, batch_size
@@ -350,17 +335,11 @@ class _Copies:
         self._local: Any = None
 
     def close(self) -> None:
-        """Remove the copies."""
         self._local = None
         if self._folder is not None:
             self._folder.close()
 
     def begin(self) -> Iterator[Any]:
-        """Return an iterator of one epoch.
-
-        Raises:
-            OSError: there is no room, or a file cannot be read.
-        """
         if self._folder is None:
             self._folder = Scratch()
         if self._local is None:
@@ -368,7 +347,6 @@ class _Copies:
         return iter(self._local)
 
     def _loader_of(self, folder: str) -> Any:
-        """fastpipe's loader over copies."""
         drawn = np.random.default_rng(0).choice(len(self._samples), self.count, replace=False)
         copied, room = [], min(_MOST_BYTES, shutil.disk_usage(folder).free // 2)
         for number, at in enumerate(map(int, drawn)):

@@ -27,8 +27,6 @@ from fastpipe.tools.recorder import Recorder
 from fastpipe.tools.stacks import Boundary
 from fastpipe.tools.witness import Account, ImageReads
 
-__all__ = ["WATCHED", "FitData", "FitWitness", "batches_by_threads", "data_of", "is_parallel"]
-
 _log = logging.getLogger("fastpipe.profile")
 _PATIENCE_S = 5.0
 # They iterate for a graph that they make, or for a script whose iterator is watched.
@@ -41,8 +39,7 @@ class FitData(NamedTuple):
     Attributes:
         x: what ``fit`` gets instead, which is the same to it.
         once: makes a ``tf.data.Dataset`` of one of its batches, again and again.
-        begin: makes an iterator over its batches, as they are made for ``fit``; None where others make them,
-            or it can be iterated itself.
+        begin: makes an iterator over its batches, as they are made for ``fit``; None where that cannot be.
         boundaries: of the code that makes its batches, besides what TensorFlow calls.
     """
 
@@ -118,7 +115,7 @@ def _places(x: Any) -> Iterator[int]:
 
 
 def _repeated(batch: Any) -> Any:
-    """A batch in the forms that Keras takes, as a dataset of TensorFlow's."""
+    """Return a batch in the forms that Keras takes, as a dataset of TensorFlow's."""
     if isinstance(batch, list):
         batch = tuple(batch)
     elif not isinstance(batch, (tuple, dict)):
@@ -129,9 +126,7 @@ def _repeated(batch: Any) -> Any:
 class FitWitness:
     """Sees what datasets of TensorFlow do in Python, in threads of TensorFlow's.
 
-    Args:
-        loop: whose steps are the batches; None where somebody else counts them.
-        more: boundaries of code that makes batches in other threads.
+    ``loop`` is that whose steps are the batches; ``more`` are boundaries of code in other threads.
     """
 
     def __init__(self, loop: Loop | None = None, more: Mapping[CodeType, Boundary] | None = None) -> None:
@@ -146,7 +141,6 @@ class FitWitness:
         self._is_open = True
 
     def accounts(self) -> list[Account]:
-        """Return what was seen."""
         self.close()
         if self._loop is not None:
             steps = self._loop.steps
@@ -154,7 +148,6 @@ class FitWitness:
         return [self._account]
 
     def close(self) -> None:
-        """End recording."""
         if self._is_open:
             self.images.end()
             self._recorder.stop()
@@ -169,7 +162,6 @@ class _Replay(BaseException):
 
 
 def _watch_fit(keras: Any, watch: Watch) -> Callable[[], None]:
-    """Watch ``keras.Model.fit``; return a function that undoes it."""
     fit = keras.Model.fit
     signature = inspect.signature(fit)
 
@@ -251,7 +243,6 @@ def _steps(keras: Any, known: Watched) -> Any:
 
 
 def _watch_datasets(module: Any, watch: Watch) -> Callable[[], None]:
-    """Watch datasets of TensorFlow where a script iterates them; return a function that undoes it."""
     kind = module.DatasetV2
     ways = {name: getattr(kind, name) for name in ("__iter__", "as_numpy_iterator")}
 

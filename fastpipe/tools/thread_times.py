@@ -13,19 +13,6 @@ from typing import Any, NamedTuple
 
 from fastpipe.core.processes import process_tree
 
-__all__ = [
-    "NOTHING",
-    "DeviceClock",
-    "DeviceTimes",
-    "Meter",
-    "Spent",
-    "ThreadClock",
-    "processes_cpu_ns",
-    "synchronized",
-    "threads_delay_ns",
-]
-
-
 _TASKS = Path("/proc/self/task")
 _INTERVAL_NS = 20_000_000  # between two readings of a meter, each of which takes some hundred microseconds
 _EVERY = 4  # steps of which one is measured on the device
@@ -48,11 +35,9 @@ class Spent(NamedTuple):
         return Spent(self.wall - other.wall, self.cpu - other.cpu, self.delay - other.delay)
 
     def plus(self, other: Spent) -> Spent:
-        """Return the sum of both."""
         return Spent(self.wall + other.wall, self.cpu + other.cpu, self.delay + other.delay)
 
     def each(self, count: int) -> Spent:
-        """Return the time of one, if this is that of so many."""
         return Spent(self.wall // count, self.cpu // count, self.delay // count)
 
 
@@ -82,7 +67,6 @@ class ThreadClock:
         return Spent(now, int(cpu), int(delay))
 
     def close(self) -> None:
-        """Release the descriptor."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -118,9 +102,6 @@ class Meter:
     The counter is read after some of the steps only; steps after the last reading of an epoch do not count,
     as it is not known which step is the last.
 
-    Args:
-        read: the counter; returns None if unknown.
-
     >>> counter = iter([100, 130, 900, 910])
     >>> meter = Meter(lambda: next(counter))
     >>> meter.start(0)
@@ -140,7 +121,6 @@ class Meter:
         self._is_paused = True
 
     def start(self, now: int) -> None:
-        """Count from a time in nanoseconds on."""
         self._value, self._when, self._pending, self._is_paused = self._read(), now, 0, False
 
     def step(self, now: int) -> None:
@@ -153,17 +133,14 @@ class Meter:
             self._update(now)
 
     def pause(self) -> None:
-        """Ignore what comes until the next step has ended."""
         self._is_paused = True
 
     def finish(self, now: int) -> None:
-        """Read a last time."""
         if not self._is_paused and self._pending:
             self._update(now)
 
     @property
     def per_step(self) -> int | None:
-        """The growth in a step; None if unknown."""
         return self._total // self._steps if self._steps else None
 
     def _update(self, now: int) -> None:
@@ -205,8 +182,7 @@ class DeviceTimes(NamedTuple):
 class DeviceClock:
     """Measures every fourth step on a CUDA device by three events on the current stream, without waiting.
 
-    Python goes on while a GPU computes: a step that waits for its batch need not mean that the GPU does.  The
-    events are read some steps later, if the device has come to them, and at the end.
+    Python goes on while a GPU computes: a step that waits for its batch need not mean that the GPU does.
     """
 
     def __init__(self) -> None:
@@ -237,12 +213,10 @@ class DeviceClock:
         self._events = []
 
     def close(self) -> None:
-        """Release the events."""
         self._is_over, self._events = True, []
         self._pending.clear()
 
     def times(self) -> DeviceTimes | None:
-        """Return what was measured; None where nothing was."""
         self._collect()
         count = len(self._milliseconds)
         if not count:

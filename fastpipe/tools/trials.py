@@ -22,11 +22,6 @@ from fastpipe.options import Cache, Decode
 from fastpipe.tools.costs import epochs
 from fastpipe.tools.loaders import is_map_style, processes_of
 
-__all__ = [
-    "Base", "Measured", "OverBudgetError", "Settings", "Trial", "cache_of_all", "decoded_bytes",
-    "folders_behind", "is_all_kept", "measure", "measure_kept", "part_of", "warm_up",
-]  # fmt: skip
-
 _CHECK_S = 0.25
 _LOOKED_AT = 64  # images whose sizes stand for those of all
 
@@ -35,12 +30,8 @@ _LOOKED_AT = 64  # images whose sizes stand for those of all
 class Settings:
     """Values of the settings that are tuned; None where a dataset has no such setting.
 
-    Attributes:
-        workers: worker processes; 0 for none.
-        ahead: batches made ahead: by each worker, or else by this process's threads.
-        threads: of a dataset of fastpipe's, in each process that makes batches.
-        backend: decoder of images.
-        cache: where decoded samples are kept.
+    ``ahead`` are batches made ahead by each worker, or else by this process's threads; ``threads`` those of a
+    dataset of fastpipe's, in each process that makes batches.
     """
 
     workers: int
@@ -84,12 +75,8 @@ class Settings:
 
 
 class Base:
-    """A loader, of torch's or fastpipe's, whose settings are tuned.
-
-    Attributes:
-        folders: fastpipe's datasets behind it.
-        is_sequence: whether its dataset gives samples by index, so that any number of workers makes the same.
-        is_threaded: whether threads of fastpipe's make its batches where there are no workers.
+    """A loader, of torch's or fastpipe's, whose settings are tuned; ``folders`` are fastpipe's datasets
+    behind it.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -105,7 +92,6 @@ class Base:
 
     @property
     def settings(self) -> Settings:
-        """The present ones."""
         loader = self.loader
         workers = processes_of(loader)
         ahead: Any = loader.prefetch_factor if workers else getattr(loader, "prefetch_batches", "auto")
@@ -176,12 +162,8 @@ class OverBudgetError(Exception):
 
 @dataclass(frozen=True)
 class Measured:
-    """A measurement of a loader.
-
-    Attributes:
-        batch_s: seconds of a batch, with the step if there is one.
-        wait_s: of these, seconds until it was there.
-        memory: bytes more than before, of this process and its descendants; None if unknown.
+    """Seconds of a batch, with the step if there is one, and of these until it was there; and bytes more than
+    before, of this process and its descendants; None if unknown.
     """
 
     batch_s: float
@@ -219,7 +201,6 @@ class Trial:
 
     @property
     def memory(self) -> int | None:
-        """The most bytes that it took."""
         return max((one.memory for one in self.measured if one.memory is not None), default=None)
 
 
@@ -230,11 +211,7 @@ def measure(
     skipped: int,
     budget: int | None,
 ) -> Measured | None:
-    """Take batches of a loader, as `epochs` does; None where an epoch has no batch.
-
-    Raises:
-        OverBudgetError: more memory was taken than ``budget``.
-    """
+    """Take batches of a loader, as `epochs` does; None where an epoch has no batch."""
     memory = _Memory(budget)
 
     def stepped(batch: Any) -> None:
@@ -263,7 +240,6 @@ def measure(
 
 
 def warm_up(loader: Any) -> None:
-    """Take a batch that does not count."""
     next(iter(loader), None)
 
 
@@ -276,10 +252,8 @@ class _Memory:
         self.most = None if self._before is None else 0
 
     def look(self) -> None:
-        """Update the most, which takes a while for each process.
-
-        Raises:
-            OverBudgetError: it is more than may be taken.
+        """Update the most, which takes a while for each process; more than may be taken is an
+        OverBudgetError.
         """
         if self._before is None or self.most is None:
             return
@@ -291,8 +265,8 @@ class _Memory:
     def guard(self, *, now: bool = False) -> None:
         """Update it if the machine has so much less memory free that it may be too much.
 
-        It is cheap: meanwhile workers would get ahead.  Unless ``now``, it does nothing soon after the last
-        time.
+        It is cheap, as meanwhile workers would get ahead.  Unless ``now``, it does nothing soon after the
+        last time.
         """
         at = perf_counter()
         if self._budget is None or self._free is None or (at < self._next and not now):
@@ -334,10 +308,7 @@ def part_of(loader: Any, dataset: Any, count: int) -> Any:
 
 
 def decoded_bytes(dataset: Any) -> int | None:
-    """Return the bytes of all that a dataset decodes in an epoch; None if unknown beforehand.
-
-    For images they are estimated, from the sizes of some.
-    """
+    """Return the bytes of all that a dataset decodes in an epoch, of images estimated; None if unknown."""
     if isinstance(dataset, fastpipe.FastHDF5Dataset):
         return int(len(dataset) * sum(dtype.itemsize * np.prod(shape) for dtype, shape in dataset.kinds))
     samples = getattr(dataset, "samples", None)
@@ -360,8 +331,8 @@ def measure_kept(
 ) -> Measured | None:
     """Measure a batch from the second epoch on, with settings that have a cache.
 
-    It has as many samples as a first epoch of about ``seconds`` has; ``batch_s`` is the time of a batch
-    without a cache.
+    It has as many samples as a first epoch of about ``seconds`` has; ``batch_s`` is a batch's time without
+    one.
     """
     loader = base.loader
     count = (loader.batch_size or 1) * max(4, int(seconds / batch_s))

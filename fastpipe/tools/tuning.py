@@ -35,8 +35,6 @@ from fastpipe.tools.trials import (
     warm_up,
 )
 
-__all__ = ["Search", "Tuning", "autotune"]
-
 _PART = 0.5  # of the memory that is free
 _log = logging.getLogger("fastpipe")
 _HOPELESS, _CLOSE = 1.25, 1.12  # times the best's time: measured once, and no more; measured more often
@@ -49,19 +47,7 @@ _LEAST_S, _MOST_S = 0.2, 2.0
 
 
 class Search:
-    """The search for the fastest settings: one after the other, then around the best.
-
-    Args:
-        base: the loader.
-        step: called with each batch; None for nothing.
-        cores: that this process may use.
-        budget: bytes of memory that a loader may take; None for any.
-        seconds: after which no more is tried.
-
-    Attributes:
-        trials: what was tried, in this order.
-        notes: what was found, in words.
-    """
+    """The search for the fastest settings: one after the other, then around the best."""
 
     def __init__(
         self, base: Base, step: Callable[[Any], object] | None, cores: int, budget: int | None, seconds: float
@@ -77,11 +63,9 @@ class Search:
 
     @property
     def trials(self) -> list[Trial]:
-        """What was tried."""
         return list(self._by_settings.values())
 
     def run(self) -> Trial:
-        """Search, and return the best trial."""
         best = self._measured(self._base.settings)
         if best.why:
             return best
@@ -274,7 +258,7 @@ class Search:
                 self.notes.append(str(one.message))
 
     def _likely_memory(self, settings: Settings) -> int:
-        """Bytes that a loader will take, by those of fewer workers and batches; 0 if unknown."""
+        """Return bytes that a loader will take, by those of fewer workers and batches; 0 if unknown."""
         known = [
             (one.memory, max(1, one.settings.workers)) for one in self.trials
             if one.memory is not None and one.settings.workers
@@ -446,7 +430,6 @@ def _base_of(loader: Any, batch_size: int | None) -> tuple[Base, bool]:
 
 
 def _config(base: Base, settings: Settings, is_dataset: bool) -> str:
-    """The settings as code."""
     of_loader = "".join(f", {name}={value!r}" for name, value in settings.of_loader.items())
     if is_dataset:
         text = f"FastLoader(dataset, batch_size={base.loader.batch_size}, shuffle=True{of_loader})"

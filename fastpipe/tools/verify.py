@@ -23,8 +23,6 @@ from fastpipe.core.extras import require
 from fastpipe.core.text import counted
 from fastpipe.tools.comparison import NAMED, Chain, Failures, Outcome, chain_of, compare_folder
 
-__all__ = ["add_arguments", "content", "print_outcome", "run", "sentence", "share"]
-
 SCHEMA = 1
 MOST_NAMED = 5  # failing files that are named on the terminal; the JSON file has more
 NAME_WIDTH = 24  # room for the longest name of a figure, and a gap
@@ -43,7 +41,6 @@ def share(part: int, whole: int) -> str:
 
 
 def sentence(outcome: Outcome) -> str:
-    """Return the outcome in words."""
     check = outcome.check
     compared = counted(check.photos, "image")
     if outcome.equal:
@@ -67,7 +64,6 @@ def sentence(outcome: Outcome) -> str:
 
 
 def print_outcome(outcome: Outcome, chain: Chain, folder: Path, console: Console) -> None:
-    """Print the figures, the files that matter, and the outcome in a sentence."""
     for name, value, is_well in _rows(outcome, chain, folder):
         figure = plain(f"{name:<{NAME_WIDTH}}", "dim") + plain(value, "" if is_well else "bold red")
         console.print(figure, soft_wrap=True)
@@ -138,7 +134,6 @@ def _rows(outcome: Outcome, chain: Chain, folder: Path) -> Iterator[tuple[str, s
 
 
 def _lists(outcome: Outcome, folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """Titles, and lines below them, for what is to be named."""
     if outcome.index_problems:
         yield "Not equal", list(outcome.index_problems.values())
     check = outcome.check
@@ -161,14 +156,12 @@ def _lists(outcome: Outcome, folder: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def _why(failure: Any, folder: Path) -> str:
-    """What was raised, by whom if not by both."""
     who = "" if failure.stock and failure.fast else "ImageFolder: " if failure.stock else "FastImageFolder: "
     text = " ".join((failure.fast or failure.stock).split())
     return f"{who}{text}".replace(f"{folder}{os.sep}", "")
 
 
 def _where(one: Any, folder: Path) -> str:
-    """A sample's file, below the folder, and its index."""
     path = str(one.path).removeprefix(f"{folder}{os.sep}")
     return f"{path} (sample {one.index})"
 
@@ -178,7 +171,6 @@ def _of_these(named: int, count: int) -> str:
 
 
 def _size(check: Check, largest: float) -> str:
-    """A difference in words."""
     return f"{largest} of 255" if check.bytes_only else f"{largest:.3g}"
 
 
@@ -210,7 +202,6 @@ exit codes: 0 equal, 1 different, 2 bad input, 130 interrupted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     chains = "\n".join(
         textwrap.fill(f"  {name:<11}  {about}", 78, subsequent_indent=" " * 15)
@@ -229,11 +220,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Compare, report, write the outcome, and return 1 if anything differs.
-
-    Raises:
-        OptionError: there is nothing to compare.
-    """
     folder = existing_folder(args.folder)
     progress.now("loading torch and torchvision")
     torch = require("torch", extra="torch")

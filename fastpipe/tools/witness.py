@@ -21,12 +21,6 @@ from typing import Any, NamedTuple
 from fastpipe.tools.recorder import Recorder, Tally
 from fastpipe.tools.stacks import COLLATE, Boundary
 
-__all__ = [
-    "BOUNDARIES", "Account", "ArrayRead", "ArrayReads", "ImageRead", "ImageReads", "OpenVolume",
-    "TimedBatches", "TimedCollate", "TimedDataset", "TimedInit", "TimedIterable", "VolumeLoads", "Witness",
-    "observe", "volumes_of",
-]  # fmt: skip
-
 _log = logging.getLogger("fastpipe.profile")
 _LAST = 100  # of a process's finalizers this is among the first
 _SPANS = 400  # batches of which begin and end are kept, for a trace
@@ -65,7 +59,6 @@ class Account:
         self.opened = 0
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as a dictionary, for a file."""
         return {**self.__dict__, "spans": list(self.spans), "tally": self.tally.as_json()}
 
     @classmethod
@@ -86,8 +79,7 @@ class Account:
 class Witness:
     """Sees what a loader's dataset does in whichever process; goes to workers, forked or spawned.
 
-    Args:
-        folder: where each process writes its account.
+    Each process writes its account to a file of the folder.
     """
 
     # Whose loader makes a batch in this process: a thread may iterate several, and their datasets look alike.
@@ -184,7 +176,6 @@ class Witness:
 
 
 def _worker_number() -> int:
-    """Return the number of this process among a loader's workers; -1 if it is none."""
     from torch.utils.data import get_worker_info  # who calls this has loaded it
 
     worker = get_worker_info()
@@ -291,17 +282,7 @@ def observe(owner: Any, name: str, see: Callable[..., object]) -> Callable[[], N
     """Call ``see`` after each call of a function of a module or class, with its value and its arguments.
 
     Several may observe one function, and end in any order: the last one puts it back.  An error of ``see``
-    ends its observation.
-
-    Returns:
-        A function that ends it, and may be called again.
-
-    >>> from types import SimpleNamespace
-    >>> owner = SimpleNamespace(double=lambda number: 2 * number)
-    >>> before, values = owner.double, []
-    >>> end = observe(owner, "double", lambda value, number: values.append((number, value)))
-    >>> owner.double(4), values, end(), owner.double is before
-    (8, [(4, 8)], None, True)
+    ends its observation.  The function that is returned ends it, and may be called again.
     """
     function = getattr(owner, name)
     observers = getattr(function, _OBSERVERS, None)
@@ -371,12 +352,8 @@ class _Reads:
 
 
 class ArrayRead(NamedTuple):
-    """An array that is read.
-
-    Attributes:
-        file, name: of the HDF5 file, and of the dataset in it.
-        shape, part: of the whole, and of what one read takes.
-        chunks: shape of its chunks; None where it has none.
+    """An array that is read: the HDF5 file, the dataset's name in it, the shapes of the whole, of what one
+    read takes, and of its chunks, if any.
     """
 
     file: str
@@ -399,16 +376,7 @@ class ArrayRead(NamedTuple):
 
 
 class ArrayReads(_Reads):
-    """Observes the first reads of h5py's datasets.
-
-    >>> import h5py
-    >>> path = getfixture("tmp_path") / "x.h5"
-    >>> with h5py.File(path, "w") as file, ArrayReads() as reads:
-    ...     file["x"] = [[1, 2], [3, 4]]
-    ...     _ = file["x"][1]
-    >>> [(read.name, read.shape, read.part) for read in reads.found]
-    [('/x', (2, 2), (2,))]
-    """
+    """Observes the first reads of h5py's datasets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -433,12 +401,8 @@ class ArrayReads(_Reads):
 
 
 class ImageRead(NamedTuple):
-    """An image that was read.
-
-    Attributes:
-        file: its path.
-        box: left, top, right and bottom of the part that was used first; None for all of it.
-        size: width and height that it was resized to first; None where it was not.
+    """An image that was read: left, top, right and bottom of the part that was used first, None for all of
+    it; and width and height that it was resized to first, None where it was not.
     """
 
     file: str
@@ -447,16 +411,7 @@ class ImageRead(NamedTuple):
 
 
 class ImageReads(_Reads):
-    """Observes Pillow, in all threads: which files are opened, what is cut out, and how large that becomes.
-
-    >>> from PIL import Image
-    >>> path = str(getfixture("tmp_path") / "x.png")
-    >>> Image.new("RGB", (8, 8)).save(path)
-    >>> with ImageReads() as reads:
-    ...     _ = Image.open(path).convert("RGB").crop((0, 0, 4, 4)).resize((2, 2))
-    >>> [(read.box, read.size) for read in reads.found], reads.count
-    ([((0, 0, 4, 4), (2, 2))], 1)
-    """
+    """Observes Pillow, in all threads: which files are opened, what is cut out, how large that becomes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -465,7 +420,6 @@ class ImageReads(_Reads):
 
     @property
     def files(self) -> list[str]:
-        """Their files, each once."""
         return list(dict.fromkeys(read[0] for read in list(self._reads)))
 
     @property
@@ -506,13 +460,7 @@ class ImageReads(_Reads):
 
 
 class OpenVolume(NamedTuple):
-    """A volume that is open, or was loaded for a sample.
-
-    Attributes:
-        path: of its file or folder, or its URL.
-        shape: of the whole.
-        is_loaded: whether a sample loads it.
-    """
+    """A volume that is open, or that is loaded for a sample: its path or URL, and the shape of the whole."""
 
     path: str
     shape: tuple[int, ...]
@@ -520,16 +468,7 @@ class OpenVolume(NamedTuple):
 
 
 class VolumeLoads(_Reads):
-    """Observes which volumes are loaded from files, by functions that are looked up in their packages.
-
-    >>> import numpy
-    >>> path = str(getfixture("tmp_path") / "x.npy")
-    >>> numpy.save(path, numpy.zeros((4, 5, 6)))
-    >>> with VolumeLoads() as loads:
-    ...     _ = numpy.load(path)
-    >>> [(volume.shape, volume.is_loaded) for volume in loads.found]
-    [((4, 5, 6), True)]
-    """
+    """Observes which volumes are loaded from files, by functions that are looked up in their packages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -553,16 +492,7 @@ class VolumeLoads(_Reads):
 
 
 def volumes_of(dataset: Any) -> list[OpenVolume]:
-    """Return the arrays of tensorstore and zarr among a dataset's attributes, in their order.
-
-    >>> import zarr
-    >>> array = zarr.create_array(getfixture("tmp_path") / "x.zarr", shape=(4, 4), dtype="u1")
-    >>> class Patches:
-    ...     def __init__(self):
-    ...         self.image, self.size = array, 3
-    >>> [(volume.path[-6:], volume.shape) for volume in volumes_of(Patches())]
-    [('x.zarr', (4, 4))]
-    """
+    """Return the arrays of tensorstore and zarr among a dataset's attributes, in their order."""
     found = []
     for value in list(getattr(dataset, "__dict__", {}).values()):
         for path in _paths(value):
@@ -573,7 +503,7 @@ def volumes_of(dataset: Any) -> list[OpenVolume]:
 
 
 def _paths(value: Any) -> Iterator[str]:
-    """Where an array lies, if it is one that fastpipe can open there."""
+    """Return where an array lies, if it is one that fastpipe can open there."""
     package, kind = type(value).__module__.partition(".")[0], type(value).__name__
     try:
         if package == "tensorstore" and kind == "TensorStore":

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 from fastpipe.core.processes import signal_name
 
-__all__ = ["Answer", "Child", "ask"]
-
 # What the parent may import the child may: paths first, then the argument.  The answer is a line.
 _BEGIN = """\
 import json, sys
@@ -27,24 +25,17 @@ _SHOWN = 300
 
 
 class Answer(NamedTuple):
-    """The outcome of a child.
-
-    Attributes:
-        value: its last answer; None if there is none.
-        why: why it did not end well: the error's last line, the signal, or that it took too long.
-    """
+    """A child's last answer, None without one; and why it did not end well."""
 
     value: Any
     why: str = ""
 
 
 class Child:
-    """A process that runs code from now on, and ends with this context.
+    """A process that runs ``code`` from now on, and ends with this context; ``asked`` is its argument
+    ``_asked``.
 
-    Args:
-        code: Python that calls ``answer(value)`` with something that JSON can have, and again when it knows
-            more.
-        asked: its argument, ``_asked``, as JSON can have it.
+    The code calls ``answer(value)`` with something that JSON can have, and again when it knows more.
     """
 
     def __init__(self, code: str, asked: Any = None) -> None:
@@ -60,7 +51,6 @@ class Child:
         self._process.stdin = None
 
     def answer(self, seconds: float) -> Answer:
-        """Wait for the answer, for so many seconds at most."""
         is_late = False
         try:
             output, _ = self._process.communicate(timeout=seconds)
@@ -96,12 +86,6 @@ class Child:
 
 
 def ask(code: str, asked: Any = None, *, seconds: float) -> Answer:
-    """Run code in a child, and wait for its answer.
-
-    >>> ask("answer(_asked + 1)", 2, seconds=30).value
-    3
-    >>> ask("import os; os.abort()", seconds=30).why
-    'it crashed with SIGABRT'
-    """
+    """Run code in a child, and wait for its answer."""
     with Child(code, asked) as child:
         return child.answer(seconds)

@@ -8,9 +8,6 @@ from typing import Any
 from fastpipe.tools.doctor.child import ask
 from fastpipe.tools.doctor.report import Examined, Finding, ok, problem, warning
 
-__all__ = ["check"]
-
-
 _TOPIC = "decoders"
 _PATIENCE_S = 60.0
 _CODE = """

@@ -17,9 +17,6 @@ from fastpipe.core.types import Box
 from fastpipe.images.reader import ImageReader, read_jpeg_header
 from fastpipe.options import Decode
 
-__all__ = ["measure"]
-
-
 _SECONDS = 0.3  # for each decoder
 _LOOK_S = 1.0  # for reading files
 _PHOTOS, _SIZE, _QUALITY = 4, (375, 500), 90

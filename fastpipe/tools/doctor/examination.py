@@ -18,8 +18,6 @@ from fastpipe.stores.locations import Location
 from fastpipe.tools.doctor import decoders, machine, packages, storage, stores
 from fastpipe.tools.doctor.report import DoctorReport, Examined, Finding, problem, warning
 
-__all__ = ["CHECKS", "add_arguments", "examine", "run"]
-
 # The cores first: later their load is our own.
 CHECKS: dict[str, Callable[[Examined], Iterator[Finding]]] = {
     "cores": machine.check_cores,
@@ -51,7 +49,6 @@ exit codes: 0 no problem (there may be warnings), 1 a problem, 2 bad input,
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     add = parser.add_argument
@@ -63,7 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Examine, print the report, and return 1 if there is a problem."""
     if args.json is not None and not args.json.absolute().parent.is_dir():
         raise OptionError(f"--json {args.json}: there is no folder {args.json.absolute().parent}")
     options: dict[str, Any] = {}

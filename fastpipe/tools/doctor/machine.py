@@ -14,8 +14,6 @@ try:
 except ImportError:  # on Windows, which has no such limits
     resource = None  # type: ignore[assignment]
 
-__all__ = ["check_cores", "check_limits", "check_memory", "check_threads"]
-
 _OFTEN = 0.01  # of the periods in which a group had work
 _SHARED = "/dev/shm"
 _LITTLE = 1 << 30
@@ -38,7 +36,6 @@ def _affinity() -> int:
 
 
 def check_cores(examined: Examined) -> Iterator[Finding]:
-    """Check affinity, quota, throttling, load and the ranks beside this one."""
     groups = ControlGroups()
     installed, affinity, quota = os.cpu_count() or 1, _affinity(), groups.cores()
     yield from _count(installed, affinity, quota)
@@ -89,7 +86,6 @@ def _load(installed: int) -> Iterator[Finding]:
 
 
 def check_memory(examined: Examined) -> Iterator[Finding]:
-    """Check the machine's memory, the group's limit, and /dev/shm."""
     groups = ControlGroups()
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = groups.least("memory", "memory.max", "memory.limit_in_bytes")
@@ -133,7 +129,6 @@ def _shared_memory(status: os.statvfs_result | None, workers: int) -> Finding:
 
 
 def check_limits(examined: Examined) -> Iterator[Finding]:
-    """Check ulimits, and the group's limit of processes."""
     if resource is None:
         return  # type: ignore[unreachable]
     cores = available_cpus()
@@ -197,7 +192,6 @@ def _processes_left() -> int | None:
 
 
 def check_threads(examined: Examined) -> Iterator[Finding]:
-    """Check the variables that set threads of libraries, and what torch makes of these."""
     cores = default_threads()
     yield from _thread_settings(os.environ, cores, _affinity())
     torch = examined.torch or {}
@@ -212,10 +206,8 @@ def check_threads(examined: Examined) -> Iterator[Finding]:
 def _thread_settings(environment: Mapping[str, str], cores: int, seen: int) -> Iterator[Finding]:
     """Check the variables that say how many threads there are, and where.
 
-    Args:
-        environment: of the process.
-        cores: that this process, as one of its machine's ranks, has.
-        seen: that libraries take it to have, which know nothing of quotas and ranks.
+    This process, as one of its machine's ranks, has ``cores``; libraries, which know nothing of quotas and
+    ranks, take it to have ``seen``.
     """
     given = {name: environment[name] for name in _COUNTS if name in environment}
     if not given:

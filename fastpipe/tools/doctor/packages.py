@@ -16,8 +16,6 @@ from fastpipe.core.text import counted
 from fastpipe.tools.doctor.child import Answer, Child
 from fastpipe.tools.doctor.report import Examined, Finding, ok, problem, warning
 
-__all__ = ["check"]
-
 _TOPIC = "packages"
 _HIDDEN = "CUDA_VISIBLE_DEVICES"
 _INSTALL = "pip install 'fastpipe[torch]'"
@@ -98,13 +96,7 @@ def check(examined: Examined) -> Iterator[Finding]:
 
 
 def _torch(facts: Mapping[str, Any], crashed: str, gpus: int) -> Iterator[Finding]:
-    """Check whether torch can be used, and with it the GPUs that the system shows.
-
-    Args:
-        facts: of torch's process: version, CUDA, driver, GPUs.
-        crashed: why that ended early; empty if it did not.
-        gpus: how many NVIDIA GPUs the system shows.
-    """
+    """Check torch, and with it the GPUs that the system shows; ``crashed`` is why its process ended early."""
     if "version" not in facts:
         yield problem(_TOPIC, f"torch cannot be imported: {crashed}", "pip install --force-reinstall torch")
         return
@@ -160,13 +152,8 @@ def _dotted(version: int) -> str:
 def _distributions(
     installed: Mapping[str, str], cuda: str, gpus: int, dali: Answer | None
 ) -> Iterator[Finding]:
-    """Check NVIDIA's packages for decoding, each of which is made for one CUDA.
-
-    Args:
-        installed: versions of distributions.
-        cuda: that torch is built for; empty without.
-        gpus: how many there are.
-        dali: of the process that imported DALI; None if it is not installed.
+    """Check NVIDIA's packages for decoding, each of which is made for one CUDA, that of torch if there is
+    one.
     """
     for what, pattern in (
         ("DALI", r"nvidia-dali-cuda(\d{2})0"),
@@ -192,7 +179,6 @@ def _distributions(
 
 
 def _import_time(facts: Mapping[str, Any]) -> Iterator[Finding]:
-    """Check whether importing torch waits."""
     wall, cpu = facts.get("import_s", 0.0), facts.get("import_cpu_s", 0.0)
     if wall > _SLOW_S and wall > 2 * cpu:
         yield warning(
@@ -204,7 +190,6 @@ def _import_time(facts: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _torchvision(facts: Mapping[str, Any], crashed: str, installed: Mapping[str, str]) -> Iterator[Finding]:
-    """Check whether torchvision fits torch, by the facts of torch's process."""
     if "version" not in facts:
         return  # torch itself cannot be imported
     why = facts.get("why_no_torchvision", crashed if "torchvision" not in facts else "")
@@ -236,7 +221,6 @@ def _torchvision(facts: Mapping[str, Any], crashed: str, installed: Mapping[str,
 
 
 def _tensorflow(answer: Answer, installed: Mapping[str, str]) -> Iterator[Finding]:
-    """Check whether TensorFlow can be used, by the process that imported it."""
     names = [name for name in ("tensorflow", "tensorflow-cpu", "tf-nightly") if name in installed]
     text = ", ".join(f"{name} {installed[name]}" for name in names) or "TensorFlow"
     if len(names) > 1:

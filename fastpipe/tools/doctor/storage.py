@@ -17,8 +17,6 @@ from fastpipe.core.text import counted, in_bytes
 from fastpipe.tools.doctor.report import Examined, Finding, judged, ok, warning
 from fastpipe.tools.folders import FileSystem, file_system
 
-__all__ = ["check", "check_cache"]
-
 _TOPIC, _CACHE = "storage", "cache folder"
 _THREADS = 16
 _PHOTOS = 512  # that decoders are measured with, at most
@@ -36,7 +34,6 @@ _JPEGS = (".jpg", ".jpeg")
 
 
 def check(examined: Examined) -> Iterator[Finding]:
-    """Measure the folder."""
     if not examined.folder:
         return
     yield _kind(examined.name, file_system(examined.folder))
@@ -55,7 +52,6 @@ def check(examined: Examined) -> Iterator[Finding]:
 
 
 def _kind(name: str, system: FileSystem) -> Finding:
-    """Return what a file system's kind means for a training."""
     text = f"{name} is on {system.name}"
     if system.is_fuse:
         return warning(
@@ -132,14 +128,12 @@ def check_cache(examined: Examined) -> Iterator[Finding]:
 
 
 def _existing(folder: Path) -> Path:
-    """Return the folder, or the first one above it that exists."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder
 
 
 def _disk_against_decoders(examined: Examined) -> Iterator[Finding]:
-    """Whether the disk keeps up with the decoders, where both were measured."""
     if examined.disk_files_s is None or examined.images_s is None:
         return
     cores = available_cpus()
@@ -160,14 +154,7 @@ def _disk_against_decoders(examined: Examined) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class Sample:
-    """Some files of a folder.
-
-    Attributes:
-        files: paths, from all over the folder.
-        nbytes: of each.
-        walked: how many were seen.
-        is_all: whether these are all that there are.
-    """
+    """Some files of a folder, their bytes, how many were seen, and whether these are all."""
 
     files: tuple[str, ...]
     nbytes: tuple[int, ...]
@@ -176,7 +163,6 @@ class Sample:
 
     @property
     def photos(self) -> tuple[str, ...]:
-        """Those with a JPEG's extension."""
         return tuple(path for path in self.files if path.lower().endswith(_JPEGS))
 
 
@@ -191,12 +177,10 @@ class Rate:
 
     @property
     def files_s(self) -> float:
-        """Files a second."""
         return self.files / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def nbytes_s(self) -> float:
-        """Bytes a second."""
         return self.nbytes / self.seconds if self.seconds > 0 else 0.0
 
     def __str__(self) -> str:
@@ -218,7 +202,6 @@ def _sample(folder: str) -> Sample:
 
 
 def _collect(folder: str, found: list[tuple[str, int]], until: float) -> bool:
-    """Add the files of a folder and of all below to those found; return whether that was all in time."""
     below = [folder]
     while below:
         try:
@@ -297,7 +280,7 @@ def _forget(descriptor: int) -> None:
 
 
 def _is_cached(descriptor: int) -> bool | None:
-    """Whether a file's first byte is in memory; None where the system does not say."""
+    """Return whether a file's first byte is in memory; None where the system does not say."""
     if not hasattr(os, "RWF_NOWAIT"):
         return None
     try:

@@ -15,8 +15,6 @@ from fastpipe.stores.opening import open_store
 from fastpipe.tools.doctor.child import ask
 from fastpipe.tools.doctor.report import Examined, Finding, judged, ok, problem, warning
 
-__all__ = ["check", "measure"]
-
 _TOPIC = "store"
 _PATIENCE_S = 60.0
 _MOST = 128  # requests that Stage(connections="auto") has under way
@@ -31,7 +29,6 @@ _REMEDY = "see that URL, endpoint and credentials (environment or credentials fi
 
 
 def check(examined: Examined) -> Iterator[Finding]:
-    """Measure the store's answers, in another process."""
     if not examined.url:
         return
     answer = ask(_CODE, [examined.url, dict(examined.storage_options)], seconds=_PATIENCE_S)
@@ -85,12 +82,7 @@ def _p90(values: list[float]) -> float:
 
 
 def measure(url: str, storage_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Measure requests, one after the other.
-
-    Returns:
-        Seconds of listing, of the first request, of those for one byte, of those for whole objects (or
-        their first MiB); and how many objects were seen, and their bytes.  Or the error, without credentials.
-    """
+    """Measure requests, one after the other; runs in another process.  Errors are without credentials."""
     try:
         store, location = open_store(url, storage_options or None)
         try:
