@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterable, Iterator, Sequence
-from types import CodeType, FunctionType, MethodType, ModuleType
+from collections.abc import Iterator, Sequence
+from types import FunctionType
 from typing import Any
 
 import fastpipe
@@ -33,8 +33,6 @@ _WAITS = 0.3  # from this part of a batch's time on, waiting is worth doing some
 _MOST_WORKERS, _MOST_AHEAD = 32, 32
 _PART = 0.5  # of the memory that is free: a cache gets no more
 _KEPT_BATCHES = 16  # that are kept to be measured
-_WORKER_INFO = "get_worker_info"
-_MOST, _MOST_ITEMS = 2000, 100  # things that are searched for that; of each list
 
 
 def candidates(
@@ -144,7 +142,7 @@ def _workers_of_stream(watched: Watched, cores: int) -> Iterator[Candidate]:
     if not workers:
         why = "the step and the loader take turns; one process makes the same batches, in their order"
         yield _with_workers(watched, 1, why)
-    if max(1, workers) < cores and uses_worker_info(watched.loader.dataset):
+    if max(1, workers) < cores and knows_workers(watched.loader.dataset):
         why = (
             f"so many processes make batches, and there are {cores} cores; its code asks for "
             "get_worker_info(), by which it has to give each of them other samples"
@@ -201,94 +199,17 @@ class _Kept:
 # ---- workers of a stream ---------------------------------------------------------------------------
 
 
-def uses_worker_info(dataset: Any) -> bool:
-    """Return whether code of an ``IterableDataset``, or of its parts, calls torch's ``get_worker_info``.
+def knows_workers(dataset: Any) -> bool:
+    """Return whether code of an ``IterableDataset``, or of one that it is made of, names ``get_worker_info``.
 
-    By that such a dataset gives other samples in each worker.  Nothing of the script runs for that.
-
-    >>> from torch.utils.data import IterableDataset, get_worker_info
-    >>> class Shared(IterableDataset):
-    ...     def __iter__(self):
-    ...         return iter(range(get_worker_info().id, 8, get_worker_info().num_workers))
-    >>> class Same(IterableDataset):
-    ...     def __iter__(self):
-    ...         return iter(range(8))
-    >>> uses_worker_info(Shared()), uses_worker_info(Same())
-    (True, False)
+    By that such a dataset gives other samples in each worker.  Nothing of the script runs for this.
     """
-    left, seen = [dataset], {id(dataset)}
-    while left and len(seen) < _MOST:
-        one = left.pop()
-        function = one.__func__ if _is(one, MethodType) else one
-        if _is(function, FunctionType) and _WORKER_INFO in _names(function.__code__):
-            return True
-        for inner in _made_of(one):
-            if id(inner) not in seen and not _is_plain(inner):
-                seen.add(id(inner))
-                left.append(inner)
-    return False
-
-
-def _is(one: Any, *kinds: type) -> bool:
-    """``isinstance`` without asking the object: a proxy of the script's may load something for its answer."""
-    return issubclass(type(one), kinds)
-
-
-def _made_of(one: Any) -> Iterable[Any]:
-    """What a thing refers to: functions of its class, its contents, and what its code calls by name."""
-    if _is(one, MethodType):
-        return one.__func__, one.__self__
-    if _is(one, functools.partial):
-        return one.func, *one.args, *one.keywords.values()
-    if _is(one, list, tuple):
-        return (list if _is(one, list) else tuple).__getitem__(one, slice(_MOST_ITEMS))
-    if _is(one, dict):
-        return list(dict.values(one))[:_MOST_ITEMS]
-    if _is(one, FunctionType):
-        return _called(one)
-    if _is(one, type):
-        return [value for kind in _own(one) for value in vars(kind).values()]
-    try:
-        attributes = object.__getattribute__(one, "__dict__")
-    except AttributeError:
-        attributes = {}
-    return *_own(type(one)), *list(attributes.values())[:_MOST_ITEMS]
-
-
-def _called(function: FunctionType) -> Iterator[Any]:
-    names = _names(function.__code__)
-    for name in names:
-        found: Any = function.__globals__.get(name)
-        if _is(found, ModuleType) and not _is_foreign(found.__name__):
-            yield from (vars(found)[inner] for inner in names if inner in vars(found))
-        elif _is(found, FunctionType, type):
-            yield found
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-
-
-def _names(code: CodeType) -> set[str]:
-    """Names of globals and attributes, in a function and those within it."""
-    inner = [_names(one) for one in code.co_consts if isinstance(one, CodeType)]
-    return set(code.co_names).union(*inner)
-
-
-def _own(kind: type) -> Iterator[type]:
-    """The bases of a class, but those of Python and torch."""
-    return (one for one in kind.__mro__ if not _is_foreign(one.__module__))
-
-
-def _is_plain(one: Any) -> bool:
-    """Whether nothing in a thing can be code of the script's."""
-    if _is(one, FunctionType, type):
-        return _is_foreign(str(one.__module__))
-    if _is(one, MethodType, functools.partial, list, tuple, dict):
-        return False
-    return _is(one, property, classmethod, staticmethod, ModuleType) or _is_foreign(type(one).__module__)
-
-
-def _is_foreign(module: str) -> bool:
-    return module.partition(".")[0] in {"builtins", "torch", "numpy", "typing", "abc", "functools"}
+    kinds = [kind for kind in type(dataset).__mro__ if kind.__module__.partition(".")[0] != "torch"]
+    functions = [one for kind in kinds for one in vars(kind).values() if isinstance(one, FunctionType)]
+    for function in functions:
+        called = map(function.__globals__.get, function.__code__.co_names)
+        for one in (function, *called):
+            if isinstance(one, FunctionType) and "get_worker_info" in one.__code__.co_names:
+                return True
+    inner = getattr(dataset, "__dict__", {}).values()
+    return any(knows_workers(one) for one in inner if not is_map_style(one))

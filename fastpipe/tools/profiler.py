@@ -242,12 +242,7 @@ def profile_script(
         also=WATCHED,
     )
     run = _Run(diagnosis, watch, leave)
-    with (
-        closing(diagnosis),
-        closing(watch),
-        watch,
-        _as_main(os.fspath(path), arguments, is_module) as module,
-    ):
+    with closing(diagnosis), closing(watch), watch, _as_main(os.fspath(path), arguments, is_module) as module:
         run.execute(module, limit_s)
         report = run.report()
         run.end_processes()

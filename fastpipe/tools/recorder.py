@@ -106,18 +106,10 @@ class Tally:
         ordered = sorted(found.items(), key=lambda item: -item[1].wall)
         return [(line, stage, spent) for (line, stage), spent in ordered]
 
-    def as_json(self) -> list[Any]:
-        """Return it as lists, for a file."""
-        return [
-            [kind, stage, list(line), list(spent)] for (kind, stage, line), spent in list(self.spent.items())
-        ]
-
-    @classmethod
-    def from_json(cls, content: list[Any]) -> Tally:
-        """Make one of what `as_json` returned."""
-        found = cls()
-        for kind, stage, line, spent in content:
-            found.add(kind, stage, Line(*line), Spent(*spent))
+    def copy(self) -> Tally:
+        """Return a copy, also while another thread adds to it."""
+        found = Tally()
+        found.spent = self.spent.copy()
         return found
 
 

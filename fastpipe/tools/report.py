@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -494,38 +494,28 @@ def _scalars_of(report: Report) -> dict[str, float]:
 
 def _writer() -> Callable[[str, Mapping[str, float], str, int], None]:
     """Return a function that writes events, preferably by a package that is loaded already."""
-    if _is_loaded("tensorflow"):
-        return _write_with_tensorflow
-    if all(_is_installed(name) for name in ("torch", "tensorboard")):
-        return _write_with_torch
-    if _is_installed("tensorflow"):
-        return _write_with_tensorflow
-    raise MissingDependencyError(
-        "a report goes to TensorBoard by torch and the package tensorboard, or by TensorFlow, and neither is "
-        "installed. Install it with:  pip install tensorboard torch"
-    )
+    if "tensorflow" not in sys.modules:
+        with contextlib.suppress(ImportError):
+            return partial(_write_with_torch, importlib.import_module("torch.utils.tensorboard"))
+    try:
+        return partial(_write_with_tensorflow, importlib.import_module("tensorflow"))
+    except ImportError:
+        raise MissingDependencyError(
+            "a report goes to TensorBoard by torch and the package tensorboard, or by TensorFlow; neither is "
+            "installed. Install it with:  pip install tensorboard torch"
+        ) from None
 
 
-def _is_loaded(name: str) -> bool:
-    return sys.modules.get(name) is not None
-
-
-def _is_installed(name: str) -> bool:
-    with contextlib.suppress(ValueError, ImportError):  # of a module without a spec, or one that is hidden
-        return importlib.util.find_spec(name) is not None
-    return _is_loaded(name)
-
-
-def _write_with_torch(log_dir: str, scalars: Mapping[str, float], text: str, step: int) -> None:
-    with importlib.import_module("torch.utils.tensorboard").SummaryWriter(log_dir) as writer:
+def _write_with_torch(
+    tensorboard: Any, log_dir: str, scalars: Mapping[str, float], text: str, step: int
+) -> None:
+    with tensorboard.SummaryWriter(log_dir) as writer:
         for name, value in scalars.items():
             writer.add_scalar(name, value, step)
         writer.add_text(_PREFIX, text, step)
 
 
-def _write_with_tensorflow(log_dir: str, scalars: Mapping[str, float], text: str, step: int) -> None:
-    tf = importlib.import_module("tensorflow")
-
+def _write_with_tensorflow(tf: Any, log_dir: str, scalars: Mapping[str, float], text: str, step: int) -> None:
     def metadata(plugin: str) -> Any:
         # tf.summary.scalar would need the package tensorboard.
         made = tf.compat.v1.SummaryMetadata()

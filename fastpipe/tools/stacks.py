@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import functools
 import gc
 import itertools
 import linecache
@@ -13,6 +15,7 @@ import sys
 import sysconfig
 import threading
 import time
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -21,7 +24,6 @@ from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
-_NOTHING = object()
 _IMPORTING = "<frozen importlib"
 _OWN = str(Path(__file__).resolve().parents[1])
 _CALL: Any = operator.methodcaller("__call__")
@@ -69,6 +71,7 @@ _PREFIXES: dict[str, str] = {
 }  # fmt: skip
 
 
+@functools.lru_cache(4096)
 def stage_of(name: str) -> str | None:
     """Return the stage of a function by its dotted name; None if unknown."""
     if name.startswith("PIL.Image."):  # one module opens, decodes and resamples
@@ -111,8 +114,7 @@ class Stacks:
 
     def __init__(self, boundaries: dict[CodeType, Boundary]) -> None:
         self._boundaries = boundaries
-        self._calls = Calls()
-        self._stages: dict[CodeType, str | None] = {}
+        self._called: dict[tuple[CodeType, int], str] = {}  # names, by the instruction
         self._are_users: dict[str, bool] = {}
         paths = sysconfig.get_paths()
         places = [paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], _OWN]
@@ -124,7 +126,7 @@ class Stacks:
 
         Returns: The kind of the boundary that it is below (empty for none), stage, and the script's line.
         """
-        stage = stage_of(self._calls.name(stack[0])) if stack else None
+        stage = stage_of(self._name_called(stack[0])) if stack else None
         line = Line("", 0, "")
         for frame in stack:
             code = frame.f_code
@@ -135,7 +137,8 @@ class Stacks:
                 if not line.file:
                     line = Line(code.co_filename, frame.f_lineno, _name(code))
             elif stage is None:
-                stage = self._stage(frame)
+                name = getattr(code, "co_qualname", code.co_name)
+                stage = stage_of(f"{frame.f_globals.get('__name__', '')}.{name}")
         return "", stage or OTHER, line
 
     def functions(self, stack: Sequence[FrameType]) -> list[tuple[str, str]]:
@@ -165,12 +168,13 @@ class Stacks:
             self._are_users[file] = found
         return found
 
-    def _stage(self, frame: FrameType) -> str | None:
-        code = frame.f_code
-        if code not in self._stages:
-            name = getattr(code, "co_qualname", code.co_name)
-            self._stages[code] = stage_of(f"{frame.f_globals.get('__name__', '')}.{name}")
-        return self._stages[code]
+    def _name_called(self, frame: FrameType) -> str:
+        key = frame.f_code, frame.f_lasti
+        if key not in self._called:
+            self._called[key] = ""
+            with contextlib.suppress(Exception):  # of an object of the script's, which may answer as it likes
+                self._called[key] = name_called(_source(frame), frame)
+        return self._called[key]
 
 
 def _name(code: CodeType) -> str:
@@ -184,50 +188,37 @@ def _name(code: CodeType) -> str:
 # ---- the function that a frame calls ----------------------------------------------------------------
 
 
-class Calls:
-    """Names the functions that frames call, from their lines; nothing of the script runs for that.
+def name_called(source: str, frame: FrameType) -> str:
+    """Return the dotted name of what an expression of a frame calls, or of its owner's type; else "".
 
-    >>> import zlib
-    >>> frame = sys._getframe()
-    >>> Calls().named("zlib.compress(content)", frame)
-    'zlib.compress'
-    >>> file = open(getfixture("tmp_path") / "x", "w+")
-    >>> Calls().named("file.read().strip()", sys._getframe())
-    '_io.TextIOWrapper'
-    >>> file.close()
+    A function in C has no frame.  Nothing of the script runs for this.
     """
-
-    def __init__(self) -> None:
-        self._names: dict[tuple[CodeType, int], str] = {}
-
-    def name(self, frame: FrameType) -> str:
-        """Return the dotted name of what a frame calls, or of the type of its owner; empty if unknown."""
-        key = frame.f_code, frame.f_lasti
-        found = self._names.get(key)
-        if found is None:
-            try:
-                found = self.named(_source(frame), frame)
-            except Exception:  # of an object of the script's, which may answer as it likes
-                found = ""
-            self._names[key] = found
-        return found
-
-    def named(self, source: str, frame: FrameType) -> str:
-        """Return the same for an expression that a frame evaluates."""
-        try:
-            node: ast.AST = ast.parse(f"({source.strip()})", mode="eval").body
-        except (SyntaxError, ValueError):
+    try:
+        node: ast.AST = ast.parse(f"({source.strip()})", mode="eval").body
+    except (SyntaxError, ValueError):
+        return ""
+    names: list[str] = []
+    while not isinstance(node, ast.Name):
+        if isinstance(node, ast.Attribute):
+            names.insert(0, node.attr)
+            node = node.value
+        elif isinstance(node, (ast.Call, ast.Await, ast.Subscript)):
+            node, names = node.func if isinstance(node, ast.Call) else node.value, [] if names else names
+        else:
             return ""
-        names: list[str] = []
-        while not isinstance(node, ast.Name):
-            if isinstance(node, ast.Attribute):
-                names.insert(0, node.attr)
-                node = node.value
-            elif isinstance(node, (ast.Call, ast.Await, ast.Subscript)):
-                node, names = node.func if isinstance(node, ast.Call) else node.value, [] if names else names
-            else:
-                return ""
-        return _resolved(node.id, names, frame)
+    known = ChainMap(frame.f_locals, frame.f_globals, frame.f_builtins)
+    if node.id not in known:
+        return ""
+    found: Any = known[node.id]
+    for at, name in enumerate(names):
+        try:  # not through properties, nor through what a class computes
+            inner = object.__getattribute__(found, "__dict__")[name]
+        except (AttributeError, TypeError, KeyError):
+            break
+        if isinstance(found, ModuleType) and isinstance(inner, (type, FunctionType, BuiltinFunctionType)):
+            return ".".join([found.__name__, *names[at:]])
+        found = inner
+    return _type_name(found)
 
 
 def _source(frame: FrameType) -> str:
@@ -242,31 +233,6 @@ def _source(frame: FrameType) -> str:
     lines[-1] = lines[-1][:end]  # before the first is cut, which may be the same
     lines[0] = lines[0][begin:]
     return b"".join(lines).decode(errors="replace")
-
-
-def _resolved(name: str, attributes: list[str], frame: FrameType) -> str:
-    """Return the dotted name of a variable's attribute, as far as it can be found without running code."""
-    found: Any = _NOTHING
-    for namespace in (frame.f_locals, frame.f_globals, frame.f_builtins):
-        if name in namespace:
-            found = namespace[name]
-            break
-    if found is _NOTHING:
-        return ""
-    for at, attribute in enumerate(attributes):
-        if isinstance(found, ModuleType):
-            inner = vars(found).get(attribute, _NOTHING)
-            if isinstance(inner, (type, FunctionType, BuiltinFunctionType)):
-                return ".".join([found.__name__, *attributes[at:]])
-        else:  # not through properties, nor through what a class computes
-            try:
-                inner = object.__getattribute__(found, "__dict__").get(attribute, _NOTHING)
-            except (AttributeError, TypeError):
-                inner = _NOTHING
-        if inner is _NOTHING:
-            return _type_name(found)
-        found = inner
-    return _type_name(found)
 
 
 def _type_name(found: Any) -> str:

@@ -205,11 +205,7 @@ class Trial:
 
 
 def measure(
-    loader: Any,
-    step: Callable[[Any], object] | None,
-    seconds: float,
-    skipped: int,
-    budget: int | None,
+    loader: Any, step: Callable[[Any], object] | None, seconds: float, skipped: int, budget: int | None
 ) -> Measured | None:
     """Take batches of a loader, as `epochs` does; None where an epoch has no batch."""
     memory = _Memory(budget)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import functools
+import itertools
 import logging
 import random
 import warnings
@@ -444,47 +443,28 @@ def _config(base: Base, settings: Settings, is_dataset: bool) -> str:
     return text
 
 
-def _generators_of(loader: Any, kind: type) -> list[Any]:
-    """Generators, of torch's kind and others, of a loader and of all its samplers."""
-    found: dict[int, Any] = {}
-    holders, at = [loader, loader.sampler, loader.batch_sampler], 0
-    while at < len(holders):
-        for value in getattr(holders[at], "__dict__", {}).values():
-            if isinstance(value, (kind, np.random.Generator, np.random.RandomState, random.Random)):
-                found[id(value)] = value
-        inner = getattr(holders[at], "sampler", None)
-        if inner is not None and all(inner is not one for one in holders):
-            holders.append(inner)
-        at += 1
-    return list(found.values())
-
-
-def _state_of(generator: Any) -> Callable[[], object]:
-    """Return a function that puts a generator back to where it is."""
-    if isinstance(generator, np.random.Generator):
-        bits, found = generator.bit_generator, copy.deepcopy(generator.bit_generator.state)
-        return lambda: setattr(bits, "state", found)
-    if isinstance(generator, random.Random):
-        return functools.partial(generator.setstate, generator.getstate())
-    return functools.partial(generator.set_state, generator.get_state())
-
-
-@contextlib.contextmanager
+@contextmanager
 def _generators_kept(loader: Any) -> Iterator[None]:
-    """Restore random generators afterwards."""
+    """Restore random generators afterwards: the global ones, and those of the loader and its samplers."""
     torch = require("torch", extra="torch")
-    own = [_state_of(one) for one in _generators_of(loader, torch.Generator)]
-    python, numpy = random.getstate(), np.random.get_state()
-    torchs = torch.get_rng_state()
-    # A step may draw there, as dropout does.
-    cudas = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-    try:
-        yield
-    finally:
-        torch.set_rng_state(torchs)
-        if cudas is not None:
-            torch.cuda.set_rng_state_all(cudas)
-        np.random.set_state(numpy)
-        random.setstate(python)
-        for put_back in own:
-            put_back()
+    holders = (loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
+    restore: list[Callable[[], object]] = [
+        functools.partial(random.setstate, random.getstate()),
+        functools.partial(np.random.set_state, np.random.get_state()),
+    ]
+    for one in itertools.chain(*(getattr(holder, "__dict__", {}).values() for holder in holders)):
+        if isinstance(one, np.random.Generator):
+            bits = one.bit_generator
+            restore.append(functools.partial(setattr, bits, "state", bits.state))
+        elif isinstance(one, random.Random):
+            restore.append(functools.partial(one.setstate, one.getstate()))
+        elif isinstance(one, (np.random.RandomState, torch.Generator)):
+            restore.append(functools.partial(one.set_state, one.get_state()))
+    # A step may draw on a GPU, as dropout does.
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            for put_back in restore:
+                put_back()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
-import json
 import logging
 import os
+import pickle
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from multiprocessing.util import Finalize
 from pathlib import Path
 from time import perf_counter_ns
@@ -32,48 +34,31 @@ _LEAST_DIMENSIONS = 3
 _MOST_LOADS, _MOST_VOLUMES = 512, 64
 
 
+@dataclass
 class Account:
-    """What one process has done for a loader.
+    """What one process, a worker or -1 for the one that trains, has done for a loader.
 
     Attributes:
-        pid: of the process.
-        worker: its number; -1 in the process that trains.
-        batches, samples: that it made.
-        collate_ns: nanoseconds in the collate function.
         cpu_ns: in which the process ran, without the recorder.
-        tally: by stage and line.
-        arrays: of HDF5 files that the dataset reads.
-        volumes: that it has open, or else loads.
         images, opened: files that Pillow opened, each once, and how often it did so for these samples.
         spans: begin, end of fetching and end of collating of the last batches, by the monotonic clock.
     """
 
-    def __init__(self, worker: int) -> None:
-        self.pid, self.worker = os.getpid(), worker
-        self.batches = self.samples = self.collate_ns = self.cpu_ns = 0
-        self.spans: deque[tuple[int, int, int]] = deque(maxlen=_SPANS)
-        self.tally = Tally()
-        self.arrays: list[ArrayRead] = []
-        self.volumes: list[OpenVolume] = []
-        self.images: list[str] = []
-        self.opened = 0
+    worker: int
+    batches: int = 0
+    samples: int = 0
+    collate_ns: int = 0
+    cpu_ns: int = 0
+    opened: int = 0
+    tally: Tally = field(default_factory=Tally)
+    arrays: list[ArrayRead] = field(default_factory=list)
+    volumes: list[OpenVolume] = field(default_factory=list)
+    images: list[str] = field(default_factory=list)
+    spans: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=_SPANS))
 
-    def as_json(self) -> dict[str, Any]:
-        return {**self.__dict__, "spans": list(self.spans), "tally": self.tally.as_json()}
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> Account:
-        """Make one of what `as_json` returned."""
-        found = cls(content["worker"])
-        for name, value in content.items():
-            setattr(found, name, value)
-        found.spans = deque((tuple(span) for span in content["spans"]), maxlen=_SPANS)
-        found.tally = Tally.from_json(content["tally"])
-        found.arrays = [ArrayRead.from_json(read) for read in content["arrays"]]
-        found.volumes = [
-            OpenVolume(path, tuple(shape), is_loaded) for path, shape, is_loaded in content["volumes"]
-        ]
-        return found
+    def __getstate__(self) -> dict[str, Any]:
+        # For pickles and copies, during which other threads go on.
+        return {**vars(self), "spans": self.spans.copy(), "tally": self.tally.copy()}
 
 
 class Witness:
@@ -135,22 +120,20 @@ class Witness:
         found = []
         if self._pid == os.getpid():
             self._update()
-            found.append(Account.from_json(json.loads(json.dumps(self._account.as_json()))))
-        for path in sorted(Path(self._folder).glob("*.json")):
-            if found and path.stem == str(self._pid):
-                continue
-            with contextlib.suppress(FileNotFoundError):
-                found.append(Account.from_json(json.loads(path.read_text())))
+            found.append(copy.deepcopy(self._account))
+        for path in sorted(Path(self._folder).glob("*.account")):
+            if not found or path.stem != str(self._pid):
+                with contextlib.suppress(FileNotFoundError):
+                    found.append(pickle.loads(path.read_bytes()))
         return found
 
     def tell(self) -> None:
         """Write the account so far; the file is whole whenever it is read."""
         self._update()
-        path = os.path.join(self._folder, f"{os.getpid()}.json")
+        path = Path(self._folder, f"{os.getpid()}.unfinished")
         with contextlib.suppress(OSError):  # its reader has ended, and the folder is gone
-            with open(f"{path}.unfinished", "w") as file:
-                json.dump(self._account.as_json(), file)
-            os.replace(f"{path}.unfinished", path)
+            path.write_bytes(pickle.dumps(self._account))
+            path.replace(path.with_suffix(".account"))
 
     def _update(self) -> None:
         if self._dataset is not None and all(one.is_loaded for one in self._account.volumes):
@@ -367,12 +350,6 @@ class ArrayRead(NamedTuple):
         """Dimensions that count samples, if a read takes one: the part has the others, whole; else None."""
         count = len(self.shape) - len(self.part)
         return count if count > 0 and self.shape[count:] == self.part else None
-
-    @classmethod
-    def from_json(cls, content: list[Any]) -> ArrayRead:
-        """Make one of what a JSON file makes of it."""
-        file, name, shape, part, chunks = content
-        return cls(file, name, tuple(shape), tuple(part), None if chunks is None else tuple(chunks))
 
 
 class ArrayReads(_Reads):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import pickle
 import subprocess
 import sys
 import threading
@@ -82,7 +82,7 @@ def test_a_tally_adds_merges_and_survives_a_file() -> None:
     one.add("dataset", "read", line, Spent(10, 2, 3))
     other.add("dataset", "read", line, Spent(1, 1, 0))
     other.add("collate", "collate", Line("", 0, ""), Spent(5, 5, 0))
-    one.merge(Tally.from_json(json.loads(json.dumps(other.as_json()))))
+    one.merge(pickle.loads(pickle.dumps(other.copy())))
     assert one.stages("dataset") == {"read": Spent(11, 3, 3)}
     assert one.stages("dataset")["read"].idle == 5
     assert one.lines("dataset") == [(line, "read", Spent(11, 3, 3))]

@@ -89,7 +89,6 @@ def test_reads_are_seen_until_there_are_enough_and_h5py_is_as_it_was(rows: Path)
     ]
     assert [read.sample_dims for read in reads.found] == [1, 1]
     assert ArrayRead("f", "/x", (8, 4), (3, 4), None).sample_dims is None
-    assert ArrayRead.from_json(["f", "/x", [8, 4], [4], None]) == ArrayRead("f", "/x", (8, 4), (4,), None)
 
 
 class Patches(Dataset[Any]):
