@@ -10,9 +10,11 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from fastpipe.core.file_identity import FileSystems
 from fastpipe.core.files import folder_below, open_regular
+from fastpipe.errors import OptionError
 
 if sys.platform != "win32":
     import fcntl
@@ -52,6 +54,13 @@ def file_system(path: str, mounts: str | None = None) -> FileSystem:
     status, space = os.stat(path), os.statvfs(path)
     kind = FileSystems(mounts).kind(status.st_dev, path) or ""
     return FileSystem(kind, space.f_bavail * space.f_frsize)
+
+
+def require_folder_of(*files: Path | None) -> None:
+    """Raise an OptionError if a file that is to be written has no folder."""
+    for file in files:
+        if file is not None and not file.absolute().parent.is_dir():
+            raise OptionError(f"{file} cannot be written: there is no folder {file.absolute().parent}")
 
 
 class Scratch:

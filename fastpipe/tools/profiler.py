@@ -30,6 +30,7 @@ from fastpipe.core.files import write_output
 from fastpipe.errors import OptionError
 from fastpipe.tools.diagnosis import Diagnosis
 from fastpipe.tools.epochs import WatchedLoader
+from fastpipe.tools.folders import require_folder_of
 from fastpipe.tools.loaders import Watch, Watched
 from fastpipe.tools.loops import Enough, Loop
 from fastpipe.tools.report import Advice, Report
@@ -519,9 +520,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     progress.stop()
-    for path in (args.json, args.html, args.trace):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise OptionError(f"there is no folder for {str(path)!r}: make {str(path.parent)!r} first")
+    require_folder_of(args.json, args.html, args.trace)
     try:
         return _profile_and_show(args, console, progress)
     finally:

@@ -7,7 +7,6 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -17,6 +16,7 @@ from fastpipe.core.files import is_url, write_output
 from fastpipe.core.machine import default_threads
 from fastpipe.core.text import counted, in_bytes, in_duration
 from fastpipe.errors import FastpipeError, OptionError
+from fastpipe.tools.folders import require_folder_of
 from fastpipe.tools.quarantine import Done, Quarantine, check_apart, move_corrupt, rename
 from fastpipe.tools.scan_hdf5 import scan_hdf5
 from fastpipe.tools.scan_images import Findings, Judge, Verdict, group_of, scan_images
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
 def _restore(args: argparse.Namespace, console: Console) -> int:
     if args.folder is not None and not os.path.isdir(args.folder):
         raise OptionError(f"there is no folder {args.folder} to put the files into: make it first")
-    _check_place(args.json)
+    require_folder_of(args.json)
     with Quarantine(args.restore, make=False) as quarantine:
         back, left = quarantine.restore(args.folder)
     if args.json is not None:
@@ -84,12 +84,7 @@ def _check(args: argparse.Namespace, root: str) -> None:
         if os.path.lexists(args.quarantine) and not os.path.isdir(args.quarantine):
             raise OptionError(f"--quarantine {args.quarantine}: this is no folder: name another one")
         check_apart(args.quarantine, root)
-    _check_place(args.json)
-
-
-def _check_place(json_file: Path | None) -> None:
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise OptionError(f"--json {json_file}: there is no folder {json_file.absolute().parent}")
+    require_folder_of(args.json)
 
 
 # ---- the report ------------------------------------------------------------------------------------

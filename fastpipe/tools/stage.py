@@ -74,11 +74,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     if len(args.places) != 2:
         raise OptionError("name a URL, such as s3://bucket/train, and a folder on a local disk")
     url, folder = args.places
-    options: dict[str, Any] = {}
-    if args.endpoint_url:
-        options["endpoint_url"] = args.endpoint_url
-    if args.anon:
-        options["anon"] = True
+    options = {name: value for name in ("endpoint_url", "anon") if (value := getattr(args, name))}
     classes = Subset(args.subset, args.seed) if args.subset else args.classes
     progress.now(f"listing {url}")
     dataset = fastpipe.FastImageFolder(

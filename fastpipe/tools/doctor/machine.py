@@ -22,7 +22,6 @@ _CONNECTIONS = 128  # to a store, at most
 _LIBRARIES = 128  # files, pipes and sockets of libraries
 _FOR_WORKER = 4  # descriptors of tensors under way, times two for prefetching
 _THREADS = 64
-_INFINIBAND = "/dev/infiniband"
 _COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 _PLACES = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 _NO_PLACE = ("", "0", "false", "disabled", "none")
@@ -138,16 +137,6 @@ def check_limits(examined: Examined) -> Iterator[Finding]:
     if space >= 0:
         text = f"{in_bytes(space)} at most, and CUDA reserves much more than it uses"
         yield warning("limits", f"address space (ulimit -v): {text}", "ulimit -v unlimited")
-    if os.path.isdir(_INFINIBAND):  # else nothing that trains locks memory
-        locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-        text = "without a limit, as InfiniBand's buffers need"
-        if locked >= 0:
-            text = f"{in_bytes(locked)} at most, and InfiniBand, which is here, needs more"
-        remedy = "ulimit -l unlimited, or docker run --ulimit memlock=-1"
-        yield judged("limits", locked >= 0, f"locked memory (ulimit -l): {text}", remedy)
-    core = resource.getrlimit(resource.RLIMIT_CORE)[0]
-    size = "no core file" if core == 0 else "a core file" if core < 0 else f"a core file of {in_bytes(core)}"
-    yield ok("limits", f"a worker that crashes leaves {size} (ulimit -c)")
 
 
 def _open_files(soft: int, hard: int, workers: int) -> Finding:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import glob
-import importlib.util
 import os
 import platform
 import re
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import metadata
+from importlib.util import find_spec
 from typing import Any
 
 import fastpipe
 from fastpipe.core.text import counted
-from fastpipe.tools.doctor.child import Answer, Child
+from fastpipe.tools.doctor.child import Answer, ask
 from fastpipe.tools.doctor.report import Examined, Finding, ok, problem, warning
 
 _TOPIC = "packages"
@@ -70,29 +72,29 @@ def check(examined: Examined) -> Iterator[Finding]:
     installed = _installed()
     versions = f"Python {platform.python_version()}, NumPy {installed.get('numpy', '?')}"
     yield ok(_TOPIC, f"fastpipe {fastpipe.__version__}, {versions}")
-    has_torch, has_tensorflow = _is_there("torch"), _is_there("tensorflow")
-    dali = "nvidia.dali" if any(name.startswith("nvidia-dali-cuda") for name in installed) else ""
-    with (
-        Child(_TORCH if has_torch else "answer({})") as torch,
-        Child(_IMPORT if has_tensorflow else "answer('')", "tensorflow") as tensorflow,
-        Child(_IMPORT if dali else "answer('')", dali) as nvidia,
-    ):
-        found = torch.answer(_PATIENCE_S)
-        examined.torch = found.value if has_torch else None
-        facts: Mapping[str, Any] = found.value or {}
-        gpus = len(glob.glob("/proc/driver/nvidia/gpus/*")) or len(glob.glob("/dev/nvidia[0-9]*"))
-        if has_torch:
-            yield from _torch(facts, found.why, gpus)
-            yield from _torchvision(facts, found.why, installed)
-        elif has_tensorflow:
-            yield ok(_TOPIC, "torch is not installed: fastpipe.tf alone can be used")
-        else:
-            yield problem(_TOPIC, "neither torch nor TensorFlow is installed", _INSTALL)
-        if has_tensorflow:
-            yield from _tensorflow(tensorflow.answer(_PATIENCE_S), installed)
-        cuda = str(facts.get("cuda") or "")
-        yield from _distributions(installed, cuda, gpus, nvidia.answer(_PATIENCE_S) if dali else None)
-        yield from _import_time(facts)
+    has_torch, has_tensorflow = (find_spec(name) is not None for name in ("torch", "tensorflow"))
+    has_dali = any(name.startswith("nvidia-dali-cuda") for name in installed)
+    ask_now = partial(ask, seconds=_PATIENCE_S)
+    with ThreadPoolExecutor() as pool:
+        torch = pool.submit(ask_now, _TORCH) if has_torch else None
+        tensorflow = pool.submit(ask_now, _IMPORT, "tensorflow") if has_tensorflow else None
+        nvidia = pool.submit(ask_now, _IMPORT, "nvidia.dali") if has_dali else None
+    found = Answer({}) if torch is None else torch.result()
+    examined.torch = found.value if has_torch else None
+    facts: Mapping[str, Any] = found.value or {}
+    gpus = len(glob.glob("/proc/driver/nvidia/gpus/*")) or len(glob.glob("/dev/nvidia[0-9]*"))
+    if has_torch:
+        yield from _torch(facts, found.why, gpus)
+        yield from _torchvision(facts, found.why, installed)
+    elif has_tensorflow:
+        yield ok(_TOPIC, "torch is not installed: fastpipe.tf alone can be used")
+    else:
+        yield problem(_TOPIC, "neither torch nor TensorFlow is installed", _INSTALL)
+    if tensorflow is not None:
+        yield from _tensorflow(tensorflow.result(), installed)
+    cuda = str(facts.get("cuda") or "")
+    yield from _distributions(installed, cuda, gpus, None if nvidia is None else nvidia.result())
+    yield from _import_time(facts)
 
 
 def _torch(facts: Mapping[str, Any], crashed: str, gpus: int) -> Iterator[Finding]:
@@ -245,13 +247,6 @@ def _installed() -> dict[str, str]:
         if name:  # half of an uninstalled one may be left
             found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), one.version)
     return found
-
-
-def _is_there(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def _wants(package: str, other: str) -> str:

@@ -12,7 +12,6 @@ from rich.table import Table
 
 from fastpipe.console import TextReport, plain, print_line
 from fastpipe.core.text import counted
-from fastpipe.errors import OptionError
 
 State = Literal["ok", "warning", "problem"]
 _FORMAT = 1
@@ -30,10 +29,6 @@ class Finding:
     state: State
     text: str
     remedy: str = ""
-
-    def __post_init__(self) -> None:
-        if (self.state == "ok") != (not self.remedy):
-            raise OptionError(f"a finding has a remedy unless it is ok, got {self.state!r}, {self.remedy!r}")
 
 
 def ok(topic: str, text: str) -> Finding:
@@ -73,10 +68,6 @@ class DoctorReport(TextReport):
     findings: tuple[Finding, ...]
     target: str = ""
     seconds: float = 0.0
-
-    @property
-    def exit_code(self) -> int:
-        return int(self.count("problem") > 0)
 
     def count(self, state: State) -> int:
         return sum(finding.state == state for finding in self.findings)

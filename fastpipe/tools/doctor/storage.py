@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -71,8 +70,7 @@ def _sequential(found: Sample) -> Iterator[Finding]:
     nbytes, path = max(zip(found.nbytes, found.files, strict=True))
     if nbytes < _LARGE:
         return
-    cold = _read_many([path], 1, seconds=_SECONDS, nbytes=_NBYTES, past_cache=True)
-    warm = _read_many([path], 1, seconds=_SECONDS, nbytes=_NBYTES, past_cache=False)
+    cold, warm = (_read_many([path], 1, past_cache=is_cold) for is_cold in (True, False))
     speeds = f"{in_bytes(cold.nbytes_s)}/s, from memory {in_bytes(warm.nbytes_s)}/s"
     yield ok(_TOPIC, f"one file in order: {_past(cold)} {speeds}")
 
@@ -82,19 +80,17 @@ def _small(found: Sample, examined: Examined) -> Iterator[Finding]:
     if len(files) < 2:
         return
     half = len(files) // 2  # threads read other files than one did, whose neighbours may have come along
-    rates: dict[tuple[bool, int], Rate] = {}
-    for threads, some in ((1, files[:half]), (_THREADS, files[half:])):
-        rates[True, threads] = _read_many(some, threads, seconds=_SECONDS, nbytes=_NBYTES, past_cache=True)
-    for threads, some in ((1, files[:half]), (_THREADS, files[half:])):
-        some = some[: rates[True, threads].files]  # which are in memory now
-        rates[False, threads] = _read_many(some, threads, seconds=_SECONDS, nbytes=_NBYTES, past_cache=False)
-    for is_cold in (True, False):
-        one, many = rates[is_cold, 1], rates[is_cold, _THREADS]
-        where = _past(one) if is_cold else "from memory"
+    halves = ((1, files[:half]), (_THREADS, files[half:]))
+    cold = [_read_many(some, threads, past_cache=True) for threads, some in halves]
+    warm = [
+        _read_many(some[: rate.files], threads, past_cache=False)  # which are in memory now
+        for (threads, some), rate in zip(halves, cold, strict=True)
+    ]
+    for where, (one, many) in ((_past(cold[0]), cold), ("from memory", warm)):
         yield ok(_TOPIC, f"whole files, {where}: 1 thread {one}, {_THREADS} threads {many}")
-    cold = max((rates[True, threads] for threads in (1, _THREADS)), key=lambda rate: rate.files_s)
-    if examined.photos and cold.missed is not None and cold.missed > _NOT_FORGOTTEN:
-        examined.disk_files_s = cold.files_s
+    fastest = max(cold, key=lambda rate: rate.files_s)
+    if examined.photos and fastest.missed is not None and fastest.missed > _NOT_FORGOTTEN:
+        examined.disk_files_s = fastest.files_s
 
 
 def _past(rate: Rate) -> str:
@@ -177,11 +173,11 @@ class Rate:
 
     @property
     def files_s(self) -> float:
-        return self.files / self.seconds if self.seconds > 0 else 0.0
+        return self.files / self.seconds
 
     @property
     def nbytes_s(self) -> float:
-        return self.nbytes / self.seconds if self.seconds > 0 else 0.0
+        return self.nbytes / self.seconds
 
     def __str__(self) -> str:
         return f"{self.files_s:,.0f} files/s, {in_bytes(self.nbytes_s)}/s"
@@ -220,63 +216,46 @@ def _collect(folder: str, found: list[tuple[str, int]], until: float) -> bool:
     return True
 
 
-def _read_many(files: Sequence[str], threads: int, *, seconds: float, nbytes: int, past_cache: bool) -> Rate:
+def _read_many(
+    files: Sequence[str], threads: int, *, past_cache: bool, seconds: float = _SECONDS, nbytes: int = _NBYTES
+) -> Rate:
     """Read files, each whole and at most once, until time or bytes are spent.
 
     With ``past_cache`` the system is told to forget each file's pages first, as far as it does so.
     """
-    lock, left = threading.Lock(), iter(files)
-    count = total = missed = 0
-    knows = True
-    begun = time.perf_counter()
-    spent = 0.0  # in forgetting and asking, which is no reading; of all threads together
+    begun, left = time.perf_counter(), nbytes
 
-    def work() -> None:
-        nonlocal count, total, missed, knows, spent
-        while True:
-            with lock:
-                path = next(left, None)
-                if path is None or time.perf_counter() - begun > seconds or total >= nbytes:
-                    return
-            try:
-                descriptor = os.open(path, _FLAGS)
-            except OSError:  # it went away
-                continue
-            try:
-                before = time.perf_counter()
-                if past_cache:
-                    _forget(descriptor)
-                is_cached = _is_cached(descriptor)
-                aside = time.perf_counter() - before
-                length = _read(descriptor, nbytes, begun + seconds)
-            finally:
-                os.close(descriptor)
-            with lock:
-                count += 1
-                total += length
-                spent += aside
-                knows = knows and is_cached is not None
-                missed += length if is_cached is False else 0
+    def read(path: str) -> tuple[int, float, bool | None] | None:
+        nonlocal left
+        if time.perf_counter() > begun + seconds or left <= 0:
+            return None
+        try:
+            descriptor = os.open(path, _FLAGS)
+        except OSError:  # it went away
+            return None
+        try:
+            before, length = time.perf_counter(), 0
+            if past_cache and hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            is_cached = _is_cached(descriptor)
+            aside = time.perf_counter() - before
+            while length < nbytes and (block := os.read(descriptor, _BLOCK)):
+                length += len(block)
+                if time.perf_counter() > begun + seconds:
+                    break
+        finally:
+            os.close(descriptor)
+        left -= length
+        return length, aside, is_cached
 
     with ThreadPoolExecutor(threads, thread_name_prefix="fastpipe-doctor") as pool:
-        for future in [pool.submit(work) for _ in range(threads)]:
-            future.result()
-    passed = max(time.perf_counter() - begun - spent / threads, 1e-9)
-    return Rate(count, total, passed, missed / total if knows and total else None)
-
-
-def _read(descriptor: int, nbytes: int, until: float) -> int:
-    length = 0
-    while length < nbytes and (block := os.read(descriptor, _BLOCK)):
-        length += len(block)
-        if time.perf_counter() > until:
-            break
-    return length
-
-
-def _forget(descriptor: int) -> None:
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        done = [one for one in pool.map(read, files) if one is not None]
+    total = sum(length for length, _, _ in done)
+    aside = sum(seconds for _, seconds, _ in done) / threads  # forgetting and asking is no reading
+    knows = all(is_cached is not None for _, _, is_cached in done)
+    missed = sum(length for length, _, is_cached in done if is_cached is False)
+    passed = max(time.perf_counter() - begun - aside, 1e-9)
+    return Rate(len(done), total, passed, missed / total if knows and total else None)
 
 
 def _is_cached(descriptor: int) -> bool | None:
