@@ -3,22 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastpipe import tools
-
-if TYPE_CHECKING:
-    from fastpipe.tools import (
-        Advice,
-        EpochTimes,
-        Profiling,
-        Report,
-        WatchedLoader,
-        autotune,
-        autotune_batch_size,
-        profile,
-        watch,
-    )
 
 __all__ = [
     "Advice", "EpochTimes", "Profiling", "Report", "WatchedLoader", "autotune", "autotune_batch_size",

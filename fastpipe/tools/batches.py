@@ -50,9 +50,6 @@ def same_form(one: Any, other: Any) -> bool:
     return type(one) is type(other)
 
 
-# ---- the same batch again --------------------------------------------------------------------------
-
-
 def rebuilt(value: Any, leaf: Callable[[Any], Any] = lambda one: one) -> Any:
     """Return a batch in new containers; ``leaf`` replaces each part.  What cannot be copied is the same
     object.
@@ -111,9 +108,6 @@ class Replay(Iterator[Any]):
         if key not in self._kept and version != self._versions.setdefault(key, version):
             self._kept[key] = value.detach().clone()
         return self._kept[key].clone() if key in self._kept else value
-
-
-# ---- more samples, or fewer ------------------------------------------------------------------------
 
 
 def resized(batch: Any, size: int) -> Any:

@@ -158,9 +158,6 @@ def _with_workers(watched: Watched, wanted: int, why: str) -> Candidate:
     return Candidate(what, why, view.__iter__, wanted)
 
 
-# ---- a cache --------------------------------------------------------------------------------------
-
-
 def of_kept(watched: Watched) -> Iterator[Candidate]:
     """The same loader with a cache that holds all, where there is memory for one, and none yet."""
     dataset, free = watched.loader.dataset, free_memory()
@@ -194,9 +191,6 @@ class _Kept:
             for _ in self._part:
                 pass
         return iter(self._part)
-
-
-# ---- workers of a stream ---------------------------------------------------------------------------
 
 
 def knows_workers(dataset: Any) -> bool:

@@ -119,8 +119,6 @@ def _words(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-# ---- values as arrays ------------------------------------------------------------------------------
-
 Arrays = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
 
@@ -195,8 +193,6 @@ def _cannot_be_compared(value: Any, more: str = "") -> OptionError:
         "tensors, arrays, PIL images or numbers, or lists and dicts of them"
     )
 
-
-# ---- every sample by both datasets -----------------------------------------------------------------
 
 # A transform of the user's is called twice for so many images, to see that it gives the same.
 TRIED_TWICE = 8

@@ -24,9 +24,6 @@ _PATIENCE_S = 30.0  # for a batch of workers
 _ROUNDS = 5  # of copies
 
 
-# ---- by stage --------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class LoaderCosts:
     """What a batch costs the processes or threads that make it: times by stage, the script's lines that take
@@ -126,9 +123,6 @@ def costs_of_clock(before: dict[str, float], after: dict[str, float], batches: i
         if stage != "wait" and spent > 0:
             stages["collate" if stage == "copy" else stage] = Spent(spent, spent, 0)
     return LoaderCosts(stages, (), batches)
-
-
-# ---- a loader alone --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -269,9 +263,6 @@ def epochs(
         del iterator
         if not count:
             return
-
-
-# ---- a batch's copy to the GPU ---------------------------------------------------------------------
 
 
 class Copies(NamedTuple):

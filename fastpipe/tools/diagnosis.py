@@ -176,8 +176,6 @@ class Diagnosis:
             "batches take longer than those ahead last"
         )
 
-    # ---- trying it on the script's step --------------------------------------------------------------
-
     def next_phase(self, watch: Watch, loader: Any) -> Iterator[Any] | None:
         """Return batches of another loader for the script's step; None when everything is known."""
         watched = watch.of(loader)
@@ -237,8 +235,6 @@ class Diagnosis:
             self._candidates.pop()
         for change in self._changes:
             change.close()
-
-    # ---- the report ----------------------------------------------------------------------------------
 
     def report(self) -> Report:
         advice = sorted(self._advice(), key=lambda one: one.tried_s or one.predicted_s or math.inf)

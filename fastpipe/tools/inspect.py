@@ -29,8 +29,6 @@ exit codes: 0 done, 2 bad input, 130 interrupted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     add = parser.add_argument
     add("file", metavar="FILE", help="HDF5 file, or volume")
     add("--sample-dims", type=positive(int), default=1, metavar="N",

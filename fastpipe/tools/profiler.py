@@ -499,8 +499,6 @@ exit codes: 0 done, 1 an error of the script's own, 2 bad input, 130 interrupted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     add = parser.add_argument
     add("--seconds", type=positive(float), default=6.0, metavar="S",
         help="how long the loop is measured as it is (default: 6)")  # fmt: skip

@@ -112,9 +112,6 @@ def remove_unfinished(folder: str) -> None:
                     os.unlink(path)
 
 
-# ---- the quarantine --------------------------------------------------------------------------------
-
-
 def check_apart(folder: str, root: str) -> None:
     """Raise an OptionError if the quarantine and what is scanned are one inside the other."""
     inner, outer = os.path.realpath(folder), os.path.realpath(root)
@@ -321,9 +318,6 @@ def _is_whole_path(root: object) -> bool:
     if not isinstance(root, str) or "\0" in root:
         return False
     return os.path.isabs(root) and os.path.normpath(root) == root
-
-
-# ---- what is done about files ----------------------------------------------------------------------
 
 
 @dataclass

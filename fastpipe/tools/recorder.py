@@ -204,9 +204,6 @@ class Recorder:
         return found
 
 
-# ---- the GPU ---------------------------------------------------------------------------------------
-
-
 class GPUUse(NamedTuple):
     """Means over the time of sampling; as ``EpochTimes`` has them."""
 

@@ -35,8 +35,6 @@ exit codes: 0 done, 2 bad input, 130 interrupted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     add = parser.add_argument
     add("input", metavar="IN", help="HDF5 file, or volume")
     add("output", metavar="OUT", help="file, or folder for a volume, to make")

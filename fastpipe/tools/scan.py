@@ -33,8 +33,6 @@ read; 2 bad input, 130 interrupted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     parser.usage = (
         "fastpipe scan FOLDER [--fix | --quarantine DIR] [options]\n"
         "       fastpipe scan --restore DIR [FOLDER]"

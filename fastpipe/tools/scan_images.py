@@ -185,9 +185,6 @@ def in_threads(task: Callable[[int], None], count: int, threads: int) -> None:
         pool.close()
 
 
-# ---- a folder --------------------------------------------------------------------------------------
-
-
 def scan_images(root: str, threads: int, progress: Progress, judge: Judge | None = None) -> Findings:
     """Judge every image of a folder that holds one folder for each class, or images and no folders."""
     judge = judge or Judge()
@@ -241,9 +238,6 @@ def without_images(text: str, classes: Sequence[str]) -> str:
     """Return a note about class folders without something, for which the replaced loader raises."""
     some = ", ".join(map(repr, classes[:_NAMED_AT_MOST])) + (", …" if len(classes) > _NAMED_AT_MOST else "")
     return f"{counted(len(classes), 'class folder')} without {text}, for which ImageFolder raises: {some}"
-
-
-# ---- a file ----------------------------------------------------------------------------------------
 
 
 class Judge:

@@ -87,9 +87,6 @@ def _check(args: argparse.Namespace, root: str) -> None:
     require_folder_of(args.json)
 
 
-# ---- the report ------------------------------------------------------------------------------------
-
-
 def _show(found: Findings, done: Done, decoders: str, console: Console) -> None:
     rate = found.nbytes / found.seconds if found.seconds > 0 else 0.0
     size = in_bytes(found.nbytes) + ("" if found.what == "images" else " decoded")

@@ -185,9 +185,6 @@ def _name(code: CodeType) -> str:
     return name
 
 
-# ---- the function that a frame calls ----------------------------------------------------------------
-
-
 def name_called(source: str, frame: FrameType) -> str:
     """Return the dotted name of what an expression of a frame calls, or of its owner's type; else "".
 
@@ -248,8 +245,6 @@ def _type_name(found: Any) -> str:
         named = type(found)
     return f"{named.__module__ or 'builtins'}.{named.__qualname__}"
 
-
-# ---- the frames of all threads -----------------------------------------------------------------------
 
 # Before 3.12 garbage is collected wherever an object is made, and Python 3.11 makes a frame object for each
 # thread while it holds the lock of the list of threads, and for each caller of a frame that is asked for.  A

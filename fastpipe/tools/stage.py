@@ -31,8 +31,6 @@ exit codes: 0 done, 1 some images could not be copied, 2 bad input, 130 interrup
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     parser.usage = (
         "fastpipe stage URL DIR [options]\n"
         "       fastpipe stage --status DIR\n"

@@ -46,9 +46,6 @@ def torch_of(batch: Any) -> Any:
     return torch if has_tensors else None
 
 
-# ---- models ----------------------------------------------------------------------------------------
-
-
 class SeenModels:
     """Sees which models of torch's are called, until the first one is called again: that is another step.
 
@@ -286,9 +283,6 @@ _CHANGES = (
         _compiled, _may_be_compiled,
     ),
 )  # fmt: skip
-
-
-# ---- larger batches --------------------------------------------------------------------------------
 
 
 class DeviceMemory:

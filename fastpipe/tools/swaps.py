@@ -90,9 +90,6 @@ def of_folders(watched: Watched, costs: LoaderCosts) -> Iterator[Candidate]:
         )
 
 
-# ---- rows and volumes ------------------------------------------------------------------------------
-
-
 def of_rows(watched: Watched, costs: LoaderCosts, arrays: Sequence[ArrayRead]) -> Iterator[Candidate]:
     """fastpipe's dataset of HDF5 rows, where the script's reads a row of each array for a sample."""
     files, size = sorted({read.file for read in arrays}), watched.batch_size
@@ -175,9 +172,6 @@ def _transforms(costs: LoaderCosts) -> tuple[Line, Spent] | None:
     total = functools.reduce(Spent.plus, stages, NOTHING)
     lines = [line for line, stage, _ in costs.lines if stage in (TRANSFORM, OTHER)]
     return (lines[0], total) if lines and total.wall > _MUCH * costs.wall_s * 1e9 else None
-
-
-# ---- images ----------------------------------------------------------------------------------------
 
 
 def of_images(watched: Watched, costs: LoaderCosts, accounts: Sequence[Account]) -> Iterator[Candidate]:
@@ -295,9 +289,6 @@ def _reaches_outside(read: ImageRead) -> bool:
     except OSError:
         return False
     return left < 0 or top < 0 or right > width or bottom > height
-
-
-# ---- a stage ---------------------------------------------------------------------------------------
 
 
 def of_staged(watched: Watched, costs: LoaderCosts, mounts: str | None = None) -> Iterator[Candidate]:

@@ -154,9 +154,6 @@ class FitWitness:
             self._is_open = False
 
 
-# ---- fit -------------------------------------------------------------------------------------------
-
-
 class _Replay(BaseException):
     """Ends a ``fit``, for one of a single batch."""
 
@@ -237,9 +234,6 @@ def _steps(keras: Any, known: Watched) -> Any:
             loop.end_epoch()
 
     return Steps()
-
-
-# ---- loops over datasets, as with ``tf.GradientTape`` ----------------------------------------------
 
 
 def _watch_datasets(module: Any, watch: Watch) -> Callable[[], None]:

@@ -151,9 +151,6 @@ class Meter:
         self._value, self._when, self._pending = value, now, 0
 
 
-# ---- CUDA ------------------------------------------------------------------------------------------
-
-
 def _cuda() -> Any:
     """``torch.cuda`` if it is in use, else None."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)

@@ -153,9 +153,6 @@ def folders_behind(dataset: Any) -> list[Any]:
     return [dataset] if type(dataset).__module__.partition(".")[0] == "fastpipe" else []
 
 
-# ---- measuring -------------------------------------------------------------------------------------
-
-
 class OverBudgetError(Exception):
     """A loader took more memory than it may."""
 
@@ -271,9 +268,6 @@ class _Memory:
         free = free_memory()
         if free is not None and self._free - free > self._budget:
             self.look()
-
-
-# ---- a cache of all that a dataset decodes ----------------------------------------------------------
 
 
 def cache_of_all(dataset: Any, budget: int | None) -> tuple[Cache | None, str]:

@@ -187,8 +187,6 @@ def _failures_json(failures: Failures) -> dict[str, Any]:
     return {"count": failures.count, "files": files}
 
 
-# ---- the command -----------------------------------------------------------------------------------
-
 EPILOG = """\
 transforms:
 {chains}
@@ -202,7 +200,6 @@ exit codes: 0 equal, 1 different, 2 bad input, 130 interrupted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     chains = "\n".join(
         textwrap.fill(f"  {name:<11}  {about}", 78, subsequent_indent=" " * 15)
         for name, (about, *_) in NAMED.items()

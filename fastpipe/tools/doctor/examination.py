@@ -50,8 +50,6 @@ exit codes: 0 no problem (there may be warnings), 1 a problem, 2 bad input,
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     add = parser.add_argument
     add("target", metavar="FOLDER|URL", nargs="?", default=None,
         help="your data: a folder, or a URL such as s3://bucket/train")  # fmt: skip

@@ -31,9 +31,6 @@ def _affinity() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-# ---- cores -----------------------------------------------------------------------------------------
-
-
 def check_cores(examined: Examined) -> Iterator[Finding]:
     groups = ControlGroups()
     installed, affinity, quota = os.cpu_count() or 1, _affinity(), groups.cores()
@@ -81,9 +78,6 @@ def _load(installed: int) -> Iterator[Finding]:
     yield judged("cores", load > installed, text, remedy)
 
 
-# ---- memory ----------------------------------------------------------------------------------------
-
-
 def check_memory(examined: Examined) -> Iterator[Finding]:
     groups = ControlGroups()
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -122,9 +116,6 @@ def _shared_memory(status: os.statvfs_result | None, workers: int) -> Finding:
         "FastLoader, whose workers do not use it for fastpipe's datasets"
     )
     return problem("memory", text, remedy) if free < batch else judged("memory", free < needed, text, remedy)
-
-
-# ---- limits ----------------------------------------------------------------------------------------
 
 
 def check_limits(examined: Examined) -> Iterator[Finding]:
@@ -175,9 +166,6 @@ def _processes_left() -> int | None:
         except (OSError, ValueError):  # none, or "max"
             continue
     return min(found, default=None)
-
-
-# ---- threads ---------------------------------------------------------------------------------------
 
 
 def check_threads(examined: Examined) -> Iterator[Finding]:

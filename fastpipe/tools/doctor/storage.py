@@ -101,9 +101,6 @@ def _past(rate: Rate) -> str:
     return "from the disk"
 
 
-# ---- the cache, and the disk beside decoders -------------------------------------------------------
-
-
 def check_cache(examined: Examined) -> Iterator[Finding]:
     """Check fastpipe's cache folder, which need not be there; last, when disk and decoders were measured."""
     yield from _disk_against_decoders(examined)
@@ -143,9 +140,6 @@ def _disk_against_decoders(examined: Examined) -> Iterator[Finding]:
         "FastImageFolder(…, cache='ram') or cache='disk', a stage on a faster disk, or more memory for "
         "the system to keep files in",
     )  # fmt: skip
-
-
-# ---- reading ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

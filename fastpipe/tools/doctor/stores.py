@@ -78,9 +78,6 @@ def _p90(values: list[float]) -> float:
     return quantiles(values, n=10)[-1] if len(values) > 1 else values[0]
 
 
-# ---- in the other process --------------------------------------------------------------------------
-
-
 def measure(url: str, storage_options: Mapping[str, Any]) -> dict[str, Any]:
     """Measure requests, one after the other; runs in another process.  Errors are without credentials."""
     try:
