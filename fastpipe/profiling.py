@@ -7,10 +7,7 @@ from typing import Any
 
 from fastpipe import tools
 
-__all__ = [
-    "Advice", "EpochTimes", "Profiling", "Report", "WatchedLoader", "autotune", "autotune_batch_size",
-    "profile", "watch",
-]  # fmt: skip
+__all__ = list({*tools.__all__} - {"BatchSizes", "Tuning"})
 
 
 def __getattr__(name: str) -> Any:

@@ -12,6 +12,7 @@ import threading
 import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from time import perf_counter
 from typing import IO, Any, Generic, NamedTuple, TypeVar, cast
 
@@ -228,15 +229,9 @@ class _Epoch(Iterator[_T_co]):
             raise AttributeError(name)
         return getattr(self._inner, name)
 
-    # ---- what is said meanwhile ------------------------------------------------------------------
-
-    @property
-    def _number(self) -> int:
-        return len(self._watched.epochs)
-
     @property
     def _title(self) -> str:
-        return f"{self._options.name}epoch {self._number}"
+        return f"{self._options.name}epoch {len(self._watched.epochs)}"
 
     def _show(self, now: float) -> None:
         """Draw the bar, which begins with the first batch, and again where an error had hidden it."""
@@ -271,8 +266,6 @@ class _Epoch(Iterator[_T_co]):
             said.append(f"{int(left) // 3600}:{int(left) // 60 % 60:02}:{int(left) % 60:02} left")
         return ", ".join(said)
 
-    # ---- the end ---------------------------------------------------------------------------------
-
     def _end(self, ended: float | None) -> None:
         """End the epoch: at a moment, or, where the loop was left, with the last step that it finished."""
         if self._is_over or self._process != os.getpid():
@@ -288,7 +281,7 @@ class _Epoch(Iterator[_T_co]):
             ended, samples, moments = float(moments[-1, 0]), samples - self._last, moments[:-1]
         limits = self._options.limits
         times = epoch_times(
-            self._number, ended - self._began,
+            len(self._watched.epochs), ended - self._began,
             np.diff(moments[:, 0], append=ended), moments[:, 1] - moments[:, 0], samples,
             first_batch_seconds=float(moments[0, 1]) - self._began if len(moments) else None,
             warn_after=limits.warn_after, is_complete=is_complete,
@@ -299,7 +292,9 @@ class _Epoch(Iterator[_T_co]):
         if self._bar is not None:
             self._bar.end(f"{self._options.name}{times}")
         _log.info("%s%s", self._options.name, times)
-        warning = limits.warning(times, _difference(_stages_of(self._watched.loader), self._stages))
+        stages = _stages_of(self._watched.loader)
+        spent = {name: stages[name] - self._stages.get(name, 0.0) for name in stages if name != "wait"}
+        warning = limits.warning(times, spent)
         if warning is not None:
             _log.warning("%s%s", self._options.name, warning)
 
@@ -317,13 +312,6 @@ def _stages_of(loader: Any) -> dict[str, float]:
     return {}
 
 
-def _difference(now: dict[str, float], before: dict[str, float]) -> dict[str, float]:
-    return {name: now[name] - before.get(name, 0.0) for name in now if name != "wait"}
-
-
-# ---- bars ------------------------------------------------------------------------------------------
-
-
 class LastingFile:
     """Standard error as it is when something is written; nothing where that is gone, or is not there.
 
@@ -331,21 +319,17 @@ class LastingFile:
     """
 
     def write(self, text: str) -> int:
-        """Write, if that is possible."""
         self._try("write", text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush, if that is possible."""
         self._try("flush")
 
     def isatty(self) -> bool:
-        """Return whether it is a terminal."""
         return bool(self._try("isatty"))
 
     @property
     def encoding(self) -> str:
-        """Of its text."""
         return getattr(self._target, "encoding", None) or "utf-8"
 
     @property
@@ -357,6 +341,28 @@ class LastingFile:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             return getattr(self._target, name)(*arguments)
         return None
+
+
+@dataclass(eq=False)
+class Bar:
+    """The bar of one epoch, made by ``Bars.begin``: of so many steps, None if unknown.
+
+    ``task`` is rich's; None where lines are printed, each after ``interval_s`` seconds at least.
+    """
+
+    bars: Bars
+    name: str
+    total: int | None
+    task: TaskID | None
+    interval_s: float
+
+    def show(self, steps: int, said: str) -> None:
+        total = "" if self.total is None else f"/{self.total}"
+        self.bars.show(self, steps, f"{steps}{total}, {said}")
+
+    def end(self, text: str = "") -> None:
+        """Remove it, and print a line instead, if there is one."""
+        self.bars.end(self, text)
 
 
 class Bars:
@@ -379,7 +385,6 @@ class Bars:
         self._progress: Progress | None = None
 
     def begin(self, name: str, total: int | None) -> Bar:
-        """Begin the bar of an epoch of so many steps, None if unknown."""
         with self._lock:
             if self._progress is None and self._console.is_terminal:
                 columns = (
@@ -390,12 +395,21 @@ class Bars:
                 # Whatever ends the script, the terminal gets its cursor back.
                 atexit.register(self.close)
                 self._progress.start()
-            bar = Bar(self, name, total, self._progress, _LINE_S if self._progress is None else _REFRESH_S)
+            bar = Bar(self, name, total, None, _LINE_S)
+            if self._progress is not None:
+                bar.interval_s = _REFRESH_S
+                bar.task = self._progress.add_task(printable(name), total=total, said="")
             self._open.add(bar)
             return bar
 
+    def show(self, bar: Bar, steps: int, said: str) -> None:
+        if self._progress is None or bar.task is None:
+            print_line(self._console, f"{bar.name}: {said}")
+        elif bar.task in self._progress.task_ids:
+            fields: dict[str, Any] = {"said": printable(said)}
+            self._progress.update(bar.task, completed=steps, refresh=True, **fields)
+
     def end(self, bar: Bar, text: str) -> None:
-        """Remove a bar, and print a line instead."""
         with self._lock:
             if bar not in self._open:
                 return
@@ -406,11 +420,7 @@ class Bars:
                 self._progress.remove_task(bar.task)
                 self._progress.refresh()
             if text:
-                self.say(text)
-
-    def say(self, text: str) -> None:
-        """Print a line that stays."""
-        print_line(self._console, text)
+                print_line(self._console, text)
 
     def close(self) -> None:
         """Remove all bars."""
@@ -420,39 +430,6 @@ class Bars:
             if progress is not None:
                 atexit.unregister(self.close)
                 progress.stop()
-
-
-class Bar:
-    """The bar of one epoch; ``Bars.begin`` makes it.
-
-    Attributes:
-        task: of rich's; None where lines are printed.
-        interval_s: seconds between two calls of ``show`` that make sense.
-    """
-
-    def __init__(
-        self, bars: Bars, name: str, total: int | None, progress: Progress | None, interval_s: float
-    ) -> None:
-        self._bars, self._name, self._total = bars, name, total
-        self._progress = progress
-        self.interval_s = interval_s
-        self.task: TaskID | None = None
-        if progress is not None:
-            self.task = progress.add_task(printable(name), total=total, said="")
-
-    def show(self, steps: int, said: str) -> None:
-        """Show how many steps are done, and a text."""
-        total = "" if self._total is None else f"/{self._total}"
-        said = f"{steps}{total}, {said}"
-        if self._progress is None or self.task is None:
-            self._bars.say(f"{self._name}: {said}")
-        elif self.task in self._progress.task_ids:
-            fields: dict[str, Any] = {"said": printable(said)}
-            self._progress.update(self.task, completed=steps, refresh=True, **fields)
-
-    def end(self, text: str = "") -> None:
-        """Remove it, and print a line, if there is one."""
-        self._bars.end(self, text)
 
 
 _BARS = Bars()

@@ -246,7 +246,7 @@ def _images_in(batch: Any, sample: Any) -> Any:
 
 def of_tables(watched: Watched, costs: LoaderCosts, images: ImageReads, batches: int) -> Iterator[Candidate]:
     """fastpipe's images for TensorFlow, where the script's are opened with Pillow."""
-    reads = [read for read in images.found if read.size is not None]
+    reads = [read for read in list(images.found) if read.size is not None]
     sizes = {read.size for read in reads}
     if not reads or len(sizes) != 1 or not batches:
         return

@@ -78,17 +78,31 @@ class Witness:
     def __getstate__(self) -> dict[str, Any]:
         return {"_folder": self._folder, "_pid": 0, "_began": 0}
 
-    @property
-    def account(self) -> Account:
-        """Of this process; recording begins with its first use."""
-        if self._pid != os.getpid():
-            self._begin()
-        return self._account
+    def begin(self) -> None:
+        """Begin to record, in this process, if that has not begun."""
+        if self._pid == os.getpid():
+            return
+        from torch.utils.data import get_worker_info  # who calls this has loaded it
+
+        worker = get_worker_info()
+        self._account = Account(-1 if worker is None else worker.id)
+        self._pid, self._cpu, self._dataset = os.getpid(), time.process_time_ns(), None
+        self._reads = self._arrays, self._loads, self._images = ArrayReads(), VolumeLoads(), ImageReads()
+        self._account.arrays = self._arrays.found
+        # Where this process makes the batches, one thread may do so after another: TensorFlow's, for Keras.
+        threads = None if worker is None else [threading.get_ident()]
+        self._recorder = Recorder(
+            BOUNDARIES, threads, self.tell, counts=lambda: Witness._active in (None, self)
+        )
+        self._recorder.tally = self._account.tally
+        self._recorder.start()
+        if worker is not None:  # whose main thread ends before other threads run again
+            Finalize(None, self.close, exitpriority=_LAST)
 
     def close(self) -> None:
         """End recording, in this process."""
         if self._pid == os.getpid():
-            for reads in (self._arrays, self._loads, self._images):
+            for reads in self._reads:
                 reads.end()
             self._recorder.stop()
             self._pid = 0
@@ -99,15 +113,16 @@ class Witness:
         """A sample is asked for; perhaps the first of a batch."""
         Witness._active = self
         if not self._began:
-            self.account  # recording begins with the first  # noqa: B018
-            for reads in (self._arrays, self._loads, self._images):
+            self.begin()
+            for reads in self._reads:
                 reads.begin()
             self._dataset = dataset
             self._began = perf_counter_ns()
 
     def collated(self, count: int, begin: int) -> None:
         """A batch of so many samples is whole whose collation began then."""
-        account, end = self.account, perf_counter_ns()
+        self.begin()
+        account, end = self._account, perf_counter_ns()
         account.batches += 1
         account.samples += count
         account.opened = self._images.count
@@ -138,31 +153,8 @@ class Witness:
     def _update(self) -> None:
         if self._dataset is not None and all(one.is_loaded for one in self._account.volumes):
             self._account.volumes = volumes_of(self._dataset) or list(self._loads.found)
-        self._account.images = self._images.files
+        self._account.images = list(dict.fromkeys(read.file for read in list(self._images.found)))
         self._account.cpu_ns = time.process_time_ns() - self._cpu - self._recorder.own_cpu_ns
-
-    def _begin(self) -> None:
-        self._account = Account(_worker_number())
-        self._pid, self._cpu = os.getpid(), time.process_time_ns()
-        self._arrays, self._loads, self._images = ArrayReads(), VolumeLoads(), ImageReads()
-        self._dataset = None
-        self._account.arrays = self._arrays.found
-        # Where this process makes the batches, one thread may do so after another: TensorFlow's, for Keras.
-        threads = None if self._account.worker < 0 else [threading.get_ident()]
-        self._recorder = Recorder(
-            BOUNDARIES, threads, self.tell, counts=lambda: Witness._active in (None, self)
-        )
-        self._recorder.tally = self._account.tally
-        self._recorder.start()
-        if self._account.worker >= 0:  # whose main thread ends before other threads run again
-            Finalize(None, self.close, exitpriority=_LAST)
-
-
-def _worker_number() -> int:
-    from torch.utils.data import get_worker_info  # who calls this has loaded it
-
-    worker = get_worker_info()
-    return -1 if worker is None else worker.id
 
 
 # ---- a loader's parts with a witness ---------------------------------------------------------------
@@ -245,7 +237,7 @@ class TimedInit:
         worker = get_worker_info()
         if worker is not None and isinstance(worker.dataset, (TimedDataset, TimedIterable)):
             object.__setattr__(worker, "dataset", worker.dataset.dataset)
-        self._witness.account  # recording begins  # noqa: B018
+        self._witness.begin()
         if self._function is not None:
             self._function(worker_id)
 
@@ -335,15 +327,12 @@ class _Reads:
 
 
 class ArrayRead(NamedTuple):
-    """An array that is read: the HDF5 file, the dataset's name in it, the shapes of the whole, of what one
-    read takes, and of its chunks, if any.
-    """
+    """An array that is read: the HDF5 file, the dataset's name, the shapes of the whole and of one read."""
 
     file: str
     name: str
     shape: tuple[int, ...]
     part: tuple[int, ...]
-    chunks: tuple[int, ...] | None
 
     @property
     def sample_dims(self) -> int | None:
@@ -369,7 +358,7 @@ class ArrayReads(_Reads):
             self.end()
         part = getattr(value, "shape", ())
         file = os.path.realpath(os.fsdecode(dataset.file.filename))
-        read = ArrayRead(file, dataset.name, tuple(dataset.shape or ()), tuple(part), dataset.chunks)
+        read = ArrayRead(file, dataset.name, tuple(dataset.shape or ()), tuple(part))
         if read not in self.found:
             self.found.append(read)
 
@@ -377,14 +366,15 @@ class ArrayReads(_Reads):
 # ---- images ----------------------------------------------------------------------------------------
 
 
-class ImageRead(NamedTuple):
+@dataclass
+class ImageRead:
     """An image that was read: left, top, right and bottom of the part that was used first, None for all of
     it; and width and height that it was resized to first, None where it was not.
     """
 
     file: str
-    box: tuple[float, ...] | None
-    size: tuple[int, int] | None
+    box: tuple[float, ...] | None = None
+    size: tuple[int, int] | None = None
 
 
 class ImageReads(_Reads):
@@ -392,17 +382,8 @@ class ImageReads(_Reads):
 
     def __init__(self) -> None:
         super().__init__()
-        self._reads: list[list[Any]] = []
+        self.found: list[ImageRead] = []  # some of them, as they were opened
         self._local = threading.local()
-
-    @property
-    def files(self) -> list[str]:
-        return list(dict.fromkeys(read[0] for read in list(self._reads)))
-
-    @property
-    def found(self) -> list[ImageRead]:
-        """Some of them, in the order in which they were opened."""
-        return [ImageRead(*read) for read in list(self._reads)]
 
     def begin(self) -> None:
         module = sys.modules.get("PIL.Image")
@@ -418,19 +399,19 @@ class ImageReads(_Reads):
         self._local.read = None
         if not isinstance(fp, (str, bytes, os.PathLike)):
             fp = getattr(fp, "name", None)  # of a file that is open
-        if len(self._reads) < _MOST_IMAGE_READS and isinstance(fp, (str, bytes, os.PathLike)):
-            self._local.read = [os.path.abspath(os.fsdecode(fp)), None, None]
-            self._reads.append(self._local.read)
+        if len(self.found) < _MOST_IMAGE_READS and isinstance(fp, (str, bytes, os.PathLike)):
+            self._local.read = ImageRead(os.path.abspath(os.fsdecode(fp)))
+            self.found.append(self._local.read)
 
     def _cropped(self, _part: Any, _image: Any, box: Any = None, *_: Any, **__: Any) -> None:
-        read = getattr(self._local, "read", None)
-        if read is not None and read[1] is None and read[2] is None and box is not None:
-            read[1] = tuple(box)
+        read: ImageRead | None = getattr(self._local, "read", None)
+        if read is not None and read.box is None and read.size is None and box is not None:
+            read.box = tuple(box)
 
     def _resized(self, _small: Any, _image: Any, size: Any, *_: Any, **__: Any) -> None:
-        read = getattr(self._local, "read", None)
-        if read is not None and read[2] is None:
-            read[2] = tuple(size)
+        read: ImageRead | None = getattr(self._local, "read", None)
+        if read is not None and read.size is None:
+            read.size = (size[0], size[1])
 
 
 # ---- volumes ---------------------------------------------------------------------------------------

@@ -84,11 +84,11 @@ def test_reads_are_seen_until_there_are_enough_and_h5py_is_as_it_was(rows: Path)
         assert h5py.Dataset.__getitem__ is getitem
         file["x"][3:5, 0]
     assert reads.found == [
-        ArrayRead(str(rows.resolve()), "/x", (512, 32, 32), (32, 32), (64, 32, 32)),
-        ArrayRead(str(rows.resolve()), "/y", (512,), (), None),
+        ArrayRead(str(rows.resolve()), "/x", (512, 32, 32), (32, 32)),
+        ArrayRead(str(rows.resolve()), "/y", (512,), ()),
     ]
     assert [read.sample_dims for read in reads.found] == [1, 1]
-    assert ArrayRead("f", "/x", (8, 4), (3, 4), None).sample_dims is None
+    assert ArrayRead("f", "/x", (8, 4), (3, 4)).sample_dims is None
 
 
 class Patches(Dataset[Any]):
