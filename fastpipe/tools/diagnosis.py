@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import statistics
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, repeat
 from types import CodeType
@@ -56,13 +57,12 @@ class Diagnosis:
         self._measured: list[tuple[Candidate, Alone]] = []
         self._candidates: list[Candidate] = []
         self._tried: dict[int, float] = {}
-        self._queue: list[int] | None = None
-        self._now: int | None = None
+        self._phases: Generator[Iterator[Any], None, None] | None = None
         self._images: ImageReads | None = None
         self._copies: Copies | None = None
         self._changes: list[ModelChanges | Growth] = []
         self._change: ModelChanges | Growth | None = None  # that is being tried
-        self._is_again, self._later_s = False, math.inf  # a step with data at once, once others were measured
+        self._later_s = math.inf  # a step with data at once, once others were measured
         self.cores, self.is_looking = available_cpus(), False
 
     @property
@@ -178,37 +178,33 @@ class Diagnosis:
 
     def next_phase(self, watch: Watch, loader: Any) -> Iterator[Any] | None:
         """Return batches of another loader for the script's step; None when everything is known."""
-        watched = watch.of(loader)
-        assert watched is not None  # it is its loop that asks
+        if self._phases is None:
+            watched = watch.of(loader)
+            assert watched is not None  # it is its loop that asks
+            self._phases = self._phases_of(watch, watched)
         with watch.paused():
-            if self._queue is None:
-                self.look(watched)
-                self._queue = self._triable()[:_MOST_TRIED] if self._tries else []
-                self._is_again = watched.is_opaque and bool(self._measured)
-                if self._is_again:  # measuring may have left something behind: malloc's limits
-                    return repeat(None)
-            elif self._is_again:
-                self._is_again, self._later_s = False, watched.loop.steps[Phase.TRIED].seconds
-            elif self._change is not None:
-                self._change.note(watched.loop.steps[Phase.TRIED].seconds)
-            elif self._now is not None:
-                self._tried[self._now] = watched.loop.steps[Phase.TRIED].seconds
-            while self._queue:
-                self._now = self._queue.pop(0)
-                batches = _endless(self._measured[self._now][0], watch)
-                first = next(batches)
-                if same_form(watched.loop.batch, first):
-                    return chain([first], batches)
-            if self._change is None and self._tries:
-                self._changes = list(self._step_changes(watched))
-            left = (
-                self._changes if self._change is None else self._changes[self._changes.index(self._change) :]
-            )
-            for self._change in left:
-                changed = self._change.next()
-                if changed is not None:
-                    return changed
-            return None
+            return next(self._phases, None)
+
+    def _phases_of(self, watch: Watch, watched: Watched) -> Generator[Iterator[Any], None, None]:
+        def measured() -> float:
+            return watched.loop.steps[Phase.TRIED].seconds
+
+        self.look(watched)
+        wanted = self._triable()[:_MOST_TRIED] if self._tries else []
+        if watched.is_opaque and self._measured:  # measuring may have left something behind: malloc's limits
+            yield repeat(None)
+            self._later_s = measured()
+        for at in wanted:
+            batches = _endless(self._measured[at][0], watch)
+            first = next(batches)
+            if same_form(watched.loop.batch, first):
+                yield chain([first], batches)
+                self._tried[at] = measured()
+        if self._tries:
+            self._changes = list(self._step_changes(watched))
+            for change in self._changes:
+                self._change = change
+                yield from change.phases(measured)
 
     def _step_changes(self, watched: Watched) -> Iterator[ModelChanges | Growth]:
         """What may make the step itself faster, where that is what takes the time."""
@@ -233,8 +229,9 @@ class Diagnosis:
         while self._candidates:
             self._candidates[-1].close()
             self._candidates.pop()
-        for change in self._changes:
-            change.close()
+        if self._phases is not None:
+            with contextlib.suppress(ValueError):  # it runs: a signal's handler leaves the script
+                self._phases.close()
 
     def report(self) -> Report:
         advice = sorted(self._advice(), key=lambda one: one.tried_s or one.predicted_s or math.inf)

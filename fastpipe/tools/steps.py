@@ -90,40 +90,30 @@ class ModelChanges:
 
     def __init__(self, batch: Any) -> None:
         self._batch = batch
-        self._seen = SeenModels()
-        self._left = list(_CHANGES)
         self._now: _Change | None = None  # None while the step is as it is
-        self._undo = ExitStack()
         self._base_s = 0.0
         self._seconds: list[tuple[_Change, float]] = []
 
-    def close(self) -> None:
-        self._seen.end()
-        self._undo.close()
-
-    def next(self) -> Iterator[Any] | None:
-        """Return the batch, for a step whose models are changed in the next way; None if there is none."""
-        self._undo.close()
-        if not self._base_s:
-            return Replay(self._batch)  # as it is, once more: what is tried is compared with now
-        while self._left:
-            self._now = self._left.pop(0)
-            if not self._now.may(self._seen):
+    def phases(self, measured: Callable[[], float]) -> Iterator[Iterator[Any]]:
+        """Yield the batch, for steps as they are and then with each change; ``measured`` tells of those."""
+        seen = SeenModels()
+        try:
+            yield Replay(self._batch)  # once more: what is tried is compared with now
+        finally:
+            seen.end()
+        self._base_s = measured()
+        for change in _CHANGES:
+            if not change.may(seen):
                 continue
-            try:
-                self._undo.enter_context(self._now.begin(self._seen.outermost()))
-            except Exception as error:  # whatever it is: the script's own model works
-                _log.warning("not tried: %s: %s: %s", self._now.what, type(error).__name__, error)
-                continue
-            return Replay(self._batch)
-        return None
-
-    def note(self, seconds: float) -> None:
-        if self._now is None:
-            self._base_s = seconds
-            self._seen.end()
-        else:
-            self._seconds.append((self._now, seconds))
+            with ExitStack() as undo:
+                try:
+                    undo.enter_context(change.begin(seen.outermost()))
+                except Exception as error:  # whatever it is: the script's own model works
+                    _log.warning("not tried: %s: %s: %s", change.what, type(error).__name__, error)
+                    continue
+                self._now = change
+                yield Replay(self._batch)
+                self._seconds.append((change, measured()))
 
     def failed(self, error: Exception) -> bool:
         if self._now is not None:
@@ -346,35 +336,31 @@ class Growth:
 
     def __init__(self, batch: Any, instant_s: float) -> None:
         self._batch, self._instant_s, self._size = batch, instant_s, size_of(batch)
-        self._memory = DeviceMemory(batch, None)
-        self._left = list(_FACTORS)
         self._factor = 0
         self._seconds: dict[int, float] = {}
 
-    def next(self) -> Iterator[Any] | None:
-        """Return the next larger batch, again and again; None where there is no room, or no use, for it."""
-        if not self._left or (self._factor and not self._was_worth_it()):
-            return None
-        peak, limit = self._memory.peak(), self._memory.limit
-        self._factor = self._left.pop(0)
-        if peak is None or limit is None or self._factor * peak > limit:
-            return None
-        try:
-            larger = resized(self._batch, self._factor * self._size)
-        except (OptionError, IndexError, TypeError):  # a batch of an unknown kind
-            return None
-        return Replay(larger)
-
-    def note(self, seconds: float) -> None:
-        self._seconds[self._factor] = seconds
+    def phases(self, measured: Callable[[], float]) -> Iterator[Iterator[Any]]:
+        """Yield larger batches, while there is room and use for them; as of `ModelChanges`."""
+        memory, before = DeviceMemory(self._batch, None), self._instant_s
+        for factor in _FACTORS:
+            peak = memory.peak()
+            if peak is None or memory.limit is None or factor * peak > memory.limit:
+                return
+            try:
+                larger = resized(self._batch, factor * self._size)
+            except (OptionError, IndexError, TypeError):  # a batch of an unknown kind
+                return
+            self._factor = factor
+            yield Replay(larger)
+            now = self._seconds[factor] = measured()
+            if 2 * before / now <= _BATCH_GAIN:  # it does not do more samples a second than the one before
+                return
+            before = now
 
     def failed(self, error: Exception) -> bool:
         if self._factor:
             _log.warning("not tried: a larger batch: %s: %s", type(error).__name__, error)
         return bool(self._factor)
-
-    def close(self) -> None:
-        self._batch = None
 
     def advice(self, watched: Watched, step_s: Callable[[float], float]) -> Iterator[Advice]:
         """Yield the best factor, if one is worth it; arguments as of `ModelChanges.advice`."""
@@ -394,12 +380,6 @@ class Growth:
             "with data at once, and memory did for it",
             step_s(seconds / factor), seconds / factor,
         )  # fmt: skip
-
-    def _was_worth_it(self) -> bool:
-        """Return whether the last one did more samples a second than the one before it."""
-        before = self._seconds.get(self._factor // 2, self._instant_s)
-        now = self._seconds.get(self._factor)
-        return now is not None and 2 * before / now > _BATCH_GAIN
 
 
 def learning_rate_rule(factor: float) -> str:
