@@ -27,7 +27,7 @@ from fastpipe.tools.swaps import (
 )
 from fastpipe.tools.tf_loops import batches_by_threads, is_parallel
 from fastpipe.tools.trials import decoded_bytes, folders_behind, is_all_kept, part_of
-from fastpipe.tools.witness import Account, ImageReads
+from fastpipe.tools.witness import Account, Reads
 
 _WAITS = 0.3  # from this part of a batch's time on, waiting is worth doing something about
 _MOST_WORKERS, _MOST_AHEAD = 32, 32
@@ -40,16 +40,16 @@ def candidates(
     costs: LoaderCosts,
     cores: int,
     accounts: Sequence[Account] = (),
-    images: ImageReads | None = None,
+    reads: Reads | None = None,
     uneven: str = "",
 ) -> list[Candidate]:
     """Return what may be faster than a loader, for the costs of its batches.
 
-    ``images`` were opened with Pillow in TensorFlow's threads.  ``uneven`` says by which measurement workers
+    ``reads`` are those of TensorFlow's threads.  ``uneven`` says by which measurement workers
     are fast enough, and yet their batches not always there in time.
     """
-    if images is not None and accounts:
-        return [*of_tables(watched, costs, images, accounts[0].batches), *_by_threads(watched, cores)]
+    if reads is not None and accounts:
+        return [*of_tables(watched, costs, reads, accounts[0].batches), *_by_threads(watched, cores)]
     if not hasattr(watched.loader, "num_workers"):
         return []
     if is_fast(watched.loader):

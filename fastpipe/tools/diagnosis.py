@@ -36,7 +36,7 @@ from fastpipe.tools.stacks import DECODE, READ, Boundary
 from fastpipe.tools.steps import Growth, ModelChanges, torch_of
 from fastpipe.tools.swaps import GAIN, Candidate
 from fastpipe.tools.tf_loops import FitWitness
-from fastpipe.tools.witness import Account, ImageReads
+from fastpipe.tools.witness import Account, Reads
 
 _log = logging.getLogger("fastpipe.profile")
 _FAST = 0.9  # of a step's time, in which a loader makes a batch that is always there
@@ -58,7 +58,7 @@ class Diagnosis:
         self._candidates: list[Candidate] = []
         self._tried: dict[int, float] = {}
         self._phases: Generator[Iterator[Any], None, None] | None = None
-        self._images: ImageReads | None = None
+        self._reads: Reads | None = None
         self._copies: Copies | None = None
         self._changes: list[ModelChanges | Growth] = []
         self._change: ModelChanges | Growth | None = None  # that is being tried
@@ -100,7 +100,7 @@ class Diagnosis:
             self._measure_inside(watched.begin, skipped, watched.boundaries)
         elif watched.is_opaque:
             assert isinstance(watched.witness, FitWitness)
-            self._images = watched.witness.images
+            self._reads = watched.witness.reads
         else:
             # Workers that persist would stay after this, for a script that may not go on.
             one = view_of(loader) if watched.view is not None else loader
@@ -133,12 +133,12 @@ class Diagnosis:
         # Each sample's cost was seen; how many batches there were, the loader knows.
         self._accounts[0].batches = self._alone.taken
         self._costs = costs_of(self._accounts)
-        self._images = witness.images
+        self._reads = witness.reads
 
     def _measure_candidates(self, watched: Watched) -> None:
         known: dict[Any, Alone | None] = {}
         for candidate in candidates(
-            watched, self._costs, self.cores, self._accounts, self._images, self._uneven()
+            watched, self._costs, self.cores, self._accounts, self._reads, self._uneven()
         ):  # fmt: skip
             self._candidates.append(candidate)
             if candidate.begin not in known:

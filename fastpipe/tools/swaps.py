@@ -26,7 +26,7 @@ from fastpipe.tools.folders import Scratch, file_system
 from fastpipe.tools.loaders import Watched, is_map_style
 from fastpipe.tools.stacks import DECODE, GRAPH, OTHER, READ, TRANSFORM, Line
 from fastpipe.tools.thread_times import NOTHING, Spent
-from fastpipe.tools.witness import Account, ArrayRead, ImageRead, ImageReads, OpenVolume
+from fastpipe.tools.witness import Account, ArrayRead, ImageRead, OpenVolume, Reads
 
 _log = logging.getLogger("fastpipe.profile")
 GAIN = 1.05  # by which a step has to be faster: less is not worth a change
@@ -244,9 +244,9 @@ def _images_in(batch: Any, sample: Any) -> Any:
     return found[0] if found else None
 
 
-def of_tables(watched: Watched, costs: LoaderCosts, images: ImageReads, batches: int) -> Iterator[Candidate]:
+def of_tables(watched: Watched, costs: LoaderCosts, seen: Reads, batches: int) -> Iterator[Candidate]:
     """fastpipe's images for TensorFlow, where the script's are opened with Pillow."""
-    reads = [read for read in list(images.found) if read.size is not None]
+    reads = [read for read in list(seen.images) if read.size is not None]
     sizes = {read.size for read in reads}
     if not reads or len(sizes) != 1 or not batches:
         return
@@ -256,7 +256,7 @@ def of_tables(watched: Watched, costs: LoaderCosts, images: ImageReads, batches:
     known = [box for box in boxes if box is not None]
     if known and len(known) < len(boxes):
         return
-    each = max(1, round(images.count / batches))  # images of a batch, of all modalities
+    each = max(1, round(seen.opened / batches))  # images of a batch, of all modalities
     tf = fastpipe.tf
     outside = "pad" if any(map(_reaches_outside, reads)) else "error"  # Pillow has black there
     arguments = ["table", *(["boxes=…"] if known else []), *(['outside="pad"'] if outside == "pad" else []),

@@ -25,7 +25,7 @@ from fastpipe.tools.loaders import Watch, Watched
 from fastpipe.tools.loops import Loop, Phase
 from fastpipe.tools.recorder import Recorder
 from fastpipe.tools.stacks import Boundary
-from fastpipe.tools.witness import Account, ImageReads
+from fastpipe.tools.witness import Account, Reads
 
 _log = logging.getLogger("fastpipe.profile")
 _PATIENCE_S = 5.0
@@ -132,8 +132,8 @@ class FitWitness:
     def __init__(self, loop: Loop | None = None, more: Mapping[CodeType, Boundary] | None = None) -> None:
         script_ops = sys.modules["tensorflow.python.ops.script_ops"]
         function: Any = script_ops.FuncRegistry.__call__
-        self.images = ImageReads()
-        self.images.begin()
+        self.reads = Reads()
+        self.reads.begin()
         self._loop, self._account = loop, Account(-1)
         self._recorder = Recorder({function.__code__: Boundary("dataset"), **(more or {})})
         self._recorder.tally = self._account.tally
@@ -149,7 +149,7 @@ class FitWitness:
 
     def close(self) -> None:
         if self._is_open:
-            self.images.end()
+            self.reads.end()
             self._recorder.stop()
             self._is_open = False
 

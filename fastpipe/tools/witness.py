@@ -29,7 +29,7 @@ _SPANS = 400  # batches of which begin and end are kept, for a trace
 _OBSERVERS = "_fastpipe_observers"
 _MOST_ARRAY_READS, _MOST_IMAGE_READS = 256, 512  # a dataset does the same for each sample
 _FORMATS = ("zarr", "zarr3", "n5")
-_LOADERS = (("nibabel", "load"), ("tifffile", "imread"), ("zarr", "open"), ("numpy", "load"))
+_LOADERS = {"nibabel": "load", "tifffile": "imread", "zarr": "open", "numpy": "load"}  # of volumes
 _LEAST_DIMENSIONS = 3
 _MOST_LOADS, _MOST_VOLUMES = 512, 64
 
@@ -87,8 +87,8 @@ class Witness:
         worker = get_worker_info()
         self._account = Account(-1 if worker is None else worker.id)
         self._pid, self._cpu, self._dataset = os.getpid(), time.process_time_ns(), None
-        self._reads = self._arrays, self._loads, self._images = ArrayReads(), VolumeLoads(), ImageReads()
-        self._account.arrays = self._arrays.found
+        self._reads = Reads()
+        self._account.arrays = self._reads.arrays
         # Where this process makes the batches, one thread may do so after another: TensorFlow's, for Keras.
         threads = None if worker is None else [threading.get_ident()]
         self._recorder = Recorder(
@@ -102,8 +102,7 @@ class Witness:
     def close(self) -> None:
         """End recording, in this process."""
         if self._pid == os.getpid():
-            for reads in self._reads:
-                reads.end()
+            self._reads.end()
             self._recorder.stop()
             self._pid = 0
             if Witness._active is self:
@@ -114,8 +113,7 @@ class Witness:
         Witness._active = self
         if not self._began:
             self.begin()
-            for reads in self._reads:
-                reads.begin()
+            self._reads.begin()
             self._dataset = dataset
             self._began = perf_counter_ns()
 
@@ -125,7 +123,7 @@ class Witness:
         account, end = self._account, perf_counter_ns()
         account.batches += 1
         account.samples += count
-        account.opened = self._images.count
+        account.opened = self._reads.opened
         account.collate_ns += end - begin
         account.spans.append((self._began or begin, begin, end))
         self._began = 0
@@ -152,12 +150,9 @@ class Witness:
 
     def _update(self) -> None:
         if self._dataset is not None and all(one.is_loaded for one in self._account.volumes):
-            self._account.volumes = volumes_of(self._dataset) or list(self._loads.found)
-        self._account.images = list(dict.fromkeys(read.file for read in list(self._images.found)))
+            self._account.volumes = volumes_of(self._dataset) or list(self._reads.volumes)
+        self._account.images = list(dict.fromkeys(read.file for read in list(self._reads.images)))
         self._account.cpu_ns = time.process_time_ns() - self._cpu - self._recorder.own_cpu_ns
-
-
-# ---- a loader's parts with a witness ---------------------------------------------------------------
 
 
 class TimedDataset:
@@ -250,9 +245,6 @@ BOUNDARIES: dict[CodeType, Boundary] = {
 }
 
 
-# ---- functions of other packages, observed ---------------------------------------------------------
-
-
 def observe(owner: Any, name: str, see: Callable[..., object]) -> Callable[[], None]:
     """Call ``see`` after each call of a function of a module or class, with its value and its arguments.
 
@@ -293,39 +285,6 @@ def _observed(function: Any) -> Any:
     return watched
 
 
-class _Reads:
-    """Observes functions of packages that are loaded, while it is open.
-
-    ``begin`` may be called again, for packages that were loaded since.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._ends: dict[str, Callable[[], None]] = {}
-
-    def begin(self) -> None:
-        """Begin to observe."""
-
-    def end(self) -> None:
-        """End observing."""
-        while self._ends:
-            self._ends.pop(next(iter(self._ends)))()
-
-    def _observe(self, owner: Any, name: str, see: Callable[..., object], key: str = "") -> None:
-        if (key or name) not in self._ends:
-            self._ends[key or name] = observe(owner, name, see)
-
-    def __enter__(self) -> Any:
-        self.begin()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
-
-
-# ---- arrays of HDF5 files --------------------------------------------------------------------------
-
-
 class ArrayRead(NamedTuple):
     """An array that is read: the HDF5 file, the dataset's name, the shapes of the whole and of one read."""
 
@@ -341,31 +300,6 @@ class ArrayRead(NamedTuple):
         return count if count > 0 and self.shape[count:] == self.part else None
 
 
-class ArrayReads(_Reads):
-    """Observes the first reads of h5py's datasets."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[ArrayRead] = []
-
-    def begin(self) -> None:
-        if not self.count and "h5py" in sys.modules:
-            self._observe(sys.modules["h5py"].Dataset, "__getitem__", self._read)
-
-    def _read(self, value: Any, dataset: Any, *_: Any, **__: Any) -> None:
-        self.count += 1
-        if self.count >= _MOST_ARRAY_READS:
-            self.end()
-        part = getattr(value, "shape", ())
-        file = os.path.realpath(os.fsdecode(dataset.file.filename))
-        read = ArrayRead(file, dataset.name, tuple(dataset.shape or ()), tuple(part))
-        if read not in self.found:
-            self.found.append(read)
-
-
-# ---- images ----------------------------------------------------------------------------------------
-
-
 @dataclass
 class ImageRead:
     """An image that was read: left, top, right and bottom of the part that was used first, None for all of
@@ -377,31 +311,93 @@ class ImageRead:
     size: tuple[int, int] | None = None
 
 
-class ImageReads(_Reads):
-    """Observes Pillow, in all threads: which files are opened, what is cut out, how large that becomes."""
+class OpenVolume(NamedTuple):
+    """A volume that is open, or that is loaded for a sample: its path or URL, and the shape of the whole."""
+
+    path: str
+    shape: tuple[int, ...]
+    is_loaded: bool = False
+
+
+class Reads:
+    """Observes what is read, in all threads, while it is open: by h5py, by Pillow, and volumes by packages.
+
+    Attributes:
+        arrays, volumes: what was read, each once; of the first hundreds of reads.
+        images, opened: some images, as they were opened, and how many there were.
+    """
 
     def __init__(self) -> None:
-        super().__init__()
-        self.found: list[ImageRead] = []  # some of them, as they were opened
+        self.arrays: list[ArrayRead] = []
+        self.volumes: list[OpenVolume] = []
+        self.images: list[ImageRead] = []
+        self.opened = 0
+        self._left = {"h5py": _MOST_ARRAY_READS, **dict.fromkeys(_LOADERS, _MOST_LOADS)}
         self._local = threading.local()
+        self._ends: dict[str, Callable[[], None]] = {}
 
     def begin(self) -> None:
+        """Begin to observe; when called again, packages that were loaded since."""
+        for package, name in _LOADERS.items():
+            if self._left[package]:
+                see = functools.partial(self._loaded, package)
+                self._observe(sys.modules.get(package), name, see, f"{package}.{name}")
+        if self._left["h5py"] and "h5py" in sys.modules:
+            self._observe(sys.modules["h5py"].Dataset, "__getitem__", self._read, "h5py")
         module = sys.modules.get("PIL.Image")
         if module is not None:
             # Threads may be reading: what happens to an image last is observed first, and first no more, so
             # that the box was seen of an image whose size was.
-            self._observe(module.Image, "resize", self._resized)
-            self._observe(module.Image, "crop", self._cropped)
-            self._observe(module, "open", self._opened)
+            self._observe(module.Image, "resize", self._resized, "resize")
+            self._observe(module.Image, "crop", self._cropped, "crop")
+            self._observe(module, "open", self._opened, "open")
+
+    def end(self) -> None:
+        while self._ends:
+            self._ends.pop(next(iter(self._ends)))()
+
+    def __enter__(self) -> Reads:
+        self.begin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def _observe(self, owner: Any, name: str, see: Callable[..., object], key: str) -> None:
+        if owner is not None and key not in self._ends:
+            self._ends[key] = observe(owner, name, see)
+
+    def _count(self, package: str, key: str) -> None:
+        """Count a read; a dataset does the same for each sample, so the first ones are enough."""
+        self._left[package] = max(0, self._left[package] - 1)
+        if not self._left[package] and key in self._ends:
+            self._ends.pop(key)()
+
+    def _read(self, value: Any, dataset: Any, *_: Any, **__: Any) -> None:
+        self._count("h5py", "h5py")
+        part = getattr(value, "shape", ())
+        file = os.path.realpath(os.fsdecode(dataset.file.filename))
+        read = ArrayRead(file, dataset.name, tuple(dataset.shape or ()), tuple(part))
+        if read not in self.arrays:
+            self.arrays.append(read)
+
+    def _loaded(self, package: str, value: Any, file: Any = None, *_: Any, **__: Any) -> None:
+        self._count(package, f"{package}.{_LOADERS[package]}")
+        shape = tuple(getattr(value, "shape", ()))
+        if not isinstance(file, (str, os.PathLike)) or len(shape) < _LEAST_DIMENSIONS:
+            return
+        volume = OpenVolume(os.path.abspath(os.fspath(file)), shape, True)
+        if volume not in self.volumes and len(self.volumes) < _MOST_VOLUMES:
+            self.volumes.append(volume)
 
     def _opened(self, _image: Any, fp: Any, *_: Any, **__: Any) -> None:
-        self.count += 1
+        self.opened += 1
         self._local.read = None
         if not isinstance(fp, (str, bytes, os.PathLike)):
             fp = getattr(fp, "name", None)  # of a file that is open
-        if len(self.found) < _MOST_IMAGE_READS and isinstance(fp, (str, bytes, os.PathLike)):
+        if len(self.images) < _MOST_IMAGE_READS and isinstance(fp, (str, bytes, os.PathLike)):
             self._local.read = ImageRead(os.path.abspath(os.fsdecode(fp)))
-            self.found.append(self._local.read)
+            self.images.append(self._local.read)
 
     def _cropped(self, _part: Any, _image: Any, box: Any = None, *_: Any, **__: Any) -> None:
         read: ImageRead | None = getattr(self._local, "read", None)
@@ -412,41 +408,6 @@ class ImageReads(_Reads):
         read: ImageRead | None = getattr(self._local, "read", None)
         if read is not None and read.size is None:
             read.size = (size[0], size[1])
-
-
-# ---- volumes ---------------------------------------------------------------------------------------
-
-
-class OpenVolume(NamedTuple):
-    """A volume that is open, or that is loaded for a sample: its path or URL, and the shape of the whole."""
-
-    path: str
-    shape: tuple[int, ...]
-    is_loaded: bool = False
-
-
-class VolumeLoads(_Reads):
-    """Observes which volumes are loaded from files, by functions that are looked up in their packages."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[OpenVolume] = []
-
-    def begin(self) -> None:
-        for package, name in _LOADERS:
-            if self.count < _MOST_LOADS and package in sys.modules:
-                self._observe(sys.modules[package], name, self._loaded, f"{package}.{name}")
-
-    def _loaded(self, value: Any, file: Any = None, *_: Any, **__: Any) -> None:
-        self.count += 1
-        if self.count >= _MOST_LOADS:
-            self.end()
-        shape = tuple(getattr(value, "shape", ()))
-        if not isinstance(file, (str, os.PathLike)) or len(shape) < _LEAST_DIMENSIONS:
-            return
-        volume = OpenVolume(os.path.abspath(os.fspath(file)), shape, True)
-        if volume not in self.found and len(self.found) < _MOST_VOLUMES:
-            self.found.append(volume)
 
 
 def volumes_of(dataset: Any) -> list[OpenVolume]:
