@@ -19,7 +19,7 @@ from fastpipe.hdf5.layout import Layout, grid_of, in_blocks, read_layout
 from fastpipe.hdf5.library import require_filters
 from fastpipe.hdf5.opening import DamagedError, library_errors, name_of, opened, walk_datasets
 from fastpipe.hdf5.rows import dtype_of
-from fastpipe.tools.scan_images import Findings, Ticker, Verdict, in_threads
+from fastpipe.tools.scan_images import Findings, Verdict, in_threads
 
 _BLOCK_NBYTES = 1 << 22  # that are read together where there are no chunks
 _SPARSE = 64  # if there are more chunks than this for each that was written, only those are read
@@ -27,18 +27,17 @@ _SPARSE = 64  # if there are more chunks than this for each that was written, on
 
 def scan_hdf5(path: str, threads: int, progress: Progress) -> Findings:
     """Judge every chunk that was written, as the HDF5 library would; one thread reads what only that can."""
-    found = Findings(path, "chunks")
+    found = Findings(path, "chunks", progress)
     descriptor = open_file(path)
     try:
         with opened(path) as file:
-            _scan(file, found, descriptor, threads, progress)
+            _scan(file, found, descriptor, threads)
     finally:
         os.close(descriptor)
     return found
 
 
-def _scan(file: Any, found: Findings, descriptor: int, threads: int, progress: Progress) -> None:
-    ticker = Ticker(progress, found)
+def _scan(file: Any, found: Findings, descriptor: int, threads: int) -> None:
     by_threads: list[tuple[Any, Layout]] = []
     by_library: list[tuple[Any, int, Iterator[tuple[slice, ...]]]] = []
     damaged: list[tuple[str, HDF5Error]] = []
@@ -63,22 +62,15 @@ def _scan(file: Any, found: Findings, descriptor: int, threads: int, progress: P
     numbers = [np.flatnonzero(layout.offsets >= 0) for _, layout in by_threads]
     found.total = len(damaged) + sum(map(len, numbers)) + sum(count for _, count, _ in by_library)
     for (dataset, layout), some in zip(by_threads, numbers, strict=True):
-        _by_threads(dataset, layout, some.tolist(), found, descriptor, threads, ticker)
+        _by_threads(dataset, layout, some.tolist(), found, descriptor, threads)
     for dataset, _, blocks in by_library:
         for block in blocks:
             _by_library(dataset, block, found)
-            ticker.tell()
-    found.finish(ticker.seconds())
+    found.finish()
 
 
 def _by_threads(
-    dataset: Any,
-    layout: Layout,
-    numbers: Sequence[int],
-    found: Findings,
-    descriptor: int,
-    threads: int,
-    ticker: Ticker,
+    dataset: Any, layout: Layout, numbers: Sequence[int], found: Findings, descriptor: int, threads: int
 ) -> None:
     reader = ChunkReader(layout, FileState.of(os.fstat(descriptor)))
     doubted: list[int] = []
@@ -91,7 +83,6 @@ def _by_threads(
             doubted.append(number)
         else:
             found.add(Verdict(found.root), reader.nbytes)
-        ticker.tell()
 
     in_threads(judge_one, len(numbers), threads)
     for number in sorted(doubted):  # the library decides, as it does in the script

@@ -37,6 +37,13 @@ _EXIF_WORDS = (b"Exif\0\0", b"eXIf", b"EXIF", b"rientation")
 _ZEROS = bytes(4096)  # a page: left by a write that never reached the disk
 _JPEG_SCAN = b"\xff\xda"
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
+_BEGINS = {
+    "JPEG": b"\xff\xd8\xff",
+    "PNG": b"\x89PNG\r\n\x1a\n",
+    "TIFF": (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
+    "GIF": (b"GIF87a", b"GIF89a"),
+    "BMP": b"BM",
+}
 _NETPBM = tuple(b"P%d" % number for number in range(1, 7))
 _EXTENSIONS = {
     "JPEG": (".jpg", ".jpeg"),
@@ -100,6 +107,7 @@ class Findings:
 
     root: str
     what: str
+    progress: Progress = field(repr=False)
     total: int = 0
     count: int = 0
     nbytes: int = 0
@@ -108,24 +116,31 @@ class Findings:
     verdicts: list[Verdict] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     classes: dict[str, int] = field(default_factory=dict)
+    _begun: float = field(default_factory=time.monotonic)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, verdict: Verdict, nbytes: int) -> None:
+        """Add a verdict, for which so many bytes were read, and show now and then how far it is."""
         with self._lock:
             self.count += 1
             self.nbytes += nbytes
             self.bad_count += verdict.state != "good"
             if verdict.state != "good" or verdict.notes:
                 self.verdicts.append(verdict)
+            passed = time.monotonic() - self._begun
+            if passed < self.seconds + _TELL_EVERY_S:
+                return
+            self.seconds = passed
+            left = in_time(max(0.0, (self.total - self.count) * passed / self.count))
+            self.progress.now(
+                f"{self.count:,} of {self.total:,} {self.what}, {in_bytes(self.nbytes / passed)}/s, "
+                f"{self.bad_count:,} bad, {left} left"
+            )
 
-    def finish(self, seconds: float) -> None:
+    def finish(self) -> None:
         """Note how long it took, and sort the verdicts, whose order depends on threads."""
-        self.seconds = seconds
+        self.seconds = time.monotonic() - self._begun
         self.verdicts.sort(key=lambda one: one.path)
-
-    @property
-    def bad(self) -> list[Verdict]:
-        return [one for one in self.verdicts if one.state != "good"]
 
     @property
     def corrupt(self) -> list[Verdict]:
@@ -142,34 +157,6 @@ class Findings:
     def inside(self, one: Verdict) -> str:
         """Return a path below the folder; a place in a file as it is."""
         return os.path.relpath(one.path, self.root) if self.what == "images" else one.path
-
-
-class Ticker:
-    """The moving line of a scan."""
-
-    def __init__(self, progress: Progress, found: Findings) -> None:
-        self._progress, self._found = progress, found
-        self._begun = self._told = time.monotonic()
-        self._lock = threading.Lock()
-
-    def seconds(self) -> float:
-        return time.monotonic() - self._begun
-
-    def tell(self) -> None:
-        """Show the progress, now and then; from any thread."""
-        now = time.monotonic()
-        if now - self._told < _TELL_EVERY_S or not self._lock.acquire(blocking=False):
-            return
-        try:
-            self._told = now
-            found, passed = self._found, max(now - self._begun, 1e-9)
-            left = in_time((found.total - found.count) * passed / max(found.count, 1))
-            self._progress.now(
-                f"{found.count:,} of {found.total:,} {found.what}, {in_bytes(found.nbytes / passed)}/s, "
-                f"{found.bad_count:,} bad, {left} left"
-            )
-        finally:
-            self._lock.release()
 
 
 def in_threads(task: Callable[[int], None], count: int, threads: int) -> None:
@@ -190,23 +177,21 @@ def scan_images(root: str, threads: int, progress: Progress, judge: Judge | None
     judge = judge or Judge()
     progress.now(f"listing {root}")
     classes, table, notes = _list(root)
-    found = Findings(root, "images", total=len(table), notes=notes)
+    found = Findings(root, "images", progress, total=len(table), notes=notes)
     if classes != _FLAT:
         counts = np.bincount(table.targets_array(), minlength=len(classes)).tolist()
         found.classes = dict(zip(classes, counts, strict=True))
     empty = [name for name, count in found.classes.items() if not count]
     if empty:
         found.notes.append(without_images("an image", empty))
-    ticker = Ticker(progress, found)
 
     def judge_one(number: int) -> None:
         verdict = judge.judge(number, table.path(number), classes[table.target(number)])
         found.add(verdict, verdict.nbytes or 0)
-        ticker.tell()
 
     with judge.warnings_as_notes():
         in_threads(judge_one, len(table), threads)
-    found.finish(ticker.seconds())
+    found.finish()
     return found
 
 
@@ -312,19 +297,11 @@ def _bad(item: Item, error: Exception, verdict: Verdict) -> Verdict:
 
 def content_kind(blob: bytes) -> str:
     """Return the kind of image by its first bytes; empty if it is none that ``ImageFolder`` has names for."""
-    if blob[:3] == b"\xff\xd8\xff":
-        return "JPEG"
-    if blob[:8] == b"\x89PNG\r\n\x1a\n":
-        return "PNG"
-    if blob[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
-        return "TIFF"
-    if blob[:4] == b"RIFF" and blob[8:12] == b"WEBP":
-        return "WebP"
-    if blob[:6] in (b"GIF87a", b"GIF89a"):
-        return "GIF"
-    if blob[:2] in _NETPBM and blob[2:3].isspace():
+    if blob.startswith(_NETPBM) and blob[2:3].isspace():
         return "Netpbm"
-    return "BMP" if blob[:2] == b"BM" else ""
+    if blob.startswith(b"RIFF") and blob[8:12] == b"WEBP":
+        return "WebP"
+    return next((kind for kind, begins in _BEGINS.items() if blob.startswith(begins)), "")
 
 
 def extensions_of(kind: str) -> tuple[str, ...]:

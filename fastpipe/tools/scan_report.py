@@ -53,7 +53,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
         progress.done(f"wrote {args.json}")
     if failed is not None:
         raise failed
-    return 1 if len(found.bad) > len(done.moved) else 0
+    return 1 if found.bad_count > len(done.moved) else 0
 
 
 def _restore(args: argparse.Namespace, console: Console) -> int:
@@ -133,7 +133,7 @@ def _show_groups(console: Console, found: Findings, members: Iterable[tuple[str,
 
 
 def _verdict(found: Findings, done: Done) -> str:
-    bad = len(found.bad)
+    bad = found.bad_count
     if not found.count:
         return f"no {found.what} found"
     if not bad:
