@@ -23,11 +23,8 @@ from fastpipe.core.types import Key
 from fastpipe.errors import BadSampleError, OptionError
 
 
-@dataclass(frozen=True)
-class Chain:
-    """A transform to compare with: its name as given, its steps in words, and how many samples are made
-    together.
-    """
+class Chain(NamedTuple):
+    """A transform: its name as given, its steps in words, and how many samples are made together."""
 
     name: str
     about: str
@@ -36,28 +33,23 @@ class Chain:
     is_own: bool = False
 
 
-def _whole_image() -> Any:
-    # Without any transform fastpipe, too, hands out Pillow's own image: there would be nothing
-    # to compare.  As a tensor it comes from the fast decoder.
-    return require("torchvision", extra="torch").transforms.PILToTensor()
-
-
 # Name → steps in words, the transform, samples in a batch.
 NAMED: dict[str, tuple[str, Callable[[], Any], int]] = {
     "eval": ("Resize(256), CenterCrop(224), PILToTensor()", check_transform, 32),
     "train": (
         "RandomResizedCrop(224), RandomHorizontalFlip(), PILToTensor(), with the same draws in both",
-        partial(train_transform, "uint8"),
-        32,
+        partial(train_transform, "uint8"), 32,
     ),
-    "none": ("PILToTensor(): every pixel at full size", _whole_image, 1),
-}
+    # Without a transform fastpipe, too, hands out Pillow's own image.  As a tensor it is the fast decoder's.
+    "none": (
+        "PILToTensor(): every pixel at full size",
+        lambda: require("torchvision", extra="torch").transforms.PILToTensor(), 1,
+    ),
+}  # fmt: skip
 
 
 def chain_of(name: str) -> Chain:
-    """Return the transform of ``--transform``: one of ``NAMED``, or the user's ``"module:name"``, which may
-    be a function or class that makes one.  Anything else is an OptionError.
-    """
+    """Return the transform of ``--transform``: one of ``NAMED``, or the user's, or what makes that one."""
     if name in NAMED:
         about, make, batch = NAMED[name]
         return Chain(name, about, make(), batch)
@@ -153,7 +145,10 @@ def _leaves(expected: Any, got: Any) -> Iterator[Arrays]:
     torch = require("torch", extra="torch")
     if isinstance(expected, torch.Tensor):
         _check_like("tensor", *(f"{one.dtype} {tuple(one.shape)}" for one in (expected, got)))
-        yield _of_tensor(expected), _of_tensor(got)
+        # NumPy has no bfloat16; every value of a small float type is one of float32.
+        small = expected.is_floating_point() and expected.element_size() <= 2
+        left, right = (one.detach().cpu().float() if small else one.detach().cpu() for one in (expected, got))
+        yield left.numpy(), right.numpy()
     elif isinstance(expected, require("PIL.Image", extra="image").Image):
         _check_like("PIL image", *(f"{one.mode} {one.size}" for one in (expected, got)))
         yield np.asarray(expected), np.asarray(got)
@@ -163,7 +158,7 @@ def _leaves(expected: Any, got: Any) -> Iterator[Arrays]:
         if pair[0].dtype.kind not in "biufc":
             raise _cannot_be_compared(expected, f" of {pair[0].dtype}")
         yield pair
-    elif expected is not None and not _has_equality(type(expected)):
+    elif expected is not None and type(expected).__eq__ is object.__eq__:  # which compares identity
         raise _cannot_be_compared(expected)
     elif not bool(expected == got):
         raise UnlikeError(f"{got!r} instead of {expected!r}")
@@ -172,19 +167,6 @@ def _leaves(expected: Any, got: Any) -> Iterator[Arrays]:
 def _check_like(what: str, expected: Any, got: Any) -> None:
     if expected != got:
         raise UnlikeError(f"{what} {got} instead of {expected}")
-
-
-def _of_tensor(tensor: Any) -> npt.NDArray[Any]:
-    plain = tensor.detach().cpu()
-    # NumPy has no bfloat16; every value of a small float type is one of float32.
-    small = plain.is_floating_point() and plain.element_size() <= 2
-    array: npt.NDArray[Any] = (plain.float() if small else plain).numpy()
-    return array
-
-
-def _has_equality(kind: type) -> bool:
-    """Return whether ``==`` compares the content; that of ``object`` compares identity."""
-    return any("__eq__" in vars(base) for base in kind.__mro__ if base is not object)
 
 
 def _cannot_be_compared(value: Any, more: str = "") -> OptionError:
@@ -197,12 +179,8 @@ def _cannot_be_compared(value: Any, more: str = "") -> OptionError:
 # A transform of the user's is called twice for so many images, to see that it gives the same.
 TRIED_TWICE = 8
 
-# Of more failures only the number is kept: a disk that is gone makes one for every sample.
-MOST_KEPT = 1000
 
-
-@dataclass(frozen=True)
-class Failure:
+class Failure(NamedTuple):
     """A sample that could not be made: the errors of torchvision's and of fastpipe's dataset, or None."""
 
     index: int
@@ -212,40 +190,25 @@ class Failure:
 
 
 @dataclass
-class Failures:
-    """How many samples failed, and the first of them."""
-
-    count: int = 0
-    first: list[Failure] = field(default_factory=list)
-
-    def add(self, failure: Failure) -> None:
-        self.count += 1
-        if len(self.first) < MOST_KEPT:
-            self.first.append(failure)
-
-
-@dataclass
 class Outcome:
-    """What the comparison found.  ``unreadable`` are samples that neither gives, ``one_sided`` those of one
-    only.
-    """
+    """What the comparison found; ``unreadable`` are samples that neither gives, ``one_sided`` one only."""
 
     total: int
     classes: int
     chosen: int
     index_problems: dict[str, str] = field(default_factory=dict)
     check: Check = field(default_factory=Check)
-    unreadable: Failures = field(default_factory=Failures)
-    one_sided: Failures = field(default_factory=Failures)
+    unreadable: list[Failure] = field(default_factory=list)
+    one_sided: list[Failure] = field(default_factory=list)
     plan: str = ""
 
     @property
     def equal(self) -> bool:
-        return not (self.index_problems or self.check.photos_differing or self.one_sided.count)
+        return not (self.index_problems or self.check.photos_differing or self.one_sided)
 
     @property
     def seen(self) -> int:
-        return self.check.photos + self.unreadable.count + self.one_sided.count
+        return self.check.photos + len(self.unreadable) + len(self.one_sided)
 
 
 class _Try(NamedTuple):
@@ -262,9 +225,7 @@ class _Try(NamedTuple):
 
 
 def chosen(total: int, count: int | None, seed: int) -> list[int]:
-    """Return which of ``total`` samples to compare: one drawn from each of ``count`` equal parts; all for
-    None.
-    """
+    """Return which samples to compare: one drawn from each of ``count`` equal parts; all for None."""
     if count is None or count >= total:
         return list(range(total))
     starts = [part * total // count for part in range(count + 1)]
@@ -299,8 +260,8 @@ def compare_folder(
             _check_repeats(chain, expected, _expected(stock, fast, index, draws))
         _add(outcome, stock.samples[index][0], index, expected, made)
         on_image(outcome)
-    if not outcome.check.photos and not outcome.one_sided.count:
-        first = outcome.unreadable.first[0]
+    if not outcome.check.photos and not outcome.one_sided:
+        first = outcome.unreadable[0]
         raise OptionError(
             f"none of the {outcome.chosen:,} images can be read, or the transform fails on all: "
             f"{first.path!r}: {first.stock}"
@@ -312,7 +273,7 @@ def _add(outcome: Outcome, path: str, index: int, expected: _Try, made: _Try) ->
     if expected.error is not None or made.error is not None:
         failed_alike = expected.error is not None and made.error is not None
         failures = outcome.unreadable if failed_alike else outcome.one_sided
-        failures.add(Failure(index, path, expected.error, made.error))
+        failures.append(Failure(index, path, expected.error, made.error))
         return
     (value, target), (other, other_target) = expected.sample, made.sample
     try:
@@ -339,7 +300,10 @@ def _expected(stock: Any, fast: Any, index: int, draws: Any) -> _Try:
 def _made(fast: Any, indices: Sequence[int], size: int, seed: int) -> Iterator[tuple[int, _Try, Any]]:
     """Yield index, value and random parameters of fastpipe's samples, made in batches as in training."""
     chunks = [indices[first : first + size] for first in range(0, len(indices), size)]
-    batches = _batches(fast, chunks, seed)
+    # It goes on after an error.  Few are made ahead, as they may be large.
+    batches = iter(
+        fastpipe.FastLoader(fast, batch_sampler=chunks, collate_fn=list, seed=seed, prefetch_batches=1)
+    )
     position = 0
     for chunk in chunks:
         places = np.arange(position, position + len(chunk))
@@ -348,29 +312,15 @@ def _made(fast: Any, indices: Sequence[int], size: int, seed: int) -> Iterator[t
             samples = next(batches)
         except (MemoryError, ImportError, StopIteration):  # the machine's trouble, or a defect
             raise
-        except Exception:  # one of them failed: which one is found by asking for each alone
-            yield from (_made_alone(fast, index, seed + 1 + index) for index in chunk)
+        except Exception as error:
+            if len(chunk) == 1 and size == 1:
+                yield chunk[0], _Try.failed(error), fast.plan.draw(Key(seed, 0, places)).tolist()[0]
+                continue
+            for index in chunk:  # one of them failed: which one is found by asking for each alone
+                yield from _made(fast, [index], 1, seed + 1 + index)
         else:
             drawn = fast.plan.draw(Key(seed, 0, places)).tolist()
             yield from zip(chunk, map(_Try, samples), drawn, strict=True)
-
-
-def _made_alone(fast: Any, index: int, seed: int) -> tuple[int, _Try, Any]:
-    drawn = fast.plan.draw(Key(seed, 0, np.arange(1))).tolist()[0]
-    try:
-        return index, _Try(next(_batches(fast, [[index]], seed))[0]), drawn
-    except (MemoryError, ImportError, StopIteration):
-        raise
-    except Exception as error:
-        return index, _Try.failed(error), drawn
-
-
-def _batches(fast: Any, chunks: Sequence[Sequence[int]], seed: int) -> Iterator[list[Any]]:
-    """Return lists of samples, also after an error.  Few are made ahead, as they may be large."""
-    batches: Iterator[list[Any]] = iter(
-        fastpipe.FastLoader(fast, batch_sampler=chunks, collate_fn=list, seed=seed, prefetch_batches=1)
-    )
-    return batches
 
 
 def _check_repeats(chain: Chain, first: _Try, second: _Try) -> None:

@@ -21,7 +21,7 @@ from fastpipe.bench.results import write_json
 from fastpipe.console import Progress, plain, print_line
 from fastpipe.core.extras import require
 from fastpipe.core.text import counted
-from fastpipe.tools.comparison import NAMED, Chain, Failures, Outcome, chain_of, compare_folder
+from fastpipe.tools.comparison import NAMED, Chain, Failure, Outcome, chain_of, compare_folder
 
 SCHEMA = 1
 MOST_NAMED = 5  # failing files that are named on the terminal; the JSON file has more
@@ -44,7 +44,7 @@ def sentence(outcome: Outcome) -> str:
     check = outcome.check
     compared = counted(check.photos, "image")
     if outcome.equal:
-        count = outcome.unreadable.count
+        count = len(outcome.unreadable)
         more = f" {counted(count, 'file')} can be read by neither." if count else ""
         return f"Equal: FastImageFolder gives what ImageFolder gives, to the last bit, for {compared}.{more}"
     if outcome.index_problems:
@@ -56,8 +56,8 @@ def sentence(outcome: Outcome) -> str:
         rounding = check.bytes_only and check.largest == 1 and check.worst[0].largest is not None
         note = ", as if rounded in another way" if rounding else ""
         parts.append(f"{check.photos_differing:,} of {compared} {verb}{size}{note}")
-    if outcome.one_sided.count:
-        count = outcome.one_sided.count
+    if outcome.one_sided:
+        count = len(outcome.one_sided)
         verb = "fails" if count == 1 else "fail"
         parts.append(f"{counted(count, 'image')} {verb} with one of the two only")
     return f"Different: {'; '.join(parts)}."
@@ -113,11 +113,9 @@ def _rows(outcome: Outcome, chain: Chain, folder: Path) -> Iterator[tuple[str, s
     """Name, value, and whether that value is as it should be."""
     check = outcome.check
     yield "folder", str(folder), True
-    part = (
-        f"{outcome.chosen:,} of {outcome.total:,}" if outcome.chosen < outcome.total else f"{outcome.total:,}"
-    )
+    part = f"{outcome.chosen:,} of " if outcome.chosen < outcome.total else ""
     classes = f"{outcome.classes:,} {'class' if outcome.classes == 1 else 'classes'}"
-    yield "images", f"{part} in {classes}", True
+    yield "images", f"{part}{outcome.total:,} in {classes}", True
     yield "transform", f"{chain.name}: {chain.about}", True
     equal = [name for name in INDEX if name not in outcome.index_problems]
     yield "index", f"{', '.join(equal) or 'nothing'} equal", not outcome.index_problems
@@ -128,9 +126,8 @@ def _rows(outcome: Outcome, chain: Chain, folder: Path) -> Iterator[tuple[str, s
     if check.bytes_only:
         yield "off by more than 1", share(check.over_one, check.values), not check.over_one
     yield "largest difference", _size(check, check.largest), not check.differing
-    yield "unreadable", f"{counted(outcome.unreadable.count, 'file')} that neither can read", True
-    count = outcome.one_sided.count
-    yield "failing with one only", counted(count, "file"), not count
+    yield "unreadable", f"{counted(len(outcome.unreadable), 'file')} that neither can read", True
+    yield "failing with one only", counted(len(outcome.one_sided), "file"), not outcome.one_sided
 
 
 def _lists(outcome: Outcome, folder: Path) -> Iterator[tuple[str, list[str]]]:
@@ -147,10 +144,10 @@ def _lists(outcome: Outcome, folder: Path) -> Iterator[tuple[str, list[str]]]:
         ("Files that fail with one of the two only", outcome.one_sided),
         ("Files that neither can read", outcome.unreadable),
     ):
-        named = failures.first[:MOST_NAMED]
+        named = failures[:MOST_NAMED]
         if named:
             yield (
-                f"{title}{_of_these(len(named), failures.count)}",
+                f"{title}{_of_these(len(named), len(failures))}",
                 [f"{_where(one, folder)}: {_why(one, folder)}" for one in named],
             )
 
@@ -179,12 +176,12 @@ def _finite(number: float | None) -> float | None:
     return number if number is not None and math.isfinite(number) else None
 
 
-def _failures_json(failures: Failures) -> dict[str, Any]:
+def _failures_json(failures: list[Failure]) -> dict[str, Any]:
     files = [
         {"index": one.index, "path": one.path, "torchvision": one.stock, "fastpipe": one.fast}
-        for one in failures.first
+        for one in failures
     ]
-    return {"count": failures.count, "files": files}
+    return {"count": len(failures), "files": files}
 
 
 EPILOG = """\
