@@ -23,13 +23,8 @@ _REFINED = 2  # sizes between the largest that fits and the smallest that does n
 
 @dataclass(frozen=True)
 class SizeTrial:
-    """Batches of one size.
-
-    Attributes:
-        size: samples of a batch.
-        step_s: seconds of a step; None where none was done to its end.
-        memory: peak bytes of the device, or of this process without one; None if unknown.
-        why: it does not fit; empty where it does.
+    """Batches of one size: seconds of a step, None where none was done to its end; peak bytes of the device,
+    or of this process without one; and why it does not fit.
     """
 
     size: int
@@ -224,7 +219,6 @@ class _Sizes:
         return trial
 
     def _time(self, batch: Any) -> float:
-        """Return the median seconds of a step over some rounds, after a first step."""
         batches = Replay(batch)
         self._step(next(batches))
         rounds: list[float] = []
@@ -241,7 +235,6 @@ class _Sizes:
         return statistics.median(rounds)
 
     def _likely(self, size: int) -> int | None:
-        """Return the bytes that a size will take, extrapolated from the two next smaller ones."""
         trials = self.trials.values()
         known = sorted((one.size, one.memory) for one in trials if one.memory is not None and one.size < size)
         if len(known) < 2:

@@ -51,9 +51,7 @@ def same_form(one: Any, other: Any) -> bool:
 
 
 def rebuilt(value: Any, leaf: Callable[[Any], Any] = lambda one: one) -> Any:
-    """Return a batch in new containers; ``leaf`` replaces each part.  What cannot be copied is the same
-    object.
-    """
+    """Return a batch in new containers; ``leaf`` replaces parts.  What cannot be copied stays."""
     try:
         return _rebuilt(value, leaf)
     except Exception:  # of a class of the script's

@@ -43,11 +43,7 @@ def candidates(
     reads: Reads | None = None,
     uneven: str = "",
 ) -> list[Candidate]:
-    """Return what may be faster than a loader, for the costs of its batches.
-
-    ``reads`` are those of TensorFlow's threads.  ``uneven`` says by which measurement workers
-    are fast enough, and yet their batches not always there in time.
-    """
+    """Return what may be faster than a loader; ``uneven`` says why its batches are not always in time."""
     if reads is not None and accounts:
         return [*of_tables(watched, costs, reads, accounts[0].batches), *_by_threads(watched, cores)]
     if not hasattr(watched.loader, "num_workers"):
@@ -68,7 +64,6 @@ def candidates(
 
 
 def _ahead(watched: Watched, why: str) -> Iterator[Candidate]:
-    """Batches take unequally long: more of them ahead."""
     loader = watched.loader
     before = loader.prefetch_factor or 2
     wanted = min(_MOST_AHEAD, 4 * before)
@@ -79,7 +74,6 @@ def _ahead(watched: Watched, why: str) -> Iterator[Candidate]:
 
 
 def _of_fast(watched: Watched, cores: int) -> Iterator[Candidate]:
-    """Processes or threads instead of what a loader of fastpipe's has; its transform split."""
     loader = watched.loader
     now = processes_of(loader)
     ways: list[tuple[str, str, int, dict[str, Any]]] = [
@@ -101,7 +95,6 @@ def _of_fast(watched: Watched, cores: int) -> Iterator[Candidate]:
 
 
 def _by_threads(watched: Watched, cores: int) -> Iterator[Candidate]:
-    """More threads for a dataset of Keras's that makes its batches in one."""
     data = watched.loader
     if hasattr(data, "use_multiprocessing") and not is_parallel(data) and cores > 1:
         yield Candidate(
@@ -176,8 +169,6 @@ def of_kept(watched: Watched) -> Iterator[Candidate]:
 
 
 class _Kept:
-    """Epochs of some samples after one in which a cache kept them."""
-
     def __init__(self, loader: Any, cache: Cache) -> None:
         self._loader, self._cache = loader, cache
         self._part: Any = None
@@ -194,9 +185,8 @@ class _Kept:
 
 
 def knows_workers(dataset: Any) -> bool:
-    """Return whether code of an ``IterableDataset``, or of one that it is made of, names ``get_worker_info``.
-
-    By that such a dataset gives other samples in each worker.  Nothing of the script runs for this.
+    """Return whether code of an ``IterableDataset``, by which its workers would share it, names
+    get_worker_info.
     """
     kinds = [kind for kind in type(dataset).__mro__ if kind.__module__.partition(".")[0] != "torch"]
     functions = [one for kind in kinds for one in vars(kind).values() if isinstance(one, FunctionType)]

@@ -82,7 +82,6 @@ def _own(name: str) -> Any:
 
 
 def _imported(name: str, module_name: str) -> Any:
-    """Import the user's module, from the present folder if it is there, as ``python -m`` does."""
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -96,7 +95,6 @@ def _imported(name: str, module_name: str) -> Any:
 
 
 def _needs_no_arguments(found: Any) -> bool:
-    """Return whether it makes a transform, rather than being one."""
     # Not any callable: a torch module's call takes whatever it is given.
     if not (inspect.isroutine(found) or inspect.isclass(found) or isinstance(found, partial)):
         return False
@@ -181,8 +179,6 @@ TRIED_TWICE = 8
 
 
 class Failure(NamedTuple):
-    """A sample that could not be made: the errors of torchvision's and of fastpipe's dataset, or None."""
-
     index: int
     path: str
     stock: str | None
@@ -240,11 +236,7 @@ def compare_folder(
     seed: int,
     on_image: Callable[[Outcome], None] = lambda outcome: None,
 ) -> Outcome:
-    """Compare ``FastImageFolder`` with ``stock``, torchvision's dataset without a transform.
-
-    ``seed`` is that of the choice of images and of random transforms.  It is an OptionError if the user's
-    transform is random, or if no image could be compared.
-    """
+    """Compare ``FastImageFolder`` with ``stock``, torchvision's dataset without a transform."""
     fast = fastpipe.FastImageFolder(stock.root, chain.transform)
     indices = chosen(len(stock), count, seed)
     outcome = Outcome(

@@ -26,9 +26,7 @@ _ROUNDS = 5  # of copies
 
 @dataclass(frozen=True)
 class LoaderCosts:
-    """What a batch costs the processes or threads that make it: times by stage, the script's lines that take
-    longest, how many batches and samples these are means of, and the number of worker processes.
-    """
+    """What a batch costs its makers, by stage, and by lines of the script that take longest."""
 
     stages: dict[str, Spent] = field(default_factory=dict)
     lines: tuple[tuple[Line, str, Spent], ...] = ()
@@ -38,7 +36,6 @@ class LoaderCosts:
 
     @property
     def wall_s(self) -> float:
-        """Seconds in which one maker makes a batch."""
         return sum(spent.wall for stage, spent in self.stages.items() if stage != TRANSFER) / 1e9
 
     @property
@@ -47,7 +44,6 @@ class LoaderCosts:
 
     @property
     def delay_share(self) -> float:
-        """The part of a maker's time in which it was ready to run, and others had the cores."""
         return sum(spent.delay for spent in self.stages.values()) / max(1.0, self.wall_s * 1e9)
 
     @property
@@ -66,7 +62,6 @@ class LoaderCosts:
         return replace(self, stages={**self.stages, READ: in_memory} if read.wall else self.stages)
 
     def top_lines(self) -> Iterator[tuple[Line, str, float]]:
-        """Yield the script's lines in which a batch's time goes, with stages and shares."""
         total = self.wall_s * 1e9
         for line, stage, spent in self.lines[:_LINES]:
             if total and spent.wall > _LEAST_SHARE * total:
@@ -78,14 +73,12 @@ class LoaderCosts:
         return replace(self, stages={**self.stages, GRAPH: Spent(rest, rest, 0)} if rest else self.stages)
 
     def shares(self) -> dict[str, float]:
-        """Return the shares of a batch's time by stage, the largest first."""
         total = sum(spent.wall for spent in self.stages.values()) or 1
         found = {stage: spent.wall / total for stage, spent in self.stages.items()}
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def costs_of(accounts: Iterable[Account]) -> LoaderCosts:
-    """Return the costs of a stock loader, from the accounts of its processes."""
     known = [account for account in accounts if account.batches]
     batches = sum(account.batches for account in known)
     if not batches:
@@ -127,9 +120,7 @@ def costs_of_clock(before: dict[str, float], after: dict[str, float], batches: i
 
 @dataclass(frozen=True)
 class Alone:
-    """A loader whose batches nobody uses: wall and processor seconds of a batch, of how many these are means,
-    and how many batches were taken in all, with those that it had ready.
-    """
+    """A loader whose batches nobody uses; ``taken`` counts those, too, that it had ready."""
 
     batch_s: float
     cpu_s: float | None
@@ -146,7 +137,6 @@ class Alone:
 
 
 def alone(begin: Callable[[], Iterator[Any]], skipped: int, seconds: float) -> Alone | None:
-    """Measure a loader alone; None where it has fewer than two batches."""
     took, batches, taken, cpu = 0.0, 0, 0, 0
     knows_cpu = True
     for epoch in epochs(begin, skipped, seconds, look=processes_cpu_ns):
@@ -169,9 +159,6 @@ def step_with(instant_s: float, step_cpu_s: float | None, loader: Alone, cores: 
 
     The slowest of three decides: the step with data at once (``instant_s``), the loader, and the processors,
     if both together need more of them than there are.
-
-    >>> step_with(0.1, 0.2, Alone(0.3, 0.5, 10), cores=2)
-    0.35
     """
     wanted = [instant_s, loader.batch_s]
     if step_cpu_s is not None and loader.cpu_s is not None:
@@ -296,7 +283,6 @@ def copies_of(batch: Any) -> Copies | None:
 
 
 def _copy_s(cuda: Any, copy: Callable[[], object]) -> float:
-    """Return the median of some rounds, after one that does not count."""
     found = []
     for _ in range(1 + _ROUNDS):
         cuda.synchronize()

@@ -77,7 +77,6 @@ class Diagnosis:
             self._costs = costs_of(self._accounts)
 
     def look(self, watched: Watched) -> None:
-        """Measure what can be measured beside the loop: the loader alone, and others instead of it."""
         self.is_looking = True
         try:
             self.see(watched)
@@ -150,7 +149,6 @@ class Diagnosis:
                 )
 
     def _measure(self, candidate: Candidate) -> Alone | None:
-        """Measure a candidate alone; None where it cannot take the loader's place after all."""
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
@@ -160,9 +158,7 @@ class Diagnosis:
             return None
 
     def _uneven(self) -> str:
-        """Return by which measurement batches take unequally long; empty if they do not, or that is no
-        reason.
-        """
+        """Return by which measurement batches take unequally long; empty where that is no reason."""
         report = self._report()
         if report.loader is None or not report.loader.workers or self._alone is None:
             return ""
@@ -207,7 +203,6 @@ class Diagnosis:
                 yield from change.phases(measured)
 
     def _step_changes(self, watched: Watched) -> Iterator[ModelChanges | Growth]:
-        """What may make the step itself faster, where that is what takes the time."""
         report, batch = self._report(), watched.loop.batch
         instant = report.instant_s
         if watched.is_opaque or instant is None or instant < _HALF * report.step_s:
@@ -221,7 +216,6 @@ class Diagnosis:
         yield growth  # last, as it may fail for want of memory
 
     def excuses(self, error: Exception) -> bool:
-        """Return whether a step's error may come from a batch or a model that is not the script's own."""
         return self._change is not None and self._change.failed(error)
 
     def close(self) -> None:
@@ -263,7 +257,6 @@ class Diagnosis:
         return replace(found, stall=stall, cases=tuple(self._cases(found)))
 
     def _cases(self, report: Report) -> Iterator[Part]:
-        """The step with less and less of the loader's work."""
         if report.instant_s is None:
             return
         yield Part("with data at once", report.base_s)
@@ -288,7 +281,6 @@ class Diagnosis:
         return step_with(report.base_s, report.step_cpu_s, loader, self.cores)
 
     def _step_beside(self, instant_s: float) -> float:
-        """Return the seconds of a step beside this loader, by those of one with data at once."""
         report = self._report()
         if report.loader is not None and not report.loader.ahead:
             return instant_s + report.wait_s
@@ -300,7 +292,6 @@ class Diagnosis:
         return step_with(instant_s, cpu, self._alone, self.cores)
 
     def _predictions(self) -> dict[int, float]:
-        """Return seconds of a step with each of what was measured that is worth a change, the best first."""
         report, found = self._report(), {}
         base, cpu = min(report.base_s, self._later_s), report.step_cpu_s
         if cpu is not None and base < report.base_s:
@@ -312,7 +303,6 @@ class Diagnosis:
         return dict(sorted(found.items(), key=lambda item: self._tried.get(*item)))
 
     def _triable(self) -> list[int]:
-        """Of those the ones whose batches are all that the script's step needs."""
         return [at for at in self._predictions() if self._measured[at][0].rest is None]
 
     def _later(self) -> str:

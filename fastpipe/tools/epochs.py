@@ -34,8 +34,6 @@ _LINE_S = 10.0
 
 
 class _Options(NamedTuple):
-    """Options of ``watch``."""
-
     name: str
     limits: WaitLimits
     log_every: int
@@ -249,7 +247,6 @@ class _Epoch(Iterator[_T_co]):
             self._bar, self._next_show = None, 0.0
 
     def _so_far(self, now: float, *, with_steps: bool = True) -> str:
-        """Return how far it is, in words."""
         steps, seconds = len(self._moments) // 2, max(now - self._began, 1e-9)
         new = np.array(self._moments[self._summed :])
         self._waited, self._summed = self._waited + float(np.sum(new[1::2] - new[::2])), len(self._moments)
@@ -306,7 +303,6 @@ def _length_of(loader: Any) -> int | None:
 
 
 def _stages_of(loader: Any) -> dict[str, float]:
-    """Return the seconds of the threads of a loader of fastpipe's so far, by stage."""
     with contextlib.suppress(AttributeError):
         return dict(loader.clock.totals())
     return {}
@@ -345,10 +341,7 @@ class LastingFile:
 
 @dataclass(eq=False)
 class Bar:
-    """The bar of one epoch, made by ``Bars.begin``: of so many steps, None if unknown.
-
-    ``task`` is rich's; None where lines are printed, each after ``interval_s`` seconds at least.
-    """
+    """The bar of one epoch, made by ``Bars.begin``; ``task`` is rich's, None where lines are printed."""
 
     bars: Bars
     name: str
@@ -361,7 +354,6 @@ class Bar:
         self.bars.show(self, steps, f"{steps}{total}, {said}")
 
     def end(self, text: str = "") -> None:
-        """Remove it, and print a line instead, if there is one."""
         self.bars.end(self, text)
 
 
@@ -423,7 +415,6 @@ class Bars:
                 print_line(self._console, text)
 
     def close(self) -> None:
-        """Remove all bars."""
         with self._lock:
             self._open.clear()
             progress, self._progress = self._progress, None

@@ -78,7 +78,6 @@ class Scratch:
         _is_locked(self._lock.fileno())
 
     def close(self) -> None:
-        """Remove the folder; may be called again, also after an exception of a signal handler."""
         for _ in range(2):  # as the first ignores what such a handler raises, like an error of its own
             if os.path.isdir(self.path):
                 shutil.rmtree(self.path, ignore_errors=True)
@@ -86,7 +85,6 @@ class Scratch:
 
 
 def _is_locked(descriptor: int) -> bool:
-    """Lock a file; return whether nobody else had locked it."""
     if sys.platform == "win32":
         return False
     try:

@@ -51,14 +51,11 @@ def processes_of(loader: Any) -> int:
 
 
 def is_map_style(dataset: Any) -> bool:
-    """Return whether a dataset gives samples by index, so that any number of workers makes the same."""
     return not isinstance(dataset, sys.modules["torch.utils.data"].IterableDataset)
 
 
 def view_of(loader: Any, **attributes: Any) -> Any:
-    """Return a shallow copy of a loader with other attributes; its iterator, workers that persist, is not
-    shared.
-    """
+    """Return a shallow copy of a loader with other attributes, and an iterator of its own."""
     view = copy.copy(loader)
     view.__dict__.update(attributes, _iterator=None)
     view.worker_init_fn = _EndsAtOnce(view.worker_init_fn)
@@ -82,10 +79,7 @@ class _EndsAtOnce:
 
 
 def limit_waiting(iterator: Any, seconds: float) -> None:
-    """Have an iterator of torch's raise if its workers make no batch for so long, unless a limit was set.
-
-    A dataset that has threads or locks of its own may never answer in a process that was forked.
-    """
+    """Have an iterator of torch's raise if its workers, which may hold locks of a parent, answer nothing."""
     if getattr(iterator, "_workers", None) and vars(iterator).get("_timeout") == 0:
         iterator._timeout = seconds
 
@@ -94,10 +88,10 @@ class Seer(Protocol):
     """Sees what a loader does: a :class:`Witness`, or one of TensorFlow's threads."""
 
     def accounts(self) -> list[Account]:
-        """Return what was seen, of each process."""
+        pass
 
     def close(self) -> None:
-        """End recording, in this process."""
+        pass
 
 
 class Watched:
@@ -164,7 +158,6 @@ class Watched:
 
 
 def _form_of(loader: Any) -> tuple[Any, ...]:
-    """Return in what loaders of one script differ, by which it trains and by which it evaluates."""
     dataset: Any = getattr(loader, "dataset", None)
     try:
         count = len(dataset)
@@ -253,7 +246,6 @@ class Watch:
             self.is_paused = before
 
     def _kind(self) -> str:
-        """Return what the script is at, where it does not wait for a batch."""
         if self.is_paused:
             return "measuring"  # is nothing of the script's
         return "step" if any(one.loop.is_in_step for one in self.found) else OUTSIDE
@@ -275,9 +267,8 @@ class Watch:
         begin: Callable[[Any], Iterator[Any]] = iter,
         witness: Callable[[Loop], Seer] | None = None,
     ) -> Iterator[Any]:
-        """Return a watched iterator of a loader, or of a view of it.
-
-        ``witness`` makes one for its loop; without it torch's loaders have a Witness, and others none.
+        """Return a watched iterator of a loader, or of its view; without ``witness`` torch's loaders have a
+        Witness.
         """
         if begin is iter:
             self._wrapped.add(id(loader))  # of torch's it may be one whose class iterates in its own way
@@ -297,7 +288,6 @@ class Watch:
         return inner if known.loop.is_over else WatchedIterator(inner, known.loop, took)
 
     def known(self, loader: Any) -> Watched:
-        """Return what is known of a loader, which is watched from now on."""
         known = self.of(loader)
         if known is not None:
             return known
@@ -317,7 +307,6 @@ class Watch:
         return known
 
     def made(self, loader: Any) -> None:
-        """Note the line that made a loader, which is on the stack."""
         if not self.is_paused:
             with contextlib.suppress(TypeError):  # one that cannot be referred to weakly
                 self._made_at[loader] = self._line()
@@ -326,7 +315,6 @@ class Watch:
         return self._stacks.look(stack_of(sys._getframe(1)))[2]
 
     def _instrument(self, known: Watched) -> None:
-        """Have the loader's dataset witnessed, in a view of the loader."""
         loader = known.loader
         if getattr(loader, "_iterator", None) is not None:  # workers that persist run already, without it
             return
@@ -370,8 +358,6 @@ def _watch_loaders(module: Any, watch: Watch) -> Callable[[], None]:
 
 
 class _WhenImported(importlib.abc.MetaPathFinder):
-    """Calls a function with a module when it has been imported."""
-
     def __init__(self, name: str, then: Callable[[Any], object]) -> None:
         self._name, self._then, self._is_busy = name, then, False
 

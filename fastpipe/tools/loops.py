@@ -182,7 +182,6 @@ class Loop:
         self._is_ending = self._is_replayed
 
     def _tell_others(self, took: int) -> None:
-        """Add the time of this batch to what their steps in this thread have waited."""
         self._thread = threading.get_ident()
         for loop in self.others:
             if loop is not self and loop.is_in_step and loop._thread == self._thread:
@@ -214,7 +213,6 @@ class Loop:
             self._advance(now)
 
     def _advance(self, now: int) -> None:
-        """Go on to the next phase, when enough is known of this one."""
         count, seconds = len(self.steps[self.phase]), (now - self._phase_began) / 1e9
         if self.phase is Phase.WARMING and count >= _WARM:
             self._enter(Phase.AS_IT_IS)
@@ -258,7 +256,6 @@ class Loop:
         return (seconds >= wanted and count >= _LEAST_STEPS) or (seconds >= 3 * wanted and count >= 2)
 
     def _is_settled(self, seconds: float) -> bool:
-        """Whether the loader has had the time to make all that it makes ahead."""
         return seconds > min(_SETTLE_S + self.ahead * self.steps[Phase.AS_IT_IS].seconds, _MOST_SETTLE_S)
 
     def finish(self) -> None:
@@ -290,7 +287,6 @@ class Loop:
 
 
 def _trains() -> bool:
-    """Return whether what runs may train: not in torch's ``no_grad()`` or ``inference_mode()``."""
     torch = sys.modules.get("torch")
     return torch is None or torch.is_grad_enabled()
 

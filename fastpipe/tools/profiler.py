@@ -270,7 +270,6 @@ class _Run:
         return self._diagnosis.is_looking or self.was_ended
 
     def execute(self, module: ModuleType, limit_s: float) -> None:
-        """Run it until it is over, or enough is known of it, or the limit is reached."""
         path = str(module.__file__)
         code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
         try:
@@ -359,7 +358,6 @@ def _elsewhere_ns() -> int:
 
 
 def _script_advice(report: Report) -> Iterator[Advice]:
-    """For a script most of whose time goes before and between its loops, or into other processes."""
     if report.is_elsewhere:
         yield Advice(
             "profile one of its processes: let the script train in its own, as with one of torchrun's by "
@@ -445,7 +443,6 @@ def _spec_of(name: str) -> ModuleSpec:
 
 @contextmanager
 def _limited(seconds: float, run: _Run) -> Iterator[None]:
-    """End what runs in the main thread after so many seconds; leave it where it goes on after that."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
@@ -553,7 +550,6 @@ def _tell(report: Report, args: argparse.Namespace, console: Console, progress: 
 
 
 def _leave(args: argparse.Namespace, console: Console, progress: Progress, report: Report) -> NoReturn:
-    """For a script that cannot be ended: nothing of this process is left that could go on."""
     try:
         _tell(report, args, console, progress)
         progress.done(f"{args.script} goes on whatever ends it, as after 'except:', and was left")
@@ -564,7 +560,6 @@ def _leave(args: argparse.Namespace, console: Console, progress: Progress, repor
 
 
 def _within_script(trace: TracebackType | None) -> TracebackType | None:
-    """Return the part of a traceback that is the script's; None where the error is not its."""
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_RUNNING):
         trace = trace.tb_next
     return trace

@@ -66,13 +66,11 @@ def move(source: str, target: str) -> None:
 
 
 def check_free(source: str, target: str) -> None:
-    """Raise a FileExistsError if something is at the target, and it is not a copy of the source."""
     if os.path.lexists(target) and not _are_same(source, target):
         raise FileExistsError(errno.EEXIST, "a file of this name is there already", target)
 
 
 def _copy(source: str, target: str) -> None:
-    """Copy to a name of its own beside the target, and then rename."""
     beside = f"{target}.{os.getpid()}.{secrets.token_hex(4)}{UNFINISHED}"
     try:
         if stat.S_ISLNK(os.lstat(source).st_mode):
@@ -215,7 +213,6 @@ class Quarantine:
         return back, left
 
     def _open(self) -> None:
-        """Open and lock the list, which another process may just replace."""
         while True:
             try:
                 descriptor = open_regular(self._list, os.O_RDWR | os.O_CREAT | os.O_APPEND, _MODE)
@@ -305,7 +302,6 @@ class Quarantine:
 
 
 def _root_opened(root: str, opened: contextlib.ExitStack) -> str:
-    """Open the folder to which files go back, without following links, of which there were none before."""
     try:
         return opened.enter_context(folder_below(os.sep, root.lstrip(os.sep)))
     except FileNotFoundError:
@@ -322,8 +318,6 @@ def _is_whole_path(root: object) -> bool:
 
 @dataclass
 class Done:
-    """What was moved, renamed (old and new name), left as it is and why, and notes about the whole."""
-
     moved: list[str] = field(default_factory=list)
     renamed: list[tuple[str, str]] = field(default_factory=list)
     left: list[tuple[str, str]] = field(default_factory=list)
@@ -331,7 +325,7 @@ class Done:
 
 
 class _LeftError(Exception):
-    """A file is to stay as it is."""
+    pass
 
 
 def move_corrupt(found: Findings, folder: str, progress: Progress) -> Done:

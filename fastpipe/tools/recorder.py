@@ -26,9 +26,7 @@ _END_S = 1.0
 
 
 class SamplingThread:
-    """Calls ``sample(is_last)`` at intervals until it is stopped, a last time then, and ``close()`` in its
-    thread.
-    """
+    """Calls ``sample(is_last)`` at intervals until it is stopped, and then ``close()``."""
 
     def __init__(
         self, name: str, interval_s: float, sample: Callable[[bool], object], close: Callable[[], object]
@@ -98,7 +96,6 @@ class Tally:
         return found
 
     def lines(self, *kinds: str) -> list[tuple[Line, str, Spent]]:
-        """Return lines of some kinds with their stages, the one that took longest first."""
         found: dict[tuple[Line, str], Spent] = {}
         for (kind, stage, line), spent in list(self.spent.items()):
             if kind in kinds:
@@ -205,8 +202,6 @@ class Recorder:
 
 
 class GPUUse(NamedTuple):
-    """Means over the time of sampling; as ``EpochTimes`` has them."""
-
     gpu_utilisation: float
     gpu_memory_utilisation: float
     pcie_bytes_per_second: float | None
@@ -227,7 +222,6 @@ class GPUSampler:
 
     @classmethod
     def begin(cls) -> GPUSampler | None:
-        """Begin to sample the device that this process uses; None where that is not possible."""
         try:
             nvml = importlib.import_module("pynvml")
         except ImportError:

@@ -352,7 +352,6 @@ def _plain(value: Any) -> Any:
 
 
 def _stage_rows(costs: LoaderCosts) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield by stage: its share, and its times, all, running, waiting for a core and for something else."""
     shares = costs.shares()
     for stage in sorted(costs.stages, key=STAGES.index):
         spent = costs.stages[stage]
@@ -402,7 +401,6 @@ def _colour(stage: str) -> str:
 
 
 def _cases(report: Report) -> Iterator[str]:
-    """Draw a bar for each case; the last, as it is, has the time that is waited for by stage."""
     if not report.step_s:
         return
     cases = [(case.name, case.seconds) for case in report.cases] or [("as it is", report.step_s)]
@@ -470,7 +468,6 @@ def _advice(report: Report) -> Iterator[str]:
 
 
 def _scalars_of(report: Report) -> dict[str, float]:
-    """Return the numbers of a report, by the names that TensorBoard shows."""
     if not report.steps:
         return {}
     found = {"step_seconds": report.step_s}
@@ -493,7 +490,6 @@ def _scalars_of(report: Report) -> dict[str, float]:
 
 
 def _writer() -> Callable[[str, Mapping[str, float], str, int], None]:
-    """Return a function that writes events, preferably by a package that is loaded already."""
     if "tensorflow" not in sys.modules:
         with contextlib.suppress(ImportError):
             return partial(_write_with_torch, importlib.import_module("torch.utils.tensorboard"))

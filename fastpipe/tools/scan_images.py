@@ -85,7 +85,6 @@ class Verdict:
 
 
 def identity(path: str) -> Identity:
-    """Return the identity of a file, links followed."""
     status = os.stat(path)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
@@ -97,7 +96,6 @@ def check_is_the_same(path: str, verdict: Verdict) -> None:
 
 
 def group_of(reason: str) -> str:
-    """Return a reason without its numbers, by which alike ones are grouped."""
     return re.sub(r"\d+", "…", reason)
 
 
@@ -173,7 +171,6 @@ def in_threads(task: Callable[[int], None], count: int, threads: int) -> None:
 
 
 def scan_images(root: str, threads: int, progress: Progress, judge: Judge | None = None) -> Findings:
-    """Judge every image of a folder that holds one folder for each class, or images and no folders."""
     judge = judge or Judge()
     progress.now(f"listing {root}")
     classes, table, notes = _list(root)
@@ -220,15 +217,13 @@ def _list(root: str) -> tuple[list[str], SampleTable, list[str]]:
 
 
 def without_images(text: str, classes: Sequence[str]) -> str:
-    """Return a note about class folders without something, for which the replaced loader raises."""
     some = ", ".join(map(repr, classes[:_NAMED_AT_MOST])) + (", …" if len(classes) > _NAMED_AT_MOST else "")
     return f"{counted(len(classes), 'class folder')} without {text}, for which ImageFolder raises: {some}"
 
 
 class Judge:
-    """Reads and decodes files with the decoders of ``FastImageFolder``; for several threads at once.
-
-    A file is corrupt if ``ImageFolder``'s loader, ``Image.open(file).convert("RGB")``, raises on it.
+    """Decodes files as ``FastImageFolder`` does, in several threads; corrupt is what ``ImageFolder`` raises
+    on.
     """
 
     def __init__(self) -> None:
@@ -240,9 +235,7 @@ class Judge:
 
     @contextmanager
     def warnings_as_notes(self) -> Iterator[None]:
-        """Turn warnings of decoders into notes about the file, in all threads; the filter is the whole
-        process's.
-        """
+        """Turn warnings of decoders into notes about the file, in all threads."""
         with warnings.catch_warnings():
             warnings.simplefilter("always")
             warnings.showwarning = self._note_warning
@@ -305,7 +298,6 @@ def content_kind(blob: bytes) -> str:
 
 
 def extensions_of(kind: str) -> tuple[str, ...]:
-    """Return the extensions of a kind that ``ImageFolder`` takes, the usual one first."""
     return tuple(ending for ending in _EXTENSIONS.get(kind, ()) if ending in TORCHVISION_EXTENSIONS)
 
 

@@ -101,17 +101,13 @@ class Line(NamedTuple):
 
 
 class Boundary(NamedTuple):
-    """A function below which a stack is attributed: what happens there, such as ``"dataset"``, and its stage;
-    None to find that by what is called.
-    """
+    """A function below which a stack is attributed: to a kind, and to a stage, or None to find that."""
 
     kind: str
     stage: str | None = None
 
 
 class Stacks:
-    """Attributes stacks of threads, by boundaries of code."""
-
     def __init__(self, boundaries: dict[CodeType, Boundary]) -> None:
         self._boundaries = boundaries
         self._called: dict[tuple[CodeType, int], str] = {}  # names, by the instruction
@@ -122,10 +118,7 @@ class Stacks:
         self._libraries = tuple(f"{os.path.realpath(place)}{os.sep}" for place in places)
 
     def look(self, stack: Sequence[FrameType]) -> tuple[str, str, Line]:
-        """Attribute the frames of a thread, the innermost first.
-
-        Returns: The kind of the boundary that it is below (empty for none), stage, and the script's line.
-        """
+        """Attribute a stack: kind of its boundary (empty for none), stage, and the script's last line."""
         stage = stage_of(self._name_called(stack[0])) if stack else None
         line = Line("", 0, "")
         for frame in stack:
@@ -233,7 +226,6 @@ def _source(frame: FrameType) -> str:
 
 
 def _type_name(found: Any) -> str:
-    """Return the dotted name of a function or class, or of the type of anything else."""
     if isinstance(found, ModuleType):
         return found.__name__
     if isinstance(found, MethodType):  # which answers for what it is bound to, whatever that is

@@ -115,7 +115,6 @@ def _fill(dataset: Any, verifies: bool, console: Console, progress: Progress) ->
 
 
 def _show(folder: str, console: Console, *, clears: bool) -> int:
-    """Print what a stage holds, or remove that."""
     if not StageFolder.is_in(folder):
         raise StageError(f"there is no stage in {folder!r}: nothing was staged there, or it was moved")
     opened = StageFolder(Stage(folder))

@@ -47,10 +47,7 @@ def torch_of(batch: Any) -> Any:
 
 
 class SeenModels:
-    """Sees which models of torch's are called, until the first one is called again: that is another step.
-
-    ``is_mixed`` is whether the first one is called under ``torch.autocast``.
-    """
+    """Sees which models of torch's a step calls: until the first one is called again."""
 
     def __init__(self) -> None:
         self._seen: dict[int, Any] = {}
@@ -77,8 +74,6 @@ class SeenModels:
 
 
 class _Change(NamedTuple):
-    """A way to compute models that may be faster: in words, what else it changes, how to do it, and when."""
-
     what: str
     note: str
     begin: Callable[[Sequence[Any]], AbstractContextManager[None]]
@@ -121,8 +116,8 @@ class ModelChanges:
         return self._now is not None
 
     def advice(self, watched: Watched, step_s: Callable[[float], float]) -> Iterator[Advice]:
-        """Yield what is worth it; ``step_s`` gives the time of a step with the loader, by that with data at
-        once.
+        """Yield what is worth it; ``step_s`` makes the time of a step with data at once that of one with the
+        loader.
         """
         for change, seconds in self._seconds:
             if self._base_s < _MODEL_GAIN * seconds:
@@ -170,7 +165,6 @@ def _formats() -> dict[int, Any]:
 
 
 def _may_be_channels_last(seen: SeenModels) -> bool:
-    """Return whether there are convolutions of images or volumes, all of them with their channels first."""
     convolution = sys.modules["torch"].nn.modules.conv._ConvNd
     weights = [
         part.weight for model in seen.outermost() for part in model.modules()
@@ -239,7 +233,6 @@ def _compiled(models: Sequence[Any]) -> Iterator[None]:
 
 
 def _may_be_compiled(seen: SeenModels) -> bool:
-    """Return whether there is a compiler for them, and they are not compiled yet."""
     models = seen.outermost()
     optimized = getattr(getattr(sys.modules["torch"], "_dynamo", None), "OptimizedModule", ())
     parts = [part for model in models for part in model.modules()]
@@ -276,8 +269,8 @@ _CHANGES = (
 
 
 class DeviceMemory:
-    """Memory of a CUDA device, by torch's count, where a batch has tensors of torch's; or of this process, by
-    the kernel's.  ``limit`` is the budget, or nine tenths of what is free or taken already; None if unknown.
+    """Memory of a CUDA device, where a batch has tensors of torch's, or of this process; ``limit`` may be
+    None.
     """
 
     def __init__(self, batch: Any, budget: int | None) -> None:
@@ -294,7 +287,6 @@ class DeviceMemory:
             self.limit = now + int(_PART * free)
 
     def begin(self) -> None:
-        """Reset the peak."""
         if self._cuda is not None:
             self._cuda.reset_peak_memory_stats()
         else:
@@ -309,7 +301,6 @@ class DeviceMemory:
             self._cuda.synchronize()
 
     def release(self) -> None:
-        """Release what a step that failed has left."""
         gc.collect()
         if self._cuda is not None:
             self._cuda.empty_cache()
@@ -323,7 +314,6 @@ class DeviceMemory:
 
 
 def _status(name: str) -> int | None:
-    """Return a number of bytes in the kernel's status of this process."""
     try:
         lines = (_SELF / "status").read_text().splitlines()
     except OSError:
@@ -363,7 +353,6 @@ class Growth:
         return bool(self._factor)
 
     def advice(self, watched: Watched, step_s: Callable[[float], float]) -> Iterator[Advice]:
-        """Yield the best factor, if one is worth it; arguments as of `ModelChanges.advice`."""
         gains = {
             factor: factor * self._instant_s / seconds if seconds else 0.0
             for factor, seconds in self._seconds.items()

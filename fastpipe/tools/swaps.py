@@ -59,7 +59,6 @@ class Candidate:
 
 
 def accelerated(loader: Any, options: dict[str, Any]) -> Any:
-    """Return fastpipe's loader instead of a loader; None where there can be none with such options."""
     try:
         return fastpipe.accelerate(loader, **options)
     except (FastpipeError, TypeError):
@@ -132,7 +131,6 @@ def of_volumes(watched: Watched, costs: LoaderCosts, volumes: Sequence[OpenVolum
 
 
 def _patches_of(volumes: Sequence[OpenVolume], has_labels: bool) -> tuple[Any, dict[str, Any], str, str]:
-    """What fastpipe's dataset is given, its options, and both in words."""
     first, name = volumes[0], repr(os.path.basename(volumes[0].path))
     if not first.is_loaded:
         labels = next((one.path for one in volumes[1:] if one.shape == first.shape and has_labels), None)
@@ -167,7 +165,6 @@ def _with_rest(costs: LoaderCosts, what: str, source: str, fast: Any) -> Iterato
 
 
 def _transforms(costs: LoaderCosts) -> tuple[Line, Spent] | None:
-    """What the dataset does besides reading, if that is much: its line that takes longest, and all of it."""
     stages = [costs.stages[stage] for stage in (TRANSFORM, OTHER) if stage in costs.stages]
     total = functools.reduce(Spent.plus, stages, NOTHING)
     lines = [line for line, stage, _ in costs.lines if stage in (TRANSFORM, OTHER)]
@@ -175,8 +172,8 @@ def _transforms(costs: LoaderCosts) -> tuple[Line, Spent] | None:
 
 
 def of_images(watched: Watched, costs: LoaderCosts, accounts: Sequence[Account]) -> Iterator[Candidate]:
-    """``FastImageFolder.from_samples``, where the script's dataset opens an image for each sample with
-    Pillow, and has a transform of torchvision's that makes what is in the batch of it.
+    """``FastImageFolder.from_samples``, where each sample is one image of Pillow's with torchvision's
+    transform.
     """
     dataset, size = watched.loader.dataset, watched.batch_size
     files = list(dict.fromkeys(file for account in accounts for file in account.images))
@@ -292,9 +289,7 @@ def _reaches_outside(read: ImageRead) -> bool:
 
 
 def of_staged(watched: Watched, costs: LoaderCosts, mounts: str | None = None) -> Iterator[Candidate]:
-    """fastpipe's dataset with ``stage=``, where files come from a remote file system; measured on copies of
-    some.
-    """
+    """fastpipe's dataset with ``stage=``, where files come from a remote file system; on copies of some."""
     loader, dataset, size = watched.loader, watched.loader.dataset, watched.batch_size
     samples, root = getattr(dataset, "samples", None), getattr(dataset, "root", None)
     idle = costs.read_idle_s / max(costs.wall_s, 1e-9)
@@ -317,8 +312,6 @@ def of_staged(watched: Watched, costs: LoaderCosts, mounts: str | None = None) -
 
 
 class _Copies:
-    """Batches of files that are copied to a local folder when they are first iterated."""
-
     def __init__(self, loader: Any, samples: Any, batch_size: int) -> None:
         self._loader, self._samples, self._batch_size = loader, samples, batch_size
         self.count = min(len(samples), _BATCHES * batch_size)

@@ -50,7 +50,6 @@ class FitData(NamedTuple):
 
 
 def data_of(x: Any, keras: Any) -> FitData | None:
-    """Return what is known of ``x``; None if it is in memory, or comes in other ways."""
     if hasattr(x, "element_spec") and hasattr(x, "take"):
         return FitData(x, lambda: x.take(1).cache().repeat())
     if keras.backend.backend() != "tensorflow":  # whose threads take the batches of what follows
@@ -89,7 +88,6 @@ def _generated(generator: GeneratorType[Any, Any, Any]) -> FitData:
 
 
 def is_parallel(x: Any) -> bool:
-    """Return whether threads or processes of Keras's make the batches of a ``PyDataset``."""
     return bool(x.workers > 1 or (x.workers and x.use_multiprocessing))
 
 
@@ -115,7 +113,6 @@ def _places(x: Any) -> Iterator[int]:
 
 
 def _repeated(batch: Any) -> Any:
-    """Return a batch in the forms that Keras takes, as a dataset of TensorFlow's."""
     if isinstance(batch, list):
         batch = tuple(batch)
     elif not isinstance(batch, (tuple, dict)):
@@ -124,10 +121,7 @@ def _repeated(batch: Any) -> Any:
 
 
 class FitWitness:
-    """Sees what datasets of TensorFlow do in Python, in threads of TensorFlow's.
-
-    ``loop`` is that whose steps are the batches; ``more`` are boundaries of code in other threads.
-    """
+    """Sees what datasets of TensorFlow do in Python, in threads of TensorFlow's."""
 
     def __init__(self, loop: Loop | None = None, more: Mapping[CodeType, Boundary] | None = None) -> None:
         script_ops = sys.modules["tensorflow.python.ops.script_ops"]
@@ -210,7 +204,6 @@ def _watch_fit(keras: Any, watch: Watch) -> Callable[[], None]:
 
 
 def _steps(keras: Any, known: Watched) -> Any:
-    """A callback that counts the steps of a loop."""
     loop = known.loop
 
     class Steps(keras.callbacks.Callback):  # type: ignore[misc]

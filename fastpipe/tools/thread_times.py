@@ -97,10 +97,7 @@ def threads_delay_ns() -> int | None:
 
 
 class Meter:
-    """The growth of a counter in steps, without what happens between epochs.
-
-    The counter is read after some of the steps only; steps after the last reading of an epoch do not count,
-    as it is not known which step is the last.
+    """The growth of a counter in a step, without what happens between epochs; read after some steps only.
 
     >>> counter = iter([100, 130, 900, 910])
     >>> meter = Meter(lambda: next(counter))
@@ -152,7 +149,6 @@ class Meter:
 
 
 def _cuda() -> Any:
-    """``torch.cuda`` if it is in use, else None."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     return cuda if cuda is not None and cuda.is_initialized() else None
 
@@ -201,7 +197,6 @@ class DeviceClock:
         self._steps += 1
 
     def got(self) -> None:
-        """The batch is there."""
         if len(self._events) == 1:
             self._mark()
 
@@ -234,7 +229,6 @@ class DeviceClock:
         self._events.append(event)
 
     def _collect(self) -> None:
-        """Take the times of the events that the device has come to."""
         try:
             while self._pending and self._pending[0][-1].query():
                 asked, got, ended = self._pending.popleft()

@@ -28,11 +28,7 @@ _LOOKED_AT = 64  # images whose sizes stand for those of all
 
 @dataclass(frozen=True)
 class Settings:
-    """Values of the settings that are tuned; None where a dataset has no such setting.
-
-    ``ahead`` are batches made ahead by each worker, or else by this process's threads; ``threads`` those of a
-    dataset of fastpipe's, in each process that makes batches.
-    """
+    """Values of the settings that are tuned; None where a dataset has no such setting."""
 
     workers: int
     ahead: int | Literal["auto"] = "auto"
@@ -46,14 +42,12 @@ class Settings:
 
     @property
     def of_loader(self) -> dict[str, Any]:
-        """Arguments of ``FastLoader`` and ``accelerate``."""
         name = "prefetch_factor" if self.workers else "prefetch_batches"
         more = {} if self.ahead == "auto" else {name: self.ahead}
         processes = {"workers": "processes"} if self.workers else {}
         return {"num_workers": self.workers, **processes, **more}
 
     def of_dataset(self, before: Settings) -> dict[str, Any]:
-        """Return arguments of fastpipe's datasets that differ from those before."""
         found: dict[str, Any] = {}
         if self.threads not in (None, before.threads):
             found["threads"] = self.threads
@@ -75,9 +69,7 @@ class Settings:
 
 
 class Base:
-    """A loader, of torch's or fastpipe's, whose settings are tuned; ``folders`` are fastpipe's datasets
-    behind it.
-    """
+    """A loader, of torch's or fastpipe's, whose settings are tuned."""
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
@@ -124,7 +116,6 @@ class Base:
                         setattr(one, name, attributes[name])
 
     def set(self, settings: Settings) -> None:
-        """Give fastpipe's datasets these settings."""
         for one in self.folders:
             if settings.threads is not None:
                 one.threads = settings.threads
@@ -135,15 +126,11 @@ class Base:
                 one.cache = settings.cache
 
     def made(self, settings: Settings, *, for_trial: bool = False) -> Any:
-        """Return a ``FastLoader`` with these settings, but for those of the dataset.
-
-        With ``for_trial`` it keeps nothing that ``cache="auto"`` would.
-        """
+        """Return a ``FastLoader`` with these settings; for a trial without ``cache="auto"``."""
         return fastpipe.accelerate(self.loader, **settings.of_loader, **(self._cache if for_trial else {}))
 
 
 def folders_behind(dataset: Any) -> list[Any]:
-    """Return fastpipe's datasets behind one, also through torch's ``Subset`` and ``ConcatDataset``."""
     data = require("torch.utils.data", extra="torch")
     if type(dataset) is data.Subset:
         return folders_behind(dataset.dataset)
@@ -154,14 +141,12 @@ def folders_behind(dataset: Any) -> list[Any]:
 
 
 class OverBudgetError(Exception):
-    """A loader took more memory than it may."""
+    pass
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of a batch, with the step if there is one, and of these until it was there; and bytes more than
-    before, of this process and its descendants; None if unknown.
-    """
+    """Seconds of a batch, of those until it was there, and bytes more in all processes, if known."""
 
     batch_s: float
     wait_s: float
@@ -170,8 +155,6 @@ class Measured:
 
 @dataclass
 class Trial:
-    """Settings that were tried: each measurement, or why there is none."""
-
     settings: Settings
     measured: list[Measured] = field(default_factory=list)
     why: str = ""
@@ -185,7 +168,6 @@ class Trial:
 
     @property
     def spread(self) -> float:
-        """Median deviation from it, as a part of it."""
         middle = self.batch_s
         if middle == float("inf"):
             return 0.0
@@ -204,7 +186,6 @@ class Trial:
 def measure(
     loader: Any, step: Callable[[Any], object] | None, seconds: float, skipped: int, budget: int | None
 ) -> Measured | None:
-    """Take batches of a loader, as `epochs` does; None where an epoch has no batch."""
     memory = _Memory(budget)
 
     def stepped(batch: Any) -> None:
@@ -245,9 +226,7 @@ class _Memory:
         self.most = None if self._before is None else 0
 
     def look(self) -> None:
-        """Update the most, which takes a while for each process; more than may be taken is an
-        OverBudgetError.
-        """
+        """Update the most, which takes a while for each process."""
         if self._before is None or self.most is None:
             return
         taken = max(0, (memory_of_processes() or 0) - self._before)
@@ -256,11 +235,7 @@ class _Memory:
             raise OverBudgetError(f"took {taken / 1e6:,.0f} MB, and may take {self._budget / 1e6:,.0f}")
 
     def guard(self, *, now: bool = False) -> None:
-        """Update it if the machine has so much less memory free that it may be too much.
-
-        It is cheap, as meanwhile workers would get ahead.  Unless ``now``, it does nothing soon after the
-        last time.
-        """
+        """Update it if so much less memory is free that it may be too much; at once, or now and then."""
         at = perf_counter()
         if self._budget is None or self._free is None or (at < self._next and not now):
             return
@@ -319,11 +294,7 @@ def decoded_bytes(dataset: Any) -> int | None:
 def measure_kept(
     base: Base, settings: Settings, step: Callable[[Any], object] | None, seconds: float, batch_s: float
 ) -> Measured | None:
-    """Measure a batch from the second epoch on, with settings that have a cache.
-
-    It has as many samples as a first epoch of about ``seconds`` has; ``batch_s`` is a batch's time without
-    one.
-    """
+    """Measure a batch from the second epoch on, with a cache; ``batch_s`` is a batch's time without one."""
     loader = base.loader
     count = (loader.batch_size or 1) * max(4, int(seconds / batch_s))
     part = part_of(loader, loader.dataset, count)

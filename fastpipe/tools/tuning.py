@@ -46,8 +46,6 @@ _LEAST_S, _MOST_S = 0.2, 2.0
 
 
 class Search:
-    """The search for the fastest settings: one after the other, then around the best."""
-
     def __init__(
         self, base: Base, step: Callable[[Any], object] | None, cores: int, budget: int | None, seconds: float
     ) -> None:
@@ -162,7 +160,6 @@ class Search:
     def _climb(
         self, best: Trial, change: Callable[[Settings, int], Settings], values: Sequence[int], most: int
     ) -> Trial:
-        """Try some values, and twice the largest as long as that is better."""
         best = self._best_of(best, [change(best.settings, value) for value in values])
         largest = values[-1]
         while best.settings == change(best.settings, largest) and 2 * largest <= most and not self._is_over:
@@ -177,7 +174,6 @@ class Search:
         return self._is_enough or perf_counter() > self._until
 
     def _best_of(self, best: Trial, others: Iterable[Settings]) -> Trial:
-        """Return the better of what is best so far and of others, all of them measured in turns."""
         rivals = [best, *(self._trial(one) for one in others)]
         for number in range(_MOST_ROUNDS):
             leader = min(rivals, key=lambda one: one.batch_s)
@@ -246,7 +242,6 @@ class Search:
 
     @contextmanager
     def _noted_warnings(self) -> Iterator[None]:
-        """Note each warning once that many trials would give."""
         with warnings.catch_warnings(record=True) as given:
             warnings.simplefilter("always")
             warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
@@ -257,7 +252,6 @@ class Search:
                 self.notes.append(str(one.message))
 
     def _likely_memory(self, settings: Settings) -> int:
-        """Return bytes that a loader will take, by those of fewer workers and batches; 0 if unknown."""
         known = [
             (one.memory, max(1, one.settings.workers)) for one in self.trials
             if one.memory is not None and one.settings.workers
@@ -410,7 +404,6 @@ def autotune(
 
 
 def _base_of(loader: Any, batch_size: int | None) -> tuple[Base, bool]:
-    """Return what is tuned, and whether it was a dataset."""
     data = require("torch.utils.data", extra="torch")
     if isinstance(loader, data.DataLoader):
         if batch_size is not None:

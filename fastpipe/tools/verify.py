@@ -110,7 +110,6 @@ def content(outcome: Outcome, chain: Chain, folder: Path, seed: int) -> dict[str
 
 
 def _rows(outcome: Outcome, chain: Chain, folder: Path) -> Iterator[tuple[str, str, bool]]:
-    """Name, value, and whether that value is as it should be."""
     check = outcome.check
     yield "folder", str(folder), True
     part = f"{outcome.chosen:,} of " if outcome.chosen < outcome.total else ""
@@ -239,7 +238,6 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
 
 
 def _images(text: str) -> int | None:
-    """An argparse type: how many images; ``None`` for all."""
     if text in ("0", "all"):
         return None
     if text.isdecimal():
@@ -248,7 +246,6 @@ def _images(text: str) -> int | None:
 
 
 def _seed(text: str) -> int:
-    """An argparse type: a seed."""
     if text.isdecimal():
         return int(text)
     raise argparse.ArgumentTypeError(f"must be a whole number from 0, got {text!r}")

@@ -36,13 +36,7 @@ _MOST_LOADS, _MOST_VOLUMES = 512, 64
 
 @dataclass
 class Account:
-    """What one process, a worker or -1 for the one that trains, has done for a loader.
-
-    Attributes:
-        cpu_ns: in which the process ran, without the recorder.
-        images, opened: files that Pillow opened, each once, and how often it did so for these samples.
-        spans: begin, end of fetching and end of collating of the last batches, by the monotonic clock.
-    """
+    """What a process, a worker or -1 for the one that trains, has done; spans: fetching, collating, end."""
 
     worker: int
     batches: int = 0
@@ -62,10 +56,7 @@ class Account:
 
 
 class Witness:
-    """Sees what a loader's dataset does in whichever process; goes to workers, forked or spawned.
-
-    Each process writes its account to a file of the folder.
-    """
+    """Sees what a loader's dataset does, in whichever process; each writes an account to the folder."""
 
     # Whose loader makes a batch in this process: a thread may iterate several, and their datasets look alike.
     _active: Witness | None = None
@@ -79,7 +70,6 @@ class Witness:
         return {"_folder": self._folder, "_pid": 0, "_began": 0}
 
     def begin(self) -> None:
-        """Begin to record, in this process, if that has not begun."""
         if self._pid == os.getpid():
             return
         from torch.utils.data import get_worker_info  # who calls this has loaded it
@@ -100,7 +90,6 @@ class Witness:
             Finalize(None, self.close, exitpriority=_LAST)
 
     def close(self) -> None:
-        """End recording, in this process."""
         if self._pid == os.getpid():
             self._reads.end()
             self._recorder.stop()
@@ -175,16 +164,12 @@ class TimedDataset:
 
 
 class TimedBatches(TimedDataset):
-    """The same for a dataset that answers for a whole batch."""
-
     def __getitems__(self, indices: Any) -> Any:
         self._witness.fetching(self.dataset)
         return self.dataset.__getitems__(indices)
 
 
 class TimedIterable:
-    """The same for a dataset that is iterated."""
-
     def __init__(self, dataset: Any, witness: Witness) -> None:
         self.dataset, self._witness = dataset, witness
 
@@ -208,8 +193,6 @@ class _TimedIterator:
 
 
 class TimedCollate:
-    """A collate function that is witnessed."""
-
     def __init__(self, function: Callable[[Any], Any], witness: Witness) -> None:
         self._function, self._witness = function, witness
 
@@ -302,9 +285,7 @@ class ArrayRead(NamedTuple):
 
 @dataclass
 class ImageRead:
-    """An image that was read: left, top, right and bottom of the part that was used first, None for all of
-    it; and width and height that it was resized to first, None where it was not.
-    """
+    """An image that was read; box: that was used first, None for all; size: that it was resized to first."""
 
     file: str
     box: tuple[float, ...] | None = None
@@ -320,12 +301,7 @@ class OpenVolume(NamedTuple):
 
 
 class Reads:
-    """Observes what is read, in all threads, while it is open: by h5py, by Pillow, and volumes by packages.
-
-    Attributes:
-        arrays, volumes: what was read, each once; of the first hundreds of reads.
-        images, opened: some images, as they were opened, and how many there were.
-    """
+    """Observes what is read in all threads: arrays by h5py, images by Pillow, volumes by packages."""
 
     def __init__(self) -> None:
         self.arrays: list[ArrayRead] = []
@@ -411,7 +387,6 @@ class Reads:
 
 
 def volumes_of(dataset: Any) -> list[OpenVolume]:
-    """Return the arrays of tensorstore and zarr among a dataset's attributes, in their order."""
     found = []
     for value in list(getattr(dataset, "__dict__", {}).values()):
         for path in _paths(value):
@@ -422,7 +397,6 @@ def volumes_of(dataset: Any) -> list[OpenVolume]:
 
 
 def _paths(value: Any) -> Iterator[str]:
-    """Return where an array lies, if it is one that fastpipe can open there."""
     package, kind = type(value).__module__.partition(".")[0], type(value).__name__
     try:
         if package == "tensorstore" and kind == "TensorStore":

@@ -24,8 +24,6 @@ _SHOWN = 300
 
 
 class Answer(NamedTuple):
-    """A child's last answer, None without one; and why it did not end well."""
-
     value: Any
     why: str = ""
 

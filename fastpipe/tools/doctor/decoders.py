@@ -57,5 +57,4 @@ def _choice(chosen: str, rates: dict[str, float], used: str) -> Iterator[Finding
 
 
 def _first(why: str) -> str:
-    """Return an error without its class, and without the command that is the remedy."""
     return why.rpartition("MissingDependencyError: ")[2].partition(" Install it with:")[0]

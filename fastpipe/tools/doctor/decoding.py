@@ -27,10 +27,7 @@ _Image = tuple[bytes, Box, Box]  # a JPEG, all of it, and the part of a random c
 
 
 def measure(files: Sequence[str]) -> dict[str, Any]:
-    """Return each decoder's images a second, or why it cannot be used; and which one fastpipe takes.
-
-    The files are JPEGs; photographs are made if there are none that the fast decoder takes.
-    """
+    """Return each decoder's images a second, or why it cannot be used; and which one fastpipe takes."""
     images = _opened(files)
     of = f"{len(images)} JPEGs of the folder"
     if not images:
@@ -63,7 +60,6 @@ def _measured(name: str, reader: ImageReader, images: Sequence[_Image]) -> dict[
 
 
 def _rate(decode: Callable[[_Image], Any], images: Sequence[_Image]) -> float:
-    """Images a second, in one thread."""
     if decode(images[0]) is None:  # which takes longer than any other, as it is the first
         raise ValueError("it does not decode these images")
     begun, count = time.perf_counter(), 0
@@ -76,7 +72,6 @@ def _rate(decode: Callable[[_Image], Any], images: Sequence[_Image]) -> float:
 
 
 def _opened(files: Sequence[str]) -> list[_Image]:
-    """Those that the fast decoders would be given."""
     rng, found, nbytes, until = np.random.default_rng(0), [], 0, time.perf_counter() + _LOOK_S
     for path in files:
         if time.perf_counter() > until:

@@ -99,7 +99,6 @@ def check_memory(examined: Examined) -> Iterator[Finding]:
 
 
 def _shared_memory(status: os.statvfs_result | None, workers: int) -> Finding:
-    """Compare /dev/shm, if there is one, with what torch's workers need of it."""
     if status is None:
         return ok("memory", f"there is no {_SHARED} here, and nothing needs it")
     size, free = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
@@ -144,7 +143,6 @@ def _open_files(soft: int, hard: int, workers: int) -> Finding:
 
 
 def _processes(left: int | None, workers: int) -> Finding:
-    """Compare how many threads and processes may be added, None without a limit, with what workers start."""
     needed = _THREADS + workers * workers
     some = f"{counted(workers, 'worker')} with {counted(workers, 'thread')} each"
     text = f"{some}, and {_THREADS} of libraries, make {needed:,}"
@@ -181,11 +179,7 @@ def check_threads(examined: Examined) -> Iterator[Finding]:
 
 
 def _thread_settings(environment: Mapping[str, str], cores: int, seen: int) -> Iterator[Finding]:
-    """Check the variables that say how many threads there are, and where.
-
-    This process, as one of its machine's ranks, has ``cores``; libraries, which know nothing of quotas and
-    ranks, take it to have ``seen``.
-    """
+    """Check the variables that set threads; libraries, which know of no quotas, see ``seen`` cores."""
     given = {name: environment[name] for name in _COUNTS if name in environment}
     if not given:
         count = counted(seen, "thread")

@@ -121,7 +121,6 @@ def _torch(facts: Mapping[str, Any], crashed: str, gpus: int) -> Iterator[Findin
 
 
 def _unseen(facts: Mapping[str, Any], gpus: int) -> Finding:
-    """Return why torch does not see a GPU that is there."""
     text, cuda, driver = f"GPUs here: {gpus}; torch sees none", facts.get("cuda"), facts.get("driver")
     hidden = os.environ.get(_HIDDEN)
     if not cuda:
@@ -154,9 +153,7 @@ def _dotted(version: int) -> str:
 def _distributions(
     installed: Mapping[str, str], cuda: str, gpus: int, dali: Answer | None
 ) -> Iterator[Finding]:
-    """Check NVIDIA's packages for decoding, each of which is made for one CUDA, that of torch if there is
-    one.
-    """
+    """Check NVIDIA's packages for decoding, each of which is made for one CUDA, that of torch."""
     for what, pattern in (
         ("DALI", r"nvidia-dali-cuda(\d{2})0"),
         ("nvImageCodec", r"nvidia-nvimgcodec-cu(\d+)"),
@@ -240,7 +237,6 @@ def _tensorflow(answer: Answer, installed: Mapping[str, str]) -> Iterator[Findin
 
 
 def _installed() -> dict[str, str]:
-    """Return versions by the names of distributions."""
     found: dict[str, str] = {}
     for one in metadata.distributions():
         name = one.metadata["Name"]
@@ -250,7 +246,6 @@ def _installed() -> dict[str, str]:
 
 
 def _wants(package: str, other: str) -> str:
-    """Return the one version of another package that a package requires; empty without one."""
     try:
         requirements = metadata.requires(package) or []
     except metadata.PackageNotFoundError:

@@ -20,11 +20,6 @@ _STYLES: dict[State, str] = {"ok": "green", "warning": "yellow", "problem": "bol
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was checked: what was found, and unless that is ok what to do.
-
-    A ``"warning"`` could be faster, or more; a ``"problem"`` will not work.
-    """
-
     topic: str
     state: State
     text: str
@@ -63,8 +58,6 @@ class Examined:
 
 @dataclass(frozen=True, repr=False)
 class DoctorReport(TextReport):
-    """What an examination has found, by topic; ``print`` it."""
-
     findings: tuple[Finding, ...]
     target: str = ""
     seconds: float = 0.0

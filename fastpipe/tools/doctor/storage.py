@@ -144,8 +144,6 @@ def _disk_against_decoders(examined: Examined) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class Sample:
-    """Some files of a folder, their bytes, how many were seen, and whether these are all."""
-
     files: tuple[str, ...]
     nbytes: tuple[int, ...]
     walked: int
@@ -253,7 +251,6 @@ def _read_many(
 
 
 def _is_cached(descriptor: int) -> bool | None:
-    """Return whether a file's first byte is in memory; None where the system does not say."""
     if not hasattr(os, "RWF_NOWAIT"):
         return None
     try:
