@@ -8,25 +8,16 @@ from collections.abc import Iterator, Sequence
 from types import FunctionType
 from typing import Any
 
-import fastpipe
 from fastpipe.core.machine import free_memory
 from fastpipe.core.processes import why_no_processes
 from fastpipe.core.text import in_bytes
 from fastpipe.options import Cache
+from fastpipe.tools import swaps
 from fastpipe.tools.costs import LoaderCosts
 from fastpipe.tools.loaders import Watched, is_fast, is_map_style, processes_of, view_of
-from fastpipe.tools.swaps import (
-    Candidate,
-    accelerated,
-    of_folders,
-    of_images,
-    of_rows,
-    of_staged,
-    of_tables,
-    of_volumes,
-)
+from fastpipe.tools.swaps import Candidate, accelerated
 from fastpipe.tools.tf_loops import batches_by_threads, is_parallel
-from fastpipe.tools.trials import decoded_bytes, folders_behind, is_all_kept, part_of
+from fastpipe.tools.trials import decoded_bytes, folders_behind, is_all_kept, kept
 from fastpipe.tools.witness import Account, Reads
 
 _WAITS = 0.3  # from this part of a batch's time on, waiting is worth doing something about
@@ -45,7 +36,7 @@ def candidates(
 ) -> list[Candidate]:
     """Return what may be faster than a loader; ``uneven`` says why its batches are not always in time."""
     if reads is not None and accounts:
-        return [*of_tables(watched, costs, reads, accounts[0].batches), *_by_threads(watched, cores)]
+        return [*swaps.of_tables(watched, costs, reads, accounts[0].batches), *_by_threads(watched, cores)]
     if not hasattr(watched.loader, "num_workers"):
         return []
     if is_fast(watched.loader):
@@ -54,11 +45,11 @@ def candidates(
     volumes = list(dict.fromkeys(volume for account in accounts for volume in account.volumes))
     if uneven:
         return list(_ahead(watched, uneven))
-    folders = list(of_folders(watched, costs))
+    folders = list(swaps.of_folders(watched, costs))
     return [
-        *(folders or of_images(watched, costs, accounts)),
-        *of_staged(watched, costs), *of_rows(watched, costs, arrays),
-        *of_volumes(watched, costs, volumes),
+        *(folders or swaps.of_images(watched, costs, accounts)),
+        *swaps.of_staged(watched, costs), *swaps.of_rows(watched, costs, arrays),
+        *swaps.of_volumes(watched, costs, volumes),
         *(() if why_no_processes() else _workers(watched, costs, cores)),
     ]  # fmt: skip
 
@@ -159,29 +150,20 @@ def of_kept(watched: Watched) -> Iterator[Candidate]:
     nbytes = decoded_bytes(dataset)
     if nbytes is None or free is None or nbytes > _PART * free or is_all_kept(dataset.cache, nbytes):
         return
-    cache = Cache("ram", max_bytes=nbytes)
+    cache, loader = Cache("ram", max_bytes=nbytes), watched.loader
+    other = copy.copy(dataset)  # with threads of its own
+    other.cache = cache
+
+    @functools.cache
+    def made() -> Any:
+        return kept(loader, other, _KEPT_BATCHES, num_workers=loader.num_workers)
+
     yield Candidate(
         f"cache={cache!r} of the {type(dataset).__name__}{watched.place}",
         f"all that it decodes is {in_bytes(nbytes)}, and {in_bytes(free)} of memory are free; measured on "
         "some of your samples, from their second epoch on",
-        _Kept(watched.loader, cache).begin, max(2, watched.loader.num_workers),
+        lambda: iter(made()), max(2, loader.num_workers),
     )  # fmt: skip
-
-
-class _Kept:
-    def __init__(self, loader: Any, cache: Cache) -> None:
-        self._loader, self._cache = loader, cache
-        self._part: Any = None
-
-    def begin(self) -> Iterator[Any]:
-        if self._part is None:
-            dataset = copy.copy(self._loader.dataset)  # with threads of its own
-            dataset.cache = self._cache
-            part = part_of(self._loader, dataset, _KEPT_BATCHES * (self._loader.batch_size or 1))
-            self._part = fastpipe.accelerate(part, num_workers=self._loader.num_workers)
-            for _ in self._part:
-                pass
-        return iter(self._part)
 
 
 def knows_workers(dataset: Any) -> bool:

@@ -85,13 +85,14 @@ def costs_of(accounts: Iterable[Account]) -> LoaderCosts:
         return LoaderCosts()
     tally, collate, sent = Tally(), NOTHING, NOTHING
     for account in known:
-        tally.merge(account.tally)
+        for key, spent in account.tally.items():
+            tally.add(*key, spent)
         seen = account.tally.stages("collate").get(COLLATE, NOTHING)
         # How long it took is known exactly, and of what kind that time was from samples.
         factor = account.collate_ns / seen.wall if seen.wall else 0.0
         collate = collate.plus(Spent(account.collate_ns, int(seen.cpu * factor), int(seen.delay * factor)))
         if account.worker >= 0:  # another thread there sends what was made
-            in_main = sum(spent.cpu for spent in account.tally.spent.values())
+            in_main = sum(spent.cpu for spent in account.tally.values())
             rest = max(0, account.cpu_ns - in_main)
             sent = sent.plus(Spent(rest, rest, 0))
     stages = tally.stages("dataset")

@@ -20,22 +20,13 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import perf_counter_ns
 from types import CodeType
-from typing import Any, Protocol
+from typing import Any
 
 from fastpipe.tools.folders import Scratch
 from fastpipe.tools.loops import Loop, WatchedIterator
 from fastpipe.tools.recorder import OUTSIDE, Recorder
 from fastpipe.tools.stacks import Boundary, Line, Stacks, stack_of
-from fastpipe.tools.witness import (
-    BOUNDARIES,
-    Account,
-    TimedBatches,
-    TimedCollate,
-    TimedDataset,
-    TimedInit,
-    TimedIterable,
-    Witness,
-)
+from fastpipe.tools.witness import BOUNDARIES, Witness, timed_parts
 
 Patch = Callable[[Any, "Watch"], Callable[[], None]]
 _DATALOADER = "torch.utils.data.dataloader"
@@ -84,23 +75,13 @@ def limit_waiting(iterator: Any, seconds: float) -> None:
         iterator._timeout = seconds
 
 
-class Seer(Protocol):
-    """Sees what a loader does: a :class:`Witness`, or one of TensorFlow's threads."""
-
-    def accounts(self) -> list[Account]:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 class Watched:
     """A loader that was iterated.
 
     Attributes:
         loader, first: the last and the first one, of those that a script makes anew.
         made_at, used_at: lines of the script in which it was made and is iterated.
-        witness: of its dataset; None where that is not recorded.
+        witness: a Witness of its dataset, or one of TensorFlow's threads; None where nothing is recorded.
         view: the loader with a dataset that is witnessed, while it is watched.
         is_opaque: whether a step's waiting cannot be told from its work.
         begin: makes an iterator over batches that Keras takes in its own way; None where that cannot be done.
@@ -112,7 +93,7 @@ class Watched:
         self.first = loader
         # With workers that persist an epoch's first batch is waited for as long as they take to make it.
         loop.counts_starts = bool(processes_of(loader) and getattr(loader, "persistent_workers", False))
-        self.witness: Seer | None = None
+        self.witness: Any = None
         self.view: Any = None
         self.is_opaque = False
         self.begin: Callable[[], Iterator[Any]] | None = None
@@ -128,11 +109,9 @@ class Watched:
     @property
     def batch_size(self) -> int | None:
         # Accelerate's loaders have the second only.
-        for one in (self.loader, getattr(self.loader, "batch_sampler", None)):
-            size = getattr(one, "batch_size", None)
-            if isinstance(size, int):
-                return size
-        return None
+        holders = (self.loader, getattr(self.loader, "batch_sampler", None))
+        sizes = (getattr(one, "batch_size", None) for one in holders)
+        return next((size for size in sizes if isinstance(size, int)), None)
 
     @property
     def is_shuffled(self) -> bool:
@@ -147,13 +126,11 @@ class Watched:
 
     def is_made_anew(self, loader: Any, made_at: Line | None, used_at: Line) -> bool:
         """Return whether a loader replaces this one: some scripts make one for each epoch."""
-        if type(loader) is not type(self.loader) or self.used_at != used_at:
+        # One function may make, and another use, several.
+        if self.used_at != used_at or _form_of(loader) != _form_of(self.loader):
             return False
-        if _form_of(loader) != _form_of(self.loader):  # one function may make, and another use, several
-            return False
-        form = getattr(loader, "element_spec", None)  # of TensorFlow's, whose line is not known
-        if form is not None:
-            return bool(form == self.loader.element_spec)
+        if self.is_graph:  # whose line is not known
+            return bool(loader.element_spec == self.loader.element_spec)
         return made_at is not None and bool(made_at.file) and made_at == self.made_at
 
 
@@ -163,18 +140,14 @@ def _form_of(loader: Any) -> tuple[Any, ...]:
         count = len(dataset)
     except Exception:  # of a stream, or of whatever the script has made
         count = None
-    names = ("batch_size", "num_workers", "drop_last")
-    return (
-        type(dataset), count, type(getattr(loader, "sampler", None)),
-        *(getattr(loader, name, None) for name in names),
-    )  # fmt: skip
+    settings = (getattr(loader, name, None) for name in ("batch_size", "num_workers", "drop_last"))
+    return type(loader), type(dataset), count, type(getattr(loader, "sampler", None)), *settings
 
 
 class Watch:
     """While it is open, each loader of torch's that is iterated is watched.
 
-    ``also`` watches other things when modules of these names are imported, and returns functions that undo
-    it.
+    ``also`` has functions that are called when modules are imported, and return others that undo it.
     """
 
     def __init__(self, make_loop: Callable[[Any], Loop], also: Mapping[str, Patch] | None = None) -> None:
@@ -199,9 +172,8 @@ class Watch:
             self._closers.append(self.recorder.stop)
             self.recorder.start()
             for name, patch in ((_DATALOADER, _watch_loaders), *self._also.items()):
-                module = sys.modules.get(name)
-                if module is not None:
-                    self._patch(patch, module)
+                if name in sys.modules:
+                    self._patch(patch, sys.modules[name])
                 else:
                     hook = _WhenImported(name, functools.partial(self._patch, patch))
                     self._closers.append(functools.partial(_remove, sys.meta_path, hook))
@@ -256,20 +228,16 @@ class Watch:
     @staticmethod
     def sees(loader: Any) -> bool:
         """Return whether a loader is torch's, and iterates as torch's do: it is watched then."""
-        module = sys.modules.get(_DATALOADER)
-        if module is None or not isinstance(loader, module.DataLoader):
-            return False
-        return type(loader).__iter__ is module.DataLoader.__iter__
+        kind = getattr(sys.modules.get(_DATALOADER), "DataLoader", None)
+        return kind is not None and isinstance(loader, kind) and type(loader).__iter__ is kind.__iter__
 
     def iterate(
         self,
         loader: Iterable[Any],
         begin: Callable[[Any], Iterator[Any]] = iter,
-        witness: Callable[[Loop], Seer] | None = None,
+        witness: Callable[[Loop], Any] | None = None,
     ) -> Iterator[Any]:
-        """Return a watched iterator of a loader, or of its view; without ``witness`` torch's loaders have a
-        Witness.
-        """
+        """Return a watched iterator of a loader; torch's have a Witness unless ``witness`` makes another."""
         if begin is iter:
             self._wrapped.add(id(loader))  # of torch's it may be one whose class iterates in its own way
         elif id(loader) in self._wrapped or any(one.view is loader for one in self.found):
@@ -323,15 +291,7 @@ class Watch:
             folder = os.path.join(self._folder, str(len(self.found)))
             os.mkdir(folder, 0o700)
             witness = known.witness = Witness(folder)
-        kind: Any = TimedBatches if getattr(loader.dataset, "__getitems__", None) else TimedDataset
-        if not is_map_style(loader.dataset):
-            kind = TimedIterable
-        known.view = view_of(
-            loader,
-            dataset=kind(loader.dataset, witness),
-            collate_fn=TimedCollate(loader.collate_fn, witness),
-            worker_init_fn=TimedInit(loader.worker_init_fn, witness) if loader.num_workers else None,
-        )
+        known.view = view_of(loader, **timed_parts(loader, witness, is_map_style(loader.dataset)))
 
 
 def _no_loop(loader: Any) -> Loop:

@@ -102,7 +102,7 @@ class Loop:
         self.step_delay_ns: int | None = None
         self.device = DeviceClock()
         self.batch: Any = None
-        self._replay: Iterator[Any] = iter(())
+        self._source: Iterator[Any] | None = None  # of batches instead of the loader's
         self.others: Sequence[Loop] = ()
         self._thread = self._elsewhere = self._waited = self._waited_elsewhere = 0
         self.ahead = 0
@@ -111,18 +111,16 @@ class Loop:
         self.spans: list[tuple[str, int, int, int]] = []  # phase; asked, got, done
         self._asked = self._got = self._start = 0
         self._phase_began = perf_counter_ns()
-        self._cpu, self._delay, self._delay_instant = (
-            Meter(processes_cpu_ns), Meter(threads_delay_ns), Meter(threads_delay_ns)
-        )  # fmt: skip
+        self._cpu = Meter(processes_cpu_ns)
+        self._delay, self._delay_instant = Meter(threads_delay_ns), Meter(threads_delay_ns)
         self._meters = {Phase.AS_IT_IS: [self._delay], Phase.INSTANT: [self._delay_instant, self._cpu]}
-        self._trial: Iterator[Any] | None = None
         self._is_first, self._is_ending = True, False
 
     def close(self) -> None:
         """Release batches, and the makers of more."""
-        self.is_over, self._next_phase, self._trial, self.batch = True, None, None, None
+        self.is_over, self._next_phase, self._source, self.batch = True, None, None, None
         self.has_ended = False  # an iterator that was kept may go on
-        self._replay, self.others = iter(()), ()
+        self.others = ()
         self.device.close()
 
     @property
@@ -142,12 +140,7 @@ class Loop:
         if is_measured:
             self.device.asked()
         self._asked = now
-        if self.phase in (Phase.SETTLING, Phase.INSTANT):
-            batch = next(self._replay)
-        elif self._trial is not None:
-            batch = next(self._trial)
-        else:
-            batch = self._taken(take)
+        batch = self._taken(take) if self._source is None else next(self._source)
         self._got = perf_counter_ns()
         if len(self.others) > 1:
             self._tell_others(self._got - now)
@@ -263,10 +256,10 @@ class Loop:
         self._wait_for_device()
         self._is_finishing = True
         try:
-            self._trial = None if self._next_phase is None else self._next_phase()
+            self._source = None if self._next_phase is None else self._next_phase()
         finally:
             self._is_finishing = False
-        if self._trial is None:
+        if self._source is None:
             self.is_over = True
             if self._next_phase is not None:
                 self.has_ended = True
@@ -281,7 +274,7 @@ class Loop:
             self._wait_for_device()
         self.phase, self._phase_began = phase, perf_counter_ns()
         if phase is Phase.SETTLING:
-            self._replay = Replay(self.batch)
+            self._source = Replay(self.batch)
         for meter in self._meters.get(self.phase, ()):
             meter.start(self._phase_began)
 

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from importlib.machinery import ModuleSpec
@@ -155,7 +155,7 @@ def profile(
         return Loop(seconds, step is not None, next_phase=lambda: diagnosis.next_phase(watch, one))
 
     # Closed by both: what a signal's handler raises may end the inner one before it has begun.
-    with contextlib.closing(diagnosis), contextlib.closing(Watch(make_loop, also=WATCHED)) as watch, watch:
+    with closing(diagnosis), closing(Watch(make_loop, also=WATCHED)) as watch, watch:
         try:
             _iterate(watch, loader, step)
         except Exception as error:
@@ -166,7 +166,7 @@ def profile(
 
 def _iterate(watch: Watch, loader: Iterable[Any], step: Callable[[Any], object] | None) -> None:
     iterable: Iterable[Any] = loader if watch.sees(loader) else _Iterable(watch, loader)
-    try:
+    with suppress(Enough):
         while True:
             is_empty = True
             for batch in iterable:
@@ -176,8 +176,6 @@ def _iterate(watch: Watch, loader: Iterable[Any], step: Callable[[Any], object] 
                 del batch
             if is_empty:
                 raise OptionError(f"the {type(loader).__name__} has no batch")
-    except Enough:
-        pass
 
 
 def _report_of(watch: Watch) -> Report:
@@ -292,11 +290,9 @@ class _Run:
 
     def _look_at_the_end(self) -> None:
         """Measure beside a loop that was over before enough was known of it, as far as can still be done."""
-        if self._diagnosis.is_known:
-            return
-        longest = _longest(self._watch)
+        longest = None if self._diagnosis.is_known else _longest(self._watch)
         if longest is not None and longest.loop.total_s and not longest.is_opaque:
-            with self._watch.paused(), contextlib.suppress(Enough):  # which the limit raises, not the script
+            with self._watch.paused(), suppress(Enough):  # which the limit raises, not the script
                 self._diagnosis.look(longest)
 
     def report(self) -> Report:
@@ -317,9 +313,8 @@ class _Run:
         """End the processes of a script that was ended, for which the interpreter would wait at its end."""
         if not (self.is_cut_short or self.was_ended):
             return
-        left = [
-            one for one in multiprocessing.active_children() if one not in self._children and not one.daemon
-        ]
+        children = [one for one in multiprocessing.active_children() if not one.daemon]
+        left = [one for one in children if one not in self._children]
         for one in left:
             one.terminate()
         for one in left:
@@ -423,7 +418,7 @@ def _as_main(name: str, arguments: Sequence[str], is_module: bool) -> Iterator[M
                 sys.modules.pop(one, None)
             else:
                 sys.modules[one] = main
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.chdir(folder)
 
 

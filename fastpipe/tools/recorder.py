@@ -74,40 +74,26 @@ class SamplingThread:
             self._ended.put(None)
 
 
-class Tally:
+class Tally(dict[tuple[str, str, Line], Spent]):
     """Nanoseconds by kind, stage and line."""
 
-    def __init__(self) -> None:
-        self.spent: dict[tuple[str, str, Line], Spent] = {}
-
     def add(self, kind: str, stage: str, line: Line, spent: Spent) -> None:
-        key = kind, stage, line
-        self.spent[key] = self.spent.get(key, NOTHING).plus(spent)
-
-    def merge(self, other: Tally) -> None:
-        for (kind, stage, line), spent in other.spent.items():
-            self.add(kind, stage, line, spent)
+        self[kind, stage, line] = self.get((kind, stage, line), NOTHING).plus(spent)
 
     def stages(self, kind: str) -> dict[str, Spent]:
         found: dict[str, Spent] = {}
-        for (one, stage, _), spent in list(self.spent.items()):
+        for (one, stage, _), spent in list(self.items()):
             if one == kind:
                 found[stage] = found.get(stage, NOTHING).plus(spent)
         return found
 
     def lines(self, *kinds: str) -> list[tuple[Line, str, Spent]]:
+        """Return lines of some kinds with their stages, the one that took longest first."""
         found: dict[tuple[Line, str], Spent] = {}
-        for (kind, stage, line), spent in list(self.spent.items()):
+        for (kind, stage, line), spent in list(self.items()):
             if kind in kinds:
                 found[line, stage] = found.get((line, stage), NOTHING).plus(spent)
-        ordered = sorted(found.items(), key=lambda item: -item[1].wall)
-        return [(line, stage, spent) for (line, stage), spent in ordered]
-
-    def copy(self) -> Tally:
-        """Return a copy, also while another thread adds to it."""
-        found = Tally()
-        found.spent = self.spent.copy()
-        return found
+        return sorted(((*key, spent) for key, spent in found.items()), key=lambda one: -one[2].wall)
 
 
 class Recorder:
@@ -119,7 +105,6 @@ class Recorder:
         own_cpu_ns: processor time of the sampling so far.
 
     Args:
-        boundaries: as of :class:`Stacks`.
         threads: idents of those that are sampled; None for all but this recorder's own.
         tell: called from time to time, and at the end.
         kind: returns the kind where a thread is below no boundary.
@@ -191,11 +176,10 @@ class Recorder:
 
     def _clock(self, ident: int, native: int) -> tuple[ThreadClock, Spent]:
         found = self._clocks.get(ident)
-        if (
-            found is None or found[0].native_id != native
-        ):  # the ident of a thread that has ended is used again
-            if found is not None:
-                found[0].close()
+        if found is not None and found[0].native_id != native:  # of a thread that has ended, used again
+            found[0].close()
+            found = None
+        if found is None:
             clock = ThreadClock(native)
             found = self._clocks[ident] = clock, clock.read()
         return found
@@ -224,20 +208,17 @@ class GPUSampler:
     def begin(cls) -> GPUSampler | None:
         try:
             nvml = importlib.import_module("pynvml")
-        except ImportError:
-            return None
-        try:
             nvml.nvmlInit()
-        except nvml.NVMLError:  # no driver
+        except Exception:  # it is not installed, or there is no driver
             return None
-        try:
-            sampler = cls(nvml, _handle(nvml))
-            sampler._thread.start()
-        except BaseException as error:
-            nvml.nvmlShutdown()
-            if isinstance(error, nvml.NVMLError):
+        with contextlib.ExitStack() as undo:
+            undo.callback(nvml.nvmlShutdown)
+            try:
+                sampler = cls(nvml, _handle(nvml))
+            except nvml.NVMLError:
                 return None
-            raise
+            sampler._thread.start()
+            undo.pop_all()
         return sampler
 
     def stop(self) -> GPUUse | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import itertools
@@ -290,7 +291,7 @@ def _reaches_outside(read: ImageRead) -> bool:
 
 def of_staged(watched: Watched, costs: LoaderCosts, mounts: str | None = None) -> Iterator[Candidate]:
     """fastpipe's dataset with ``stage=``, where files come from a remote file system; on copies of some."""
-    loader, dataset, size = watched.loader, watched.loader.dataset, watched.batch_size
+    dataset, size = watched.loader.dataset, watched.batch_size
     samples, root = getattr(dataset, "samples", None), getattr(dataset, "root", None)
     idle = costs.read_idle_s / max(costs.wall_s, 1e-9)
     if idle < _WAITS or not samples or size is None or not isinstance(root, (str, os.PathLike)):
@@ -301,54 +302,42 @@ def of_staged(watched: Watched, costs: LoaderCosts, mounts: str | None = None) -
         return
     if not remote.is_remote:
         return
-    copies = _Copies(loader, samples, size)
+    count, opened = min(len(samples), _BATCHES * size), contextlib.ExitStack()
+
+    @functools.cache
+    def local() -> Any:
+        scratch = Scratch()
+        opened.callback(scratch.close)
+        return _copied(watched, count, scratch.path)
+
     yield Candidate(
         "let fastpipe copy files to a local disk before they are needed: FastImageFolder(…, "
         f'stage="/a/local/disk") and FastLoader{watched.place}',
         f"a batch waits {idle:.0%} of its time for {remote.name}; measured on copies of "
-        f"{copies.count} of your files, as epochs after the first find them",
-        copies.begin, close=copies.close,
+        f"{count} of your files, as epochs after the first find them",
+        lambda: iter(local()), close=opened.close,
     )  # fmt: skip
 
 
-class _Copies:
-    def __init__(self, loader: Any, samples: Any, batch_size: int) -> None:
-        self._loader, self._samples, self._batch_size = loader, samples, batch_size
-        self.count = min(len(samples), _BATCHES * batch_size)
-        self._folder: Scratch | None = None
-        self._local: Any = None
-
-    def close(self) -> None:
-        self._local = None
-        if self._folder is not None:
-            self._folder.close()
-
-    def begin(self) -> Iterator[Any]:
-        if self._folder is None:
-            self._folder = Scratch()
-        if self._local is None:
-            self._local = self._loader_of(self._folder.path)
-        return iter(self._local)
-
-    def _loader_of(self, folder: str) -> Any:
-        drawn = np.random.default_rng(0).choice(len(self._samples), self.count, replace=False)
-        copied, room = [], min(_MOST_BYTES, shutil.disk_usage(folder).free // 2)
-        for number, at in enumerate(map(int, drawn)):
-            path, label = self._samples[at]
-            room -= os.path.getsize(path)
-            if room < 0:
-                break
-            name = os.path.join(folder, f"{number:06d}{os.path.splitext(path)[1]}")
-            copied.append((shutil.copyfile(path, name), label))
-        if len(copied) < self._batch_size:
-            free = in_bytes(shutil.disk_usage(folder).free)
-            raise OSError(f"there is no room for {self._batch_size} files in {folder}: {free} are free")
-        dataset = copy.copy(self._loader.dataset)
-        vars(dataset).update(samples=copied, imgs=copied, targets=[label for _, label in copied])
-        stock = require("torch.utils.data", extra="torch").DataLoader(
-            dataset, self._batch_size, shuffle=True, drop_last=True,
-            collate_fn=self._loader.collate_fn, num_workers=self._loader.num_workers,
-            worker_init_fn=self._loader.worker_init_fn,
-        )  # fmt: skip
-        # Where it makes the images itself it would keep them, of which there are few.
-        return accelerated(stock, {"cache": "off"}) or accelerated(stock, {})
+def _copied(watched: Watched, count: int, folder: str) -> Any:
+    """Return fastpipe's loader over copies of so many files."""
+    loader, samples, size = watched.loader, watched.loader.dataset.samples, watched.batch_size or 1
+    copied, room = [], min(_MOST_BYTES, shutil.disk_usage(folder).free // 2)
+    for number, at in enumerate(np.random.default_rng(0).choice(len(samples), count, replace=False).tolist()):
+        path, label = samples[at]
+        room -= os.path.getsize(path)
+        if room < 0:
+            break
+        name = os.path.join(folder, f"{number:06d}{os.path.splitext(path)[1]}")
+        copied.append((shutil.copyfile(path, name), label))
+    if len(copied) < size:
+        free = in_bytes(shutil.disk_usage(folder).free)
+        raise OSError(f"there is no room for {size} files in {folder}: {free} are free")
+    dataset = copy.copy(loader.dataset)
+    vars(dataset).update(samples=copied, imgs=copied, targets=[label for _, label in copied])
+    stock = require("torch.utils.data", extra="torch").DataLoader(
+        dataset, size, shuffle=True, drop_last=True, collate_fn=loader.collate_fn,
+        num_workers=loader.num_workers, worker_init_fn=loader.worker_init_fn,
+    )  # fmt: skip
+    # Where it makes the images itself it would keep them, of which there are few.
+    return accelerated(stock, {"cache": "off"}) or accelerated(stock, {})

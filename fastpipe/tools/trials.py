@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import statistics
 from collections.abc import Callable, Iterator
@@ -84,16 +85,12 @@ class Base:
 
     @property
     def settings(self) -> Settings:
-        loader = self.loader
-        workers = processes_of(loader)
+        loader, workers = self.loader, processes_of(self.loader)
         ahead: Any = loader.prefetch_factor if workers else getattr(loader, "prefetch_batches", "auto")
         first = self.folders[0] if self.folders else None
-        decode = getattr(first, "decode", None)
         return Settings(
-            workers, "auto" if workers and ahead == 2 else ahead,
-            getattr(first, "threads", None),
-            None if decode is None else decode.backend,
-            getattr(first, "cache", None),
+            workers, "auto" if workers and ahead == 2 else ahead, getattr(first, "threads", None),
+            getattr(getattr(first, "decode", None), "backend", None), getattr(first, "cache", None),
         )  # fmt: skip
 
     @contextlib.contextmanager
@@ -102,7 +99,8 @@ class Base:
 
         What is tried later would else find what was decoded for others.
         """
-        before = [(one, dict(vars(one))) for one in self.folders]
+        names = ("threads", "decode", "cache")
+        before = [(one, name, vars(one)[name]) for one in self.folders for name in names if name in vars(one)]
         try:
             self.set(settings)
             for one in self.folders:
@@ -110,10 +108,8 @@ class Base:
                     one.cache = Cache("off")
             yield
         finally:
-            for one, attributes in before:
-                for name in ("threads", "decode", "cache"):
-                    if name in attributes:
-                        setattr(one, name, attributes[name])
+            for one, name, value in before:
+                setattr(one, name, value)
 
     def set(self, settings: Settings) -> None:
         for one in self.folders:
@@ -195,10 +191,10 @@ def measure(
 
     took = waited = 0.0
     count, is_over = 0, False
+    look = functools.partial(memory.guard, now=True)
     for epoch in epochs(
-        loader.__iter__, skipped, seconds, step=stepped, look=lambda: memory.guard(now=True), limit=6.0,
-        counts_start=True,
-    ):  # fmt: skip
+        loader.__iter__, skipped, seconds, step=stepped, look=look, limit=6.0, counts_start=True
+    ):
         if not epoch.taken:
             return None
         took, waited, count = took + epoch.seconds, waited + epoch.waited, count + epoch.batches
@@ -206,7 +202,7 @@ def measure(
         if not is_over:
             memory.look()  # while its workers are there
     if is_over:
-        iterator = iter(loader)
+        iterator = iter(loader)  # which lives while its memory is looked at
         for _ in zip(range(skipped), iterator, strict=False):  # until each worker has made a batch
             pass
         memory.look()
@@ -259,17 +255,24 @@ def cache_of_all(dataset: Any, budget: int | None) -> tuple[Cache | None, str]:
 
 def is_all_kept(cache: Cache, nbytes: int) -> bool:
     """Return whether so many bytes fit into a cache, as far as is known without making it."""
-    if cache.where in ("off", "disk") or cache.max_bytes != "auto":
-        return cache.where == "disk" or (cache.max_bytes != "auto" and nbytes <= cache.max_bytes)
+    if cache.where in ("off", "disk"):
+        return cache.where == "disk"
+    if cache.max_bytes != "auto":
+        return nbytes <= cache.max_bytes
     free = free_memory()
     return free is not None and nbytes <= free // AUTO_SHARE
 
 
-def part_of(loader: Any, dataset: Any, count: int) -> Any:
-    """Return a ``DataLoader`` of the first samples of a dataset, shuffled, in batches like a loader's."""
+def kept(loader: Any, dataset: Any, batches: int, **settings: Any) -> Any:
+    """Return fastpipe's loader over the first samples of a dataset, whose cache has kept them."""
     data = require("torch.utils.data", extra="torch")
-    first = data.Subset(dataset, range(min(len(dataset), count)))
-    return data.DataLoader(first, loader.batch_size or 1, shuffle=True, collate_fn=loader.collate_fn)
+    size = loader.batch_size or 1
+    first = data.Subset(dataset, range(min(len(dataset), batches * size)))
+    stock = data.DataLoader(first, size, shuffle=True, collate_fn=loader.collate_fn)
+    found = fastpipe.accelerate(stock, **settings)
+    for _ in found:
+        pass
+    return found
 
 
 def decoded_bytes(dataset: Any) -> int | None:
@@ -295,11 +298,7 @@ def measure_kept(
     base: Base, settings: Settings, step: Callable[[Any], object] | None, seconds: float, batch_s: float
 ) -> Measured | None:
     """Measure a batch from the second epoch on, with a cache; ``batch_s`` is a batch's time without one."""
-    loader = base.loader
-    count = (loader.batch_size or 1) * max(4, int(seconds / batch_s))
-    part = part_of(loader, loader.dataset, count)
     with base.dataset_with(settings):
-        kept = fastpipe.accelerate(part, **settings.of_loader)
-        for _ in kept:
-            pass
-        return measure(kept, step, seconds, max(2, settings.workers), None)
+        batches = max(4, int(seconds / batch_s))
+        loader = kept(base.loader, base.loader.dataset, batches, **settings.of_loader)
+        return measure(loader, step, seconds, max(2, settings.workers), None)

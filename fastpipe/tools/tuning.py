@@ -67,20 +67,12 @@ class Search:
         if best.why:
             return best
         for name, find in (
-            ("worker processes", self._workers),
-            ("batches ahead", self._ahead),
-            ("threads", self._threads),
-            ("decoder", self._decoders),
-            ("around the best", self._around),
-            ("cache", self._cache),
-        ):
-            if self._is_enough:
-                self.notes.append(
-                    f"ended before {name}: with a stall of {best.stall:.1%} a step has its data"
-                )
-                break
-            if perf_counter() > self._until:
-                self.notes.append(f"ended before {name}: the time was over")
+            ("worker processes", self._workers), ("batches ahead", self._ahead), ("threads", self._threads),
+            ("decoder", self._decoders), ("around the best", self._around), ("cache", self._cache),
+        ):  # fmt: skip
+            if self._is_over:
+                enough = f"with a stall of {best.stall:.1%} a step has its data" if self._is_enough else ""
+                self.notes.append(f"ended before {name}: {enough or 'the time was over'}")
                 break
             best = find(best)
         return best
@@ -178,9 +170,7 @@ class Search:
         for number in range(_MOST_ROUNDS):
             leader = min(rivals, key=lambda one: one.batch_s)
             far = _HOPELESS if number < _ROUNDS else _CLOSE
-            left = [
-                one for one in rivals if not one.why and (not number or one.batch_s <= far * leader.batch_s)
-            ]
+            left = [one for one in rivals if not (one.why or (number and one.batch_s > far * leader.batch_s))]
             if number >= _ROUNDS and len(left) < 2:
                 break
             for one in left:
@@ -210,7 +200,7 @@ class Search:
         return trial
 
     def _measure(self, trial: Trial) -> None:
-        settings = trial.settings
+        settings, found = trial.settings, None
         likely = self._likely_memory(settings)
         if self._budget is not None and likely > self._budget:
             trial.why = f"would take about {likely / 1e6:,.0f} MB, and may take {self._budget / 1e6:,.0f}"
@@ -225,14 +215,13 @@ class Search:
                 found = measure(loader, self._step, self._each_s, skipped, self._budget)
         except OverBudgetError as error:
             trial.why = str(error)
-            return
         except Exception as error:  # whatever it is: the script's own settings work
             if not any(one.measured for one in self.trials):
                 raise
             trial.why = f"{type(error).__name__}: {error}"
-            return
-        if found is None:
-            trial.why = "the loader has no batch"
+        else:
+            trial.why = "" if found is not None else "the loader has no batch"
+        if trial.why or found is None:
             return
         trial.measured.append(found)
         said = settings.as_text(self._base.settings)
@@ -312,25 +301,22 @@ class Tuning(TextReport):
             return f"{now} a batch with the settings that it has: nothing better was found than"
         return f"{then} → {now} a batch, {self.gain:.2f}×, in {self.seconds:.0f} s of measuring"
 
-    def _text_of(self, trial: Trial) -> str:
-        return trial.settings.as_text(self.before.settings)
-
     def _cells(self, trial: Trial) -> tuple[str, ...]:
+        said = trial.settings.as_text(self.before.settings)
         if trial.batch_s == float("inf"):
-            return self._text_of(trial), trial.why or "not measured", "", "", "", ""
+            return said, trial.why or "not measured", "", "", "", ""
         memory = "" if trial.memory is None else f"{trial.memory / 1e6:,.0f} MB"
-        return (
-            self._text_of(trial), in_duration(trial.batch_s), f"{trial.spread:.1%}", f"{trial.stall:.0%}",
-            memory, f"{len(trial.measured)}×",
-        )  # fmt: skip
+        rest = f"{trial.spread:.1%}", f"{trial.stall:.0%}", memory, f"{len(trial.measured)}×"
+        return said, in_duration(trial.batch_s), *rest
 
     def as_json(self) -> dict[str, Any]:
         """Everything but the loader, as plain numbers, texts, lists and dictionaries."""
         return {
             "config": self.config, "gain": self.gain, "seconds": self.seconds, "notes": list(self.notes),
             "trials": [
-                {"settings": self._text_of(one), "why": one.why, "is_best": one is self.best,
-                 "is_before": one is self.before, "measured": [asdict(value) for value in one.measured]}
+                {"settings": one.settings.as_text(self.before.settings), "why": one.why,
+                 "is_best": one is self.best, "is_before": one is self.before,
+                 "measured": [asdict(value) for value in one.measured]}
                 for one in self.trials
             ],
         }  # fmt: skip

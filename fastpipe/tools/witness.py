@@ -52,7 +52,7 @@ class Account:
 
     def __getstate__(self) -> dict[str, Any]:
         # For pickles and copies, during which other threads go on.
-        return {**vars(self), "spans": self.spans.copy(), "tally": self.tally.copy()}
+        return {**vars(self), "spans": self.spans.copy(), "tally": Tally(self.tally)}
 
 
 class Witness:
@@ -218,6 +218,16 @@ class TimedInit:
         self._witness.begin()
         if self._function is not None:
             self._function(worker_id)
+
+
+def timed_parts(loader: Any, witness: Witness, is_map_style: bool) -> dict[str, Any]:
+    """Return a loader's dataset and functions, with a witness."""
+    kind: Any = TimedBatches if getattr(loader.dataset, "__getitems__", None) else TimedDataset
+    return {
+        "dataset": (kind if is_map_style else TimedIterable)(loader.dataset, witness),
+        "collate_fn": TimedCollate(loader.collate_fn, witness),
+        "worker_init_fn": TimedInit(loader.worker_init_fn, witness) if loader.num_workers else None,
+    }
 
 
 BOUNDARIES: dict[CodeType, Boundary] = {
