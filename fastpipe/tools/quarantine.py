@@ -92,11 +92,10 @@ def _copy(source: str, target: str) -> None:
 def _are_same(source: str, target: str) -> bool:
     """Return whether a move was ended between its two steps."""
     old, new = os.lstat(source), os.lstat(target)
-    if os.path.samestat(old, new):
-        return True
-    if stat.S_ISLNK(old.st_mode) or stat.S_ISLNK(new.st_mode):
-        both_links = stat.S_IFMT(old.st_mode) == stat.S_IFMT(new.st_mode)
-        return both_links and os.readlink(source) == os.readlink(target)
+    if os.path.samestat(old, new) or stat.S_IFMT(old.st_mode) != stat.S_IFMT(new.st_mode):
+        return os.path.samestat(old, new)
+    if stat.S_ISLNK(new.st_mode):
+        return os.readlink(source) == os.readlink(target)
     return stat.S_ISREG(new.st_mode) and filecmp.cmp(source, target, shallow=False)
 
 
@@ -213,32 +212,27 @@ class Quarantine:
         return back, left
 
     def _open(self) -> None:
-        while True:
+        while self._descriptor < 0:  # another process may just replace it
+            path = os.path.join(self.folder, LIST)
             try:
                 descriptor = open_regular(self._list, os.O_RDWR | os.O_CREAT | os.O_APPEND, _MODE)
             except OSError as error:
-                what = os.path.join(self.folder, LIST)
-                raise OptionError(f"{what} cannot be used: {error.strerror}") from error
-            self._check_own(descriptor)
-            if locks_are_possible() and not try_to_lock(descriptor):
-                os.close(descriptor)
-                raise OptionError(f"another process is moving files to {self.folder}, or from there: wait")
-            try:
-                is_it = os.path.samestat(os.fstat(descriptor), os.lstat(self._list))
-            except FileNotFoundError:
-                is_it = False
-            if is_it:
-                self._descriptor = descriptor
-                return
-            os.close(descriptor)
+                raise OptionError(f"{path} cannot be used: {error.strerror}") from error
+            with contextlib.ExitStack() as closing:
+                closing.callback(os.close, descriptor)
+                self._check_own(descriptor)
+                if locks_are_possible() and not try_to_lock(descriptor):
+                    raise OptionError(
+                        f"another process is moving files to {self.folder}, or from there: wait"
+                    )
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(descriptor), os.lstat(self._list)):
+                        self._descriptor = descriptor
+                        closing.pop_all()
 
     def _read(self) -> dict[str, dict[str, Any]]:
         """Return the last record of each path.  Closing another descriptor of it would end the lock."""
-        blocks = []
-        os.lseek(self._descriptor, 0, os.SEEK_SET)
-        while block := os.read(self._descriptor, 1 << 20):
-            blocks.append(block)
-        text = b"".join(blocks)
+        text = os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
         if text and not text.endswith(b"\n"):  # a write that was cut off: the file was not moved then
             self._write(b"\n")
         found: dict[str, dict[str, Any]] = {}
@@ -246,12 +240,9 @@ class Quarantine:
             try:
                 record = json.loads(line)
                 path = os.path.normpath(record["path"])
-                is_inside = (
-                    not os.path.isabs(path)
-                    and path.split(os.sep)[0] != os.pardir
-                    and path not in (os.curdir, LIST)
-                )
-                if is_inside and "\0" not in path and _is_whole_path(record["root"]):
+                is_outside = os.path.isabs(path) or path.split(os.sep)[0] == os.pardir
+                is_a_file = path not in (os.curdir, LIST) and "\0" not in path
+                if is_a_file and not is_outside and _is_whole_path(record["root"]):
                     found[path] = record
             except (ValueError, KeyError, TypeError):
                 continue
@@ -273,26 +264,20 @@ class Quarantine:
         write_whole(self._list, lambda file: file.writelines(lines), sync=True, mode=_MODE)
 
     def _check_own(self, descriptor: int) -> None:
-        """Raise an OptionError, and close the list, if others may write to it or to the folder."""
+        """Raise an OptionError if others may write to the list or to the folder."""
+        listed = os.path.join(self.folder, LIST)
+        folder = os.open(self._here, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
         try:
-            folder = os.open(self._here, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
-            try:
-                for path, status in (
-                    (self.folder, os.fstat(folder)), (os.path.join(self.folder, LIST), os.fstat(descriptor)),
-                ):  # fmt: skip
-                    why = who_else_may_write(folder, status, root_may=True)
-                    if why:
-                        raise OptionError(
-                            f"{path} {why}: whoever writes there says what is moved where. Name "
-                            f"another folder; or look at what {LIST} says, and make both yours alone, with  "
-                            f"chown  and  chmod go-w {shlex.quote(self.folder)} "
-                            f"{shlex.quote(os.path.join(self.folder, LIST))}"
-                        )
-            finally:
-                os.close(folder)
-        except BaseException:
-            os.close(descriptor)
-            raise
+            for path, status in ((self.folder, os.fstat(folder)), (listed, os.fstat(descriptor))):
+                why = who_else_may_write(folder, status, root_may=True)
+                if why:
+                    raise OptionError(
+                        f"{path} {why}: whoever writes there says what is moved where. Name another folder; "
+                        f"or look at what {LIST} says, and make both yours alone, with  chown  and  "
+                        f"chmod go-w {shlex.quote(self.folder)} {shlex.quote(listed)}"
+                    )
+        finally:
+            os.close(folder)
 
     def _remove_empty(self, inside: str) -> None:
         with contextlib.suppress(OSError):
@@ -324,10 +309,6 @@ class Done:
     notes: list[str] = field(default_factory=list)
 
 
-class _LeftError(Exception):
-    pass
-
-
 def move_corrupt(found: Findings, folder: str, progress: Progress) -> Done:
     """Move corrupt files to a folder.  Files that could not be read stay: the file may not be at fault."""
     check_apart(folder, found.root)
@@ -344,8 +325,8 @@ def move_corrupt(found: Findings, folder: str, progress: Progress) -> Done:
                     done.moved.append(name)
                     continue
                 quarantine.take(root, os.path.relpath(path, root), verdict)
-            except (_LeftError, OSError) as error:
-                done.left.append((name, getattr(error, "strerror", None) or str(error)))
+            except OSError as error:
+                done.left.append((name, error.strerror or str(error)))
                 continue
             seen.add(path)
             done.moved.append(name)
@@ -371,22 +352,22 @@ def rename(found: Findings, progress: Progress) -> Done:
         try:
             endings = extensions_of(verdict.kind)
             if not endings:
-                raise _LeftError(f"ImageFolder takes no name of a {verdict.kind}, and would lose it")
+                raise OSError(f"ImageFolder takes no name of a {verdict.kind}, and would lose it")
             path = _place(root, verdict)
             if path in seen:  # by way of a link to its folder
                 continue
             seen.add(path)
             if not os.path.islink(path) and os.path.realpath(path) in targets:
-                raise _LeftError("a link leads to it by its name")
+                raise OSError("a link leads to it by its name")
             inside, old = os.path.split(os.path.relpath(path, root))
             new = os.path.splitext(old)[0] + endings[0]
             with folder_below(root, inside) as folder:
                 check_is_the_same(os.path.join(folder, old), verdict)
                 if os.path.lexists(os.path.join(folder, new)):
-                    raise _LeftError(f"{new} is there already")
+                    raise OSError(f"{new} is there already")
                 move(os.path.join(folder, old), os.path.join(folder, new))
-        except (_LeftError, OSError) as error:
-            done.left.append((name, getattr(error, "strerror", None) or str(error)))
+        except OSError as error:
+            done.left.append((name, error.strerror or str(error)))
             continue
         done.renamed.append((name, os.path.splitext(name)[0] + endings[0]))
     if found.corrupt:
@@ -398,19 +379,14 @@ def rename(found: Findings, progress: Progress) -> Done:
 
 
 def _place(root: str, verdict: Verdict) -> str:
-    """Return where a file really is, as its folder may be a link; a _LeftError outside of the scanned one."""
+    """Return where a file really is, as its folder may be a link; an OSError outside of the scanned one."""
     folder, name = os.path.split(verdict.path)
     real = os.path.realpath(folder)
     if os.path.commonpath((real, root)) != root:
-        raise _LeftError(f"it is outside, in {real}, to which a link leads: scan that folder itself")
+        raise OSError(f"it is outside, in {real}, to which a link leads: scan that folder itself")
     return os.path.join(real, name)
 
 
 def _linked_to(root: str) -> set[str]:
-    found = set()
-    for folder, _, names in os.walk(root):
-        for name in names:
-            path = os.path.join(folder, name)
-            if os.path.islink(path):
-                found.add(os.path.realpath(path))
-    return found
+    paths = (os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names)
+    return {os.path.realpath(path) for path in paths if os.path.islink(path)}
