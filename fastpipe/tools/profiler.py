@@ -195,9 +195,6 @@ class _Iterable:
         return self._watch.iterate(self._loader)
 
 
-# ---- a script --------------------------------------------------------------------------------------
-
-
 def profile_script(
     path: str | os.PathLike[str],
     arguments: Sequence[str] = (),
@@ -475,9 +472,6 @@ def _limited(seconds: float, run: _Run) -> Iterator[None]:
         with lock:
             threading.excepthook = hook
         signal.signal(signal.SIGALRM, before)
-
-
-# ---- the command -----------------------------------------------------------------------------------
 
 
 EPILOG = """\

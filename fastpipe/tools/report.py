@@ -359,9 +359,6 @@ def _stage_rows(costs: LoaderCosts) -> Iterator[tuple[str, str, list[str]]]:
         yield stage, f"{shares[stage]:.0%}", times
 
 
-# ---- a trace ---------------------------------------------------------------------------------------
-
-
 def _trace_events(report: Report) -> Iterator[dict[str, Any]]:
     """Yield events in the Trace Event Format (complete events, in microseconds)."""
 
@@ -385,8 +382,6 @@ def _trace_events(report: Report) -> Iterator[dict[str, Any]]:
             yield event("fetch", thread, begin, fetched)
             yield event("collate", thread, fetched, whole)
 
-
-# ---- HTML ------------------------------------------------------------------------------------------
 
 _COLOURS = {
     READ: "#3b6fb6", DECODE: "#c2571a", TRANSFORM: "#7a4fa3", COLLATE: "#8a7a1f", TRANSFER: "#4d7d4d",
@@ -462,9 +457,6 @@ def _advice(report: Report) -> Iterator[str]:
         effect = "" if advice.predicted_s is None else f"<br>{escape(report.effect(advice))}"
         yield f"<li><b>{escape(advice.what)}</b>{effect}<br>{escape(advice.why)}</li>"
     yield "</ol>"
-
-
-# ---- TensorBoard -----------------------------------------------------------------------------------
 
 
 def _scalars_of(report: Report) -> dict[str, float]:

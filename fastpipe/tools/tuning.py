@@ -77,8 +77,6 @@ class Search:
             best = find(best)
         return best
 
-    # ---- one setting after the other -----------------------------------------------------------
-
     def _workers(self, best: Trial) -> Trial:
         base, now = self._base, best.settings
         if not base.is_sequence:
@@ -158,8 +156,6 @@ class Search:
             largest *= 2
             best = self._best_of(best, [change(best.settings, largest)])
         return best
-
-    # ---- measuring ------------------------------------------------------------------------------
 
     @property
     def _is_over(self) -> bool:
@@ -249,9 +245,6 @@ class Search:
             return 0
         memory, workers = max(known, key=lambda item: item[1])
         return memory * settings.workers // workers
-
-
-# ---- autotune --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False)

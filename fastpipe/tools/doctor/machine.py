@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 
@@ -23,8 +24,6 @@ _LIBRARIES = 128  # files, pipes and sockets of libraries
 _FOR_WORKER = 4  # descriptors of tensors under way, times two for prefetching
 _THREADS = 64
 _COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
-_PLACES = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
-_NO_PLACE = ("", "0", "false", "disabled", "none")
 
 
 def _affinity() -> int:
@@ -36,7 +35,6 @@ def check_cores(examined: Examined) -> Iterator[Finding]:
     installed, affinity, quota = os.cpu_count() or 1, _affinity(), groups.cores()
     yield from _count(installed, affinity, quota)
     yield from _throttling(groups.table("cpu", "cpu.stat"))
-    yield from _load(installed)
     ranks = local_ranks()
     if ranks > 1:
         cores = affinity if quota is None else min(affinity, quota)
@@ -64,18 +62,6 @@ def _throttling(stat: dict[str, int]) -> Iterator[Finding]:
     text = f"throttled in {throttled:,} of {periods:,} periods so far, for {in_duration(lost)}"
     remedy = "ask for more cores, or use no more threads and workers than those"
     yield judged("cores", throttled > _OFTEN * periods, text, remedy)
-
-
-def _load(installed: int) -> Iterator[Finding]:
-    try:
-        load = os.getloadavg()[0]
-    except (AttributeError, OSError):
-        return
-    text = f"load of the last minute: {load:.1f}, on a machine of {counted(installed, 'core')}"
-    if load > installed:
-        text += ": others are using them, and what is measured here is too low"
-    remedy = "run this again when the machine is free; for a training have cores of its own"
-    yield judged("cores", load > installed, text, remedy)
 
 
 def check_memory(examined: Examined) -> Iterator[Finding]:
@@ -122,11 +108,11 @@ def check_limits(examined: Examined) -> Iterator[Finding]:
         return  # type: ignore[unreachable]
     cores = available_cpus()
     yield _open_files(*resource.getrlimit(resource.RLIMIT_NOFILE), cores)
-    yield _processes(_processes_left(), cores)
-    space = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if space >= 0:
-        text = f"{in_bytes(space)} at most, and CUDA reserves much more than it uses"
-        yield warning("limits", f"address space (ulimit -v): {text}", "ulimit -v unlimited")
+    left = []
+    for folder in ControlGroups().folders("pids"):
+        with contextlib.suppress(OSError, ValueError):  # none, or "max"
+            left.append(int((folder / "pids.max").read_text()) - int((folder / "pids.current").read_text()))
+    yield _processes(min(left, default=None), cores)
 
 
 def _open_files(soft: int, hard: int, workers: int) -> Finding:
@@ -147,23 +133,10 @@ def _processes(left: int | None, workers: int) -> Finding:
     some = f"{counted(workers, 'worker')} with {counted(workers, 'thread')} each"
     text = f"{some}, and {_THREADS} of libraries, make {needed:,}"
     if left is not None and left < needed:
-        remedy = "ulimit -u, or docker run --pids-limit (Kubernetes: podPidsLimit); or fewer workers"
+        remedy = "docker run --pids-limit (Kubernetes: podPidsLimit); or fewer workers"
         return warning("limits", f"{left:,} more processes and threads are allowed; {text}", remedy)
     allowed = "without a limit" if left is None else f"{left:,} more are allowed"
-    return ok("limits", f"processes and threads (ulimit -u): {allowed}; {text}")
-
-
-def _processes_left() -> int | None:
-    found = []
-    soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    if soft >= 0 and os.geteuid():  # root is not limited
-        found.append(soft)
-    for folder in ControlGroups().folders("pids"):
-        try:
-            found.append(int((folder / "pids.max").read_text()) - int((folder / "pids.current").read_text()))
-        except (OSError, ValueError):  # none, or "max"
-            continue
-    return min(found, default=None)
+    return ok("limits", f"processes and threads: {allowed}; {text}")
 
 
 def check_threads(examined: Examined) -> Iterator[Finding]:
@@ -194,9 +167,3 @@ def _thread_settings(environment: Mapping[str, str], cores: int, seen: int) -> I
         is_bad = int(first) > cores
         text = f"{name}={value}, {'and it has' if is_bad else 'of'} {counted(cores, 'core')}"
         yield judged("threads", is_bad, text, f"export {name}={cores}")
-    for name in _PLACES:
-        value = environment.get(name, "")
-        if value.lower() not in _NO_PLACE:
-            text = "binds threads to cores, and forked workers inherit the core of their parent"
-            remedy = f"unset {name}, or start workers by forkserver or spawn"
-            yield warning("threads", f"{name}={value} {text}", remedy)

@@ -22,7 +22,6 @@ _TOPIC = "packages"
 _HIDDEN = "CUDA_VISIBLE_DEVICES"
 _INSTALL = "pip install 'fastpipe[torch]'"
 _PATIENCE_S = 60.0
-_SLOW_S = 10.0
 
 _TORCH = """
 import ctypes
@@ -34,10 +33,7 @@ try:
 except OSError:
     pass
 answer(found)
-import time
-begun = time.perf_counter(), time.process_time()
 import torch
-found.update(import_s=time.perf_counter() - begun[0], import_cpu_s=time.process_time() - begun[1])
 found.update(version=torch.__version__, cuda=torch.version.cuda, hip=torch.version.hip)
 found.update(threads=torch.get_num_threads())
 answer(found)
@@ -94,7 +90,6 @@ def check(examined: Examined) -> Iterator[Finding]:
         yield from _tensorflow(tensorflow.result(), installed)
     cuda = str(facts.get("cuda") or "")
     yield from _distributions(installed, cuda, gpus, None if nvidia is None else nvidia.result())
-    yield from _import_time(facts)
 
 
 def _torch(facts: Mapping[str, Any], crashed: str, gpus: int) -> Iterator[Finding]:
@@ -175,17 +170,6 @@ def _distributions(
             yield ok(_TOPIC, f"{what}: {text}{'' if gpus else ', on the CPU'}")
     if dali is not None and dali.why:
         yield problem(_TOPIC, f"DALI cannot be imported: {dali.why}", "pip install -U the DALI of this CUDA")
-
-
-def _import_time(facts: Mapping[str, Any]) -> Iterator[Finding]:
-    wall, cpu = facts.get("import_s", 0.0), facts.get("import_cpu_s", 0.0)
-    if wall > _SLOW_S and wall > 2 * cpu:
-        yield warning(
-            _TOPIC, f"importing torch took {wall:.0f} s, {cpu:.0f} s of them of processor, and each worker "
-            "that is spawned imports it again",
-            "run this again when its files are in memory and cores are free; if it stays slow, install torch "
-            "on a local disk",
-        )  # fmt: skip
 
 
 def _torchvision(facts: Mapping[str, Any], crashed: str, installed: Mapping[str, str]) -> Iterator[Finding]:

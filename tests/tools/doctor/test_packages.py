@@ -100,14 +100,6 @@ def test_torchvision_of_another_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not bad(packages._torchvision(CUDA, "", {"torchvision": "0.29.2"}))
 
 
-def test_torch_that_waits_for_its_files() -> None:
-    (found,) = packages._import_time({"import_s": 25.0, "import_cpu_s": 2.0})
-    assert found.state == "warning" and "took 25 s, 2 s of them of processor" in found.text
-    assert not list(packages._import_time({"import_s": 25.0, "import_cpu_s": 24.0})) and not list(
-        packages._import_time({})
-    )
-
-
 def test_tensorflow() -> None:
     installed = {"tensorflow-cpu": "2.21.0", "numpy": "2.4.6"}
     assert not bad(packages._tensorflow(Answer("2.21.0"), installed))
