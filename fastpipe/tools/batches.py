@@ -84,10 +84,7 @@ def _rebuilt(value: Any, leaf: Callable[[Any], Any]) -> Any:
 
 
 class Replay(Iterator[Any]):
-    """The same batch again and again, in new containers each time.
-
-    A tensor that a step has changed in place is from then on copied for each step.
-    """
+    """The same batch again and again, in new containers; a tensor that a step changed in place is copied."""
 
     def __init__(self, batch: Any) -> None:
         self._batch = rebuilt(batch)

@@ -118,10 +118,7 @@ def _workers(watched: Watched, costs: LoaderCosts, cores: int) -> Iterator[Candi
 
 
 def _workers_of_stream(watched: Watched, cores: int) -> Iterator[Candidate]:
-    """One worker process, or as many as there are cores for a dataset that knows of its workers.
-
-    Without that knowledge each of them would make all samples; one makes what is made now.
-    """
+    """One worker process, or as many as there are cores for a dataset that knows of its workers."""
     workers = watched.loader.num_workers
     if not workers:
         why = "the step and the loader take turns; one process makes the same batches, in their order"

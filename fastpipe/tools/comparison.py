@@ -49,7 +49,7 @@ NAMED: dict[str, tuple[str, Callable[[], Any], int]] = {
 
 
 def chain_of(name: str) -> Chain:
-    """Return the transform of ``--transform``: one of ``NAMED``, or the user's, or what makes that one."""
+    """Return the transform of ``--transform``: a named one, or the user's, or what makes that."""
     if name in NAMED:
         about, make, batch = NAMED[name]
         return Chain(name, about, make(), batch)
@@ -117,14 +117,7 @@ class UnlikeError(Exception):
 
 
 def array_pairs(expected: Any, got: Any) -> Iterator[Arrays]:
-    """Yield pairs of arrays, of equal shape and dtype, that two values consist of.
-
-    They are tensors, arrays, PIL images, numbers, or lists, tuples and mappings of such; else ``==`` decides.
-    Types that cannot be compared are an OptionError, other unlike values an UnlikeError.
-
-    >>> [(int(a), int(b)) for a, b in array_pairs({"x": [1, 2]}, {"x": [1, 3]})]
-    [(1, 1), (2, 3)]
-    """
+    """Yield pairs of arrays, of equal shape and dtype, that two values consist of; else raise UnlikeError."""
     if type(expected) is not type(got):
         raise UnlikeError(f"a {type(got).__name__} instead of a {type(expected).__name__}")
     if isinstance(expected, Mapping):

@@ -156,11 +156,7 @@ def alone(begin: Callable[[], Iterator[Any]], skipped: int, seconds: float) -> A
 
 
 def step_with(instant_s: float, step_cpu_s: float | None, loader: Alone, cores: int) -> float:
-    """Return how long a step takes beside a loader that makes the batches ahead.
-
-    The slowest of three decides: the step with data at once (``instant_s``), the loader, and the processors,
-    if both together need more of them than there are.
-    """
+    """Return the time of a step beside a loader: the slowest of both, and of the processors for both."""
     wanted = [instant_s, loader.batch_s]
     if step_cpu_s is not None and loader.cpu_s is not None:
         wanted.append((step_cpu_s + loader.cpu_s) / cores)
@@ -169,9 +165,8 @@ def step_with(instant_s: float, step_cpu_s: float | None, loader: Alone, cores: 
 
 @dataclass(frozen=True)
 class Epoch:
-    """Batches of one iterator.  ``seconds`` are from the request for the first that counts to the end of the
-    last, of which ``waited`` until they were there; ``taken`` counts all; ``began`` is what ``look`` gave
-    before the first.
+    """Batches of one iterator; ``seconds`` from the request for the first that counts, of which it
+    ``waited``.
     """
 
     batches: int
@@ -194,18 +189,11 @@ def epochs(
 ) -> Iterator[Epoch]:
     """Take batches in as many epochs as it takes; the loader's iterator lives until the next is asked for.
 
-    The loader is never ahead when it begins, as its batches are taken as they are made.  Workers' batches
-    come some at a time, so some rounds of all workers are measured.
-
-    Args:
-        begin: makes an iterator.
-        skipped: batches before its pace is that of others: the first of each worker, which opens files.
-        seconds: that are measured.
-        step: called with each batch.
-        look: called before the iterator begins, and before the first batch that counts is asked for.
-        limit: it ends after so many times the seconds in any case, once a first batch is there.
-        counts_start: whether an epoch that is over before enough was seen counts as a whole, with the start
-            of its workers; else only one that is hardly longer than what is skipped.
+    It is never ahead when it begins; workers' batches come some at a time, so some rounds of all are
+    measured, for so many ``seconds``, and for ``limit`` times that at most once a first batch is there.
+    ``skipped`` batches do not count: the first of each worker.  ``look`` is called before the iterator begins
+    and before the first that counts.  With ``counts_start`` an epoch that is over too soon counts as a whole,
+    with its workers' start.
 
     >>> epoch = next(epochs(lambda: iter(range(9)), 2, 0.5))
     >>> epoch.batches, epoch.taken, epoch.is_over

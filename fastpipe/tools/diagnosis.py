@@ -336,10 +336,9 @@ def _endless(candidate: Candidate, watch: Watch) -> Iterator[Any]:
 
 
 def _text_of(error: Exception) -> str:
-    """Return an error's first line, without TensorFlow's traceback, and clear the error's frames.
+    """Return an error's first line, and clear its frames.
 
-    Else a loader whose error torch has raised anew lives in a reference cycle with that, until garbage is
-    collected, when it takes torch five seconds to end each worker.
+    Else the loader lives in a cycle with them until garbage is collected, when torch ends workers slowly.
     """
     text = f"{type(error).__name__}: {error}".partition("\n")[0]
     errors: list[BaseException | None] = [error]

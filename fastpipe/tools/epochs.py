@@ -358,17 +358,7 @@ class Bar:
 
 
 class Bars:
-    """The bars of all epochs that run now, also of nested loops, on one console (default: standard error).
-
-    No thread draws them: they are drawn when a step is reported, five times a second at most.
-
-    >>> bars = Bars(Console(width=60))
-    >>> bar = bars.begin("epoch 0", 10)
-    >>> bar.show(5, "32 images/s")
-    epoch 0: 5/10, 32 images/s
-    >>> bar.end("epoch 0: 10 steps")
-    epoch 0: 10 steps
-    """
+    """The bars of all epochs that run now, on one console; drawn when a step is reported, by no thread."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = Console(file=cast(IO[str], LastingFile())) if console is None else console

@@ -64,10 +64,9 @@ def require_folder_of(*files: Path | None) -> None:
 
 
 class Scratch:
-    """A temporary folder for what a profile writes; ``close`` removes it, or the next profile after a kill.
+    """A temporary folder; ``close`` removes it, or the next profile after a kill.
 
-    A file in it is locked for as long as this process, or one that it has forked, lives: other folders are
-    abandoned.
+    A file in it is locked for as long as this process, or one that it has forked, lives.
     """
 
     def __init__(self) -> None:

@@ -56,8 +56,7 @@ def view_of(loader: Any, **attributes: Any) -> Any:
 class _EndsAtOnce:
     """Runs first in each worker, and has it exit without finalizing.
 
-    A spawned worker that is told to end while its queue's thread is in torch's code aborts when the
-    interpreter is finalized, three in a hundred; forked ones end in this way anyhow.
+    A spawned worker that ends while its queue's thread is in torch's code aborts, three in a hundred.
     """
 
     def __init__(self, function: Callable[[int], object] | None) -> None:
@@ -76,16 +75,14 @@ def limit_waiting(iterator: Any, seconds: float) -> None:
 
 
 class Watched:
-    """A loader that was iterated.
+    """A loader that was iterated: the last one, and the first, of those that a script makes anew.
 
     Attributes:
-        loader, first: the last and the first one, of those that a script makes anew.
         made_at, used_at: lines of the script in which it was made and is iterated.
         witness: a Witness of its dataset, or one of TensorFlow's threads; None where nothing is recorded.
         view: the loader with a dataset that is witnessed, while it is watched.
         is_opaque: whether a step's waiting cannot be told from its work.
-        begin: makes an iterator over batches that Keras takes in its own way; None where that cannot be done.
-        boundaries: of the code that makes those.
+        begin, boundaries: as of ``FitData``.
     """
 
     def __init__(self, loader: Any, made_at: Line | None, used_at: Line, loop: Loop) -> None:

@@ -68,22 +68,16 @@ class Steps:
 class Loop:
     """The steps of one training loop, and what they get.
 
+    It is measured for ``seconds`` as it is, and if ``is_replayed`` for half as long with the last batch again
+    and again; then ``next_phase`` is asked for batches of another loader, None to end.  A loop that
+    ``may_judge`` may evaluate before another one trains.
+
     Attributes:
-        device: times of its steps, as they are, on the GPU.
         step_cpu_ns: processor time of a step with data at once; None if unknown.
-        step_delay_ns: how much longer the threads, all together, wait for cores in a step as it is than in
-            one with data at once; None if unknown.
-        ahead: batches that the loader makes ahead.
+        step_delay_ns: how much longer all threads wait for cores in a step as it is than with data at once.
         counts_starts: whether first steps of epochs, but of the first one, are steps like others.
         epoch_starts: seconds until the first batch of each epoch of the loader's own batches came.
-        has_ended: whether it has ended the script by ``Enough``.
-        others: all loops of the script, with this one: a step of one may wait for a batch of another one.
-
-    Args:
-        seconds: for which it is measured as it is; half as many with the same batch again.
-        is_replayed: whether the last batch is then given again and again.
-        next_phase: called when both are known; returns batches of another loader to try, or None to end.
-        may_judge: whether it may be one that evaluates before another one trains, for which there is time.
+        others: all loops of the script: a step of one may wait for a batch of another one.
     """
 
     def __init__(

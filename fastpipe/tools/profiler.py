@@ -205,23 +205,10 @@ def profile_script(
     is_module: bool = False,
     leave: Callable[[Report], NoReturn] | None = None,
 ) -> Report:
-    """Run a script, as ``python PATH ARGUMENTS`` would, until enough is known of its training loop.
+    """Run a script, or module, as Python would, until enough is known of its training loop; then end it.
 
-    That is the first loop over a loader that lasts long enough; then the script is ended.
-
-    Args:
-        path: of the script; or with ``is_module`` a module's name, which runs as ``python -m NAME`` would.
-        arguments: its own.
-        seconds: for which the loop is measured as it is.
-        limit_s: seconds after which the script is ended in any case; a measurement beside it just then may
-            take eight more.
-        try_advice: whether the best advice is tried in the script's loop.
-        leave: called with the report, and has to end the process, where the script goes on after whatever is
-            raised; None to let it go on.
-
-    Raises:
-        OptionError: there is no such script; or it is one of several processes that train together.
-        Exception: whatever the script raises.
+    After ``limit_s`` seconds it is ended in any case.  ``leave`` is called with the report, and has to end
+    the process, where the script goes on after whatever is raised.
     """
     if not is_module and not os.path.isfile(path):
         raise OptionError(f"there is no script {os.fspath(path)!r}")
@@ -370,10 +357,7 @@ def _script_advice(report: Report) -> Iterator[Advice]:
 
 
 def _outside(watch: Watch) -> tuple[tuple[str, float], ...]:
-    """Return functions that took long between loops over loaders, with all that they call, the longest first.
-
-    Of those that call each other and nothing else, the innermost.
-    """
+    """Return functions that took long between loops, with what they call; of such chains the innermost."""
     assert watch.recorder is not None
     found = sorted(watch.recorder.outside.items(), key=lambda item: item[1])
     kept: list[tuple[str, float]] = []
@@ -389,8 +373,7 @@ def _outside(watch: Watch) -> tuple[tuple[str, float], ...]:
 def _as_main(name: str, arguments: Sequence[str], is_module: bool) -> Iterator[ModuleType]:
     """Set up ``sys`` as Python does for a script, and restore it, and the current folder, afterwards.
 
-    Processes that it spawns name its classes as those of ``__mp_main__``, which ``multiprocessing`` has set
-    to whatever was the main module when it was imported.
+    Processes that it spawns name its classes as those of ``__mp_main__``.
     """
     argv, path, folder = sys.argv, list(sys.path), os.getcwd()
     names = ("__main__", "__mp_main__")

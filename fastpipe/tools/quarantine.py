@@ -179,10 +179,7 @@ class Quarantine:
             move(source, target)
 
     def restore(self, root: str | None = None) -> tuple[list[str], list[tuple[str, str]]]:
-        """Move everything back, to where it was or to the same places below ``root``.
-
-        Returns: The files that are back, by their whole paths; and of those that are not, the path and why.
-        """
+        """Move everything back, or below ``root``; return what is back, and what is not and why."""
         back: list[str] = []
         left: list[tuple[str, str]] = []
         cleaned: set[str] = set()

@@ -44,9 +44,8 @@ class SamplingThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """End after a last sample; go on with that where an earlier call was ended by an exception.
-
-        Called in the thread itself, where garbage may be collected, it waits for nothing.
+        """End after a last sample, or go on with that; in the thread itself, by garbage's end, it waits for
+        nothing.
         """
         self._ending.put(None)
         if self._thread.ident is None or self._thread is threading.current_thread():
@@ -97,18 +96,10 @@ class Tally(dict[tuple[str, str, Line], Spent]):
 
 
 class Recorder:
-    """Samples threads of this process while it is open.
+    """Samples threads of this process, all but its own or those of ``threads`` (idents), while it is open.
 
-    Attributes:
-        outside: nanoseconds outside of loops, by file and name of the script's functions that ran, with all
-            that they called.
-        own_cpu_ns: processor time of the sampling so far.
-
-    Args:
-        threads: idents of those that are sampled; None for all but this recorder's own.
-        tell: called from time to time, and at the end.
-        kind: returns the kind where a thread is below no boundary.
-        counts: returns whether the present samples count.
+    ``tell`` is called from time to time; ``kind`` returns the kind of what is below no boundary, ``counts``
+    whether present samples count.  ``outside`` has nanoseconds outside of loops, by file and function.
     """
 
     def __init__(
@@ -192,11 +183,7 @@ class GPUUse(NamedTuple):
 
 
 class GPUSampler:
-    """Samples one device by NVIDIA's management library (NVML, of the package nvidia-ml-py), twice a second.
-
-    It was written after NVML's documentation and is tested with a module that imitates it; the measurements
-    themselves have not been seen on a GPU.
-    """
+    """Samples one device by NVML, of the package nvidia-ml-py; the measurements were not seen on a GPU."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml, self._handle = nvml, handle
@@ -246,9 +233,8 @@ class GPUSampler:
 
 
 def _handle(nvml: Any) -> Any:
-    """Return the handle of the device that torch computes on, or of the first that this process may use.
-
-    NVML counts all devices of the machine; CUDA those that ``CUDA_VISIBLE_DEVICES`` leaves.
+    """Return the handle of torch's device, or of the first that ``CUDA_VISIBLE_DEVICES`` leaves; NVML has
+    all.
     """
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     current = 0

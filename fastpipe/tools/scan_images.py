@@ -64,14 +64,9 @@ Identity = tuple[int, int, int, int]
 class Verdict:
     """What was found about one file, or one part of an HDF5 file.
 
-    Attributes:
-        path: the file; of a part, its place in the file.
-        state: ``"good"``: the replaced loader reads it.  ``"corrupt"``: it raises on the file's content.
-            ``"unreadable"``: it raises because the content cannot be had; the file may not be at fault.
-        reason: the error, without the path; ``message``: as ``FastImageFolder`` would raise it.
-        notes: what is odd about it, and no error.
-        kind: of image, by its content: ``"JPEG"`` and so on; empty if unknown.
-        identity: of the file that was judged; None if unknown, or if nothing is to be done about it.
+    Good is what the replaced loader reads.  Corrupt is what it raises on for its content, unreadable for
+    other reasons.  ``message`` is the error as ``FastImageFolder`` raises it; ``identity`` is None if nothing
+    is to be done about the file.
     """
 
     path: str

@@ -135,10 +135,7 @@ class Stacks:
         return "", stage or OTHER, line
 
     def functions(self, stack: Sequence[FrameType]) -> list[tuple[str, str]]:
-        """Return file and name of the script's functions on a stack, once each, the innermost first.
-
-        A module that is being imported does no work of those that import it.
-        """
+        """Return file and name of the script's functions on a stack; a module's import does nobody's work."""
         found: dict[tuple[str, str], None] = {}
         for frame in stack:
             code = frame.f_code
@@ -179,10 +176,7 @@ def _name(code: CodeType) -> str:
 
 
 def name_called(source: str, frame: FrameType) -> str:
-    """Return the dotted name of what an expression of a frame calls, or of its owner's type; else "".
-
-    A function in C has no frame.  Nothing of the script runs for this.
-    """
+    """Return the dotted name of what an expression of a frame calls, or of its owner's type; runs nothing."""
     try:
         node: ast.AST = ast.parse(f"({source.strip()})", mode="eval").body
     except (SyntaxError, ValueError):
@@ -253,9 +247,8 @@ if _COLLECTS_ANYWHERE and hasattr(os, "register_at_fork"):
 
 
 def current_stacks(threads: Iterable[int] | None = None) -> dict[int, list[FrameType]]:
-    """Return the frames of threads, each with its callers, the innermost first, by thread identifier.
-
-    ``threads`` are identifiers; None for all but the caller's.  Those that have ended are left out.
+    """Return the frames of threads (idents), or of all but the caller's, each with its callers, innermost
+    first.
     """
 
     def stacks() -> dict[int, list[FrameType]]:
@@ -272,8 +265,7 @@ def current_stacks(threads: Iterable[int] | None = None) -> dict[int, list[Frame
 def stack_of(frame: FrameType | None) -> list[FrameType]:
     """Return a frame and its callers, the innermost first.
 
-    For another thread's frame use `current_stacks`: ``f_back`` makes an object, at which Python 3.11 may
-    collect garbage and let that thread go on, and then leads to memory that is used for something else.
+    Not of another thread: ``f_back`` makes an object, at which Python 3.11 may let that thread go on.
     """
     found = []
     while frame is not None:
@@ -283,7 +275,7 @@ def stack_of(frame: FrameType | None) -> list[FrameType]:
 
 
 def native_ids() -> dict[int, int]:
-    """Return the kernel's numbers of all threads that have a frame, also of those that Python did not start.
+    """Return the kernel's numbers of all threads that have a frame.
 
     It is in the number of a thread's clock (``CPUCLOCK_PID`` in the kernel's ``posix-timers.h``).
     """

@@ -41,13 +41,11 @@ _BATCHES, _MOST_BYTES = 8, 256 << 20  # that are copied to be measured
 
 @dataclass(frozen=True)
 class Candidate:
-    """A loader instead of another.
+    """A loader instead of another: what is to be changed, why, and an iterator of it.
 
-    Attributes:
-        what: is to be changed, in words; ``why``: the measurement that it comes from.
-        skipped: batches before its pace is that of others: the first of each worker, which opens files.
-        rest: what else a batch needs that is done as before, in the same process; None for nothing.
-        is_rest_beside: whether others do that at the same time, so that it costs processors only.
+    ``skipped`` batches come before its pace is that of others.  ``rest`` is what else a batch needs that is
+    done as before, in the same process; others may do that at the same time, so that it costs processors
+    only.
     """
 
     what: str

@@ -34,13 +34,10 @@ _LIBRARIES = {"tensorflow", "keras", "tf_keras"}
 
 
 class FitData(NamedTuple):
-    """What a script gives to ``fit`` as ``x``.
+    """What a script gives to ``fit`` as ``x``, or what ``fit`` gets instead of it.
 
-    Attributes:
-        x: what ``fit`` gets instead, which is the same to it.
-        once: makes a ``tf.data.Dataset`` of one of its batches, again and again.
-        begin: makes an iterator over its batches, as they are made for ``fit``; None where that cannot be.
-        boundaries: of the code that makes its batches, besides what TensorFlow calls.
+    ``once`` makes a dataset of one of its batches, again and again; ``begin`` an iterator over its batches as
+    they are made for ``fit``, if that is possible; ``boundaries`` are of code that makes them.
     """
 
     x: Any

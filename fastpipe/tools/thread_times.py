@@ -73,10 +73,7 @@ class ThreadClock:
 
 
 def processes_cpu_ns() -> int | None:
-    """Return the nanoseconds in which this process and its descendants ran, those that have ended as well.
-
-    They come in steps of the kernel's tick, usually 10 ms; None without ``/proc``.
-    """
+    """Return the processor time, in ticks, of this process and its descendants, ended ones too, if known."""
     ticks: dict[int, int] = {}
     tree = process_tree(os.getpid(), ticks)
     if os.getpid() not in ticks:

@@ -95,9 +95,8 @@ class Base:
 
     @contextlib.contextmanager
     def dataset_with(self, settings: Settings) -> Iterator[None]:
-        """Give fastpipe's datasets these settings meanwhile, and no ``cache="auto"``.
-
-        What is tried later would else find what was decoded for others.
+        """Give fastpipe's datasets these settings meanwhile, and no ``cache="auto"``, which would keep for
+        others.
         """
         names = ("threads", "decode", "cache")
         before = [(one, name, vars(one)[name]) for one in self.folders for name in names if name in vars(one)]

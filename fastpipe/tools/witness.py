@@ -239,10 +239,10 @@ BOUNDARIES: dict[CodeType, Boundary] = {
 
 
 def observe(owner: Any, name: str, see: Callable[..., object]) -> Callable[[], None]:
-    """Call ``see`` after each call of a function of a module or class, with its value and its arguments.
+    """Call ``see`` after each call of a function, with its value and arguments; the function that is returned
+    ends it.
 
-    Several may observe one function, and end in any order: the last one puts it back.  An error of ``see``
-    ends its observation.  The function that is returned ends it, and may be called again.
+    Several may observe one function, and end in any order.  An error of ``see`` ends its observation.
     """
     function = getattr(owner, name)
     observers = getattr(function, _OBSERVERS, None)

@@ -29,10 +29,7 @@ class Answer(NamedTuple):
 
 
 def ask(code: str, asked: Any = None, *, seconds: float) -> Answer:
-    """Run code in a child for so many seconds at most; ``asked`` is its argument ``_asked``.
-
-    The code calls ``answer(value)`` with something that JSON can have, and again when it knows more.
-    """
+    """Run code that calls ``answer(value)`` in a child; ``_asked`` is its argument."""
     command, given = [sys.executable, "-c", _BEGIN + code], json.dumps([sys.path, asked]).encode()
     try:
         done = subprocess.run(command, input=given, capture_output=True, timeout=seconds, check=False)

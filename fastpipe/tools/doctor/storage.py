@@ -211,10 +211,7 @@ def _collect(folder: str, found: list[tuple[str, int]], until: float) -> bool:
 def _read_many(
     files: Sequence[str], threads: int, *, past_cache: bool, seconds: float = _SECONDS, nbytes: int = _NBYTES
 ) -> Rate:
-    """Read files, each whole and at most once, until time or bytes are spent.
-
-    With ``past_cache`` the system is told to forget each file's pages first, as far as it does so.
-    """
+    """Read files, each at most once, in a time; ``past_cache`` has the system forget their pages first."""
     begun, left = time.perf_counter(), nbytes
 
     def read(path: str) -> tuple[int, float, bool | None] | None:
