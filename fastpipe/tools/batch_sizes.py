@@ -23,9 +23,7 @@ _REFINED = 2  # sizes between the largest that fits and the smallest that does n
 
 @dataclass(frozen=True)
 class SizeTrial:
-    """Batches of one size: seconds of a step, None where none was done to its end; peak bytes of the device,
-    or of this process without one; and why it does not fit.
-    """
+    """One size: seconds of a step, peak bytes, and why it does not fit; None where unknown."""
 
     size: int
     step_s: float | None = None
@@ -197,25 +195,25 @@ class _Sizes:
         return len(rates) > 2 and max(rates[-2:]) < rates[-3] * (1 + _EQUAL)
 
     def _try(self, size: int) -> SizeTrial:
-        likely = self._likely(size)
-        if likely is not None and self._memory.limit is not None and likely > self._memory.limit:
-            why = f"would take about {likely / 1e6:,.0f} MB of {self._memory.limit / 1e6:,.0f}"
-            self.trials[size] = SizeTrial(size, why=why)
-            return self.trials[size]
+        self.trials[size] = trial = self._tried(size)
+        return trial
+
+    def _tried(self, size: int) -> SizeTrial:
+        likely, limit = self._likely(size), self._memory.limit
+        if likely is not None and limit is not None and likely > limit:
+            return SizeTrial(size, why=f"would take about {likely / 1e6:,.0f} MB of {limit / 1e6:,.0f}")
         self._memory.begin()
         try:
-            step_s = self._time(resized(self._batch, size))
-            trial = SizeTrial(size, step_s, self._memory.peak())
+            trial = SizeTrial(size, self._time(resized(self._batch, size)), self._memory.peak())
         except Exception as error:
             if not self._memory.is_shortage(error):
                 raise
             trial = SizeTrial(size, why=f"out of memory ({type(error).__name__})")
         if trial.why:
             self._memory.release()
-        limit, taken = self._memory.limit, trial.memory
-        if not trial.why and limit is not None and taken is not None and taken > limit:
-            trial = SizeTrial(size, None, taken, f"took {taken / 1e6:,.0f} MB of {limit / 1e6:,.0f}")
-        self.trials[size] = trial
+        if limit is not None and trial.memory is not None and trial.memory > limit:
+            why = f"took {trial.memory / 1e6:,.0f} MB of {limit / 1e6:,.0f}"
+            return SizeTrial(size, None, trial.memory, why)
         return trial
 
     def _time(self, batch: Any) -> float:

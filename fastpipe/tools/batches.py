@@ -16,7 +16,6 @@ _MANY = 64  # samples or words: they are not taken apart in place, and it must c
 
 
 def leaves(value: Any) -> list[Any]:
-    """Return the parts of a batch that are no tuple, list or dictionary."""
     if isinstance(value, Mapping):
         return [leaf for one in value.values() for leaf in leaves(one)]
     if isinstance(value, (list, tuple)):

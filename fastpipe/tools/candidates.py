@@ -27,14 +27,9 @@ _KEPT_BATCHES = 16  # that are kept to be measured
 
 
 def candidates(
-    watched: Watched,
-    costs: LoaderCosts,
-    cores: int,
-    accounts: Sequence[Account] = (),
-    reads: Reads | None = None,
-    uneven: str = "",
-) -> list[Candidate]:
-    """Return what may be faster than a loader; ``uneven`` says why its batches are not always in time."""
+    watched: Watched, costs: LoaderCosts, cores: int, accounts: Sequence[Account] = (),
+    reads: Reads | None = None, uneven: str = "",
+) -> list[Candidate]:  # fmt: skip
     if reads is not None and accounts:
         return [*swaps.of_tables(watched, costs, reads, accounts[0].batches), *_by_threads(watched, cores)]
     if not hasattr(watched.loader, "num_workers"):
@@ -164,9 +159,7 @@ def of_kept(watched: Watched) -> Iterator[Candidate]:
 
 
 def knows_workers(dataset: Any) -> bool:
-    """Return whether code of an ``IterableDataset``, by which its workers would share it, names
-    get_worker_info.
-    """
+    """Return whether code of an ``IterableDataset`` names get_worker_info, to share it."""
     kinds = [kind for kind in type(dataset).__mro__ if kind.__module__.partition(".")[0] != "torch"]
     functions = [one for kind in kinds for one in vars(kind).values() if isinstance(one, FunctionType)]
     for function in functions:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -113,7 +113,7 @@ Arrays = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
 
 class UnlikeError(Exception):
-    """Two values differ in more than their numbers."""
+    pass
 
 
 def array_pairs(expected: Any, got: Any) -> Iterator[Arrays]:
@@ -133,7 +133,7 @@ def array_pairs(expected: Any, got: Any) -> Iterator[Arrays]:
 
 
 def _leaves(expected: Any, got: Any) -> Iterator[Arrays]:
-    torch = require("torch", extra="torch")
+    torch, kind = require("torch", extra="torch"), cast(Any, type(expected))
     if isinstance(expected, torch.Tensor):
         _check_like("tensor", *(f"{one.dtype} {tuple(one.shape)}" for one in (expected, got)))
         # NumPy has no bfloat16; every value of a small float type is one of float32.
@@ -149,7 +149,7 @@ def _leaves(expected: Any, got: Any) -> Iterator[Arrays]:
         if pair[0].dtype.kind not in "biufc":
             raise _cannot_be_compared(expected, f" of {pair[0].dtype}")
         yield pair
-    elif expected is not None and type(expected).__eq__ is object.__eq__:  # which compares identity
+    elif expected is not None and kind.__eq__ is object.__eq__:  # which compares identity
         raise _cannot_be_compared(expected)
     elif not bool(expected == got):
         raise UnlikeError(f"{got!r} instead of {expected!r}")
@@ -171,7 +171,8 @@ def _cannot_be_compared(value: Any, more: str = "") -> OptionError:
 TRIED_TWICE = 8
 
 
-class Failure(NamedTuple):
+@dataclass(frozen=True)
+class Failure:
     index: int
     path: str
     stock: str | None
@@ -201,8 +202,6 @@ class Outcome:
 
 
 class _Try(NamedTuple):
-    """A sample ``(value, target)``, or in words why there is none."""
-
     sample: Any = None
     error: str | None = None
 
@@ -223,12 +222,9 @@ def chosen(total: int, count: int | None, seed: int) -> list[int]:
 
 
 def compare_folder(
-    stock: Any,
-    chain: Chain,
-    count: int | None,
-    seed: int,
+    stock: Any, chain: Chain, count: int | None, seed: int,
     on_image: Callable[[Outcome], None] = lambda outcome: None,
-) -> Outcome:
+) -> Outcome:  # fmt: skip
     """Compare ``FastImageFolder`` with ``stock``, torchvision's dataset without a transform."""
     fast = fastpipe.FastImageFolder(stock.root, chain.transform)
     indices = chosen(len(stock), count, seed)
@@ -270,7 +266,6 @@ def _add(outcome: Outcome, path: str, index: int, expected: _Try, made: _Try) ->
 
 
 def _expected(stock: Any, fast: Any, index: int, draws: Any) -> _Try:
-    """Return torchvision's sample: its dataset's own, or with the parameters that fastpipe drew."""
     path = stock.samples[index][0]
     try:
         require_regular(path, os.stat(path))  # torchvision would wait for who writes to a fifo

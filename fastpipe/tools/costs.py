@@ -56,7 +56,6 @@ class LoaderCosts:
         return replace(self, stages=left)
 
     def without_waiting(self) -> LoaderCosts:
-        """Return the costs if what it reads were in memory."""
         read = self.stages.get(READ, NOTHING)
         in_memory = Spent(read.wall - read.idle, read.cpu, read.delay)
         return replace(self, stages={**self.stages, READ: in_memory} if read.wall else self.stages)
@@ -165,9 +164,7 @@ def step_with(instant_s: float, step_cpu_s: float | None, loader: Alone, cores: 
 
 @dataclass(frozen=True)
 class Epoch:
-    """Batches of one iterator; ``seconds`` from the request for the first that counts, of which it
-    ``waited``.
-    """
+    """Batches of one iterator; ``seconds`` from the request for the first that counts."""
 
     batches: int
     seconds: float
@@ -178,15 +175,10 @@ class Epoch:
 
 
 def epochs(
-    begin: Callable[[], Iterator[Any]],
-    skipped: int,
-    seconds: float,
-    *,
-    step: Callable[[Any], object] | None = None,
-    look: Callable[[], Any] = lambda: None,
-    limit: float = 4.0,
-    counts_start: bool = False,
-) -> Iterator[Epoch]:
+    begin: Callable[[], Iterator[Any]], skipped: int, seconds: float, *,
+    step: Callable[[Any], object] | None = None, look: Callable[[], Any] = lambda: None,
+    limit: float = 4.0, counts_start: bool = False,
+) -> Iterator[Epoch]:  # fmt: skip
     """Take batches in as many epochs as it takes; the loader's iterator lives until the next is asked for.
 
     It is never ahead when it begins; workers' batches come some at a time, so some rounds of all are
@@ -242,8 +234,6 @@ def epochs(
 
 
 class Copies(NamedTuple):
-    """Copies of a batch to the GPU: its bytes, and seconds from memory as it is and from pinned memory."""
-
     nbytes: int
     as_it_is_s: float
     pinned_s: float

@@ -46,8 +46,6 @@ _START_SHARE = 0.03  # of an epoch: the start of its workers is reported if it t
 
 
 class Diagnosis:
-    """Finds out about one loop: ``seconds`` for each measurement; ``tries`` advice on the script's step."""
-
     def __init__(self, seconds: float, tries: bool) -> None:
         self._seconds, self._tries = seconds, tries
         self._watched: Watched | None = None
@@ -93,10 +91,10 @@ class Diagnosis:
         clock = getattr(loader, "clock", None)
         before = clock.totals() if clock is not None else {}
         if watched.is_graph:
-            self._measure_inside(loader.__iter__, skipped)
+            self._measure_inside(loader.__iter__, skipped, {})
             self._costs = self._costs.with_others(self._alone.cpu_s if self._alone is not None else None)
-        elif watched.begin is not None:
-            self._measure_inside(watched.begin, skipped, watched.boundaries)
+        elif watched.data is not None and watched.data.begin is not None:
+            self._measure_inside(watched.data.begin, skipped, watched.data.boundaries)
         elif watched.is_opaque:
             assert isinstance(watched.witness, FitWitness)
             self._reads = watched.witness.reads
@@ -113,12 +111,8 @@ class Diagnosis:
             self._copies = copies_of(watched.loop.batch)
 
     def _measure_inside(
-        self,
-        begin: Callable[[], Iterator[Any]],
-        skipped: int,
-        boundaries: Mapping[CodeType, Boundary] | None = None,
+        self, begin: Callable[[], Iterator[Any]], skipped: int, boundaries: Mapping[CodeType, Boundary]
     ) -> None:
-        """Measure what TensorFlow or Keras trains on alone, and what it does in Python meanwhile."""
         witness = FitWitness(more=boundaries)
         try:
             self._alone = alone(begin, skipped, self._seconds)
@@ -209,11 +203,8 @@ class Diagnosis:
             return
         if torch_of(batch) is not None:
             yield ModelChanges(batch)
-        try:
-            growth = Growth(batch, instant)
-        except OptionError:  # how many samples it has is unknown
-            return
-        yield growth  # last, as it may fail for want of memory
+        with contextlib.suppress(OptionError):  # how many samples it has is unknown
+            yield Growth(batch, instant)  # last, as it may fail for want of memory
 
     def excuses(self, error: Exception) -> bool:
         return self._change is not None and self._change.failed(error)
@@ -270,12 +261,9 @@ class Diagnosis:
 
     def _step_with_costs(self, report: Report, costs: LoaderCosts) -> float:
         assert self._alone is not None
-        cpu = self._alone.cpu_s
-        loader = Alone(
-            self._alone.batch_s * costs.wall_s / self._costs.wall_s,
-            None if cpu is None else cpu * costs.cpu_s / max(self._costs.cpu_s, 1e-9),
-            self._alone.batches,
-        )
+        batch_s, cpu = self._alone.batch_s * costs.wall_s / self._costs.wall_s, self._alone.cpu_s
+        cpu = None if cpu is None else cpu * costs.cpu_s / max(self._costs.cpu_s, 1e-9)
+        loader = Alone(batch_s, cpu, self._alone.batches)
         if report.loader is not None and not report.loader.ahead:
             return report.base_s + loader.batch_s
         return step_with(report.base_s, report.step_cpu_s, loader, self.cores)
@@ -336,10 +324,7 @@ def _endless(candidate: Candidate, watch: Watch) -> Iterator[Any]:
 
 
 def _text_of(error: Exception) -> str:
-    """Return an error's first line, and clear its frames.
-
-    Else the loader lives in a cycle with them until garbage is collected, when torch ends workers slowly.
-    """
+    """Return an error's first line, and clear its frames, in a cycle with which workers end late."""
     text = f"{type(error).__name__}: {error}".partition("\n")[0]
     errors: list[BaseException | None] = [error]
     while (one := errors[-1]) is not None and one not in errors[:-1]:

@@ -164,8 +164,6 @@ def _again(loader: Any, options: _Options, epochs: list[EpochTimes]) -> WatchedL
 
 
 class _Epoch(Iterator[_T_co]):
-    """An iterator of the loader, whose steps are measured; otherwise it is the loader's own."""
-
     def __init__(self, watched: WatchedLoader[_T_co], options: _Options) -> None:
         self._is_over = True  # until there is something to end
         self._watched, self._options = watched, options
@@ -264,7 +262,6 @@ class _Epoch(Iterator[_T_co]):
         return ", ".join(said)
 
     def _end(self, ended: float | None) -> None:
-        """End the epoch: at a moment, or, where the loop was left, with the last step that it finished."""
         if self._is_over or self._process != os.getpid():
             return
         self._is_over, self._next_show = True, math.inf
@@ -309,10 +306,7 @@ def _stages_of(loader: Any) -> dict[str, float]:
 
 
 class LastingFile:
-    """Standard error as it is when something is written; nothing where that is gone, or is not there.
-
-    A training goes on when its terminal is closed; rich would end it.
-    """
+    """Standard error, or nothing where that is gone: a training outlives its terminal."""
 
     def write(self, text: str) -> int:
         self._try("write", text)

@@ -37,7 +37,6 @@ class FileSystem:
 
     @property
     def is_fuse(self) -> bool:
-        """Whether a program answers for it, often by requests to a bucket."""
         return self.kind.split(".")[0] in ("fuse", "fuseblk")
 
     @property
@@ -57,17 +56,13 @@ def file_system(path: str, mounts: str | None = None) -> FileSystem:
 
 
 def require_folder_of(*files: Path | None) -> None:
-    """Raise an OptionError if a file that is to be written has no folder."""
     for file in files:
         if file is not None and not file.absolute().parent.is_dir():
             raise OptionError(f"{file} cannot be written: there is no folder {file.absolute().parent}")
 
 
 class Scratch:
-    """A temporary folder; ``close`` removes it, or the next profile after a kill.
-
-    A file in it is locked for as long as this process, or one that it has forked, lives.
-    """
+    """A temporary folder with a lock; ``close`` removes it, or the next profile after a kill."""
 
     def __init__(self) -> None:
         _remove_left()
@@ -94,7 +89,6 @@ def _is_locked(descriptor: int) -> bool:
 
 
 def _remove_left() -> None:
-    """Remove folders of this user's killed processes; nothing of other users is opened."""
     temporary = tempfile.gettempdir()
     for name in os.listdir(temporary):
         if not name.startswith(_PREFIX):

@@ -19,7 +19,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import perf_counter_ns
-from types import CodeType
 from typing import Any
 
 from fastpipe.tools.folders import Scratch
@@ -54,10 +53,7 @@ def view_of(loader: Any, **attributes: Any) -> Any:
 
 
 class _EndsAtOnce:
-    """Runs first in each worker, and has it exit without finalizing.
-
-    A spawned worker that ends while its queue's thread is in torch's code aborts, three in a hundred.
-    """
+    """Has workers exit without finalizing, at which three in a hundred of torch's abort."""
 
     def __init__(self, function: Callable[[int], object] | None) -> None:
         self._function = function
@@ -82,7 +78,7 @@ class Watched:
         witness: a Witness of its dataset, or one of TensorFlow's threads; None where nothing is recorded.
         view: the loader with a dataset that is witnessed, while it is watched.
         is_opaque: whether a step's waiting cannot be told from its work.
-        begin, boundaries: as of ``FitData``.
+        data: of Keras's ``fit``, a ``FitData``.
     """
 
     def __init__(self, loader: Any, made_at: Line | None, used_at: Line, loop: Loop) -> None:
@@ -93,8 +89,7 @@ class Watched:
         self.witness: Any = None
         self.view: Any = None
         self.is_opaque = False
-        self.begin: Callable[[], Iterator[Any]] | None = None
-        self.boundaries: Mapping[CodeType, Boundary] = {}
+        self.data: Any = None
         workers, factor = getattr(loader, "num_workers", 0) or 0, getattr(loader, "prefetch_factor", 2) or 2
         loop.ahead = workers * factor or 2
 
@@ -112,7 +107,6 @@ class Watched:
 
     @property
     def is_shuffled(self) -> bool:
-        """Whether torch draws the order of samples anew for each epoch."""
         sampler = getattr(self.loader.batch_sampler, "sampler", self.loader.sampler)
         return any(kind.__name__ == "RandomSampler" for kind in type(sampler).__mro__)
 
@@ -142,10 +136,7 @@ def _form_of(loader: Any) -> tuple[Any, ...]:
 
 
 class Watch:
-    """While it is open, each loader of torch's that is iterated is watched.
-
-    ``also`` has functions that are called when modules are imported, and return others that undo it.
-    """
+    """While it is open, torch's loaders are watched; ``also`` patches other modules when imported."""
 
     def __init__(self, make_loop: Callable[[Any], Loop], also: Mapping[str, Patch] | None = None) -> None:
         self._make_loop, self._also = make_loop, also or {}
@@ -201,7 +192,7 @@ class Watch:
         self._make_loop = _no_loop  # it refers to this
         for one in self.found:
             # Now: when garbage is collected torch cannot tell workers any more that they are to end.
-            one.view = one.begin = None
+            one.view = one.data = None
             one.loop.close()
             if one.witness is not None:
                 one.witness.close()
@@ -229,11 +220,9 @@ class Watch:
         return kind is not None and isinstance(loader, kind) and type(loader).__iter__ is kind.__iter__
 
     def iterate(
-        self,
-        loader: Iterable[Any],
-        begin: Callable[[Any], Iterator[Any]] = iter,
+        self, loader: Iterable[Any], begin: Callable[[Any], Iterator[Any]] = iter,
         witness: Callable[[Loop], Any] | None = None,
-    ) -> Iterator[Any]:
+    ) -> Iterator[Any]:  # fmt: skip
         """Return a watched iterator of a loader; torch's have a Witness unless ``witness`` makes another."""
         if begin is iter:
             self._wrapped.add(id(loader))  # of torch's it may be one whose class iterates in its own way
@@ -295,6 +284,21 @@ def _no_loop(loader: Any) -> Loop:
     raise RuntimeError("nothing is watched any more")
 
 
+def patched(owner: Any, **functions: Any) -> Callable[[], None]:
+    before = {name: vars(owner).get(name) for name in functions}
+    for name, function in functions.items():
+        setattr(owner, name, function)
+
+    def undo() -> None:
+        for name, own in before.items():
+            if own is not None:
+                setattr(owner, name, own)
+            elif name in vars(owner):
+                delattr(owner, name)
+
+    return undo
+
+
 def _watch_loaders(module: Any, watch: Watch) -> Callable[[], None]:
     kind = module.DataLoader
     begin, init = kind.__iter__, kind.__init__
@@ -306,12 +310,7 @@ def _watch_loaders(module: Any, watch: Watch) -> Callable[[], None]:
         init(self, *args, **kwargs)
         watch.made(self)
 
-    kind.__iter__, kind.__init__ = watched_iter, watched_init
-
-    def undo() -> None:
-        kind.__iter__, kind.__init__ = begin, init
-
-    return undo
+    return patched(kind, __iter__=watched_iter, __init__=watched_init)
 
 
 class _WhenImported(importlib.abc.MetaPathFinder):

@@ -26,8 +26,6 @@ class Enough(BaseException):
 
 
 class Phase(str, Enum):
-    """What a loop gets: its loader's batches, the same batch again, or those of another loader."""
-
     WARMING = "warming"
     AS_IT_IS = "as it is"
     SETTLING = "settling"
@@ -37,10 +35,7 @@ class Phase(str, Enum):
 
 
 class Steps:
-    """Nanoseconds of steps, each split into waiting for a batch and being busy with it.
-
-    Batches of several workers come in turns, some of them together: so it is the mean, not the median.
-    """
+    """Nanoseconds of steps; the mean counts, as batches of several workers come together."""
 
     def __init__(self) -> None:
         self.waits, self.busy = array("q"), array("q")
@@ -81,12 +76,9 @@ class Loop:
     """
 
     def __init__(
-        self,
-        seconds: float,
-        is_replayed: bool,
-        next_phase: Callable[[], Iterator[Any] | None] | None = None,
-        may_judge: bool = False,
-    ) -> None:
+        self, seconds: float, is_replayed: bool,
+        next_phase: Callable[[], Iterator[Any] | None] | None = None, may_judge: bool = False,
+    ) -> None:  # fmt: skip
         self._seconds, self._is_replayed, self._next_phase = seconds, is_replayed, next_phase
         self._may_judge = may_judge
         self.phase = Phase.WARMING
@@ -111,7 +103,6 @@ class Loop:
         self._is_first, self._is_ending = True, False
 
     def close(self) -> None:
-        """Release batches, and the makers of more."""
         self.is_over, self._next_phase, self._source, self.batch = True, None, None, None
         self.has_ended = False  # an iterator that was kept may go on
         self.others = ()
@@ -246,7 +237,6 @@ class Loop:
         return seconds > min(_SETTLE_S + self.ahead * self.steps[Phase.AS_IT_IS].seconds, _MOST_SETTLE_S)
 
     def finish(self) -> None:
-        """Go on with what is to be tried; raise Enough if there is nothing more."""
         self._wait_for_device()
         self._is_finishing = True
         try:
@@ -279,8 +269,6 @@ def _trains() -> bool:
 
 
 class WatchedIterator:
-    """An iterator of a loader whose steps are measured.  Making the loader's took ``took`` nanoseconds."""
-
     def __init__(self, inner: Iterator[Any], loop: Loop, took: int = 0) -> None:
         self._inner, self._loop = inner, loop
         self._take = inner.__next__

@@ -19,7 +19,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter, process_time_ns
-from types import CodeType, FrameType, ModuleType, TracebackType
+from types import FrameType, ModuleType, TracebackType
 from typing import Any, NoReturn, overload
 
 from rich.console import Console
@@ -65,9 +65,7 @@ class Profiling:
         self._report: Report | None = None
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a Profiling watches the loaders of this process, and cannot be copied: copy its report"
-        )
+        raise TypeError("a Profiling, which watches this process, cannot be copied: copy its report")
 
     def watch(self, loader: Iterable[Any]) -> Iterable[Any]:
         """Return what is to be iterated instead of a loader that is none of torch's."""
@@ -143,10 +141,8 @@ def profile(
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise OptionError(f"profile needs something that has batches, such as a DataLoader, got {loader!r}")
     if hasattr(loader, "__next__"):
-        raise OptionError(
-            f"a {type(loader).__name__} can be iterated once only: give what it was made from, such as a "
-            "DataLoader"
-        )
+        kind = type(loader).__name__
+        raise OptionError(f"a {kind} can be iterated once only: give what it was made from")
     diagnosis = Diagnosis(seconds / 4, try_advice)
 
     def make_loop(one: Any) -> Loop:
@@ -196,20 +192,11 @@ class _Iterable:
 
 
 def profile_script(
-    path: str | os.PathLike[str],
-    arguments: Sequence[str] = (),
-    *,
-    seconds: float = 6.0,
-    limit_s: float = 50.0,
-    try_advice: bool = False,
-    is_module: bool = False,
+    path: str | os.PathLike[str], arguments: Sequence[str] = (), *, seconds: float = 6.0,
+    limit_s: float = 50.0, try_advice: bool = False, is_module: bool = False,
     leave: Callable[[Report], NoReturn] | None = None,
-) -> Report:
-    """Run a script, or module, as Python would, until enough is known of its training loop; then end it.
-
-    After ``limit_s`` seconds it is ended in any case.  ``leave`` is called with the report, and has to end
-    the process, where the script goes on after whatever is raised.
-    """
+) -> Report:  # fmt: skip
+    """Run a script until enough is known of it; ``leave`` ends the process if it goes on."""
     if not is_module and not os.path.isfile(path):
         raise OptionError(f"there is no script {os.fspath(path)!r}")
     if os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1"):
@@ -256,7 +243,11 @@ class _Run:
         code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
         try:
             with _limited(limit_s, self):
-                _until_its_end(code, module)
+                try:
+                    exec(code, vars(module))
+                except SystemExit as error:
+                    if error.code not in (None, 0):
+                        raise
                 self._took = perf_counter() - self._began
                 self._look_at_the_end()
         except Enough:
@@ -268,9 +259,8 @@ class _Run:
             self.is_cut_short = True
         except SystemExit as error:
             if not self._watch.found:
-                raise OptionError(
-                    f"{os.path.basename(path)} ended before it iterated a loader: {error.code}"
-                ) from error
+                why = f"{os.path.basename(path)} ended before it iterated a loader: {error.code}"
+                raise OptionError(why) from error
 
     def _look_at_the_end(self) -> None:
         """Measure beside a loop that was over before enough was known of it, as far as can still be done."""
@@ -318,21 +308,11 @@ class _Run:
         self._leave(report)
 
 
-def _until_its_end(code: CodeType, module: ModuleType) -> None:
-    """Run code; exit code 0 is as good as coming to the end."""
-    try:
-        exec(code, vars(module))
-    except SystemExit as error:
-        if error.code not in (None, 0):
-            raise
-
-
 def _longest(watch: Watch) -> Watched | None:
     return max(watch.found, key=lambda one: one.loop.total_s, default=None)
 
 
 def _elsewhere_ns() -> int:
-    """Return the processor time of processes that this one has started."""
     return (processes_cpu_ns() or 0) - process_time_ns()
 
 
@@ -371,10 +351,7 @@ def _outside(watch: Watch) -> tuple[tuple[str, float], ...]:
 
 @contextmanager
 def _as_main(name: str, arguments: Sequence[str], is_module: bool) -> Iterator[ModuleType]:
-    """Set up ``sys`` as Python does for a script, and restore it, and the current folder, afterwards.
-
-    Processes that it spawns name its classes as those of ``__mp_main__``.
-    """
+    """Set up ``sys`` as for a script, with ``__mp_main__`` for what it spawns; restore it afterwards."""
     argv, path, folder = sys.argv, list(sys.path), os.getcwd()
     names = ("__main__", "__mp_main__")
     before = {one: sys.modules.get(one) for one in names}
@@ -393,11 +370,9 @@ def _as_main(name: str, arguments: Sequence[str], is_module: bool) -> Iterator[M
         yield module
     finally:
         sys.argv, sys.path[:] = argv, path
-        for one, main in before.items():
-            if main is None:
-                sys.modules.pop(one, None)
-            else:
-                sys.modules[one] = main
+        for one in names:
+            sys.modules.pop(one, None)
+        sys.modules.update({one: main for one, main in before.items() if main is not None})
         with suppress(OSError):
             os.chdir(folder)
 

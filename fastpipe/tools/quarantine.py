@@ -90,7 +90,6 @@ def _copy(source: str, target: str) -> None:
 
 
 def _are_same(source: str, target: str) -> bool:
-    """Return whether a move was ended between its two steps."""
     old, new = os.lstat(source), os.lstat(target)
     if os.path.samestat(old, new) or stat.S_IFMT(old.st_mode) != stat.S_IFMT(new.st_mode):
         return os.path.samestat(old, new)
@@ -162,7 +161,6 @@ class Quarantine:
         self.close()
 
     def take(self, root: str, path: str, verdict: Verdict) -> None:
-        """Move a file below ``root`` to the quarantine; after an OSError it stays where it is."""
         inside, name = os.path.split(path)
         before = self._records.get(path)
         with folder_below(root, inside) as old, folder_below(self._here, inside, makes=True) as new:
@@ -261,7 +259,6 @@ class Quarantine:
         write_whole(self._list, lambda file: file.writelines(lines), sync=True, mode=_MODE)
 
     def _check_own(self, descriptor: int) -> None:
-        """Raise an OptionError if others may write to the list or to the folder."""
         listed = os.path.join(self.folder, LIST)
         folder = os.open(self._here, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
         try:
@@ -292,7 +289,6 @@ def _root_opened(root: str, opened: contextlib.ExitStack) -> str:
 
 
 def _is_whole_path(root: object) -> bool:
-    """Return whether something is an absolute path in its normal form, as that of a folder is recorded."""
     if not isinstance(root, str) or "\0" in root:
         return False
     return os.path.isabs(root) and os.path.normpath(root) == root
@@ -307,7 +303,6 @@ class Done:
 
 
 def move_corrupt(found: Findings, folder: str, progress: Progress) -> Done:
-    """Move corrupt files to a folder.  Files that could not be read stay: the file may not be at fault."""
     check_apart(folder, found.root)
     root, done, seen = os.path.realpath(found.root), Done(), set()
     if not found.corrupt:
@@ -335,10 +330,7 @@ def move_corrupt(found: Findings, folder: str, progress: Progress) -> Done:
 
 
 def rename(found: Findings, progress: Progress) -> Done:
-    """Give files whose name says another kind than they are the usual extension of their kind.
-
-    Only images that can be read are renamed; no bytes change, and no other file's name is taken.
-    """
+    """Give readable files whose name says another kind than they are the extension of their kind."""
     root, done = os.path.realpath(found.root), Done()
     wrong = [one for one in found.noted if not name_fits(one.path, one.kind)]
     targets = _linked_to(root) if wrong else set()

@@ -44,9 +44,7 @@ class SamplingThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """End after a last sample, or go on with that; in the thread itself, by garbage's end, it waits for
-        nothing.
-        """
+        """End after a last sample, or go on with that; in the thread itself it waits for nothing."""
         self._ending.put(None)
         if self._thread.ident is None or self._thread is threading.current_thread():
             return
@@ -74,8 +72,6 @@ class SamplingThread:
 
 
 class Tally(dict[tuple[str, str, Line], Spent]):
-    """Nanoseconds by kind, stage and line."""
-
     def add(self, kind: str, stage: str, line: Line, spent: Spent) -> None:
         self[kind, stage, line] = self.get((kind, stage, line), NOTHING).plus(spent)
 
@@ -103,14 +99,10 @@ class Recorder:
     """
 
     def __init__(
-        self,
-        boundaries: dict[CodeType, Boundary],
-        threads: list[int] | None = None,
-        tell: Callable[[], None] | None = None,
-        *,
-        kind: Callable[[], str] = str,
+        self, boundaries: dict[CodeType, Boundary], threads: list[int] | None = None,
+        tell: Callable[[], None] | None = None, *, kind: Callable[[], str] = str,
         counts: Callable[[], bool] = lambda: True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.tally = Tally()
         self.outside: dict[tuple[str, str], int] = {}
         self.own_cpu_ns = 0
@@ -209,7 +201,6 @@ class GPUSampler:
         return sampler
 
     def stop(self) -> GPUUse | None:
-        """End, and return the means; None without samples.  Further calls return the same."""
         self._thread.stop()
         if not self._rates:
             return None
@@ -233,9 +224,7 @@ class GPUSampler:
 
 
 def _handle(nvml: Any) -> Any:
-    """Return the handle of torch's device, or of the first that ``CUDA_VISIBLE_DEVICES`` leaves; NVML has
-    all.
-    """
+    """Return the handle of torch's device, or of the first of ``CUDA_VISIBLE_DEVICES``."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     current = 0
     if cuda is not None and cuda.is_initialized():

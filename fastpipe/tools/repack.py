@@ -77,5 +77,4 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
 
 
 def _rows(text: str) -> int | None:
-    """An argparse type: samples of a chunk; ``None`` to choose."""
     return None if text == "auto" else positive(int)(text)

@@ -35,8 +35,6 @@ _PREFIX = "fastpipe/profile"
 
 @dataclass(frozen=True)
 class LoaderNote:
-    """The loader of a report; lines are ``file:line function``, empty where they are unknown."""
-
     kind: str
     workers: int = 0
     ahead: int = 0
@@ -360,8 +358,6 @@ def _stage_rows(costs: LoaderCosts) -> Iterator[tuple[str, str, list[str]]]:
 
 
 def _trace_events(report: Report) -> Iterator[dict[str, Any]]:
-    """Yield events in the Trace Event Format (complete events, in microseconds)."""
-
     def named(thread: int, name: str) -> dict[str, Any]:
         return {"name": "thread_name", "ph": "M", "pid": 0, "tid": thread, "args": {"name": name}}
 
@@ -391,10 +387,6 @@ _WIDTH, _ROW = 860, 26
 _OWN_BATCHES = {Phase.WARMING.value, Phase.AS_IT_IS.value}
 
 
-def _colour(stage: str) -> str:
-    return _COLOURS.get(stage, _COLOURS["wait"])
-
-
 def _cases(report: Report) -> Iterator[str]:
     if not report.step_s:
         return
@@ -409,13 +401,13 @@ def _cases(report: Report) -> Iterator[str]:
         busy = max(0.0, seconds - sum(part.seconds for part in stall))
         x = float(label)
         for stage, length in (("busy", busy), *((part.name, part.seconds) for part in stall)):
-            yield rect(x, y + 3, length * scale, _ROW - 8, _colour(stage))
+            yield rect(x, y + 3, length * scale, _ROW - 8, _COLOURS.get(stage, _COLOURS["wait"]))
             x += length * scale
         yield f'<text x="{x + 6:.1f}" y="{y + 17}" font-size="14">{in_duration(seconds)}</text>'
     yield "</svg>"
     named = [part.name for part in report.stall if part.seconds > 0.01 * report.step_s]
     keys = (
-        f'<span class="key" style="background:{_colour(name)}"></span>{escape(name)}'
+        f'<span class="key" style="background:{_COLOURS.get(name, _COLOURS["wait"])}"></span>{escape(name)}'
         for name in ("busy", *named)
     )
     yield f'<div class="quiet">of the last bar:{"".join(keys)}</div>'

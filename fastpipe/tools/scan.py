@@ -53,6 +53,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Run the command; return 1 where something remains that cannot be read, or could not be put back."""
     code: int = load_part("fastpipe.tools.scan_report").run(args, console, progress)
     return code

@@ -108,7 +108,6 @@ def _verdict(root: str, where: str, error: HDF5Error) -> Verdict:
 
 
 def _box(layout: Layout, number: int) -> tuple[slice, ...]:
-    """Return the part of a dataset that a chunk holds."""
     corner = np.unravel_index(number, grid_of(layout.shape, layout.chunk))
     return _part(layout.shape, layout.chunk, map(int, corner))
 

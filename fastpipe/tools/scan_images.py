@@ -37,23 +37,15 @@ _EXIF_WORDS = (b"Exif\0\0", b"eXIf", b"EXIF", b"rientation")
 _ZEROS = bytes(4096)  # a page: left by a write that never reached the disk
 _JPEG_SCAN = b"\xff\xda"
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
-_BEGINS = {
-    "JPEG": b"\xff\xd8\xff",
-    "PNG": b"\x89PNG\r\n\x1a\n",
+_BEGINS: dict[str, bytes | tuple[bytes, ...]] = {
+    "JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n", "GIF": (b"GIF87a", b"GIF89a"), "BMP": b"BM",
     "TIFF": (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
-    "GIF": (b"GIF87a", b"GIF89a"),
-    "BMP": b"BM",
-}
+}  # fmt: skip
 _NETPBM = tuple(b"P%d" % number for number in range(1, 7))
 _EXTENSIONS = {
-    "JPEG": (".jpg", ".jpeg"),
-    "PNG": (".png",),
-    "BMP": (".bmp",),
-    "TIFF": (".tif", ".tiff"),
-    "WebP": (".webp",),
-    "Netpbm": (".ppm", ".pgm"),
-    "GIF": (".gif",),
-}
+    "JPEG": (".jpg", ".jpeg"), "PNG": (".png",), "BMP": (".bmp",), "TIFF": (".tif", ".tiff"),
+    "WebP": (".webp",), "Netpbm": (".ppm", ".pgm"), "GIF": (".gif",),
+}  # fmt: skip
 
 # Device, inode, size and modification time.  Not the time of the last status change, which all names of a
 # file share.
@@ -62,12 +54,7 @@ Identity = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found about one file, or one part of an HDF5 file.
-
-    Good is what the replaced loader reads.  Corrupt is what it raises on for its content, unreadable for
-    other reasons.  ``message`` is the error as ``FastImageFolder`` raises it; ``identity`` is None if nothing
-    is to be done about the file.
-    """
+    """What was found: good can be read, corrupt has wrong content, unreadable fails otherwise."""
 
     path: str
     nbytes: int | None = None
@@ -85,7 +72,6 @@ def identity(path: str) -> Identity:
 
 
 def check_is_the_same(path: str, verdict: Verdict) -> None:
-    """Raise an OSError if a file has changed since it was judged, or is gone."""
     if verdict.identity is None or identity(path) != verdict.identity:
         raise OSError("it has changed since it was looked at: scan it again")
 
@@ -96,8 +82,6 @@ def group_of(reason: str) -> str:
 
 @dataclass
 class Findings:
-    """What a scan found so far; threads may add to it.  ``verdicts`` are those that are not plainly good."""
-
     root: str
     what: str
     progress: Progress = field(repr=False)
@@ -148,7 +132,6 @@ class Findings:
         return [one for one in self.verdicts if one.state == "good"]
 
     def inside(self, one: Verdict) -> str:
-        """Return a path below the folder; a place in a file as it is."""
         return os.path.relpath(one.path, self.root) if self.what == "images" else one.path
 
 
@@ -188,7 +171,6 @@ def scan_images(root: str, threads: int, progress: Progress, judge: Judge | None
 
 
 def _list(root: str) -> tuple[list[str], SampleTable, list[str]]:
-    """Return classes, images and notes; where no class has images, the images in the folder itself."""
     with os.scandir(root) as entries:
         beside = sum(
             one.name.lower().endswith(TORCHVISION_EXTENSIONS) and not one.is_dir() for one in entries
@@ -217,9 +199,7 @@ def without_images(text: str, classes: Sequence[str]) -> str:
 
 
 class Judge:
-    """Decodes files as ``FastImageFolder`` does, in several threads; corrupt is what ``ImageFolder`` raises
-    on.
-    """
+    """Decodes files as ``FastImageFolder`` does; corrupt is what ``ImageFolder`` raises on."""
 
     def __init__(self) -> None:
         self._reader = ImageReader(Decode())
@@ -302,7 +282,6 @@ def name_fits(path: str, kind: str) -> bool:
 
 
 def _oddities(path: str, blob: bytes, kind: str, turned: int) -> Iterator[str]:
-    """What is odd about an image that can be decoded: it stops no training, and is worth knowing."""
     if not name_fits(path, kind):
         yield f"the name says {os.path.splitext(path)[1]}, the content is {kind}"
     if turned != 1:
@@ -320,7 +299,6 @@ def _oddities(path: str, blob: bytes, kind: str, turned: int) -> Iterator[str]:
 
 
 def _orientation(blob: bytes, kind: str, opened: Callable[[], Any]) -> int:
-    """Return the EXIF orientation, which the loader ignores; 1 without one."""
     first_scan = blob.find(_JPEG_SCAN, 0, _HEAD) if kind == "JPEG" else -1  # behind which there are none
     head = blob[: _HEAD if first_scan < 0 else first_scan]
     if kind == "TIFF" or not any(word in head for word in _EXIF_WORDS):  # a TIFF is turned by Pillow

@@ -73,7 +73,6 @@ _PREFIXES: dict[str, str] = {
 
 @functools.lru_cache(4096)
 def stage_of(name: str) -> str | None:
-    """Return the stage of a function by its dotted name; None if unknown."""
     if name.startswith("PIL.Image."):  # one module opens, decodes and resamples
         return DECODE if name.rpartition(".")[2] in _IMAGE_READERS else TRANSFORM
     while name:
@@ -96,7 +95,6 @@ class Line(NamedTuple):
 
     @property
     def in_parentheses(self) -> str:
-        """For the end of a sentence; empty where the line is unknown."""
         return f" ({self})" if self.file else ""
 
 
@@ -206,7 +204,6 @@ def name_called(source: str, frame: FrameType) -> str:
 
 
 def _source(frame: FrameType) -> str:
-    """Return the expression that a frame evaluates; its whole line before Python 3.11."""
     code, line = frame.f_code, frame.f_lineno
     if sys.version_info < (3, 11):
         return linecache.getline(code.co_filename, line)
@@ -247,9 +244,7 @@ if _COLLECTS_ANYWHERE and hasattr(os, "register_at_fork"):
 
 
 def current_stacks(threads: Iterable[int] | None = None) -> dict[int, list[FrameType]]:
-    """Return the frames of threads (idents), or of all but the caller's, each with its callers, innermost
-    first.
-    """
+    """Return the frames of threads (idents), or of all but the caller's, innermost first."""
 
     def stacks() -> dict[int, list[FrameType]]:
         frames = sys._current_frames()
@@ -263,10 +258,7 @@ def current_stacks(threads: Iterable[int] | None = None) -> dict[int, list[Frame
 
 
 def stack_of(frame: FrameType | None) -> list[FrameType]:
-    """Return a frame and its callers, the innermost first.
-
-    Not of another thread: ``f_back`` makes an object, at which Python 3.11 may let that thread go on.
-    """
+    """Return a frame and its callers; not of another thread, which Python 3.11 may let go on."""
     found = []
     while frame is not None:
         found.append(frame)
@@ -275,10 +267,7 @@ def stack_of(frame: FrameType | None) -> list[FrameType]:
 
 
 def native_ids() -> dict[int, int]:
-    """Return the kernel's numbers of all threads that have a frame.
-
-    It is in the number of a thread's clock (``CPUCLOCK_PID`` in the kernel's ``posix-timers.h``).
-    """
+    """Return the kernel's numbers of threads, from their clocks (``CPUCLOCK_PID`` of the kernel)."""
     if sys.platform != "linux":
         return dict.fromkeys(_without_collecting(sys._current_frames), -1)
     return {ident: ~(clock >> 3) for ident, clock in _without_collecting(_clocks).items()}

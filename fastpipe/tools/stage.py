@@ -37,12 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "       fastpipe stage --clear DIR"
     )
     add = parser.add_argument
-    add(
-        "places",
-        nargs="+",
-        metavar="URL DIR",
-        help="class folders, such as s3://bucket/train; a local folder",
-    )
+    add("places", nargs="+", metavar="URL DIR",
+        help="class folders, such as s3://bucket/train; a local folder")  # fmt: skip
     what = parser.add_mutually_exclusive_group()
     add = what.add_argument
     add("--status", action="store_true", help="say what the stage DIR holds")
@@ -134,5 +130,4 @@ def _show(folder: str, console: Console, *, clears: bool) -> int:
 
 
 def _names(text: str) -> list[str]:
-    """An argparse type: names between commas."""
     return [name for name in text.split(",") if name]

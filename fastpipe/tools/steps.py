@@ -40,7 +40,6 @@ _SHORTAGE_OF_TENSORFLOW = "ResourceExhaustedError"
 
 
 def torch_of(batch: Any) -> Any:
-    """Return torch, if a batch has tensors of it; else None."""
     torch = sys.modules.get("torch")  # what a batch is made of is loaded
     has_tensors = torch is not None and any(isinstance(one, torch.Tensor) for one in leaves(batch))
     return torch if has_tensors else None
@@ -81,8 +80,6 @@ class _Change(NamedTuple):
 
 
 class ModelChanges:
-    """The time of a step, for a batch, when its models are computed in other ways, each tried by itself."""
-
     def __init__(self, batch: Any) -> None:
         self._batch = batch
         self._now: _Change | None = None  # None while the step is as it is
@@ -116,9 +113,7 @@ class ModelChanges:
         return self._now is not None
 
     def advice(self, watched: Watched, step_s: Callable[[float], float]) -> Iterator[Advice]:
-        """Yield what is worth it; ``step_s`` makes the time of a step with data at once that of one with the
-        loader.
-        """
+        """Yield what is worth it; ``step_s`` makes the time of a step beside the loader of one."""
         for change, seconds in self._seconds:
             if self._base_s < _MODEL_GAIN * seconds:
                 continue
@@ -132,7 +127,6 @@ class ModelChanges:
 
 @contextmanager
 def _channels_last(models: Sequence[Any]) -> Iterator[None]:
-    """Weights of convolutions, and arguments of the models, have their channels last in memory."""
     formats = _formats()
     weights = [
         weight for model in models for weight in model.parameters()
@@ -203,7 +197,6 @@ def _may_be_mixed(seen: SeenModels) -> bool:
 
 
 def bfloat16_is_fast(device: str, flags: Iterable[str] | None = None) -> bool:
-    """Return whether a device, ``"cuda"`` or ``"cpu"``, computes bfloat16 itself."""
     if device == "cuda":
         return bool(sys.modules["torch"].cuda.is_bf16_supported(including_emulation=False))
     return not _BFLOAT16.isdisjoint(_processor_flags() if flags is None else flags)
@@ -269,9 +262,7 @@ _CHANGES = (
 
 
 class DeviceMemory:
-    """Memory of a CUDA device, where a batch has tensors of torch's, or of this process; ``limit`` may be
-    None.
-    """
+    """Memory of a CUDA device, or of this process; ``limit`` is None where it is unknown."""
 
     def __init__(self, batch: Any, budget: int | None) -> None:
         torch = torch_of(batch)
@@ -322,8 +313,6 @@ def _status(name: str) -> int | None:
 
 
 class Growth:
-    """The time of a step with more samples of the same batch, of which it takes ``instant_s`` as it is."""
-
     def __init__(self, batch: Any, instant_s: float) -> None:
         self._batch, self._instant_s, self._size = batch, instant_s, size_of(batch)
         self._factor = 0

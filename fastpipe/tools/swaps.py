@@ -65,7 +65,6 @@ def accelerated(loader: Any, options: dict[str, Any]) -> Any:
 
 
 def of_folders(watched: Watched, costs: LoaderCosts) -> Iterator[Candidate]:
-    """fastpipe's loader over the same dataset, where it makes the batches itself."""
     dataset = type(watched.loader.dataset).__name__
     shares = ", ".join(f"{stage} {share:.0%}" for stage, share in list(costs.shares().items())[:3])
     split = {"augment": "split"}
@@ -144,7 +143,6 @@ def _patches_of(volumes: Sequence[OpenVolume], has_labels: bool) -> tuple[Any, d
 
 
 def _with_rest(costs: LoaderCosts, what: str, source: str, fast: Any) -> Iterator[Candidate]:
-    """A loader that reads, and what the script's dataset does besides: as it is, or for whole batches."""
     shares = costs.shares()
     reading = f"reading takes {shares.get(READ, 0) + shares.get(DECODE, 0):.0%} of a batch's time"
     rest = _transforms(costs)
@@ -171,9 +169,7 @@ def _transforms(costs: LoaderCosts) -> tuple[Line, Spent] | None:
 
 
 def of_images(watched: Watched, costs: LoaderCosts, accounts: Sequence[Account]) -> Iterator[Candidate]:
-    """``FastImageFolder.from_samples``, where each sample is one image of Pillow's with torchvision's
-    transform.
-    """
+    """``FastImageFolder.from_samples``, where each sample is an image of Pillow's, transformed."""
     dataset, size = watched.loader.dataset, watched.batch_size
     files = list(dict.fromkeys(file for account in accounts for file in account.images))
     opened = sum(account.opened for account in accounts) / max(1, sum(one.samples for one in accounts))
@@ -227,7 +223,6 @@ def _transform_of(dataset: Any) -> Any:
 
 
 def _images_in(batch: Any, sample: Any) -> Any:
-    """The first part of a batch that has been made of such samples; None without one."""
     found: list[Any] = []
 
     def look(leaf: Any) -> Any:
@@ -241,7 +236,6 @@ def _images_in(batch: Any, sample: Any) -> Any:
 
 
 def of_tables(watched: Watched, costs: LoaderCosts, seen: Reads, batches: int) -> Iterator[Candidate]:
-    """fastpipe's images for TensorFlow, where the script's are opened with Pillow."""
     reads = [read for read in list(seen.images) if read.size is not None]
     sizes = {read.size for read in reads}
     if not reads or len(sizes) != 1 or not batches:
@@ -318,7 +312,6 @@ def of_staged(watched: Watched, costs: LoaderCosts, mounts: str | None = None) -
 
 
 def _copied(watched: Watched, count: int, folder: str) -> Any:
-    """Return fastpipe's loader over copies of so many files."""
     loader, samples, size = watched.loader, watched.loader.dataset.samples, watched.batch_size or 1
     copied, room = [], min(_MOST_BYTES, shutil.disk_usage(folder).free // 2)
     for number, at in enumerate(np.random.default_rng(0).choice(len(samples), count, replace=False).tolist()):

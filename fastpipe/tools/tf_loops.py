@@ -18,10 +18,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import CodeType, FrameType, GeneratorType
+from types import CodeType, GeneratorType
 from typing import Any, NamedTuple
 
-from fastpipe.tools.loaders import Watch, Watched
+from fastpipe.tools.loaders import Watch, Watched, patched
 from fastpipe.tools.loops import Loop, Phase
 from fastpipe.tools.recorder import Recorder
 from fastpipe.tools.stacks import Boundary
@@ -34,11 +34,7 @@ _LIBRARIES = {"tensorflow", "keras", "tf_keras"}
 
 
 class FitData(NamedTuple):
-    """What a script gives to ``fit`` as ``x``, or what ``fit`` gets instead of it.
-
-    ``once`` makes a dataset of one of its batches, again and again; ``begin`` an iterator over its batches as
-    they are made for ``fit``, if that is possible; ``boundaries`` are of code that makes them.
-    """
+    """What ``fit`` gets; a dataset of one batch, an iterator, and boundaries of code that makes them."""
 
     x: Any
     once: Callable[[], Any]
@@ -64,7 +60,6 @@ def data_of(x: Any, keras: Any) -> FitData | None:
 
 
 def _generated(generator: GeneratorType[Any, Any, Any]) -> FitData:
-    """A generator of batches, instead of which ``fit`` gets another one that keeps the last."""
     last: Any = None
 
     def keeping() -> Iterator[Any]:
@@ -146,7 +141,7 @@ class FitWitness:
 
 
 class _Replay(BaseException):
-    """Ends a ``fit``, for one of a single batch."""
+    pass
 
 
 def _watch_fit(keras: Any, watch: Watch) -> Callable[[], None]:
@@ -164,7 +159,7 @@ def _watch_fit(keras: Any, watch: Watch) -> Callable[[], None]:
         known.loop.end_again()
         if known.loop.is_over:
             return fit(*args, **kwargs)
-        known.is_opaque, known.begin, known.boundaries = True, data.begin, data.boundaries
+        known.is_opaque, known.data = True, data
         if known.witness is None:
             known.witness = FitWitness(known.loop, data.boundaries)
         given.arguments["x"] = data.x
@@ -188,24 +183,13 @@ def _watch_fit(keras: Any, watch: Watch) -> Callable[[], None]:
             raise
         return fit(model, once, epochs=1, shuffle=False, verbose=0, callbacks=[_steps(keras, known)])
 
-    is_own = "fit" in vars(keras.Model)
-    keras.Model.fit = watched_fit
-
-    def undo() -> None:
-        if is_own:
-            keras.Model.fit = fit
-        elif "fit" in vars(keras.Model):
-            del keras.Model.fit
-
-    return undo
+    return patched(keras.Model, fit=watched_fit)
 
 
 def _steps(keras: Any, known: Watched) -> Any:
     loop = known.loop
 
     class Steps(keras.callbacks.Callback):  # type: ignore[misc]
-        """Ends the ``fit`` where another one goes on."""
-
         _is_last_epoch = False
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -232,24 +216,14 @@ def _watch_datasets(module: Any, watch: Watch) -> Callable[[], None]:
 
     def watched(begin: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
         def iterate(self: Any) -> Iterator[Any]:
-            if _is_library(sys._getframe(1)) or not module.context.executing_eagerly():
+            caller = str(sys._getframe(1).f_globals.get("__name__", ""))
+            if caller.partition(".")[0] in _LIBRARIES or not module.context.executing_eagerly():
                 return begin(self)
             return watch.iterate(self, begin, witness=FitWitness)
 
         return iterate
 
-    for name, begin in ways.items():
-        setattr(kind, name, watched(begin))
-
-    def undo() -> None:
-        for name, begin in ways.items():
-            setattr(kind, name, begin)
-
-    return undo
-
-
-def _is_library(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in _LIBRARIES
+    return patched(kind, **{name: watched(begin) for name, begin in ways.items()})
 
 
 # As ``Watch`` takes it, besides torch's loaders.

@@ -45,8 +45,6 @@ NOTHING = Spent(0, 0, 0)
 
 
 class ThreadClock:
-    """The times of one thread of this process; without ``/proc`` all of the time counts as running."""
-
     def __init__(self, native_id: int | None = None) -> None:
         self.native_id = threading.get_native_id() if native_id is None else native_id
         try:
@@ -94,19 +92,7 @@ def threads_delay_ns() -> int | None:
 
 
 class Meter:
-    """The growth of a counter in a step, without what happens between epochs; read after some steps only.
-
-    >>> counter = iter([100, 130, 900, 910])
-    >>> meter = Meter(lambda: next(counter))
-    >>> meter.start(0)
-    >>> for now in (10_000_000, 20_000_000, 30_000_000):
-    ...     meter.step(now)
-    >>> meter.pause()  # the epoch is over
-    >>> meter.step(500_000_000)
-    >>> meter.step(530_000_000)
-    >>> meter.per_step  # (30 + 10) / (3 + 1)
-    10
-    """
+    """The growth of a counter in a step, without what happens between epochs."""
 
     def __init__(self, read: Callable[[], int | None]) -> None:
         self._read = read
@@ -170,10 +156,7 @@ class DeviceTimes(NamedTuple):
 
 
 class DeviceClock:
-    """Measures every fourth step on a CUDA device by three events on the current stream, without waiting.
-
-    Python goes on while a GPU computes: a step that waits for its batch need not mean that the GPU does.
-    """
+    """Measures every fourth step on a CUDA device by three events, without waiting."""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -198,7 +181,6 @@ class DeviceClock:
             self._mark()
 
     def skip(self) -> None:
-        """What goes on belongs to no step."""
         self._events = []
 
     def close(self) -> None:

@@ -59,19 +59,13 @@ class Settings:
         return found
 
     def as_text(self, before: Settings) -> str:
-        """Return the arguments of a loader, and those of its dataset that differ, as text.
-
-        >>> Settings(workers=2, ahead=4, threads=3).as_text(Settings(workers=0, threads="auto"))
-        'num_workers=2, prefetch_factor=4, threads=3'
-        """
+        """Return the arguments of a loader, and those of its dataset that differ, as text."""
         values = self.of_loader | self.of_dataset(before)
         # Here num_workers are always processes.
         return ", ".join(f"{name}={value!r}" for name, value in values.items() if name != "workers")
 
 
 class Base:
-    """A loader, of torch's or fastpipe's, whose settings are tuned."""
-
     def __init__(self, loader: Any) -> None:
         self.loader = loader
         self.folders = folders_behind(loader.dataset)
@@ -95,9 +89,7 @@ class Base:
 
     @contextlib.contextmanager
     def dataset_with(self, settings: Settings) -> Iterator[None]:
-        """Give fastpipe's datasets these settings meanwhile, and no ``cache="auto"``, which would keep for
-        others.
-        """
+        """Give fastpipe's datasets these settings meanwhile, and no ``cache="auto"``."""
         names = ("threads", "decode", "cache")
         before = [(one, name, vars(one)[name]) for one in self.folders for name in names if name in vars(one)]
         try:
@@ -156,7 +148,6 @@ class Trial:
 
     @property
     def batch_s(self) -> float:
-        """Seconds of a batch: the median; infinite where nothing was measured."""
         if self.why or not self.measured:
             return float("inf")
         return statistics.median(one.batch_s for one in self.measured)
@@ -170,7 +161,6 @@ class Trial:
 
     @property
     def stall(self) -> float:
-        """The part of a batch's time in which it is waited for."""
         return statistics.median(one.wait_s / one.batch_s for one in self.measured)
 
     @property
@@ -213,8 +203,6 @@ def warm_up(loader: Any) -> None:
 
 
 class _Memory:
-    """Memory of this process and its descendants beyond what they had; ``most`` is None if unknown."""
-
     def __init__(self, budget: int | None) -> None:
         self._budget, self._before, self._free = budget, memory_of_processes(), free_memory()
         self._next = 0.0
@@ -263,7 +251,6 @@ def is_all_kept(cache: Cache, nbytes: int) -> bool:
 
 
 def kept(loader: Any, dataset: Any, batches: int, **settings: Any) -> Any:
-    """Return fastpipe's loader over the first samples of a dataset, whose cache has kept them."""
     data = require("torch.utils.data", extra="torch")
     size = loader.batch_size or 1
     first = data.Subset(dataset, range(min(len(dataset), batches * size)))
@@ -275,7 +262,6 @@ def kept(loader: Any, dataset: Any, batches: int, **settings: Any) -> Any:
 
 
 def decoded_bytes(dataset: Any) -> int | None:
-    """Return the bytes of all that a dataset decodes in an epoch, of images estimated; None if unknown."""
     if isinstance(dataset, fastpipe.FastHDF5Dataset):
         return int(len(dataset) * sum(dtype.itemsize * np.prod(shape) for dtype, shape in dataset.kinds))
     samples = getattr(dataset, "samples", None)

@@ -30,11 +30,7 @@ DEFAULT_IMAGES = 1000
 
 
 def share(part: int, whole: int) -> str:
-    """Return a part in percent; 0% and 100% only where they are exact.
-
-    >>> share(0, 7), share(7, 7), share(1, 3), share(10**9 - 1, 10**9)
-    ('0%', '100%', '33.333333%', '99.999999%')
-    """
+    """Return a part in percent; 0% and 100% only where they are exact."""
     if part in (0, whole):
         return "0%" if part == 0 else "100%"
     return f"{min(max(100 * part / whole, 1e-6), 99.999999):.6f}%"
@@ -77,19 +73,12 @@ def print_outcome(outcome: Outcome, chain: Chain, folder: Path, console: Console
 
 
 def content(outcome: Outcome, chain: Chain, folder: Path, seed: int) -> dict[str, Any]:
-    """Return what goes into the JSON file."""
     check = outcome.check
     return {
-        "schema": SCHEMA,
-        "equal": outcome.equal,
-        "text": sentence(outcome),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "versions": versions(),
-        "folder": str(folder),
-        "transform": {"name": chain.name, "steps": chain.about},
-        "plan": outcome.plan,
-        "seed": seed,
-        "classes": outcome.classes,
+        "schema": SCHEMA, "equal": outcome.equal, "text": sentence(outcome),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "versions": versions(),
+        "folder": str(folder), "transform": {"name": chain.name, "steps": chain.about},
+        "plan": outcome.plan, "seed": seed, "classes": outcome.classes,
         "images": {
             "total": outcome.total, "chosen": outcome.chosen, "compared": check.photos,
             "differing": check.photos_differing,
@@ -171,7 +160,6 @@ def _size(check: Check, largest: float) -> str:
 
 
 def _finite(number: float | None) -> float | None:
-    """JSON has no infinity."""
     return number if number is not None and math.isfinite(number) else None
 
 

@@ -36,8 +36,6 @@ _MOST_LOADS, _MOST_VOLUMES = 512, 64
 
 @dataclass
 class Account:
-    """What a process, a worker or -1 for the one that trains, has done; spans: fetching, collating, end."""
-
     worker: int
     batches: int = 0
     samples: int = 0
@@ -63,11 +61,11 @@ class Witness:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._pid = 0
-        self._began = 0
+        self._pid = self._began = 0
+        self._dataset: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_folder": self._folder, "_pid": 0, "_began": 0}
+        return {"_folder": self._folder, "_pid": 0, "_began": 0, "_dataset": None}
 
     def begin(self) -> None:
         if self._pid == os.getpid():
@@ -76,7 +74,7 @@ class Witness:
 
         worker = get_worker_info()
         self._account = Account(-1 if worker is None else worker.id)
-        self._pid, self._cpu, self._dataset = os.getpid(), time.process_time_ns(), None
+        self._pid, self._cpu = os.getpid(), time.process_time_ns()
         self._reads = Reads()
         self._account.arrays = self._reads.arrays
         # Where this process makes the batches, one thread may do so after another: TensorFlow's, for Keras.
@@ -118,7 +116,6 @@ class Witness:
         self._began = 0
 
     def accounts(self) -> list[Account]:
-        """Return the accounts of all processes, as far as they were written, and of this one."""
         found = []
         if self._pid == os.getpid():
             self._update()
@@ -145,8 +142,6 @@ class Witness:
 
 
 class TimedDataset:
-    """A dataset whose samples are witnessed; otherwise it is the user's."""
-
     def __init__(self, dataset: Any, witness: Witness) -> None:
         self.dataset, self._witness = dataset, witness
 
@@ -221,7 +216,6 @@ class TimedInit:
 
 
 def timed_parts(loader: Any, witness: Witness, is_map_style: bool) -> dict[str, Any]:
-    """Return a loader's dataset and functions, with a witness."""
     kind: Any = TimedBatches if getattr(loader.dataset, "__getitems__", None) else TimedDataset
     return {
         "dataset": (kind if is_map_style else TimedIterable)(loader.dataset, witness),
@@ -239,11 +233,7 @@ BOUNDARIES: dict[CodeType, Boundary] = {
 
 
 def observe(owner: Any, name: str, see: Callable[..., object]) -> Callable[[], None]:
-    """Call ``see`` after each call of a function, with its value and arguments; the function that is returned
-    ends it.
-
-    Several may observe one function, and end in any order.  An error of ``see`` ends its observation.
-    """
+    """Call ``see`` after each call of a function; return what ends it, in any order of several."""
     function = getattr(owner, name)
     observers = getattr(function, _OBSERVERS, None)
     if observers is None:
@@ -279,8 +269,6 @@ def _observed(function: Any) -> Any:
 
 
 class ArrayRead(NamedTuple):
-    """An array that is read: the HDF5 file, the dataset's name, the shapes of the whole and of one read."""
-
     file: str
     name: str
     shape: tuple[int, ...]
@@ -295,16 +283,12 @@ class ArrayRead(NamedTuple):
 
 @dataclass
 class ImageRead:
-    """An image that was read; box: that was used first, None for all; size: that it was resized to first."""
-
     file: str
     box: tuple[float, ...] | None = None
     size: tuple[int, int] | None = None
 
 
 class OpenVolume(NamedTuple):
-    """A volume that is open, or that is loaded for a sample: its path or URL, and the shape of the whole."""
-
     path: str
     shape: tuple[int, ...]
     is_loaded: bool = False
@@ -323,7 +307,6 @@ class Reads:
         self._ends: dict[str, Callable[[], None]] = {}
 
     def begin(self) -> None:
-        """Begin to observe; when called again, packages that were loaded since."""
         for package, name in _LOADERS.items():
             if self._left[package]:
                 see = functools.partial(self._loaded, package)

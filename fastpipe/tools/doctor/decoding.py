@@ -21,7 +21,7 @@ _SECONDS = 0.3  # for each decoder
 _LOOK_S = 1.0  # for reading files
 _PHOTOS, _SIZE, _QUALITY = 4, (375, 500), 90
 _MOST_NBYTES, _MOST_PIXELS = 32 << 20, 30_000_000  # of all files, and of one
-_AREA, _LOG_ASPECT = (0.08, 1.0), float(np.log(4 / 3))  # of RandomResizedCrop
+_AREA = (0.08, 1.0)  # of RandomResizedCrop
 
 _Image = tuple[bytes, Box, Box]  # a JPEG, all of it, and the part of a random crop
 
@@ -101,10 +101,7 @@ def _made() -> list[_Image]:
 
 
 def _crop(rng: np.random.Generator, whole: Box) -> Box:
-    """A part such as ``RandomResizedCrop`` takes."""
-    area = rng.uniform(*_AREA) * whole.height * whole.width
-    aspect = np.exp(rng.uniform(-_LOG_ASPECT, _LOG_ASPECT))
-    height = max(1, min(whole.height, round(np.sqrt(area / aspect))))
-    width = max(1, min(whole.width, round(np.sqrt(area * aspect))))
-    top, left = rng.integers(0, whole.height - height + 1), rng.integers(0, whole.width - width + 1)
-    return Box(int(top), int(left), height, width)
+    sides = np.array([whole.height, whole.width])
+    part = np.maximum(1, np.sqrt(rng.uniform(*_AREA)) * sides).astype(int)
+    corner = rng.integers(0, sides - part + 1)
+    return Box(*map(int, (*corner, *part)))

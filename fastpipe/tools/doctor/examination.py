@@ -21,16 +21,10 @@ from fastpipe.tools.folders import require_folder_of
 
 # The cores first: later their load is our own.
 CHECKS: dict[str, Callable[[Examined], Iterator[Finding]]] = {
-    "cores": machine.check_cores,
-    "storage": storage.check,
-    "decoders": decoders.check,
-    "stores": stores.check,
-    "packages": packages.check,
-    "memory": machine.check_memory,
-    "limits": machine.check_limits,
-    "threads": machine.check_threads,
-    "caching": storage.check_cache,
-}
+    "cores": machine.check_cores, "storage": storage.check, "decoders": decoders.check,
+    "stores": stores.check, "packages": packages.check, "memory": machine.check_memory,
+    "limits": machine.check_limits, "threads": machine.check_threads, "caching": storage.check_cache,
+}  # fmt: skip
 _ORDER = ("decoders", "packages", "threads", "cores", "memory", "limits", "storage", "store", "cache folder")
 
 EPILOG = """\
@@ -76,12 +70,7 @@ def examine(
     storage_options: Mapping[str, Any] | None = None,
     on_progress: Callable[[str], object] = lambda _: None,
 ) -> DoctorReport:
-    """Check whether this machine and environment are fit for training input pipelines.
-
-    Nothing is written.  Code that may crash or hang runs in processes of its own; TensorFlow and torch are
-    never loaded into this one.  ``target`` is a folder with data, whose disk is measured, or the URL of a
-    store, which is asked for a few small parts of objects.
-    """
+    """Check a machine, and a folder or store; nothing is written, no framework loaded here."""
     examined = _examined(target, dict(storage_options or {}))
     begun = time.monotonic()
     found: list[Finding] = []

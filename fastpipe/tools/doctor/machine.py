@@ -116,7 +116,6 @@ def check_limits(examined: Examined) -> Iterator[Finding]:
 
 
 def _open_files(soft: int, hard: int, workers: int) -> Finding:
-    """Compare the limits of descriptors, below 0 for none, with what loaders open."""
     needed = _CONNECTIONS + _LIBRARIES + workers * _FOR_WORKER * 2
     limit = "without a limit" if soft < 0 else f"{soft:,} at most"
     text = (

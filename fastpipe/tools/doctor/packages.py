@@ -26,35 +26,24 @@ _PATIENCE_S = 60.0
 _TORCH = """
 import ctypes
 found = {}
-try:
-    driver, version = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
-    if driver.cuDriverGetVersion(ctypes.byref(version)) == 0:
-        found["driver"] = version.value
-except OSError:
-    pass
-answer(found)
+def look(name, make):
+    try:
+        found[name] = make()
+    except Exception as error:
+        found["why_no_" + name] = f"{type(error).__name__}: {error}".splitlines()[0]
+    answer(found)
+def driver():
+    library, version = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+    if library.cuDriverGetVersion(ctypes.byref(version)):
+        raise OSError("no version")
+    return version.value
+look("driver", driver)
 import torch
 found.update(version=torch.__version__, cuda=torch.version.cuda, hip=torch.version.hip)
 found.update(threads=torch.get_num_threads())
-answer(found)
-try:
-    torch.zeros(1).numpy()
-except Exception as error:
-    found["numpy"] = f"{type(error).__name__}: {error}".splitlines()[0]
-try:
-    found["gpus"] = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
-except Exception as error:
-    found["gpus"] = []
-    found["why_no_gpu"] = str(error).splitlines()[0]
-answer(found)
-try:
-    import torchvision
-    found["torchvision"] = torchvision.__version__
-except ModuleNotFoundError as error:
-    found["why_no_torchvision"] = "it is not installed" if error.name == "torchvision" else str(error)
-except Exception as error:
-    found["why_no_torchvision"] = f"{type(error).__name__}: {error}".splitlines()[0]
-answer(found)
+look("numpy", lambda: torch.zeros(1).numpy().size)
+look("gpus", lambda: [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())])
+look("torchvision", lambda: __import__("torchvision").__version__)
 """
 _IMPORT = """
 import importlib
@@ -93,16 +82,15 @@ def check(examined: Examined) -> Iterator[Finding]:
 
 
 def _torch(facts: Mapping[str, Any], crashed: str, gpus: int) -> Iterator[Finding]:
-    """Check torch, and with it the GPUs that the system shows; ``crashed`` is why its process ended early."""
     if "version" not in facts:
         yield problem(_TOPIC, f"torch cannot be imported: {crashed}", "pip install --force-reinstall torch")
         return
     built = f"for CUDA {facts['cuda']}" if facts.get("cuda") else "without CUDA"
     built = f"for ROCm {facts['hip']}" if facts.get("hip") else built
     yield ok(_TOPIC, f"torch {facts['version']}, built {built}")
-    if "numpy" in facts:
+    if "why_no_numpy" in facts:
         yield problem(
-            _TOPIC, f"torch cannot hand arrays to NumPy: {facts['numpy']}",
+            _TOPIC, f"torch cannot hand arrays to NumPy: {facts['why_no_numpy']}",
             'pip install "numpy<2", or a torch that was built for NumPy 2',
         )  # fmt: skip
     if facts.get("gpus"):
@@ -136,7 +124,7 @@ def _unseen(facts: Mapping[str, Any], gpus: int) -> Finding:
         )  # fmt: skip
     if hidden is not None and hidden.strip() in ("", "-1"):
         return warning(_TOPIC, f"{text}: {_HIDDEN}={hidden!r} hides them", f"unset {_HIDDEN}")
-    why = facts.get("why_no_gpu") or f"driver {_dotted(driver)} and CUDA {cuda} should go together"
+    why = facts.get("why_no_gpus") or f"driver {_dotted(driver)} and CUDA {cuda} should go together"
     return problem(_TOPIC, f"{text}: {why}", "python -c 'import torch; torch.zeros(1).cuda()' says more")
 
 
@@ -148,7 +136,6 @@ def _dotted(version: int) -> str:
 def _distributions(
     installed: Mapping[str, str], cuda: str, gpus: int, dali: Answer | None
 ) -> Iterator[Finding]:
-    """Check NVIDIA's packages for decoding, each of which is made for one CUDA, that of torch."""
     for what, pattern in (
         ("DALI", r"nvidia-dali-cuda(\d{2})0"),
         ("nvImageCodec", r"nvidia-nvimgcodec-cu(\d+)"),

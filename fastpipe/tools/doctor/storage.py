@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 from fastpipe.core.machine import available_cpus
 from fastpipe.core.private_folder import user_cache_folder
@@ -105,7 +104,7 @@ def check_cache(examined: Examined) -> Iterator[Finding]:
     """Check fastpipe's cache folder, which need not be there; last, when disk and decoders were measured."""
     yield from _disk_against_decoders(examined)
     folder = user_cache_folder()
-    there = _existing(folder)
+    there = next(one for one in (folder, *folder.parents) if one.exists())
     system = file_system(str(there))
     text = f"{folder} is on {system.name}, with {in_bytes(system.free)} free"
     if folder.exists() and not folder.is_dir():
@@ -118,12 +117,6 @@ def check_cache(examined: Examined) -> Iterator[Finding]:
         yield warning(_CACHE, f"{text}: Cache('disk') has no room", f"free some, or {_REMEDY}")
     else:
         yield ok(_CACHE, text)
-
-
-def _existing(folder: Path) -> Path:
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return folder
 
 
 def _disk_against_decoders(examined: Examined) -> Iterator[Finding]:
@@ -176,7 +169,6 @@ class Rate:
 
 
 def _sample(folder: str) -> Sample:
-    """Return some files of a folder, or the one that it is, found in a fraction of a second."""
     if not os.path.isdir(folder):
         return Sample((folder,), (os.stat(folder).st_size,), 1, True)
     found: list[tuple[str, int]] = []

@@ -79,7 +79,6 @@ def _p90(values: list[float]) -> float:
 
 
 def measure(url: str, storage_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Measure requests, one after the other; runs in another process.  Errors are without credentials."""
     try:
         store, location = open_store(url, storage_options or None)
         try:

@@ -49,7 +49,7 @@ def test_a_gpu_that_torch_sees() -> None:
         ({**CPU, "driver": 12040}, "it is a build without CUDA", "cu12x"),
         (CUDA, "no driver that programs can use", "--gpus all"),
         ({**CUDA, "driver": 12040}, "built for CUDA 13.2, and the driver supports 12.4 at most", "12.x"),
-        ({**CUDA, "driver": 13020, "why_no_gpu": "error 802"}, "error 802", "torch.zeros(1).cuda()"),
+        ({**CUDA, "driver": 13020, "why_no_gpus": "error 802"}, "error 802", "torch.zeros(1).cuda()"),
     ],
 )
 def test_a_gpu_that_torch_does_not_see(facts: dict[str, Any], text: str, remedy: str) -> None:
@@ -70,7 +70,7 @@ def test_torch_that_crashes() -> None:
 
 
 def test_torch_without_numpy() -> None:
-    (found,) = bad(of_torch({**CUDA, "numpy": "RuntimeError: Numpy is not available"}, "", gpus=0))
+    (found,) = bad(of_torch({**CUDA, "why_no_numpy": "RuntimeError: Numpy is not available"}, "", gpus=0))
     assert "numpy<2" in found.remedy
 
 
