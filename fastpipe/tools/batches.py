@@ -68,8 +68,8 @@ def _rebuilt(value: Any, leaf: Callable[[Any], Any]) -> Any:
         return type(value)(*(_rebuilt(one, leaf) for one in value))
     if isinstance(value, (list, tuple)) and len(value) > _MANY:
         return copy.copy(value)
-    if type(value) in (list, tuple):
-        return type(value)(_rebuilt(one, leaf) for one in value)
+    if type(value) is tuple:
+        return tuple(_rebuilt(one, leaf) for one in value)
     if isinstance(value, list):
         made = copy.copy(value)
         made[:] = [_rebuilt(one, leaf) for one in value]

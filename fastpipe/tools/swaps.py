@@ -25,7 +25,7 @@ from fastpipe.tools.batches import rebuilt, same_form
 from fastpipe.tools.costs import LoaderCosts
 from fastpipe.tools.folders import Scratch, file_system
 from fastpipe.tools.loaders import Watched, is_map_style
-from fastpipe.tools.stacks import DECODE, GRAPH, OTHER, READ, TRANSFORM, Line
+from fastpipe.tools.stacks import DECODE, GRAPH, OTHER, READ, TRANSFORM
 from fastpipe.tools.thread_times import NOTHING, Spent
 from fastpipe.tools.witness import Account, ArrayRead, ImageRead, OpenVolume, Reads
 
@@ -145,11 +145,12 @@ def _patches_of(volumes: Sequence[OpenVolume], has_labels: bool) -> tuple[Any, d
 def _with_rest(costs: LoaderCosts, what: str, source: str, fast: Any) -> Iterator[Candidate]:
     shares = costs.shares()
     reading = f"reading takes {shares.get(READ, 0) + shares.get(DECODE, 0):.0%} of a batch's time"
-    rest = _transforms(costs)
-    if rest is None:
+    stages = [costs.stages[stage] for stage in (TRANSFORM, OTHER) if stage in costs.stages]
+    spent = functools.reduce(Spent.plus, stages, NOTHING)
+    line = next((line for line, stage, _ in costs.lines if stage in (TRANSFORM, OTHER)), None)
+    if line is None or spent.wall <= _MUCH * costs.wall_s * 1e9:
         yield Candidate(what, f"{reading}; measured on your {source}", fast.__iter__)
         return
-    line, spent = rest
     share = f"what else the dataset does to a sample takes {spent.wall / 1e9 / costs.wall_s:.0%} ({line})"
     yield Candidate(
         f"{what}, with what else the dataset does as transform=",
@@ -161,25 +162,22 @@ def _with_rest(costs: LoaderCosts, what: str, source: str, fast: Any) -> Iterato
     )  # fmt: skip
 
 
-def _transforms(costs: LoaderCosts) -> tuple[Line, Spent] | None:
-    stages = [costs.stages[stage] for stage in (TRANSFORM, OTHER) if stage in costs.stages]
-    total = functools.reduce(Spent.plus, stages, NOTHING)
-    lines = [line for line, stage, _ in costs.lines if stage in (TRANSFORM, OTHER)]
-    return (lines[0], total) if lines and total.wall > _MUCH * costs.wall_s * 1e9 else None
-
-
 def of_images(watched: Watched, costs: LoaderCosts, accounts: Sequence[Account]) -> Iterator[Candidate]:
     """``FastImageFolder.from_samples``, where each sample is an image of Pillow's, transformed."""
     dataset, size = watched.loader.dataset, watched.batch_size
     files = list(dict.fromkeys(file for account in accounts for file in account.images))
     opened = sum(account.opened for account in accounts) / max(1, sum(one.samples for one in accounts))
     transform = _transform_of(dataset)
-    if transform is None or not files or not _FEW < opened < _MANY or size is None:
+    if (
+        transform is None
+        or not files
+        or not _FEW < opened < _MANY
+        or size is None
+        or not is_map_style(dataset)
+    ):
         return
-    if not is_map_style(dataset):
-        return
-    count = max(size, min(len(dataset), _MOST_SAMPLES))
     try:
+        count = max(size, min(len(dataset), _MOST_SAMPLES))
         samples = [(file, 0) for file in itertools.islice(itertools.cycle(files), count)]
         ours = fastpipe.FastImageFolder.from_samples(samples, transform, cache="off")
         fast: Any = fastpipe.FastLoader(ours, size, shuffle=True, drop_last=True)
@@ -213,26 +211,20 @@ def _transform_of(dataset: Any) -> Any:
     if isinstance(dataset, sys.modules["torch.utils.data"].Subset):
         return _transform_of(dataset.dataset)
     found = {
-        name: value
-        for name, value in getattr(dataset, "__dict__", {}).items()
+        name: value for name, value in getattr(dataset, "__dict__", {}).items()
         if type(value).__module__.startswith("torchvision.transforms")
-    }
-    if "transform" in found or len(found) != 1:
-        return found.get("transform")
-    return next(iter(found.values()))
+    }  # fmt: skip
+    return found.get("transform", next(iter(found.values())) if len(found) == 1 else None)
 
 
 def _images_in(batch: Any, sample: Any) -> Any:
+    """The first part of a batch that has been made of such samples; None without one."""
     found: list[Any] = []
-
-    def look(leaf: Any) -> Any:
-        if not found and hasattr(leaf, "shape") and len(leaf.shape) and same_form(leaf, sample[None]):
-            found.append(leaf)
-        return leaf
-
     if hasattr(sample, "shape"):
-        rebuilt(batch, look)
-    return found[0] if found else None
+        rebuilt(batch, lambda leaf: found.append(leaf) or leaf)
+    return next(
+        (one for one in found if len(getattr(one, "shape", ())) and same_form(one, sample[None])), None
+    )
 
 
 def of_tables(watched: Watched, costs: LoaderCosts, seen: Reads, batches: int) -> Iterator[Candidate]:

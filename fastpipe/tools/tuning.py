@@ -55,7 +55,6 @@ class Search:
         self._each_s = min(_MOST_S, max(_LEAST_S, seconds * _SHARE))
         self._by_settings: dict[Settings, Trial] = {}
         self._is_enough = self._is_warm = False
-        self._warned: set[tuple[str, int]] = set()
         self.notes: list[str] = []
 
     @property
@@ -231,10 +230,8 @@ class Search:
             warnings.simplefilter("always")
             warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
             yield
-        for one in given:
-            if (one.filename, one.lineno) not in self._warned:
-                self._warned.add((one.filename, one.lineno))
-                self.notes.append(str(one.message))
+        texts = dict.fromkeys(str(one.message) for one in given)
+        self.notes += [text for text in texts if text not in self.notes]
 
     def _likely_memory(self, settings: Settings) -> int:
         known = [
