@@ -94,14 +94,9 @@ class BatchSizes(TextReport):
 
 
 def autotune_batch_size(
-    step: Callable[[Any], object],
-    loader: Iterable[Any],
-    *,
-    target: int | None = None,
-    largest: int | None = None,
-    memory_budget: int | None = None,
-    seconds: float = 30.0,
-) -> BatchSizes:
+    step: Callable[[Any], object], loader: Iterable[Any], *, target: int | None = None,
+    largest: int | None = None, memory_budget: int | None = None, seconds: float = 30.0,
+) -> BatchSizes:  # fmt: skip
     """Find out which batch sizes fit into memory, and which one trains on most samples a second.
 
     The loader's first batch is made twice as large by repeating its samples, again and again, until that does
@@ -174,7 +169,8 @@ class _Sizes:
             if perf_counter() > self._until:
                 self.notes.append(f"nothing above {size} was tried: the time was over")
                 return
-            if self._is_flat():
+            rates = [one.rate for one in sorted(self.trials.values(), key=lambda one: one.size) if one.step_s]
+            if len(rates) > 2 and max(rates[-2:]) < rates[-3] * (1 + _EQUAL):
                 self.notes.append(f"nothing above {size} was tried: it would not be faster")
                 return
             if self._try(2 * size).step_s is None:
@@ -189,10 +185,6 @@ class _Sizes:
                 above = middle
             else:
                 size = middle
-
-    def _is_flat(self) -> bool:
-        rates = [one.rate for one in sorted(self.trials.values(), key=lambda one: one.size) if one.step_s]
-        return len(rates) > 2 and max(rates[-2:]) < rates[-3] * (1 + _EQUAL)
 
     def _try(self, size: int) -> SizeTrial:
         self.trials[size] = trial = self._tried(size)

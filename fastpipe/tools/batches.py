@@ -24,7 +24,6 @@ def leaves(value: Any) -> list[Any]:
 
 
 def size_of(batch: Any) -> int:
-    """Return the samples of a batch: the first dimension of its first array; an OptionError without one."""
     for leaf in leaves(batch):
         shape = getattr(leaf, "shape", None)
         if shape:
@@ -33,7 +32,6 @@ def size_of(batch: Any) -> int:
 
 
 def same_form(one: Any, other: Any) -> bool:
-    """Return whether batches have the same parts, dtypes, and shapes but for the number of samples."""
     if hasattr(one, "dtype") and hasattr(one, "shape"):
         if not (hasattr(other, "dtype") and hasattr(other, "shape")):
             return False
@@ -50,7 +48,6 @@ def same_form(one: Any, other: Any) -> bool:
 
 
 def rebuilt(value: Any, leaf: Callable[[Any], Any] = lambda one: one) -> Any:
-    """Return a batch in new containers; ``leaf`` replaces parts.  What cannot be copied stays."""
     try:
         return _rebuilt(value, leaf)
     except Exception:  # of a class of the script's
@@ -105,7 +102,6 @@ class Replay(Iterator[Any]):
 
 
 def resized(batch: Any, size: int) -> Any:
-    """Return a batch of so many samples: its own, again and again; what has no entry per sample stays."""
     count = size_of(batch)
     return _resized(batch, count, [at % count for at in range(size)])
 

@@ -54,9 +54,9 @@ def _ahead(watched: Watched, why: str) -> Iterator[Candidate]:
     before = loader.prefetch_factor or 2
     wanted = min(_MOST_AHEAD, 4 * before)
     if wanted > before:
-        view = view_of(loader, prefetch_factor=wanted)
         what = f"prefetch_factor={wanted} instead of {before}{watched.place}"
-        yield Candidate(what, why, view.__iter__, max(2, loader.num_workers))
+        begin = view_of(loader, prefetch_factor=wanted).__iter__
+        yield Candidate(what, why, begin, max(2, loader.num_workers))
 
 
 def _of_fast(watched: Watched, cores: int) -> Iterator[Candidate]:
@@ -113,7 +113,6 @@ def _workers(watched: Watched, costs: LoaderCosts, cores: int) -> Iterator[Candi
 
 
 def _workers_of_stream(watched: Watched, cores: int) -> Iterator[Candidate]:
-    """One worker process, or as many as there are cores for a dataset that knows of its workers."""
     workers = watched.loader.num_workers
     if not workers:
         why = "the step and the loader take turns; one process makes the same batches, in their order"
@@ -128,14 +127,12 @@ def _workers_of_stream(watched: Watched, cores: int) -> Iterator[Candidate]:
 
 def _with_workers(watched: Watched, wanted: int, why: str) -> Candidate:
     loader = watched.loader
-    prefetch = loader.prefetch_factor or 2  # as torch has it
-    view = view_of(loader, num_workers=wanted, prefetch_factor=prefetch)
+    view = view_of(loader, num_workers=wanted, prefetch_factor=loader.prefetch_factor or 2)  # as torch has it
     what = f"num_workers={wanted} instead of {loader.num_workers}{watched.place}"
     return Candidate(what, why, view.__iter__, wanted)
 
 
 def of_kept(watched: Watched) -> Iterator[Candidate]:
-    """The same loader with a cache that holds all, where there is memory for one, and none yet."""
     dataset, free = watched.loader.dataset, free_memory()
     if folders_behind(dataset) != [dataset] or not hasattr(dataset, "cache"):
         return

@@ -24,8 +24,6 @@ from fastpipe.errors import BadSampleError, OptionError
 
 
 class Chain(NamedTuple):
-    """A transform: its name as given, its steps in words, and how many samples are made together."""
-
     name: str
     about: str
     transform: Any
@@ -49,7 +47,6 @@ NAMED: dict[str, tuple[str, Callable[[], Any], int]] = {
 
 
 def chain_of(name: str) -> Chain:
-    """Return the transform of ``--transform``: a named one, or the user's, or what makes that."""
     if name in NAMED:
         about, make, batch = NAMED[name]
         return Chain(name, about, make(), batch)
@@ -64,7 +61,15 @@ def _own(name: str) -> Any:
     if not (colon and module_name and attribute):
         known = ", ".join(NAMED)
         raise OptionError(f"--transform must be {known} or module:name for one of your own, got {name!r}")
-    found = _imported(name, module_name)
+    if os.getcwd() not in sys.path:  # as ``python -m`` has it
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:  # whatever the user's code raises
+        raise OptionError(
+            f"--transform {name}: importing {module_name!r} failed: {_words(error)}; modules are looked for "
+            "in this folder and where Python finds them"
+        ) from error
     for part in attribute.split("."):
         try:
             found = getattr(found, part)
@@ -79,19 +84,6 @@ def _own(name: str) -> Any:
         kind = "class that needs arguments" if inspect.isclass(found) else type(found).__name__
         raise OptionError(f"--transform {name} is a {kind}; name a transform, or a function that makes one")
     return found
-
-
-def _imported(name: str, module_name: str) -> Any:
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        return importlib.import_module(module_name)
-    except Exception as error:  # whatever the user's code raises
-        raise OptionError(
-            f"--transform {name}: importing {module_name!r} failed: {_words(error)}; modules are looked for "
-            "in this folder and where Python finds them"
-        ) from error
 
 
 def _needs_no_arguments(found: Any) -> bool:
@@ -181,8 +173,6 @@ class Failure:
 
 @dataclass
 class Outcome:
-    """What the comparison found; ``unreadable`` are samples that neither gives, ``one_sided`` one only."""
-
     total: int
     classes: int
     chosen: int
@@ -213,7 +203,6 @@ class _Try(NamedTuple):
 
 
 def chosen(total: int, count: int | None, seed: int) -> list[int]:
-    """Return which samples to compare: one drawn from each of ``count`` equal parts; all for None."""
     if count is None or count >= total:
         return list(range(total))
     starts = [part * total // count for part in range(count + 1)]
@@ -225,7 +214,6 @@ def compare_folder(
     stock: Any, chain: Chain, count: int | None, seed: int,
     on_image: Callable[[Outcome], None] = lambda outcome: None,
 ) -> Outcome:  # fmt: skip
-    """Compare ``FastImageFolder`` with ``stock``, torchvision's dataset without a transform."""
     fast = fastpipe.FastImageFolder(stock.root, chain.transform)
     indices = chosen(len(stock), count, seed)
     outcome = Outcome(
@@ -278,7 +266,6 @@ def _expected(stock: Any, fast: Any, index: int, draws: Any) -> _Try:
 
 
 def _made(fast: Any, indices: Sequence[int], size: int, seed: int) -> Iterator[tuple[int, _Try, Any]]:
-    """Yield index, value and random parameters of fastpipe's samples, made in batches as in training."""
     chunks = [indices[first : first + size] for first in range(0, len(indices), size)]
     # It goes on after an error.  Few are made ahead, as they may be large.
     batches = iter(

@@ -26,8 +26,6 @@ _ROUNDS = 5  # of copies
 
 @dataclass(frozen=True)
 class LoaderCosts:
-    """What a batch costs its makers, by stage, and by lines of the script that take longest."""
-
     stages: dict[str, Spent] = field(default_factory=dict)
     lines: tuple[tuple[Line, str, Spent], ...] = ()
     batches: int = 0
@@ -48,7 +46,6 @@ class LoaderCosts:
 
     @property
     def read_idle_s(self) -> float:
-        """Seconds of a batch in which it waits for disk or network."""
         return self.stages.get(READ, NOTHING).idle / 1e9
 
     def without(self, *stages: str) -> LoaderCosts:
@@ -67,7 +64,6 @@ class LoaderCosts:
                 yield line, stage, spent.wall / total
 
     def with_others(self, cpu_s: float | None) -> LoaderCosts:
-        """Return the costs with what runs outside of Python, the rest of a batch's processor time."""
         rest = 0 if cpu_s is None else int(max(0.0, cpu_s - self.cpu_s) * 1e9)
         return replace(self, stages={**self.stages, GRAPH: Spent(rest, rest, 0)} if rest else self.stages)
 
@@ -109,7 +105,6 @@ def costs_of(accounts: Iterable[Account]) -> LoaderCosts:
 
 
 def costs_of_clock(before: dict[str, float], after: dict[str, float], batches: int) -> LoaderCosts:
-    """Return the costs of a loader of fastpipe's, from its clock; its threads run nearly all of that time."""
     stages = {}
     for stage, seconds in after.items():
         spent = int((seconds - before.get(stage, 0.0)) * 1e9 / max(1, batches))
@@ -120,8 +115,6 @@ def costs_of_clock(before: dict[str, float], after: dict[str, float], batches: i
 
 @dataclass(frozen=True)
 class Alone:
-    """A loader whose batches nobody uses; ``taken`` counts those, too, that it had ready."""
-
     batch_s: float
     cpu_s: float | None
     batches: int
@@ -179,17 +172,10 @@ def epochs(
     step: Callable[[Any], object] | None = None, look: Callable[[], Any] = lambda: None,
     limit: float = 4.0, counts_start: bool = False,
 ) -> Iterator[Epoch]:  # fmt: skip
-    """Take batches in as many epochs as it takes; the loader's iterator lives until the next is asked for.
+    """Take batches in as many epochs as it takes; an iterator lives until the next is asked for.
 
-    It is never ahead when it begins; workers' batches come some at a time, so some rounds of all are
-    measured, for so many ``seconds``, and for ``limit`` times that at most once a first batch is there.
-    ``skipped`` batches do not count: the first of each worker.  ``look`` is called before the iterator begins
-    and before the first that counts.  With ``counts_start`` an epoch that is over too soon counts as a whole,
-    with its workers' start.
-
-    >>> epoch = next(epochs(lambda: iter(range(9)), 2, 0.5))
-    >>> epoch.batches, epoch.taken, epoch.is_over
-    (7, 9, True)
+    The loader is never ahead when it begins.  The first ``skipped`` do not count; ``look`` is called before
+    the iterator begins and before the first that counts; ``counts_start`` counts a short epoch as a whole.
     """
     took, taken, deadline = 0.0, 0, perf_counter() + limit * seconds
     while took < seconds and perf_counter() < deadline:

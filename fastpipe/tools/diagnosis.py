@@ -17,18 +17,10 @@ from typing import Any
 from fastpipe.core.machine import available_cpus
 from fastpipe.core.text import in_duration
 from fastpipe.errors import OptionError
+from fastpipe.tools import costs as loader_costs
 from fastpipe.tools.batches import same_form
 from fastpipe.tools.candidates import candidates
-from fastpipe.tools.costs import (
-    Alone,
-    Copies,
-    LoaderCosts,
-    alone,
-    copies_of,
-    costs_of,
-    costs_of_clock,
-    step_with,
-)
+from fastpipe.tools.costs import Alone, Copies, LoaderCosts, alone, copies_of
 from fastpipe.tools.loaders import Watch, Watched, processes_of, view_of
 from fastpipe.tools.loops import Phase
 from fastpipe.tools.report import Advice, LoaderNote, Part, Report
@@ -68,11 +60,10 @@ class Diagnosis:
         return self._watched is not None
 
     def see(self, watched: Watched) -> None:
-        """Take what was seen of a loop; nothing more is measured."""
         self._watched = watched
         if watched.witness is not None:
             self._accounts = watched.witness.accounts()
-            self._costs = costs_of(self._accounts)
+            self._costs = loader_costs.costs_of(self._accounts)
 
     def look(self, watched: Watched) -> None:
         self.is_looking = True
@@ -106,7 +97,7 @@ class Diagnosis:
             except Exception as error:  # the script's loop meets it itself, and may handle it
                 _log.warning("the loader alone is not measured: %s", _text_of(error))
         if clock is not None and self._alone is not None and not self._costs.batches:
-            self._costs = costs_of_clock(before, clock.totals(), self._alone.taken)
+            self._costs = loader_costs.costs_of_clock(before, clock.totals(), self._alone.taken)
         if not watched.is_opaque:
             self._copies = copies_of(watched.loop.batch)
 
@@ -125,7 +116,7 @@ class Diagnosis:
         self._accounts = witness.accounts()
         # Each sample's cost was seen; how many batches there were, the loader knows.
         self._accounts[0].batches = self._alone.taken
-        self._costs = costs_of(self._accounts)
+        self._costs = loader_costs.costs_of(self._accounts)
         self._reads = witness.reads
 
     def _measure_candidates(self, watched: Watched) -> None:
@@ -152,11 +143,10 @@ class Diagnosis:
             return None
 
     def _uneven(self) -> str:
-        """Return by which measurement batches take unequally long; empty where that is no reason."""
         report = self._report()
         if report.loader is None or not report.loader.workers or self._alone is None:
             return ""
-        together = step_with(report.base_s, report.step_cpu_s, self._alone, self.cores)
+        together = loader_costs.step_with(report.base_s, report.step_cpu_s, self._alone, self.cores)
         waits_little = report.wait_s < (GAIN - 1) * report.step_s  # what else is lost goes to workers' cores
         if waits_little or self._alone.batch_s > _FAST * report.base_s or report.step_s < GAIN * together:
             return ""
@@ -167,7 +157,6 @@ class Diagnosis:
         )
 
     def next_phase(self, watch: Watch, loader: Any) -> Iterator[Any] | None:
-        """Return batches of another loader for the script's step; None when everything is known."""
         if self._phases is None:
             watched = watch.of(loader)
             assert watched is not None  # it is its loop that asks
@@ -180,11 +169,12 @@ class Diagnosis:
             return watched.loop.steps[Phase.TRIED].seconds
 
         self.look(watched)
-        wanted = self._triable()[:_MOST_TRIED] if self._tries else []
+        # Those whose batches are all that the script's step needs.
+        wanted = [at for at in self._predictions() if self._measured[at][0].rest is None][:_MOST_TRIED]
         if watched.is_opaque and self._measured:  # measuring may have left something behind: malloc's limits
             yield repeat(None)
             self._later_s = measured()
-        for at in wanted:
+        for at in wanted if self._tries else ():
             batches = _endless(self._measured[at][0], watch)
             first = next(batches)
             if same_form(watched.loop.batch, first):
@@ -210,7 +200,6 @@ class Diagnosis:
         return self._change is not None and self._change.failed(error)
 
     def close(self) -> None:
-        """Leave models as they were, and nothing of what was measured."""
         while self._candidates:
             self._candidates[-1].close()
             self._candidates.pop()
@@ -266,7 +255,7 @@ class Diagnosis:
         loader = Alone(batch_s, cpu, self._alone.batches)
         if report.loader is not None and not report.loader.ahead:
             return report.base_s + loader.batch_s
-        return step_with(report.base_s, report.step_cpu_s, loader, self.cores)
+        return loader_costs.step_with(report.base_s, report.step_cpu_s, loader, self.cores)
 
     def _step_beside(self, instant_s: float) -> float:
         report = self._report()
@@ -277,7 +266,7 @@ class Diagnosis:
         cpu = report.step_cpu_s  # that of a step that takes less is less, too
         if cpu is not None:
             cpu *= instant_s / report.instant_s if report.instant_s else 0.0
-        return step_with(instant_s, cpu, self._alone, self.cores)
+        return loader_costs.step_with(instant_s, cpu, self._alone, self.cores)
 
     def _predictions(self) -> dict[int, float]:
         report, found = self._report(), {}
@@ -285,13 +274,10 @@ class Diagnosis:
         if cpu is not None and base < report.base_s:
             cpu *= base / report.base_s
         for at, (_, measured) in enumerate(self._measured):
-            seconds = step_with(base, cpu, measured, self.cores)
+            seconds = loader_costs.step_with(base, cpu, measured, self.cores)
             if report.step_s > GAIN * seconds:
                 found[at] = seconds
         return dict(sorted(found.items(), key=lambda item: self._tried.get(*item)))
-
-    def _triable(self) -> list[int]:
-        return [at for at in self._predictions() if self._measured[at][0].rest is None]
 
     def _later(self) -> str:
         before = self._report().base_s
@@ -362,7 +348,6 @@ def _pin_advice(watched: Watched, step_s: float, copies: Copies | None) -> Itera
 
 
 def _start_advice(watched: Watched, step_s: float) -> Iterator[Advice]:
-    """For workers that are started anew for each epoch, where that takes a part of it that counts."""
     loader, starts = watched.loader, watched.loop.epoch_starts
     try:
         steps = len(loader)

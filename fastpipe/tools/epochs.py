@@ -43,16 +43,10 @@ class _Options(NamedTuple):
 
 
 def watch(
-    loader: Iterable[_T_co],
-    *,
-    name: str = "",
-    warn_after: float | None = None,
-    warn_waiting: float | None = None,
-    log_every: int | None = None,
-    progress: bool = False,
-    samples: Callable[[Any], int] | None = None,
-    gpu: bool = True,
-) -> WatchedLoader[_T_co]:
+    loader: Iterable[_T_co], *, name: str = "", warn_after: float | None = None,
+    warn_waiting: float | None = None, log_every: int | None = None, progress: bool = False,
+    samples: Callable[[Any], int] | None = None, gpu: bool = True,
+) -> WatchedLoader[_T_co]:  # fmt: skip
     """Return the same loader, which logs how long each epoch took and waited for data.
 
     It may stay in a script.  Each epoch is a line of the log ``fastpipe`` (INFO) and an entry of ``epochs``.
@@ -117,12 +111,9 @@ class WatchedLoader(Generic[_T_co]):
     ([[1, 2], [3, 4]], 2, 2)
     """
 
-    loader: Iterable[_T_co]
-    epochs: list[EpochTimes]
-    _options: _Options
-
     def __init__(self, loader: Iterable[_T_co], options: _Options) -> None:
-        self.loader, self.epochs, self._options = loader, [], options
+        self.loader, self._options = loader, options
+        self.epochs: list[EpochTimes] = []
 
     def __iter__(self) -> Iterator[_T_co]:
         return _Epoch(self, self._options)
@@ -230,18 +221,17 @@ class _Epoch(Iterator[_T_co]):
         return f"{self._options.name}epoch {len(self._watched.epochs)}"
 
     def _show(self, now: float) -> None:
-        """Draw the bar, which begins with the first batch, and again where an error had hidden it."""
         if self._bar is None:
             self._bar = _BARS.begin(self._title, _length_of(self._watched.loader))
             self._next_show = now + self._bar.interval_s
             if self._bar.interval_s > 1:  # a line: there is nothing to say yet
                 return
         self._next_show = now + self._bar.interval_s
-        self._bar.show(len(self._moments) // 2, self._so_far(now, with_steps=False))
+        _BARS.show(self._bar, len(self._moments) // 2, self._so_far(now, with_steps=False))
 
     def _hide(self) -> None:
         if self._bar is not None:
-            self._bar.end()
+            _BARS.end(self._bar)
             self._bar, self._next_show = None, 0.0
 
     def _so_far(self, now: float, *, with_steps: bool = True) -> str:
@@ -284,7 +274,7 @@ class _Epoch(Iterator[_T_co]):
             times = times._replace(**use._asdict())
         self._watched.epochs.append(times)
         if self._bar is not None:
-            self._bar.end(f"{self._options.name}{times}")
+            _BARS.end(self._bar, f"{self._options.name}{times}")
         _log.info("%s%s", self._options.name, times)
         stages = _stages_of(self._watched.loader)
         spent = {name: stages[name] - self._stages.get(name, 0.0) for name in stages if name != "wait"}
@@ -335,20 +325,10 @@ class LastingFile:
 
 @dataclass(eq=False)
 class Bar:
-    """The bar of one epoch, made by ``Bars.begin``; ``task`` is rich's, None where lines are printed."""
-
-    bars: Bars
     name: str
     total: int | None
     task: TaskID | None
     interval_s: float
-
-    def show(self, steps: int, said: str) -> None:
-        total = "" if self.total is None else f"/{self.total}"
-        self.bars.show(self, steps, f"{steps}{total}, {said}")
-
-    def end(self, text: str = "") -> None:
-        self.bars.end(self, text)
 
 
 class Bars:
@@ -371,7 +351,7 @@ class Bars:
                 # Whatever ends the script, the terminal gets its cursor back.
                 atexit.register(self.close)
                 self._progress.start()
-            bar = Bar(self, name, total, None, _LINE_S)
+            bar = Bar(name, total, None, _LINE_S)
             if self._progress is not None:
                 bar.interval_s = _REFRESH_S
                 bar.task = self._progress.add_task(printable(name), total=total, said="")
@@ -379,13 +359,14 @@ class Bars:
             return bar
 
     def show(self, bar: Bar, steps: int, said: str) -> None:
+        said = f"{steps}{'' if bar.total is None else f'/{bar.total}'}, {said}"
         if self._progress is None or bar.task is None:
             print_line(self._console, f"{bar.name}: {said}")
         elif bar.task in self._progress.task_ids:
             fields: dict[str, Any] = {"said": printable(said)}
             self._progress.update(bar.task, completed=steps, refresh=True, **fields)
 
-    def end(self, bar: Bar, text: str) -> None:
+    def end(self, bar: Bar, text: str = "") -> None:
         with self._lock:
             if bar not in self._open:
                 return

@@ -30,13 +30,11 @@ _NETWORK = frozenset((
 
 @dataclass(frozen=True)
 class FileSystem:
-    """A file system: kind, such as ``"ext4"`` or ``"fuse.s3fs"`` (empty if unknown), and free bytes."""
-
     kind: str
     free: int
 
     @property
-    def is_fuse(self) -> bool:
+    def is_fuse(self) -> bool:  # a program answers for it, often by requests to a bucket
         return self.kind.split(".")[0] in ("fuse", "fuseblk")
 
     @property
@@ -79,8 +77,6 @@ class Scratch:
 
 
 def _is_locked(descriptor: int) -> bool:
-    if sys.platform == "win32":
-        return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:  # somebody has, or the file system has no locks
@@ -95,7 +91,7 @@ def _remove_left() -> None:
             continue
         with contextlib.suppress(OSError):  # one that is removed just now, or none of these
             status = os.lstat(os.path.join(temporary, name))
-            if not stat.S_ISDIR(status.st_mode) or status.st_uid != _user():
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
                 continue
             with folder_below(temporary, name) as folder:
                 if time.time() - os.lstat(os.path.join(folder, _LOCK)).st_mtime < _YOUNG_S:
@@ -106,7 +102,3 @@ def _remove_left() -> None:
                         shutil.rmtree(os.path.join(temporary, name), ignore_errors=True)
                 finally:
                     os.close(lock)
-
-
-def _user() -> int:
-    return os.geteuid() if hasattr(os, "geteuid") else 0

@@ -47,19 +47,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    code: int
     if args.patch is not None or is_volume(args.file):
-        code = load_part("fastpipe.volumes.inspection").inspect_volume(args, console, progress)
-        return code
+        return int(load_part("fastpipe.volumes.inspection").inspect_volume(args, console, progress))
     for name in ("labels", "budget"):
         if getattr(args, name) is not None:
             raise OptionError(f"--{name} goes with --patch, the size of a volume's patches")
-    code = load_part("fastpipe.hdf5.inspect").inspect(args, console, progress)
-    return code
+    return int(load_part("fastpipe.hdf5.inspect").inspect(args, console, progress))
 
 
 def is_volume(path: str) -> bool:
-    """Return whether a path is opened as a volume, and not as an HDF5 file with all of its datasets."""
     if is_url(path) or os.path.isdir(path):
         return True
     if os.path.isfile(path):

@@ -36,7 +36,6 @@ def is_fast(loader: Any) -> bool:
 
 
 def processes_of(loader: Any) -> int:
-    """Return how many worker processes make a loader's batches: in fastpipe's loaders threads may."""
     return int(getattr(loader, "num_processes", getattr(loader, "num_workers", 0)) or 0)
 
 
@@ -45,7 +44,6 @@ def is_map_style(dataset: Any) -> bool:
 
 
 def view_of(loader: Any, **attributes: Any) -> Any:
-    """Return a shallow copy of a loader with other attributes, and an iterator of its own."""
     view = copy.copy(loader)
     view.__dict__.update(attributes, _iterator=None)
     view.worker_init_fn = _EndsAtOnce(view.worker_init_fn)
@@ -73,12 +71,8 @@ def limit_waiting(iterator: Any, seconds: float) -> None:
 class Watched:
     """A loader that was iterated: the last one, and the first, of those that a script makes anew.
 
-    Attributes:
-        made_at, used_at: lines of the script in which it was made and is iterated.
-        witness: a Witness of its dataset, or one of TensorFlow's threads; None where nothing is recorded.
-        view: the loader with a dataset that is witnessed, while it is watched.
-        is_opaque: whether a step's waiting cannot be told from its work.
-        data: of Keras's ``fit``, a ``FitData``.
+    ``view`` is the loader with a dataset that is witnessed; ``is_opaque`` if waiting cannot be told from
+    work.
     """
 
     def __init__(self, loader: Any, made_at: Line | None, used_at: Line, loop: Loop) -> None:
@@ -112,11 +106,9 @@ class Watched:
 
     @property
     def is_graph(self) -> bool:
-        """Whether it is a ``tf.data.Dataset``, of which only what is done in Python can be seen."""
         return hasattr(self.loader, "element_spec")
 
     def is_made_anew(self, loader: Any, made_at: Line | None, used_at: Line) -> bool:
-        """Return whether a loader replaces this one: some scripts make one for each epoch."""
         # One function may make, and another use, several.
         if self.used_at != used_at or _form_of(loader) != _form_of(self.loader):
             return False
@@ -183,7 +175,6 @@ class Watch:
             self.close()
 
     def close(self) -> None:
-        """End watching, or the rest of it where an earlier call was ended by an exception."""
         while self._closers:
             self._closers[-1]()
             self._closers.pop()
@@ -215,7 +206,6 @@ class Watch:
 
     @staticmethod
     def sees(loader: Any) -> bool:
-        """Return whether a loader is torch's, and iterates as torch's do: it is watched then."""
         kind = getattr(sys.modules.get(_DATALOADER), "DataLoader", None)
         return kind is not None and isinstance(loader, kind) and type(loader).__iter__ is kind.__iter__
 

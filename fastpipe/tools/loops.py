@@ -63,16 +63,9 @@ class Steps:
 class Loop:
     """The steps of one training loop, and what they get.
 
-    It is measured for ``seconds`` as it is, and if ``is_replayed`` for half as long with the last batch again
-    and again; then ``next_phase`` is asked for batches of another loader, None to end.  A loop that
-    ``may_judge`` may evaluate before another one trains.
-
-    Attributes:
-        step_cpu_ns: processor time of a step with data at once; None if unknown.
-        step_delay_ns: how much longer all threads wait for cores in a step as it is than with data at once.
-        counts_starts: whether first steps of epochs, but of the first one, are steps like others.
-        epoch_starts: seconds until the first batch of each epoch of the loader's own batches came.
-        others: all loops of the script: a step of one may wait for a batch of another one.
+    Measured for ``seconds`` as it is, for half as long with one batch again, and with what ``next_phase``
+    gives. ``step_delay_ns`` is how much longer all threads wait for cores than with data at once; with
+    ``counts_starts`` first steps of epochs are steps like others; ``others`` are all loops of the script.
     """
 
     def __init__(
@@ -113,7 +106,6 @@ class Loop:
         return sum(len(steps) * steps.seconds for steps in self.steps.values())
 
     def next(self, take: Callable[[], Any]) -> Any:
-        """Return the next batch, ``take``'s or one instead; Enough is raised when all is measured."""
         if self._is_finishing:  # what is measured meanwhile may take this loop's own batches
             return take()
         self.end_again()
@@ -146,7 +138,6 @@ class Loop:
         return self._got != 0
 
     def begin_epoch(self, took: int = 0) -> None:
-        """Begin another iteration of the loader, which took so many nanoseconds to begin."""
         self._got, self._is_first, self._start, self._is_ending = 0, True, took, False
         self.device.skip()
         for meter in chain(*self._meters.values()):
@@ -156,7 +147,6 @@ class Loop:
         self._got = 0
 
     def ends_soon(self) -> None:
-        """The script's next batch is its last: a few steps are enough, if others are to follow."""
         self._is_ending = self._is_replayed
 
     def _tell_others(self, took: int) -> None:
@@ -192,6 +182,7 @@ class Loop:
 
     def _advance(self, now: int) -> None:
         count, seconds = len(self.steps[self.phase]), (now - self._phase_began) / 1e9
+        settled_s = min(_SETTLE_S + self.ahead * self.steps[Phase.AS_IT_IS].seconds, _MOST_SETTLE_S)
         if self.phase is Phase.WARMING and count >= _WARM:
             self._enter(Phase.AS_IT_IS)
         elif self.phase is Phase.AS_IT_IS and (
@@ -207,7 +198,7 @@ class Loop:
                 self._enter(Phase.SETTLING)
             else:
                 self.finish()
-        elif self.phase is Phase.SETTLING and count and self._is_settled(seconds):
+        elif self.phase is Phase.SETTLING and count and seconds > settled_s:
             self._enter(Phase.INSTANT)
         elif self.phase is Phase.INSTANT and self._has_enough(count, seconds, self._seconds / 2):
             for meter in self._meters.get(self.phase, ()):
@@ -222,7 +213,6 @@ class Loop:
             self.finish()
 
     def _wait_for_device(self) -> None:
-        """Add, once, what a GPU has still to do to the steps that requested it."""
         began = perf_counter_ns()
         steps = self.steps[self.phase]
         if synchronized() and len(steps):
@@ -232,9 +222,6 @@ class Loop:
         if count >= _MOST_STEPS:
             return True
         return (seconds >= wanted and count >= _LEAST_STEPS) or (seconds >= 3 * wanted and count >= 2)
-
-    def _is_settled(self, seconds: float) -> bool:
-        return seconds > min(_SETTLE_S + self.ahead * self.steps[Phase.AS_IT_IS].seconds, _MOST_SETTLE_S)
 
     def finish(self) -> None:
         self._wait_for_device()

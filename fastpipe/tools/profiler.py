@@ -95,12 +95,9 @@ def profile(
     try_advice: bool = ...,
 ) -> Report: ...  # fmt: skip
 def profile(
-    loader: Iterable[Any] | None = None,
-    step: Callable[[Any], object] | None = None,
-    *,
-    seconds: float = 6.0,
-    try_advice: bool = False,
-) -> Report | Profiling:
+    loader: Iterable[Any] | None = None, step: Callable[[Any], object] | None = None, *,
+    seconds: float = 6.0, try_advice: bool = False,
+) -> Report | Profiling:  # fmt: skip
     """Find out whether training waits for data, for what, and what would help.
 
     With a loader it is iterated here, and ``step`` is called with each batch: as it is, then with one batch
@@ -235,7 +232,6 @@ class _Run:
 
     @property
     def is_ending(self) -> bool:
-        """Whether a loop has been measured, which is worth a few seconds more, or is being left."""
         return self._diagnosis.is_looking or self.was_ended
 
     def execute(self, module: ModuleType, limit_s: float) -> None:
@@ -249,7 +245,10 @@ class _Run:
                     if error.code not in (None, 0):
                         raise
                 self._took = perf_counter() - self._began
-                self._look_at_the_end()
+                longest = None if self._diagnosis.is_known else _longest(self._watch)
+                if longest is not None and longest.loop.total_s and not longest.is_opaque:
+                    with self._watch.paused(), suppress(Enough):  # which the limit raises, not the script
+                        self._diagnosis.look(longest)
         except Enough:
             self.is_cut_short = True
         except Exception as error:
@@ -261,13 +260,6 @@ class _Run:
             if not self._watch.found:
                 why = f"{os.path.basename(path)} ended before it iterated a loader: {error.code}"
                 raise OptionError(why) from error
-
-    def _look_at_the_end(self) -> None:
-        """Measure beside a loop that was over before enough was known of it, as far as can still be done."""
-        longest = None if self._diagnosis.is_known else _longest(self._watch)
-        if longest is not None and longest.loop.total_s and not longest.is_opaque:
-            with self._watch.paused(), suppress(Enough):  # which the limit raises, not the script
-                self._diagnosis.look(longest)
 
     def report(self) -> Report:
         diagnosis, watch = self._diagnosis, self._watch
@@ -284,7 +276,6 @@ class _Run:
         return replace(found, advice=(*_script_advice(found), *found.advice))
 
     def end_processes(self) -> None:
-        """End the processes of a script that was ended, for which the interpreter would wait at its end."""
         if not (self.is_cut_short or self.was_ended):
             return
         children = [one for one in multiprocessing.active_children() if not one.daemon]
@@ -337,7 +328,6 @@ def _script_advice(report: Report) -> Iterator[Advice]:
 
 
 def _outside(watch: Watch) -> tuple[tuple[str, float], ...]:
-    """Return functions that took long between loops, with what they call; of such chains the innermost."""
     assert watch.recorder is not None
     found = sorted(watch.recorder.outside.items(), key=lambda item: item[1])
     kept: list[tuple[str, float]] = []

@@ -17,27 +17,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastpipe.console import Progress
-from fastpipe.core.files import (
-    UNFINISHED,
-    folder_below,
-    open_regular,
-    rename_anew,
-    sync_folder,
-    who_else_may_write,
-    write_whole,
-)
+from fastpipe.core import files
+from fastpipe.core.files import folder_below, rename_anew, sync_folder
 from fastpipe.core.locks import locks_are_possible, try_to_lock
 from fastpipe.core.private_folder import made_folder
 from fastpipe.core.text import counted
 from fastpipe.errors import OptionError
-from fastpipe.tools.scan_images import (
-    Findings,
-    Verdict,
-    check_is_the_same,
-    extensions_of,
-    name_fits,
-    without_images,
-)
+from fastpipe.tools import scan_images
+from fastpipe.tools.scan_images import Findings, Verdict, check_is_the_same
 
 LIST = "bad_samples.jsonl"
 _MODE = 0o644  # of the list
@@ -71,12 +58,12 @@ def check_free(source: str, target: str) -> None:
 
 
 def _copy(source: str, target: str) -> None:
-    beside = f"{target}.{os.getpid()}.{secrets.token_hex(4)}{UNFINISHED}"
+    beside = f"{target}.{os.getpid()}.{secrets.token_hex(4)}{files.UNFINISHED}"
     try:
         if stat.S_ISLNK(os.lstat(source).st_mode):
             os.symlink(os.readlink(source), beside)
         else:
-            with open(source, "rb", opener=open_regular) as old, open(beside, "xb") as new:
+            with open(source, "rb", opener=files.open_regular) as old, open(beside, "xb") as new:
                 shutil.copyfileobj(old, new, 1 << 20)
                 new.flush()
                 shutil.copystat(source, beside, follow_symlinks=False)
@@ -99,17 +86,15 @@ def _are_same(source: str, target: str) -> bool:
 
 
 def remove_unfinished(folder: str) -> None:
-    """Remove from a folder what copies of this user left whose process was killed."""
     with contextlib.suppress(OSError):
         for name in filter(_LEFT.search, os.listdir(folder)):
             path = os.path.join(folder, name)
             with contextlib.suppress(OSError):
-                if not hasattr(os, "geteuid") or os.lstat(path).st_uid == os.geteuid():
+                if os.lstat(path).st_uid == os.geteuid():
                     os.unlink(path)
 
 
 def check_apart(folder: str, root: str) -> None:
-    """Raise an OptionError if the quarantine and what is scanned are one inside the other."""
     inner, outer = os.path.realpath(folder), os.path.realpath(root)
     for one, other in ((inner, outer), (outer, inner)):
         if os.path.commonpath((one, other)) == other:
@@ -120,11 +105,10 @@ def check_apart(folder: str, root: str) -> None:
 
 
 class Quarantine:
-    """A folder for corrupt files, with a list by which all of them can be put back; for this process alone.
+    """A folder for corrupt files, with a list by which they can be put back; for this process alone.
 
-    A file's line is in the list, on the disk, before the file moves: whenever the process is ended, each file
-    is at its old place or in the list.  As files go where the list says, nobody else may have written to it,
-    or to the folder.  No link is followed in the folder, or below the one to which files go back.
+    A file's line is on the disk before the file moves.  As files go where the list says, nobody else may have
+    written to it or to the folder; no link is followed in it, or below the one to which files go back.
     """
 
     def __init__(self, folder: str, *, make: bool = True) -> None:
@@ -177,7 +161,6 @@ class Quarantine:
             move(source, target)
 
     def restore(self, root: str | None = None) -> tuple[list[str], list[tuple[str, str]]]:
-        """Move everything back, or below ``root``; return what is back, and what is not and why."""
         back: list[str] = []
         left: list[tuple[str, str]] = []
         cleaned: set[str] = set()
@@ -202,7 +185,10 @@ class Quarantine:
                 continue
             back.append(target)
             del self._records[path]
-            self._remove_empty(inside)
+            with contextlib.suppress(OSError):
+                while inside:
+                    os.rmdir(os.path.join(self._here, inside))
+                    inside = os.path.dirname(inside)
         self._finish()
         return back, left
 
@@ -210,7 +196,7 @@ class Quarantine:
         while self._descriptor < 0:  # another process may just replace it
             path = os.path.join(self.folder, LIST)
             try:
-                descriptor = open_regular(self._list, os.O_RDWR | os.O_CREAT | os.O_APPEND, _MODE)
+                descriptor = files.open_regular(self._list, os.O_RDWR | os.O_CREAT | os.O_APPEND, _MODE)
             except OSError as error:
                 raise OptionError(f"{path} cannot be used: {error.strerror}") from error
             with contextlib.ExitStack() as closing:
@@ -226,7 +212,7 @@ class Quarantine:
                         closing.pop_all()
 
     def _read(self) -> dict[str, dict[str, Any]]:
-        """Return the last record of each path.  Closing another descriptor of it would end the lock."""
+        # Closing another descriptor of it would end the lock.
         text = os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
         if text and not text.endswith(b"\n"):  # a write that was cut off: the file was not moved then
             self._write(b"\n")
@@ -237,9 +223,11 @@ class Quarantine:
                 path = os.path.normpath(record["path"])
                 is_outside = os.path.isabs(path) or path.split(os.sep)[0] == os.pardir
                 is_a_file = path not in (os.curdir, LIST) and "\0" not in path
-                if is_a_file and not is_outside and _is_whole_path(record["root"]):
+                root = record["root"]  # as a folder's is recorded
+                is_whole = os.path.isabs(root) and os.path.normpath(root) == root and "\0" not in root
+                if is_a_file and not is_outside and is_whole:
                     found[path] = record
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, AttributeError):
                 continue
         return found
 
@@ -249,21 +237,20 @@ class Quarantine:
         sync_folder(self._here)
 
     def _finish(self) -> None:
-        """Leave in the list what is still here; without anything, no list and no folder."""
         if not self._records:
             os.unlink(self._list)
             with contextlib.suppress(OSError):  # there is something else
                 os.rmdir(self.folder)
             return
         lines = [json.dumps(record).encode() + b"\n" for record in self._records.values()]
-        write_whole(self._list, lambda file: file.writelines(lines), sync=True, mode=_MODE)
+        files.write_whole(self._list, lambda file: file.writelines(lines), sync=True, mode=_MODE)
 
     def _check_own(self, descriptor: int) -> None:
         listed = os.path.join(self.folder, LIST)
         folder = os.open(self._here, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
         try:
             for path, status in ((self.folder, os.fstat(folder)), (listed, os.fstat(descriptor))):
-                why = who_else_may_write(folder, status, root_may=True)
+                why = files.who_else_may_write(folder, status, root_may=True)
                 if why:
                     raise OptionError(
                         f"{path} {why}: whoever writes there says what is moved where. Name another folder; "
@@ -273,12 +260,6 @@ class Quarantine:
         finally:
             os.close(folder)
 
-    def _remove_empty(self, inside: str) -> None:
-        with contextlib.suppress(OSError):
-            while inside:
-                os.rmdir(os.path.join(self._here, inside))
-                inside = os.path.dirname(inside)
-
 
 def _root_opened(root: str, opened: contextlib.ExitStack) -> str:
     try:
@@ -286,12 +267,6 @@ def _root_opened(root: str, opened: contextlib.ExitStack) -> str:
     except FileNotFoundError:
         why = f"there is no folder {root}: make it first, or name another one"
         raise FileNotFoundError(errno.ENOENT, why, root) from None
-
-
-def _is_whole_path(root: object) -> bool:
-    if not isinstance(root, str) or "\0" in root:
-        return False
-    return os.path.isabs(root) and os.path.normpath(root) == root
 
 
 @dataclass
@@ -325,21 +300,21 @@ def move_corrupt(found: Findings, folder: str, progress: Progress) -> Done:
     gone = Counter(name.split(os.sep)[0] for name in done.moved)
     empty = [name for name, count in gone.items() if count == found.classes.get(name)]
     if empty:
-        done.notes.append(without_images("an image any more", empty))
+        done.notes.append(scan_images.without_images("an image any more", empty))
     return done
 
 
 def rename(found: Findings, progress: Progress) -> Done:
     """Give readable files whose name says another kind than they are the extension of their kind."""
     root, done = os.path.realpath(found.root), Done()
-    wrong = [one for one in found.noted if not name_fits(one.path, one.kind)]
+    wrong = [one for one in found.noted if not scan_images.name_fits(one.path, one.kind)]
     targets = _linked_to(root) if wrong else set()
     seen: set[str] = set()
     for number, verdict in enumerate(wrong):
         progress.now(f"renaming {number + 1:,} of {len(wrong):,} files")
         name = os.path.relpath(verdict.path, found.root)
         try:
-            endings = extensions_of(verdict.kind)
+            endings = scan_images.extensions_of(verdict.kind)
             if not endings:
                 raise OSError(f"ImageFolder takes no name of a {verdict.kind}, and would lose it")
             path = _place(root, verdict)
@@ -368,7 +343,6 @@ def rename(found: Findings, progress: Progress) -> Done:
 
 
 def _place(root: str, verdict: Verdict) -> str:
-    """Return where a file really is, as its folder may be a link; an OSError outside of the scanned one."""
     folder, name = os.path.split(verdict.path)
     real = os.path.realpath(folder)
     if os.path.commonpath((real, root)) != root:

@@ -26,8 +26,6 @@ _END_S = 1.0
 
 
 class SamplingThread:
-    """Calls ``sample(is_last)`` at intervals until it is stopped, and then ``close()``."""
-
     def __init__(
         self, name: str, interval_s: float, sample: Callable[[bool], object], close: Callable[[], object]
     ) -> None:
@@ -83,7 +81,6 @@ class Tally(dict[tuple[str, str, Line], Spent]):
         return found
 
     def lines(self, *kinds: str) -> list[tuple[Line, str, Spent]]:
-        """Return lines of some kinds with their stages, the one that took longest first."""
         found: dict[tuple[Line, str], Spent] = {}
         for (kind, stage, line), spent in list(self.items()):
             if kind in kinds:
@@ -92,10 +89,9 @@ class Tally(dict[tuple[str, str, Line], Spent]):
 
 
 class Recorder:
-    """Samples threads of this process, all but its own or those of ``threads`` (idents), while it is open.
+    """Samples threads of this process, all but its own or those of ``threads``, while it is open.
 
-    ``tell`` is called from time to time; ``kind`` returns the kind of what is below no boundary, ``counts``
-    whether present samples count.  ``outside`` has nanoseconds outside of loops, by file and function.
+    ``kind`` returns the kind of what is below no boundary, ``counts`` whether present samples count.
     """
 
     def __init__(
@@ -110,7 +106,7 @@ class Recorder:
         self._threads, self._tell, self._kind, self._counts = threads, tell, kind, counts
         self._clocks: dict[int, tuple[ThreadClock, Spent]] = {}
         self._told_s = time.monotonic()
-        self._thread = SamplingThread("fastpipe-profile", _INTERVAL_S, self._sample_and_tell, self._close)
+        self._thread = SamplingThread("fastpipe-profile", _INTERVAL_S, self._tell_now, self._close)
 
     def start(self) -> None:
         self._thread.start()
@@ -119,14 +115,7 @@ class Recorder:
         self._thread.stop()
         self._kind, self._tell, self._counts = str, None, bool  # which refer to whoever has this recorder
 
-    def __enter__(self) -> Recorder:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def _sample_and_tell(self, is_last: bool) -> None:
+    def _tell_now(self, is_last: bool) -> None:
         self._sample()
         self.own_cpu_ns = time.thread_time_ns()
         now = time.monotonic()  # where cores are taken, samples are rare
@@ -175,8 +164,6 @@ class GPUUse(NamedTuple):
 
 
 class GPUSampler:
-    """Samples one device by NVML, of the package nvidia-ml-py; the measurements were not seen on a GPU."""
-
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml, self._handle = nvml, handle
         self._rates: list[tuple[float, float]] = []
@@ -224,7 +211,6 @@ class GPUSampler:
 
 
 def _handle(nvml: Any) -> Any:
-    """Return the handle of torch's device, or of the first of ``CUDA_VISIBLE_DEVICES``."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     current = 0
     if cuda is not None and cuda.is_initialized():

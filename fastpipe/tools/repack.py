@@ -65,15 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    code: int
     if args.output.rstrip("/").endswith(".zarr") or is_volume(args.input):
-        code = load_part("fastpipe.volumes.repack").repack_volume(args, console, progress)
-        return code
+        return int(load_part("fastpipe.volumes.repack").repack_volume(args, console, progress))
     for name in ("chunks", "level", "memory"):
         if getattr(args, name) is not None:
             raise OptionError(f"--{name} is for a copy in Zarr: name an OUT that ends in .zarr")
-    code = load_part("fastpipe.hdf5.repack").repack(args, console, progress)
-    return code
+    return int(load_part("fastpipe.hdf5.repack").repack(args, console, progress))
 
 
 def _rows(text: str) -> int | None:

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from fastpipe.bench.page import document, escape, rect, table
+from fastpipe.bench import page
+from fastpipe.bench.page import document, escape, rect
 from fastpipe.console import PlainTable, TextReport, print_line
 from fastpipe.core.processes import load_triton_apart
 from fastpipe.core.text import in_bytes, in_duration
@@ -45,8 +46,6 @@ class LoaderNote:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the time that a step waits, by stage, or a case and the seconds that a step takes in it."""
-
     name: str
     seconds: float
 
@@ -270,7 +269,14 @@ class Report(TextReport):
         for text in self.lines():
             print_line(console, text)
         if self.costs.batches:
-            console.print(self._stage_table())
+            where = "the worker that makes it" if self.costs.makers else "the loader's threads"
+            table = PlainTable(f"a batch, in {where}")
+            table.add_column("stage")
+            for name in ("time", "share", "running", "waits for a core", "waits for else"):
+                table.add_column(name, justify="right")
+            for stage, of_all, times in _stage_rows(self.costs):
+                table.add_row(stage, times[0], of_all, *times[1:])
+            console.print(table)
             for line, stage, share in self.costs.top_lines():
                 print_line(console, f"  {share:4.0%} {stage:9} {line}")
         for number, advice in enumerate(self.advice, start=1):
@@ -279,16 +285,6 @@ class Report(TextReport):
             print_line(console, f"   {effect}{': ' if effect else ''}{advice.why}")
         if self.without_advice:
             print_line(console, self.without_advice)
-
-    def _stage_table(self) -> PlainTable:
-        where = "the worker that makes it" if self.costs.makers else "the loader's threads"
-        table = PlainTable(f"a batch, in {where}")
-        table.add_column("stage")
-        for name in ("time", "share", "running", "waits for a core", "waits for else"):
-            table.add_column(name, justify="right")
-        for stage, share, times in _stage_rows(self.costs):
-            table.add_row(stage, times[0], share, *times[1:])
-        return table
 
     def as_json(self) -> dict[str, Any]:
         """Everything, as plain numbers, texts, lists and dictionaries."""
@@ -432,11 +428,11 @@ def _stages(report: Report) -> Iterator[str]:
         return
     yield "<h2>A batch</h2>"
     rows = [[stage, share, *times] for stage, share, times in _stage_rows(report.costs)]
-    yield table(["stage", "share", "time", "running", "waits for a core", "waits for else"], rows)
+    yield page.table(["stage", "share", "time", "running", "waits for a core", "waits for else"], rows)
     lines = [[str(line), stage, f"{share:.0%}"] for line, stage, share in report.costs.top_lines()]
     if lines:
         yield "<h2>Lines of the script</h2>"
-        yield table(["line", "stage", "share"], lines)
+        yield page.table(["line", "stage", "share"], lines)
 
 
 def _advice(report: Report) -> Iterator[str]:

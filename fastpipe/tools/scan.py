@@ -53,5 +53,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    code: int = load_part("fastpipe.tools.scan_report").run(args, console, progress)
-    return code
+    return int(load_part("fastpipe.tools.scan_report").run(args, console, progress))

@@ -26,7 +26,6 @@ _SPARSE = 64  # if there are more chunks than this for each that was written, on
 
 
 def scan_hdf5(path: str, threads: int, progress: Progress) -> Findings:
-    """Judge every chunk that was written, as the HDF5 library would; one thread reads what only that can."""
     found = Findings(path, "chunks", progress)
     descriptor = open_file(path)
     try:
@@ -120,7 +119,6 @@ def _part(shape: Sequence[int], chunk: Sequence[int], place: Iterable[int]) -> t
 
 
 def _blocks(dataset: Any) -> tuple[int, Iterator[tuple[slice, ...]]]:
-    """Return how many parts of a dataset are to be read one after the other, and these parts."""
     shape, chunk = dataset.shape, dataset.chunks
     if not dataset.is_virtual and not dataset.id.get_storage_size():
         return 0, iter(())  # nothing was written
@@ -140,7 +138,6 @@ def _blocks(dataset: Any) -> tuple[int, Iterator[tuple[slice, ...]]]:
 
 
 def _place(number: int, grid: Sequence[int]) -> tuple[int, ...]:
-    """Return where in a grid, which may be larger than NumPy's, a number stands in C order."""
     place: list[int] = []
     for size in reversed(grid):
         number, at = divmod(number, size)

@@ -97,7 +97,6 @@ class Findings:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, verdict: Verdict, nbytes: int) -> None:
-        """Add a verdict, for which so many bytes were read, and show now and then how far it is."""
         with self._lock:
             self.count += 1
             self.nbytes += nbytes
@@ -115,7 +114,6 @@ class Findings:
             )
 
     def finish(self) -> None:
-        """Note how long it took, and sort the verdicts, whose order depends on threads."""
         self.seconds = time.monotonic() - self._begun
         self.verdicts.sort(key=lambda one: one.path)
 
@@ -136,7 +134,6 @@ class Findings:
 
 
 def in_threads(task: Callable[[int], None], count: int, threads: int) -> None:
-    """Run numbered tasks in threads, none of which is left afterwards, whatever happens."""
     pool = ThreadPool(max(1, min(threads, count)), name="fastpipe-judge")
     job: Job | None = None
     try:
@@ -210,17 +207,14 @@ class Judge:
 
     @contextmanager
     def warnings_as_notes(self) -> Iterator[None]:
-        """Turn warnings of decoders into notes about the file, in all threads."""
         with warnings.catch_warnings():
             warnings.simplefilter("always")
-            warnings.showwarning = self._note_warning
+            warnings.showwarning = lambda message, *_, **__: self._local.__dict__.setdefault(
+                "warnings", []
+            ).append(" ".join(str(message).split()))
             yield
 
-    def _note_warning(self, message: Warning | str, *_: Any, **__: Any) -> None:
-        self._local.__dict__.setdefault("warnings", []).append(" ".join(str(message).split()))
-
     def judge(self, index: int, path: str, target: Any = None) -> Verdict:
-        """Judge one file; an OSError is the machine's fault, such as too many open files."""
         item = Item(index, path, target)
         self._local.warnings = []
         known = None
@@ -247,7 +241,6 @@ class Judge:
 
 
 def _bad(item: Item, error: Exception, verdict: Verdict) -> Verdict:
-    """Return a verdict with its reason.  Want of memory, permission or a library is not the file's fault."""
     is_unknown = isinstance(error, (MemoryError, PermissionError, MissingDependencyError))
     if not is_unknown and not means_damage(error):
         raise error
@@ -264,7 +257,6 @@ def _bad(item: Item, error: Exception, verdict: Verdict) -> Verdict:
 
 
 def content_kind(blob: bytes) -> str:
-    """Return the kind of image by its first bytes; empty if it is none that ``ImageFolder`` has names for."""
     if blob.startswith(_NETPBM) and blob[2:3].isspace():
         return "Netpbm"
     if blob.startswith(b"RIFF") and blob[8:12] == b"WEBP":
@@ -277,7 +269,6 @@ def extensions_of(kind: str) -> tuple[str, ...]:
 
 
 def name_fits(path: str, kind: str) -> bool:
-    """Return whether a name's extension is one of a kind; any is if the kind is unknown."""
     return not kind or os.path.splitext(path)[1].lower() in _EXTENSIONS[kind]
 
 

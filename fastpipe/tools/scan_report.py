@@ -145,8 +145,6 @@ def _verdict(found: Findings, done: Done) -> str:
 
 
 def _as_json(found: Findings, done: Done, decoders: str) -> dict[str, Any]:
-    """Return everything.  Names that are no UTF-8 have their bytes as Python's lone surrogates."""
-
     def plain(one: Verdict) -> dict[str, Any]:
         return {
             "path": found.inside(one), "nbytes": one.nbytes, "reason": one.reason, "message": one.message,

@@ -84,8 +84,6 @@ def stage_of(name: str) -> str | None:
 
 
 class Line(NamedTuple):
-    """A line of the script: file (empty where none of its code is on the stack), number and function."""
-
     file: str
     line: int
     function: str
@@ -99,8 +97,6 @@ class Line(NamedTuple):
 
 
 class Boundary(NamedTuple):
-    """A function below which a stack is attributed: to a kind, and to a stage, or None to find that."""
-
     kind: str
     stage: str | None = None
 
@@ -116,7 +112,6 @@ class Stacks:
         self._libraries = tuple(f"{os.path.realpath(place)}{os.sep}" for place in places)
 
     def look(self, stack: Sequence[FrameType]) -> tuple[str, str, Line]:
-        """Attribute a stack: kind of its boundary (empty for none), stage, and the script's last line."""
         stage = stage_of(self._name_called(stack[0])) if stack else None
         line = Line("", 0, "")
         for frame in stack:
@@ -144,7 +139,6 @@ class Stacks:
         return list(found)
 
     def is_users(self, file: str) -> bool:
-        """Return whether a file is of the script's, not of Python, of an installed package or of fastpipe."""
         found = self._are_users.get(file)
         if found is None:
             path = os.path.realpath(file)
@@ -166,7 +160,6 @@ class Stacks:
 
 
 def _name(code: CodeType) -> str:
-    """Return a function's name, with its class's where Python has that (from 3.11 on)."""
     name = str(getattr(code, "co_qualname", code.co_name)).replace(".<locals>", "")
     for inner in (".<genexpr>", ".<listcomp>", ".<dictcomp>", ".<setcomp>"):
         name = name.removesuffix(inner)
@@ -276,8 +269,7 @@ def native_ids() -> dict[int, int]:
 def _clocks() -> dict[int, int]:
     """Return the clocks of all threads, by one call of functions in C.
 
-    Asking for the clock of a thread that has ended would read freed memory; during such a call no other
-    thread gets the interpreter's lock, without which none can end.
+    Asking for that of a thread that has ended reads freed memory; no thread ends during such a call.
     """
     idents, same = itertools.tee(itertools.chain.from_iterable(map(_CALL, (sys._current_frames,))))
     return dict(zip(idents, map(time.pthread_getcpuclockid, same), strict=True))

@@ -31,11 +31,8 @@ exit codes: 0 done, 1 some images could not be copied, 2 bad input, 130 interrup
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = (
-        "fastpipe stage URL DIR [options]\n"
-        "       fastpipe stage --status DIR\n"
-        "       fastpipe stage --clear DIR"
-    )
+    usages = ("URL DIR [options]", "--status DIR", "--clear DIR")
+    parser.usage = "\n       ".join(f"fastpipe stage {one}" for one in usages)
     add = parser.add_argument
     add("places", nargs="+", metavar="URL DIR",
         help="class folders, such as s3://bucket/train; a local folder")  # fmt: skip
@@ -45,7 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--clear", action="store_true", help="remove what the stage DIR holds")
     add("--verify", action="store_true", help="also compare what is staged with what was listed")
     add = parser.add_mutually_exclusive_group().add_argument
-    add("--classes", type=_names, default=None, metavar="NAME,…", help="these classes only")
+    add(
+        "--classes",
+        type=lambda text: list(filter(None, text.split(","))),
+        default=None,
+        metavar="NAME,…",
+        help="these classes only",
+    )
     add("--subset", type=positive(int), default=None, metavar="N",
         help="so many classes, drawn by --seed as Subset(num, seed) draws them")  # fmt: skip
     add = parser.add_argument
@@ -127,7 +130,3 @@ def _show(folder: str, console: Console, *, clears: bool) -> int:
         used = "in use" if usage.is_used else "used by nobody now"
         print_line(console, f"{opened.path}: {objects}, {used}")
     return 0
-
-
-def _names(text: str) -> list[str]:
-    return [name for name in text.split(",") if name]

@@ -46,8 +46,6 @@ def torch_of(batch: Any) -> Any:
 
 
 class SeenModels:
-    """Sees which models of torch's a step calls: until the first one is called again."""
-
     def __init__(self) -> None:
         self._seen: dict[int, Any] = {}
         self.is_mixed = False
@@ -64,7 +62,6 @@ class SeenModels:
         self._hook.remove()
 
     def outermost(self) -> list[Any]:
-        """Return models with something to train that no other one called as a part of itself."""
         parts = {id(part) for one in self._seen.values() for part in one.modules() if part is not one}
         return [
             one for at, one in self._seen.items()
@@ -192,10 +189,6 @@ def _mixed(models: Sequence[Any]) -> Iterator[None]:
                 model.forward = own
 
 
-def _may_be_mixed(seen: SeenModels) -> bool:
-    return not seen.is_mixed and any(bfloat16_is_fast(_device_of(model)) for model in seen.outermost())
-
-
 def bfloat16_is_fast(device: str, flags: Iterable[str] | None = None) -> bool:
     if device == "cuda":
         return bool(sys.modules["torch"].cuda.is_bf16_supported(including_emulation=False))
@@ -203,11 +196,14 @@ def bfloat16_is_fast(device: str, flags: Iterable[str] | None = None) -> bool:
 
 
 def _processor_flags() -> list[str]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return []
-    return next((line.split() for line in lines if line.startswith(("flags", "Features"))), [])
+    return _words(Path("/proc/cpuinfo"), "flags", "Features")
+
+
+def _words(path: Path, *starts: str) -> list[str]:
+    with contextlib.suppress(OSError):
+        lines = path.read_text().splitlines()
+        return next((line.split() for line in lines if line.startswith(starts)), [])
+    return []
 
 
 @contextmanager
@@ -251,7 +247,8 @@ _CHANGES = (
     _Change(
         "mixed precision: with torch.autocast(device_type, dtype=torch.bfloat16): around model and loss",
         "results differ by bfloat16's rounding: compare what it learns",
-        _mixed, _may_be_mixed,
+        _mixed,
+        lambda seen: not seen.is_mixed and any(bfloat16_is_fast(_device_of(one)) for one in seen.outermost()),
     ),
     _Change(
         "compile: model.compile(), or torch.compile(model)",
@@ -262,19 +259,14 @@ _CHANGES = (
 
 
 class DeviceMemory:
-    """Memory of a CUDA device, or of this process; ``limit`` is None where it is unknown."""
-
     def __init__(self, batch: Any, budget: int | None) -> None:
         torch = torch_of(batch)
         self._cuda: Any = torch.cuda if torch is not None and torch.cuda.is_available() else None
         self.limit: int | None = budget
-        if budget is not None:
-            return
-        if self._cuda is not None:
-            self.limit = int(_PART * (self._cuda.mem_get_info()[0] + self._cuda.memory_reserved()))
-            return
         free, now = free_memory(), _status("VmRSS")
-        if free is not None and now is not None:
+        if budget is None and self._cuda is not None:
+            self.limit = int(_PART * (self._cuda.mem_get_info()[0] + self._cuda.memory_reserved()))
+        elif budget is None and free is not None and now is not None:
             self.limit = now + int(_PART * free)
 
     def begin(self) -> None:
@@ -305,11 +297,8 @@ class DeviceMemory:
 
 
 def _status(name: str) -> int | None:
-    try:
-        lines = (_SELF / "status").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:")), None)
+    words = _words(_SELF / "status", f"{name}:")
+    return int(words[1]) << 10 if words else None
 
 
 class Growth:
@@ -319,7 +308,6 @@ class Growth:
         self._seconds: dict[int, float] = {}
 
     def phases(self, measured: Callable[[], float]) -> Iterator[Iterator[Any]]:
-        """Yield larger batches, while there is room and use for them; as of `ModelChanges`."""
         memory, before = DeviceMemory(self._batch, None), self._instant_s
         for factor in _FACTORS:
             peak = memory.peak()
@@ -361,7 +349,6 @@ class Growth:
 
 
 def learning_rate_rule(factor: float) -> str:
-    """Return the usual change of the learning rate where an update sees so many times the samples."""
     return (
         f"learning rate × {factor:g} for SGD (Goyal et al. 2017, arXiv:1706.02677), "
         f"× {math.sqrt(factor):.3g} for Adam (Malladi et al. 2022, arXiv:2205.10287)"

@@ -43,9 +43,7 @@ _BATCHES, _MOST_BYTES = 8, 256 << 20  # that are copied to be measured
 class Candidate:
     """A loader instead of another: what is to be changed, why, and an iterator of it.
 
-    ``skipped`` batches come before its pace is that of others.  ``rest`` is what else a batch needs that is
-    done as before, in the same process; others may do that at the same time, so that it costs processors
-    only.
+    ``rest`` is what else a batch needs that is done as before, in the same process or beside it.
     """
 
     what: str
@@ -88,7 +86,6 @@ def of_folders(watched: Watched, costs: LoaderCosts) -> Iterator[Candidate]:
 
 
 def of_rows(watched: Watched, costs: LoaderCosts, arrays: Sequence[ArrayRead]) -> Iterator[Candidate]:
-    """fastpipe's dataset of HDF5 rows, where the script's reads a row of each array for a sample."""
     files, size = sorted({read.file for read in arrays}), watched.batch_size
     dims = {read.sample_dims for read in arrays}
     if len(files) != 1 or len(dims) != 1 or size is None or (dim := dims.pop()) is None:
@@ -105,7 +102,6 @@ def of_rows(watched: Watched, costs: LoaderCosts, arrays: Sequence[ArrayRead]) -
 
 
 def of_volumes(watched: Watched, costs: LoaderCosts, volumes: Sequence[OpenVolume]) -> Iterator[Candidate]:
-    """fastpipe's dataset of patches, where the script's cuts them out of volumes, open or loaded."""
     batch, size = watched.loop.batch, watched.batch_size
     values = batch if isinstance(batch, (list, tuple)) else [batch]
     shape = tuple(getattr(values[0], "shape", ()))[1:] if values else ()
@@ -207,7 +203,6 @@ def of_images(watched: Watched, costs: LoaderCosts, accounts: Sequence[Account])
 
 
 def _transform_of(dataset: Any) -> Any:
-    """The transform of torchvision's among a dataset's attributes; None where it is not clear which."""
     if isinstance(dataset, sys.modules["torch.utils.data"].Subset):
         return _transform_of(dataset.dataset)
     found = {
@@ -218,10 +213,9 @@ def _transform_of(dataset: Any) -> Any:
 
 
 def _images_in(batch: Any, sample: Any) -> Any:
-    """The first part of a batch that has been made of such samples; None without one."""
     found: list[Any] = []
     if hasattr(sample, "shape"):
-        rebuilt(batch, lambda leaf: found.append(leaf) or leaf)
+        rebuilt(batch, found.append)
     return next(
         (one for one in found if len(getattr(one, "shape", ())) and same_form(one, sample[None])), None
     )
@@ -274,7 +268,6 @@ def _reaches_outside(read: ImageRead) -> bool:
 
 
 def of_staged(watched: Watched, costs: LoaderCosts, mounts: str | None = None) -> Iterator[Candidate]:
-    """fastpipe's dataset with ``stage=``, where files come from a remote file system; on copies of some."""
     dataset, size = watched.loader.dataset, watched.batch_size
     samples, root = getattr(dataset, "samples", None), getattr(dataset, "root", None)
     idle = costs.read_idle_s / max(costs.wall_s, 1e-9)

@@ -34,8 +34,6 @@ _LIBRARIES = {"tensorflow", "keras", "tf_keras"}
 
 
 class FitData(NamedTuple):
-    """What ``fit`` gets; a dataset of one batch, an iterator, and boundaries of code that makes them."""
-
     x: Any
     once: Callable[[], Any]
     begin: Callable[[], Iterator[Any]] | None = None
@@ -69,7 +67,6 @@ def _generated(generator: GeneratorType[Any, Any, Any]) -> FitData:
             yield batch
 
     def rest() -> Iterator[Any]:
-        """What is left of it, as soon as the thread of a ``fit`` that has ended releases it."""
         deadline = time.monotonic() + _PATIENCE_S
         while generator.gi_running and time.monotonic() < deadline:
             threading.Event().wait(0.01)
@@ -84,7 +81,6 @@ def is_parallel(x: Any) -> bool:
 
 
 def batches_by_threads(x: Any, threads: int) -> Iterator[Any]:
-    """Return batches of a ``PyDataset`` as Keras makes them with so many workers, in order."""
     ahead: deque[Future[Any]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         try:
@@ -113,13 +109,10 @@ def _repeated(batch: Any) -> Any:
 
 
 class FitWitness:
-    """Sees what datasets of TensorFlow do in Python, in threads of TensorFlow's."""
-
     def __init__(self, loop: Loop | None = None, more: Mapping[CodeType, Boundary] | None = None) -> None:
         script_ops = sys.modules["tensorflow.python.ops.script_ops"]
         function: Any = script_ops.FuncRegistry.__call__
-        self.reads = Reads()
-        self.reads.begin()
+        self.reads = Reads().begin()
         self._loop, self._account = loop, Account(-1)
         self._recorder = Recorder({function.__code__: Boundary("dataset"), **(more or {})})
         self._recorder.tally = self._account.tally
@@ -135,7 +128,7 @@ class FitWitness:
 
     def close(self) -> None:
         if self._is_open:
-            self.reads.end()
+            self.reads.close()
             self._recorder.stop()
             self._is_open = False
 

@@ -28,7 +28,6 @@ class Spent(NamedTuple):
 
     @property
     def idle(self) -> int:
-        """Nanoseconds in which it waited for something else: a disk, a network, a lock, another thread."""
         return max(0, self.wall - self.cpu - self.delay)
 
     def __sub__(self, other: Spent) -> Spent:
@@ -80,7 +79,6 @@ def processes_cpu_ns() -> int | None:
 
 
 def threads_delay_ns() -> int | None:
-    """Return the nanoseconds for which the living threads waited for cores, summed; None if unknown."""
     total = None
     for path in _TASKS.glob("*/schedstat"):
         try:
@@ -104,7 +102,6 @@ class Meter:
         self._value, self._when, self._pending, self._is_paused = self._read(), now, 0, False
 
     def step(self, now: int) -> None:
-        """Count a step that has ended; the first after a pause does not count."""
         if self._is_paused:
             self.start(now)
             return
@@ -137,7 +134,6 @@ def _cuda() -> Any:
 
 
 def synchronized() -> bool:
-    """Wait until a CUDA device in use has done its work; return whether there is one."""
     cuda = _cuda()
     if cuda is None:
         return False
@@ -149,8 +145,6 @@ def synchronized() -> bool:
 
 
 class DeviceTimes(NamedTuple):
-    """Mean seconds that lie, on the device, between a step's end and the next one's begin, and of a step."""
-
     wait_s: float
     busy_s: float
 
@@ -166,7 +160,6 @@ class DeviceClock:
         self._is_over = False
 
     def asked(self) -> None:
-        """A step has ended, as far as Python knows, and the next batch is requested."""
         if len(self._events) == 2:
             self._mark()
             self._pending.append(self._events)

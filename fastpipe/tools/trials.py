@@ -29,8 +29,6 @@ _LOOKED_AT = 64  # images whose sizes stand for those of all
 
 @dataclass(frozen=True)
 class Settings:
-    """Values of the settings that are tuned; None where a dataset has no such setting."""
-
     workers: int
     ahead: int | Literal["auto"] = "auto"
     threads: int | Literal["auto"] | None = None
@@ -38,7 +36,6 @@ class Settings:
     cache: Cache | None = None
 
     def with_workers(self, workers: int) -> Settings:
-        """Return the same with another number of workers, each of which makes as much ahead as is usual."""
         return self if workers == self.workers else replace(self, workers=workers, ahead="auto")
 
     @property
@@ -113,7 +110,6 @@ class Base:
                 one.cache = settings.cache
 
     def made(self, settings: Settings, *, for_trial: bool = False) -> Any:
-        """Return a ``FastLoader`` with these settings; for a trial without ``cache="auto"``."""
         return fastpipe.accelerate(self.loader, **settings.of_loader, **(self._cache if for_trial else {}))
 
 
@@ -133,8 +129,6 @@ class OverBudgetError(Exception):
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of a batch, of those until it was there, and bytes more in all processes, if known."""
-
     batch_s: float
     wait_s: float
     memory: int | None
@@ -209,7 +203,6 @@ class _Memory:
         self.most = None if self._before is None else 0
 
     def look(self) -> None:
-        """Update the most, which takes a while for each process."""
         if self._before is None or self.most is None:
             return
         taken = max(0, (memory_of_processes() or 0) - self._before)
@@ -229,7 +222,6 @@ class _Memory:
 
 
 def cache_of_all(dataset: Any, budget: int | None) -> tuple[Cache | None, str]:
-    """Return a cache for all that a dataset decodes; None where there is no use in one; and in words why."""
     nbytes = decoded_bytes(dataset)
     if nbytes is None or getattr(dataset, "cache", None) != Cache():
         return None, ""
@@ -241,7 +233,6 @@ def cache_of_all(dataset: Any, budget: int | None) -> tuple[Cache | None, str]:
 
 
 def is_all_kept(cache: Cache, nbytes: int) -> bool:
-    """Return whether so many bytes fit into a cache, as far as is known without making it."""
     if cache.where in ("off", "disk"):
         return cache.where == "disk"
     if cache.max_bytes != "auto":
@@ -282,7 +273,6 @@ def decoded_bytes(dataset: Any) -> int | None:
 def measure_kept(
     base: Base, settings: Settings, step: Callable[[Any], object] | None, seconds: float, batch_s: float
 ) -> Measured | None:
-    """Measure a batch from the second epoch on, with a cache; ``batch_s`` is a batch's time without one."""
     with base.dataset_with(settings):
         batches = max(4, int(seconds / batch_s))
         loader = kept(base.loader, base.loader.dataset, batches, **settings.of_loader)

@@ -62,7 +62,8 @@ class Search:
         return list(self._by_settings.values())
 
     def run(self) -> Trial:
-        best = self._measured(self._base.settings)
+        best = self._trial(self._base.settings)
+        self._measure(best)
         if best.why:
             return best
         for name, find in (
@@ -116,7 +117,6 @@ class Search:
         return self._best_of(best, [replace(best.settings, backend="pillow")])
 
     def _cache(self, best: Trial) -> Trial:
-        """Last, as later epochs are what is measured with a cache."""
         base = self._base
         if len(base.folders) != 1 or base.loader.dataset is not base.folders[0] or not base.is_sequence:
             return best
@@ -137,7 +137,6 @@ class Search:
         return trial
 
     def _around(self, best: Trial) -> Trial:
-        """Once more, as settings depend on each other."""
         now, near = best.settings, []
         if self._base.is_sequence and not why_no_processes():
             near += [now.with_workers(workers) for workers in (now.workers - 1, now.workers + 1)
@@ -176,7 +175,6 @@ class Search:
         return self._chosen(best, rivals)
 
     def _chosen(self, best: Trial, rivals: Sequence[Trial]) -> Trial:
-        """Return the fastest, or what is best so far where that is hardly slower."""
         fastest = min(rivals, key=lambda one: one.batch_s)
         margin = min(_MOST_NOISE, max(_SAME, 2 * best.spread, 2 * fastest.spread))
         if fastest is best or fastest.batch_s < best.batch_s / (1 + margin):
@@ -187,12 +185,6 @@ class Search:
 
     def _trial(self, settings: Settings) -> Trial:
         return self._by_settings.setdefault(settings, Trial(settings))
-
-    def _measured(self, settings: Settings) -> Trial:
-        trial = self._trial(settings)
-        if not trial.measured and not trial.why:
-            self._measure(trial)
-        return trial
 
     def _measure(self, trial: Trial) -> None:
         settings, found = trial.settings, None
@@ -313,13 +305,9 @@ class Tuning(TextReport):
 
 
 def autotune(
-    loader: Any,
-    *,
-    batch_size: int | None = None,
-    step: Callable[[Any], object] | None = None,
-    memory_budget: int | None = None,
-    seconds: float = 30.0,
-) -> Tuning:
+    loader: Any, *, batch_size: int | None = None, step: Callable[[Any], object] | None = None,
+    memory_budget: int | None = None, seconds: float = 30.0,
+) -> Tuning:  # fmt: skip
     """Find the settings with which a loader is fastest here: workers, batches ahead, threads, decoder, cache.
 
     One setting after the other is changed, then those around the best; each is measured on the loader's own
@@ -414,7 +402,6 @@ def _config(base: Base, settings: Settings, is_dataset: bool) -> str:
 
 @contextmanager
 def _generators_kept(loader: Any) -> Iterator[None]:
-    """Restore random generators afterwards: the global ones, and those of the loader and its samplers."""
     torch = require("torch", extra="torch")
     holders = (loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
     restore: list[Callable[[], object]] = [

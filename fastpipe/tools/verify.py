@@ -30,7 +30,6 @@ DEFAULT_IMAGES = 1000
 
 
 def share(part: int, whole: int) -> str:
-    """Return a part in percent; 0% and 100% only where they are exact."""
     if part in (0, whole):
         return "0%" if part == 0 else "100%"
     return f"{min(max(100 * part / whole, 1e-6), 99.999999):.6f}%"

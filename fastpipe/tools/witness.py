@@ -89,14 +89,13 @@ class Witness:
 
     def close(self) -> None:
         if self._pid == os.getpid():
-            self._reads.end()
+            self._reads.close()
             self._recorder.stop()
             self._pid = 0
             if Witness._active is self:
                 Witness._active = None
 
     def fetching(self, dataset: Any) -> None:
-        """A sample is asked for; perhaps the first of a batch."""
         Witness._active = self
         if not self._began:
             self.begin()
@@ -105,7 +104,6 @@ class Witness:
             self._began = perf_counter_ns()
 
     def collated(self, count: int, begin: int) -> None:
-        """A batch of so many samples is whole whose collation began then."""
         self.begin()
         account, end = self._account, perf_counter_ns()
         account.batches += 1
@@ -127,7 +125,6 @@ class Witness:
         return found
 
     def tell(self) -> None:
-        """Write the account so far; the file is whole whenever it is read."""
         self._update()
         path = Path(self._folder, f"{os.getpid()}.unfinished")
         with contextlib.suppress(OSError):  # its reader has ended, and the folder is gone
@@ -199,8 +196,6 @@ class TimedCollate:
 
 
 class TimedInit:
-    """Runs in each worker before the user's own function, which finds the user's dataset."""
-
     def __init__(self, function: Callable[[int], None] | None, witness: Witness) -> None:
         self._function, self._witness = function, witness
 
@@ -276,7 +271,6 @@ class ArrayRead(NamedTuple):
 
     @property
     def sample_dims(self) -> int | None:
-        """Dimensions that count samples, if a read takes one: the part has the others, whole; else None."""
         count = len(self.shape) - len(self.part)
         return count if count > 0 and self.shape[count:] == self.part else None
 
@@ -295,8 +289,6 @@ class OpenVolume(NamedTuple):
 
 
 class Reads:
-    """Observes what is read in all threads: arrays by h5py, images by Pillow, volumes by packages."""
-
     def __init__(self) -> None:
         self.arrays: list[ArrayRead] = []
         self.volumes: list[OpenVolume] = []
@@ -306,7 +298,7 @@ class Reads:
         self._local = threading.local()
         self._ends: dict[str, Callable[[], None]] = {}
 
-    def begin(self) -> None:
+    def begin(self) -> Reads:
         for package, name in _LOADERS.items():
             if self._left[package]:
                 see = functools.partial(self._loaded, package)
@@ -320,24 +312,17 @@ class Reads:
             self._observe(module.Image, "resize", self._resized, "resize")
             self._observe(module.Image, "crop", self._cropped, "crop")
             self._observe(module, "open", self._opened, "open")
-
-    def end(self) -> None:
-        while self._ends:
-            self._ends.pop(next(iter(self._ends)))()
-
-    def __enter__(self) -> Reads:
-        self.begin()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.end()
+    def close(self) -> None:
+        while self._ends:
+            self._ends.pop(next(iter(self._ends)))()
 
     def _observe(self, owner: Any, name: str, see: Callable[..., object], key: str) -> None:
         if owner is not None and key not in self._ends:
             self._ends[key] = observe(owner, name, see)
 
     def _count(self, package: str, key: str) -> None:
-        """Count a read; a dataset does the same for each sample, so the first ones are enough."""
         self._left[package] = max(0, self._left[package] - 1)
         if not self._left[package] and key in self._ends:
             self._ends.pop(key)()
@@ -380,13 +365,9 @@ class Reads:
 
 
 def volumes_of(dataset: Any) -> list[OpenVolume]:
-    found = []
-    for value in list(getattr(dataset, "__dict__", {}).values()):
-        for path in _paths(value):
-            volume = OpenVolume(path, tuple(value.shape))
-            if volume not in found:
-                found.append(volume)
-    return found
+    values = list(getattr(dataset, "__dict__", {}).values())
+    found = (OpenVolume(path, tuple(value.shape)) for value in values for path in _paths(value))
+    return list(dict.fromkeys(found))
 
 
 def _paths(value: Any) -> Iterator[str]:
@@ -394,20 +375,16 @@ def _paths(value: Any) -> Iterator[str]:
     try:
         if package == "tensorstore" and kind == "TensorStore":
             content = value.spec().to_json()
-            if content.get("driver") in _FORMATS:
-                yield from _tensorstore_paths(content.get("kvstore"))
+            store = content.get("kvstore") if content.get("driver") in _FORMATS else None
+            if isinstance(store, str):
+                yield store.removeprefix("file://").rstrip("/")
+            elif isinstance(store, dict) and store.get("driver") == "file":
+                yield str(store["path"]).rstrip("/")
+            elif isinstance(store, dict) and store.get("driver") == "http":
+                yield f"{store['base_url']}{store.get('path', '')}".rstrip("/")
         elif package == "zarr" and kind == "Array":
             text = str(value.store_path)
             if text.startswith("file://"):
                 yield text.removeprefix("file://").rstrip("/")
     except Exception:  # of an array without a description: nothing is known of it
         return
-
-
-def _tensorstore_paths(store: Any) -> Iterator[str]:
-    if isinstance(store, str):
-        yield store.removeprefix("file://").rstrip("/")
-    elif isinstance(store, dict) and store.get("driver") == "file":
-        yield str(store["path"]).rstrip("/")
-    elif isinstance(store, dict) and store.get("driver") == "http":
-        yield f"{store['base_url']}{store.get('path', '')}".rstrip("/")

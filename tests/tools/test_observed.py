@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,7 +56,7 @@ def test_an_error_of_who_looks_is_no_error_of_who_calls(caplog: pytest.LogCaptur
 
 def test_images_are_seen_however_they_are_asked_for(tmp_path: Path) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
-    with Reads() as reads:
+    with closing(Reads().begin()) as reads:
         small = Image.open(fp=tmp_path / "x.png").crop(box=(0, 0, 4, 4)).resize(size=(2, 2))
     assert small.size == (2, 2)
     assert [(read.box, read.size) for read in reads.images] == [((0, 0, 4, 4), (2, 2))]
@@ -90,7 +91,7 @@ def test_an_image_that_is_being_read_when_looking_begins_or_ends_is_seen_whole_o
         return (lambda: (read_on(next(steps)), end())) if moment == "end" else end
 
     monkeypatch.setattr(images_read, "observe", observe_and_read)
-    with reads:
+    with closing(reads.begin()):
         if moment == "begin":
             read_on(next(steps))
     read_on(3)

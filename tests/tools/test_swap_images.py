@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,7 @@ def test_which_of_two_transforms_it_is(table: list[tuple[str, int]]) -> None:
 
 def test_opened_files_are_seen_once_and_counted(table: list[tuple[str, int]]) -> None:
     open_image = Image.open
-    with Reads() as opens:
+    with closing(Reads().begin()) as opens:
         opens.begin()  # again
         for path, _ in table[:30]:
             Image.open(path).close()

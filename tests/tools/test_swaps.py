@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def test_what_else_a_dataset_does_is_counted_in_one_way_and_left_out_in_the_othe
 
 def test_reads_are_seen_until_there_are_enough_and_h5py_is_as_it_was(rows: Path) -> None:
     getitem = h5py.Dataset.__getitem__
-    with h5py.File(rows) as file, Reads() as reads:
+    with h5py.File(rows) as file, closing(Reads().begin()) as reads:
         for number in range(300):
             file["x"][number], file["y"][number]
         assert h5py.Dataset.__getitem__ is getitem
@@ -164,7 +165,7 @@ def test_what_is_no_volume_is_not_taken_for_one(tmp_path: Path) -> None:
     np.save(tmp_path / "flat.npy", np.zeros((4, 4)))
     np.save(tmp_path / "x.npy", np.zeros((4, 4, 4)))
     load = np.load
-    with Reads() as loads:
+    with closing(Reads().begin()) as loads:
         np.load(tmp_path / "flat.npy"), np.load(tmp_path / "x.npy"), np.load(tmp_path / "x.npy")
         with (tmp_path / "x.npy").open("rb") as file:
             np.load(file)
@@ -197,7 +198,7 @@ def test_images_are_seen_in_all_threads_with_their_boxes_and_sizes(photo_tree: P
         with Image.open(paths[number]) as image:
             image.crop((number, 0, 20 + number, 20)).resize((8, 8)).resize((4, 4))
 
-    with Reads() as reads, ThreadPoolExecutor(2) as pool:
+    with closing(Reads().begin()) as reads, ThreadPoolExecutor(2) as pool:
         list(pool.map(read, range(4)))
     assert (Image.open, Image.Image.crop, Image.Image.resize) == (opened, crop, resize)
     assert reads.opened == 4

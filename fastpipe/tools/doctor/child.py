@@ -29,7 +29,6 @@ class Answer(NamedTuple):
 
 
 def ask(code: str, asked: Any = None, *, seconds: float) -> Answer:
-    """Run code that calls ``answer(value)`` in a child; ``_asked`` is its argument."""
     command, given = [sys.executable, "-c", _BEGIN + code], json.dumps([sys.path, asked]).encode()
     try:
         done = subprocess.run(command, input=given, capture_output=True, timeout=seconds, check=False)

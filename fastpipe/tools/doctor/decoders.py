@@ -19,7 +19,6 @@ _CLEARLY = 1.2  # times as fast, beyond what two short measurements differ by
 
 
 def check(examined: Examined) -> Iterator[Finding]:
-    """Measure each decoder, in another process, which a C library for another processor would end."""
     answer = ask(_CODE, list(examined.photos), seconds=_PATIENCE_S)
     if answer.value is None:
         yield problem(_TOPIC, f"decoders cannot be used: {_first(answer.why)}", _INSTALL)

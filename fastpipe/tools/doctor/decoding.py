@@ -28,7 +28,6 @@ _Image = tuple[bytes, Box]  # a JPEG, and the part of a random crop
 
 
 def measure(files: Sequence[str]) -> dict[str, Any]:
-    """Return each decoder's images a second, or why it cannot be used; and which one fastpipe takes."""
     blobs = _opened(files)
     of = f"{len(blobs)} JPEGs of the folder"
     if not blobs:

@@ -65,11 +65,9 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
 
 
 def examine(
-    target: str | os.PathLike[str] | None = None,
-    *,
-    storage_options: Mapping[str, Any] | None = None,
+    target: str | os.PathLike[str] | None = None, *, storage_options: Mapping[str, Any] | None = None,
     on_progress: Callable[[str], object] = lambda _: None,
-) -> DoctorReport:
+) -> DoctorReport:  # fmt: skip
     """Check a machine, and a folder or store; nothing is written, no framework loaded here."""
     examined = _examined(target, dict(storage_options or {}))
     begun = time.monotonic()

@@ -10,10 +10,8 @@ from fastpipe.core.machine import ControlGroups, available_cpus, default_threads
 from fastpipe.core.text import counted, in_bytes, in_duration
 from fastpipe.tools.doctor.report import Examined, Finding, judged, ok, problem, warning
 
-try:
+with contextlib.suppress(ImportError):  # on Windows: a check that fails is a finding
     import resource
-except ImportError:  # on Windows, which has no such limits
-    resource = None  # type: ignore[assignment]
 
 _OFTEN = 0.01  # of the periods in which a group had work
 _SHARED = "/dev/shm"
@@ -104,8 +102,6 @@ def _shared_memory(status: os.statvfs_result | None, workers: int) -> Finding:
 
 
 def check_limits(examined: Examined) -> Iterator[Finding]:
-    if resource is None:
-        return  # type: ignore[unreachable]
     cores = available_cpus()
     yield _open_files(*resource.getrlimit(resource.RLIMIT_NOFILE), cores)
     left = []

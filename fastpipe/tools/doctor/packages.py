@@ -53,7 +53,6 @@ answer(getattr(module, "__version__", ""))
 
 
 def check(examined: Examined) -> Iterator[Finding]:
-    """Import the frameworks, each in a process of its own, all at once."""
     installed = _installed()
     versions = f"Python {platform.python_version()}, NumPy {installed.get('numpy', '?')}"
     yield ok(_TOPIC, f"fastpipe {fastpipe.__version__}, {versions}")
@@ -129,7 +128,6 @@ def _unseen(facts: Mapping[str, Any], gpus: int) -> Finding:
 
 
 def _dotted(version: int) -> str:
-    """Return a CUDA version from its number: 12040 is 12.4."""
     return f"{version // 1000}.{version % 1000 // 10}"
 
 

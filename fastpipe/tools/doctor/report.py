@@ -44,15 +44,12 @@ def judged(topic: str, is_bad: bool, text: str, remedy: str) -> Finding:
 
 @dataclass
 class Examined:
-    """What is examined, a folder or a store, and what one check leaves for another."""
-
     folder: str = ""
     name: str = ""
     url: str = ""
     storage_options: Mapping[str, Any] = field(default_factory=dict)
     photos: tuple[str, ...] = ()
     images_s: float | None = None
-    disk_files_s: float | None = None
     torch: Mapping[str, Any] | None = None
 
 

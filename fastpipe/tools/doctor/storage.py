@@ -9,10 +9,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from fastpipe.core.machine import available_cpus
 from fastpipe.core.private_folder import user_cache_folder
-from fastpipe.core.text import counted, in_bytes
-from fastpipe.tools.doctor.report import Examined, Finding, judged, ok, warning
+from fastpipe.core.text import in_bytes
+from fastpipe.tools.doctor.report import Examined, Finding, ok, warning
 from fastpipe.tools.folders import FileSystem, file_system
 
 _TOPIC, _CACHE = "storage", "cache folder"
@@ -46,7 +45,7 @@ def check(examined: Examined) -> Iterator[Finding]:
         count = f"some of the files, {found.walked:,} of them seen"
     yield ok(_TOPIC, f"looked at {count}: {in_bytes(mean)} on average")
     yield from _sequential(found)
-    yield from _small(found, examined)
+    yield from _small(found)
 
 
 def _kind(name: str, system: FileSystem) -> Finding:
@@ -74,7 +73,7 @@ def _sequential(found: Sample) -> Iterator[Finding]:
     yield ok(_TOPIC, f"one file in order: {_past(cold)} {speeds}")
 
 
-def _small(found: Sample, examined: Examined) -> Iterator[Finding]:
+def _small(found: Sample) -> Iterator[Finding]:
     files = found.files
     if len(files) < 2:
         return
@@ -87,9 +86,6 @@ def _small(found: Sample, examined: Examined) -> Iterator[Finding]:
     ]
     for where, (one, many) in ((_past(cold[0]), cold), ("from memory", warm)):
         yield ok(_TOPIC, f"whole files, {where}: 1 thread {one}, {_THREADS} threads {many}")
-    fastest = max(cold, key=lambda rate: rate.files_s)
-    if examined.photos and fastest.missed is not None and fastest.missed > _NOT_FORGOTTEN:
-        examined.disk_files_s = fastest.files_s
 
 
 def _past(rate: Rate) -> str:
@@ -101,8 +97,6 @@ def _past(rate: Rate) -> str:
 
 
 def check_cache(examined: Examined) -> Iterator[Finding]:
-    """Check fastpipe's cache folder, which need not be there; last, when disk and decoders were measured."""
-    yield from _disk_against_decoders(examined)
     folder = user_cache_folder()
     there = next(one for one in (folder, *folder.parents) if one.exists())
     system = file_system(str(there))
@@ -119,22 +113,6 @@ def check_cache(examined: Examined) -> Iterator[Finding]:
         yield ok(_CACHE, text)
 
 
-def _disk_against_decoders(examined: Examined) -> Iterator[Finding]:
-    if examined.disk_files_s is None or examined.images_s is None:
-        return
-    cores = available_cpus()
-    decoded = examined.images_s * cores
-    disk = f"{examined.disk_files_s:,.0f} files/s"
-    text = f"the disk gives {disk}, and {counted(cores, 'core')} can decode {decoded:,.0f} images/s"
-    is_slow = examined.disk_files_s < decoded
-    slow, fast = "until files are in memory, a training waits for the disk", "decoding is what takes the time"
-    yield judged(
-        _TOPIC, is_slow, f"{text}: {slow if is_slow else fast}",
-        "FastImageFolder(…, cache='ram') or cache='disk', a stage on a faster disk, or more memory for "
-        "the system to keep files in",
-    )  # fmt: skip
-
-
 @dataclass(frozen=True)
 class Sample:
     files: tuple[str, ...]
@@ -149,8 +127,6 @@ class Sample:
 
 @dataclass(frozen=True)
 class Rate:
-    """What was read; ``missed`` is the share of bytes that was not in memory before, None if unknown."""
-
     files: int
     nbytes: int
     seconds: float

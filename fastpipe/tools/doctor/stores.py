@@ -56,7 +56,6 @@ def _latencies(url: str, found: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _connections(found: Mapping[str, Any], images_s: float | None) -> Finding:
-    """Return how many requests are to be under way, by Little's law, for cores that decode so many images."""
     seconds = sum(found["whole"]) / len(found["whole"])  # the law is about means
     alone = f"one request at a time brings {1 / seconds:,.0f} objects/s"
     if images_s is None:
