@@ -310,11 +310,10 @@ def _endless(candidate: Candidate, watch: Watch) -> Iterator[Any]:
 
 
 def _text_of(error: Exception) -> str:
-    """Return an error's first line, and clear its frames, in a cycle with which workers end late."""
     text = f"{type(error).__name__}: {error}".partition("\n")[0]
     errors: list[BaseException | None] = [error]
     while (one := errors[-1]) is not None and one not in errors[:-1]:
-        traceback.clear_frames(one.__traceback__)
+        traceback.clear_frames(one.__traceback__)  # else a cycle with them keeps workers until collected
         errors.append(one.__context__)
     return text
 

@@ -213,7 +213,6 @@ class Watch:
         self, loader: Iterable[Any], begin: Callable[[Any], Iterator[Any]] = iter,
         witness: Callable[[Loop], Any] | None = None,
     ) -> Iterator[Any]:  # fmt: skip
-        """Return a watched iterator of a loader; torch's have a Witness unless ``witness`` makes another."""
         if begin is iter:
             self._wrapped.add(id(loader))  # of torch's it may be one whose class iterates in its own way
         elif id(loader) in self._wrapped or any(one.view is loader for one in self.found):

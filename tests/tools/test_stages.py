@@ -166,5 +166,8 @@ def test_files_of_libraries_and_those_that_are_none_are_not_the_scripts(script: 
     stacks = Stacks({})
     assert stacks.is_users(script.own.__code__.co_filename)
     assert not any(
-        map(stacks.is_users, (Image.__file__, linecache.__file__, "<string>", name_called.__code__.co_filename))
+        map(
+            stacks.is_users,
+            (Image.__file__, linecache.__file__, "<string>", name_called.__code__.co_filename),
+        )
     )

@@ -87,7 +87,9 @@ def test_processes() -> None:
 
 def test_limits_of_this_process_are_found() -> None:
     found = list(machine.check_limits(Examined()))
-    assert any("ulimit -n" in one.text for one in found) and any("processes and threads" in one.text for one in found)
+    assert any("ulimit -n" in one.text for one in found) and any(
+        "processes and threads" in one.text for one in found
+    )
 
 
 @pytest.mark.parametrize(

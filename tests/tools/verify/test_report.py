@@ -36,7 +36,9 @@ def outcome_of(check: Check | None = None, **more: object) -> Outcome:
     return Outcome(10, 2, 7, check=check or check_of(0, 0), **more)  # type: ignore[arg-type]
 
 
-def failures(count: int, stock: str | None = "OSError: no", fast: str | None = "OSError: no") -> list[Failure]:
+def failures(
+    count: int, stock: str | None = "OSError: no", fast: str | None = "OSError: no"
+) -> list[Failure]:
     return [Failure(index, path(index), stock, fast) for index in range(count)]
 
 
