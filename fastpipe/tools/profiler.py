@@ -138,8 +138,10 @@ def profile(
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise OptionError(f"profile needs something that has batches, such as a DataLoader, got {loader!r}")
     if hasattr(loader, "__next__"):
-        kind = type(loader).__name__
-        raise OptionError(f"a {kind} can be iterated once only: give what it was made from")
+        raise OptionError(
+            f"a {type(loader).__name__} can be iterated once only: give what it was made from, such as a "
+            "DataLoader"
+        )
     diagnosis = Diagnosis(seconds / 4, try_advice)
 
     def make_loop(one: Any) -> Loop:

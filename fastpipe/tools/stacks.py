@@ -128,7 +128,6 @@ class Stacks:
         return "", stage or OTHER, line
 
     def functions(self, stack: Sequence[FrameType]) -> list[tuple[str, str]]:
-        """Return file and name of the script's functions on a stack; a module's import does nobody's work."""
         found: dict[tuple[str, str], None] = {}
         for frame in stack:
             code = frame.f_code

@@ -211,7 +211,6 @@ class _Memory:
             raise OverBudgetError(f"took {taken / 1e6:,.0f} MB, and may take {self._budget / 1e6:,.0f}")
 
     def guard(self, *, now: bool = False) -> None:
-        """Update it if so much less memory is free that it may be too much; at once, or now and then."""
         at = perf_counter()
         if self._budget is None or self._free is None or (at < self._next and not now):
             return
