@@ -13,72 +13,53 @@ import fastpipe
 from fastpipe.core.text import printable
 from fastpipe.errors import FastpipeError
 
-__all__ = ["COMMANDS", "main"]
-
 # Wide enough for a table where the output is a file or a pipe.
 PLAIN_WIDTH = 160
 
 
 class Command(NamedTuple):
-    """A part of the command.
+    """A part of the command: its module, and one line of help.
 
-    Attributes:
-        module: has ``add_arguments(parser)`` and ``run(args, output, progress)``, which returns the exit
-            code; and perhaps ``prepare(arguments)``, which completes them before they are parsed.
-        about: one line of help.
+    The module has ``add_arguments(parser)`` and ``run(args, output, progress)``, which returns the exit code;
+    perhaps ``EPILOG``, and ``prepare(arguments)``, which completes them before they are parsed.
     """
 
     module: str
     about: str
 
     def load(self) -> Any:
-        """Import the module: not before the command is asked for."""
-        return importlib.import_module(self.module)
+        return importlib.import_module(self.module)  # not before the command is asked for
 
     def prepare(self, arguments: list[str]) -> list[str]:
-        """Complete the command's arguments."""
-        prepare = getattr(self.load(), "prepare", list)
-        prepared: list[str] = prepare(arguments)
+        prepared: list[str] = getattr(self.load(), "prepare", list)(arguments)
         return prepared
 
 
 COMMANDS = {
-    "verify": Command(
-        "fastpipe.tools.verify", "compare FastImageFolder with torchvision's ImageFolder on your own images"
-    ),
-    "bench": Command(
-        "fastpipe.bench.cli",
-        "measure fastpipe against the loader it replaces, on this machine and on your data",
-    ),
-    "inspect": Command(
-        "fastpipe.tools.inspect",
-        "say how an HDF5 file's datasets, or a volume, are stored, and what that costs in training",
-    ),
-    "repack": Command(
-        "fastpipe.tools.repack",
-        "copy an HDF5 file, or a volume, with other chunks and another codec, checked to the last bit",
-    ),
-    "stage": Command(
-        "fastpipe.tools.stage",
-        "copy the images of a bucket to a stage on a local disk, or say what a stage holds",
-    ),
-    "scan": Command(
-        "fastpipe.tools.scan",
-        "find the images of a folder that a training could not read, and move them out of its way",
-    ),
-    "generate": Command(
-        "fastpipe.generation.cli",
-        "make samples with a function, by all cores, and store them in an HDF5 file",
-    ),
-    "doctor": Command(
-        "fastpipe.tools.doctor.examination",
-        "say whether this machine and environment are fit for input pipelines, and what to do where not",
-    ),
-    "profile": Command(
-        "fastpipe.tools.profiler",
-        "run a training script for a while, unchanged: does it wait for data, for what, and what would help",
-    ),
-}
+    name: Command(f"fastpipe.{module}", about)
+    for name, module, about in (
+        ("verify", "tools.verify",
+         "compare FastImageFolder with torchvision's ImageFolder on your own images"),
+        ("bench", "bench.cli",
+         "measure fastpipe against the loader it replaces, on this machine and on your data"),
+        ("inspect", "tools.inspect",
+         "say how an HDF5 file's datasets, or a volume, are stored, and what that costs in training"),
+        ("repack", "tools.repack",
+         "copy an HDF5 file, or a volume, with other chunks and another codec, checked to the last bit"),
+        ("stage", "tools.stage",
+         "copy the images of a bucket to a stage on a local disk, or say what a stage holds"),
+        ("scan", "tools.scan",
+         "find the images of a folder that a training could not read, and move them out of its way"),
+        ("generate", "generation.cli",
+         "make samples with a function, by all cores, and store them in an HDF5 file"),
+        ("doctor", "tools.doctor.examination",
+         "say whether this machine and environment are fit for input pipelines, and what to do where "
+         "not"),
+        ("profile", "tools.profiler",
+         "run a training script for a while, unchanged: does it wait for data, for what, and what would "
+         "help"),
+    )
+}  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -123,8 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are printable, as arguments are names of files, often by a shell's pattern.
 
-    It takes options by their whole names: ``--rest`` must not move files.  The parsers of its commands are of
-    this class, too.
+    It takes options by their whole names: ``--rest`` must not move files.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -141,7 +121,10 @@ def _parser(names: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
         about = f"{command.about[:1].upper()}{command.about[1:]}."
-        made = commands.add_parser(name, help=command.about, description=about)
+        made = commands.add_parser(
+            name, help=command.about, description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
         if name in names:
+            made.epilog = getattr(command.load(), "EPILOG", None)
             command.load().add_arguments(made)
     return parser

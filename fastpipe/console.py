@@ -22,21 +22,6 @@ from rich.text import Text
 
 from fastpipe.core.text import in_bytes, printable
 
-__all__ = [
-    "Pace",
-    "PlainTable",
-    "Progress",
-    "TextReport",
-    "in_any_encoding",
-    "in_time",
-    "plain",
-    "positive",
-    "print_line",
-    "sides",
-    "size",
-    "table",
-]
-
 Number = TypeVar("Number", int, float)
 
 _REPORT_WIDTH = 110

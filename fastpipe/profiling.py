@@ -3,27 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastpipe import tools
 
-if TYPE_CHECKING:
-    from fastpipe.tools import (
-        Advice,
-        EpochTimes,
-        Profiling,
-        Report,
-        WatchedLoader,
-        autotune,
-        autotune_batch_size,
-        profile,
-        watch,
-    )
-
-__all__ = [
-    "Advice", "EpochTimes", "Profiling", "Report", "WatchedLoader", "autotune", "autotune_batch_size",
-    "profile", "watch",
-]  # fmt: skip
+__all__ = list({*tools.__all__} - {"BatchSizes", "Tuning"})
 
 
 def __getattr__(name: str) -> Any:

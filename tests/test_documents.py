@@ -49,7 +49,9 @@ def test_tables_are_made_from_committed_results(page: Path) -> None:
 
 
 def test_every_case_has_a_table() -> None:
-    pages = {path.stem: path.read_text().count("<!-- table:end -->") for path in _ROOT.glob("docs/benchmarks/*.md")}
+    pages = {
+        path.stem: path.read_text().count("<!-- table:end -->") for path in _ROOT.glob("docs/benchmarks/*.md")
+    }
     cases = ("hdf5", "volumes", "buckets", "augmentation", "tensorflow", "generation", "gpu", "training")
     assert all(pages[case] for case in cases)
     assert pages["index"] == 9 and pages["images"] == 2 and pages["never-slower"] == 1

@@ -20,17 +20,12 @@ __all__ = [
 ]  # fmt: skip
 
 _LAZY = {
-    "Advice": "fastpipe.tools.report",
-    "BatchSizes": "fastpipe.tools.batch_sizes",
     "EpochTimes": "fastpipe.core.epoch_times",
-    "Profiling": "fastpipe.tools.profiler",
-    "Report": "fastpipe.tools.report",
-    "Tuning": "fastpipe.tools.tuning",
-    "WatchedLoader": "fastpipe.tools.epochs",
-    "autotune": "fastpipe.tools.tuning",
-    "autotune_batch_size": "fastpipe.tools.batch_sizes",
-    "profile": "fastpipe.tools.profiler",
-    "watch": "fastpipe.tools.epochs",
+    **dict.fromkeys(("Advice", "Report"), "fastpipe.tools.report"),
+    **dict.fromkeys(("BatchSizes", "autotune_batch_size"), "fastpipe.tools.batch_sizes"),
+    **dict.fromkeys(("Profiling", "profile"), "fastpipe.tools.profiler"),
+    **dict.fromkeys(("Tuning", "autotune"), "fastpipe.tools.tuning"),
+    **dict.fromkeys(("WatchedLoader", "watch"), "fastpipe.tools.epochs"),
 }
 
 

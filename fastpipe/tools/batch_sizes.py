@@ -16,9 +16,6 @@ from fastpipe.errors import OptionError
 from fastpipe.tools.batches import Replay, resized, size_of
 from fastpipe.tools.steps import DeviceMemory, learning_rate_rule
 
-__all__ = ["BatchSizes", "SizeTrial", "autotune_batch_size"]
-
-
 _ROUNDS, _ROUND_S = 3, 0.1
 _EQUAL = 0.05  # of the samples a second: no reason for larger batches
 _REFINED = 2  # sizes between the largest that fits and the smallest that does not
@@ -26,14 +23,7 @@ _REFINED = 2  # sizes between the largest that fits and the smallest that does n
 
 @dataclass(frozen=True)
 class SizeTrial:
-    """Batches of one size.
-
-    Attributes:
-        size: samples of a batch.
-        step_s: seconds of a step; None where none was done to its end.
-        memory: peak bytes of the device, or of this process without one; None if unknown.
-        why: it does not fit; empty where it does.
-    """
+    """One size: seconds of a step, peak bytes, and why it does not fit; None where unknown."""
 
     size: int
     step_s: float | None = None
@@ -42,7 +32,6 @@ class SizeTrial:
 
     @property
     def rate(self) -> float:
-        """Samples a second."""
         return self.size / self.step_s if self.step_s else 0.0
 
 
@@ -105,14 +94,9 @@ class BatchSizes(TextReport):
 
 
 def autotune_batch_size(
-    step: Callable[[Any], object],
-    loader: Iterable[Any],
-    *,
-    target: int | None = None,
-    largest: int | None = None,
-    memory_budget: int | None = None,
-    seconds: float = 30.0,
-) -> BatchSizes:
+    step: Callable[[Any], object], loader: Iterable[Any], *, target: int | None = None,
+    largest: int | None = None, memory_budget: int | None = None, seconds: float = 30.0,
+) -> BatchSizes:  # fmt: skip
     """Find out which batch sizes fit into memory, and which one trains on most samples a second.
 
     The loader's first batch is made twice as large by repeating its samples, again and again, until that does
@@ -185,7 +169,8 @@ class _Sizes:
             if perf_counter() > self._until:
                 self.notes.append(f"nothing above {size} was tried: the time was over")
                 return
-            if self._is_flat():
+            rates = [one.rate for one in sorted(self.trials.values(), key=lambda one: one.size) if one.step_s]
+            if len(rates) > 2 and max(rates[-2:]) < rates[-3] * (1 + _EQUAL):
                 self.notes.append(f"nothing above {size} was tried: it would not be faster")
                 return
             if self._try(2 * size).step_s is None:
@@ -201,35 +186,29 @@ class _Sizes:
             else:
                 size = middle
 
-    def _is_flat(self) -> bool:
-        """Whether twice the size was hardly faster, twice."""
-        rates = [one.rate for one in sorted(self.trials.values(), key=lambda one: one.size) if one.step_s]
-        return len(rates) > 2 and max(rates[-2:]) < rates[-3] * (1 + _EQUAL)
-
     def _try(self, size: int) -> SizeTrial:
-        likely = self._likely(size)
-        if likely is not None and self._memory.limit is not None and likely > self._memory.limit:
-            why = f"would take about {likely / 1e6:,.0f} MB of {self._memory.limit / 1e6:,.0f}"
-            self.trials[size] = SizeTrial(size, why=why)
-            return self.trials[size]
+        self.trials[size] = trial = self._tried(size)
+        return trial
+
+    def _tried(self, size: int) -> SizeTrial:
+        likely, limit = self._likely(size), self._memory.limit
+        if likely is not None and limit is not None and likely > limit:
+            return SizeTrial(size, why=f"would take about {likely / 1e6:,.0f} MB of {limit / 1e6:,.0f}")
         self._memory.begin()
         try:
-            step_s = self._time(resized(self._batch, size))
-            trial = SizeTrial(size, step_s, self._memory.peak())
+            trial = SizeTrial(size, self._time(resized(self._batch, size)), self._memory.peak())
         except Exception as error:
             if not self._memory.is_shortage(error):
                 raise
             trial = SizeTrial(size, why=f"out of memory ({type(error).__name__})")
         if trial.why:
             self._memory.release()
-        limit, taken = self._memory.limit, trial.memory
-        if not trial.why and limit is not None and taken is not None and taken > limit:
-            trial = SizeTrial(size, None, taken, f"took {taken / 1e6:,.0f} MB of {limit / 1e6:,.0f}")
-        self.trials[size] = trial
+        if limit is not None and trial.memory is not None and trial.memory > limit:
+            why = f"took {trial.memory / 1e6:,.0f} MB of {limit / 1e6:,.0f}"
+            return SizeTrial(size, None, trial.memory, why)
         return trial
 
     def _time(self, batch: Any) -> float:
-        """Seconds of a step, after a first one: the median of some rounds of steps."""
         batches = Replay(batch)
         self._step(next(batches))
         rounds: list[float] = []
@@ -246,7 +225,6 @@ class _Sizes:
         return statistics.median(rounds)
 
     def _likely(self, size: int) -> int | None:
-        """Bytes that a size will take, by the two next smaller ones."""
         trials = self.trials.values()
         known = sorted((one.size, one.memory) for one in trials if one.memory is not None and one.size < size)
         if len(known) < 2:

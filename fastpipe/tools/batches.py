@@ -12,17 +12,10 @@ import numpy as np
 
 from fastpipe.errors import OptionError
 
-__all__ = ["Replay", "leaves", "rebuilt", "resized", "same_form", "size_of"]
-
 _MANY = 64  # samples or words: they are not taken apart in place, and it must cost microseconds
 
 
 def leaves(value: Any) -> list[Any]:
-    """Return the parts of a batch, in tuples, lists and dictionaries, that are none of these.
-
-    >>> leaves({"image": 1, "boxes": [2, (3,)]})
-    [1, 2, 3]
-    """
     if isinstance(value, Mapping):
         return [leaf for one in value.values() for leaf in leaves(one)]
     if isinstance(value, (list, tuple)):
@@ -31,14 +24,6 @@ def leaves(value: Any) -> list[Any]:
 
 
 def size_of(batch: Any) -> int:
-    """Return the samples of a batch: the first dimension of its first array or tensor.
-
-    Raises:
-        OptionError: it has none.
-
-    >>> size_of({"image": np.zeros((4, 3, 8, 8)), "label": np.zeros(4)})
-    4
-    """
     for leaf in leaves(batch):
         shape = getattr(leaf, "shape", None)
         if shape:
@@ -47,14 +32,6 @@ def size_of(batch: Any) -> int:
 
 
 def same_form(one: Any, other: Any) -> bool:
-    """Return whether batches have the same parts, dtypes, and shapes but for the number of samples.
-
-    >>> batch = [np.zeros((4, 3)), np.zeros(4, int)]
-    >>> same_form(batch, (np.ones((2, 3)), np.ones(2, int))), same_form(batch, [np.zeros((4, 3))])
-    (True, False)
-    >>> same_form({"x": np.zeros((4, 3))}, {"x": np.zeros((4, 5))}), same_form("a", 1)
-    (False, False)
-    """
     if hasattr(one, "dtype") and hasattr(one, "shape"):
         if not (hasattr(other, "dtype") and hasattr(other, "shape")):
             return False
@@ -70,19 +47,7 @@ def same_form(one: Any, other: Any) -> bool:
     return type(one) is type(other)
 
 
-# ---- the same batch again --------------------------------------------------------------------------
-
-
 def rebuilt(value: Any, leaf: Callable[[Any], Any] = lambda one: one) -> Any:
-    """Return a batch in new containers, from which something may be taken out.
-
-    ``leaf`` replaces each part that is no container.  Containers that cannot be copied are the same object.
-
-    >>> batch = {"x": [1, 2], "labels": (3,)}
-    >>> again = rebuilt(batch)
-    >>> again == batch, again.pop("labels"), again["x"].pop(), batch
-    (True, (3,), 2, {'x': [1, 2], 'labels': (3,)})
-    """
     try:
         return _rebuilt(value, leaf)
     except Exception:  # of a class of the script's
@@ -100,8 +65,8 @@ def _rebuilt(value: Any, leaf: Callable[[Any], Any]) -> Any:
         return type(value)(*(_rebuilt(one, leaf) for one in value))
     if isinstance(value, (list, tuple)) and len(value) > _MANY:
         return copy.copy(value)
-    if type(value) in (list, tuple):
-        return type(value)(_rebuilt(one, leaf) for one in value)
+    if type(value) is tuple:
+        return tuple(_rebuilt(one, leaf) for one in value)
     if isinstance(value, list):
         made = copy.copy(value)
         made[:] = [_rebuilt(one, leaf) for one in value]
@@ -115,15 +80,7 @@ def _rebuilt(value: Any, leaf: Callable[[Any], Any]) -> Any:
 
 
 class Replay(Iterator[Any]):
-    """The same batch again and again, in new containers each time.
-
-    A tensor that a step has changed in place is from then on copied for each step, so that the same change is
-    not made to it again and again.
-
-    >>> batches = Replay({"labels": [1]})
-    >>> [next(batches).pop("labels") for _ in range(3)]
-    [[1], [1], [1]]
-    """
+    """The same batch again and again, in new containers; a tensor that a step changed in place is copied."""
 
     def __init__(self, batch: Any) -> None:
         self._batch = rebuilt(batch)
@@ -144,17 +101,7 @@ class Replay(Iterator[Any]):
         return self._kept[key].clone() if key in self._kept else value
 
 
-# ---- more samples, or fewer ------------------------------------------------------------------------
-
-
 def resized(batch: Any, size: int) -> Any:
-    """Return a batch of so many samples: its own, again and again.
-
-    Arrays, tensors and lists with as many entries as the batch has samples are resized; all else stays.
-
-    >>> resized([np.array([1, 2]), ["a", "b"], "train"], 3)
-    [array([1, 2, 1]), ['a', 'b', 'a'], 'train']
-    """
     count = size_of(batch)
     return _resized(batch, count, [at % count for at in range(size)])
 

@@ -4,61 +4,34 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterable, Iterator, Sequence
-from types import CodeType, FunctionType, MethodType, ModuleType
+from collections.abc import Iterator, Sequence
+from types import FunctionType
 from typing import Any
 
-import fastpipe
 from fastpipe.core.machine import free_memory
 from fastpipe.core.processes import why_no_processes
 from fastpipe.core.text import in_bytes
 from fastpipe.options import Cache
+from fastpipe.tools import swaps
 from fastpipe.tools.costs import LoaderCosts
 from fastpipe.tools.loaders import Watched, is_fast, is_map_style, processes_of, view_of
-from fastpipe.tools.swaps import (
-    Candidate,
-    accelerated,
-    of_folders,
-    of_images,
-    of_rows,
-    of_staged,
-    of_tables,
-    of_volumes,
-)
+from fastpipe.tools.swaps import Candidate, accelerated
 from fastpipe.tools.tf_loops import batches_by_threads, is_parallel
-from fastpipe.tools.trials import decoded_bytes, folders_behind, is_all_kept, part_of
-from fastpipe.tools.witness import Account, ImageReads
-
-__all__ = ["candidates", "of_kept", "uses_worker_info"]
+from fastpipe.tools.trials import decoded_bytes, folders_behind, is_all_kept, kept
+from fastpipe.tools.witness import Account, Reads
 
 _WAITS = 0.3  # from this part of a batch's time on, waiting is worth doing something about
 _MOST_WORKERS, _MOST_AHEAD = 32, 32
 _PART = 0.5  # of the memory that is free: a cache gets no more
 _KEPT_BATCHES = 16  # that are kept to be measured
-_WORKER_INFO = "get_worker_info"
-_MOST, _MOST_ITEMS = 2000, 100  # things that are searched for that; of each list
 
 
 def candidates(
-    watched: Watched,
-    costs: LoaderCosts,
-    cores: int,
-    accounts: Sequence[Account] = (),
-    images: ImageReads | None = None,
-    uneven: str = "",
-) -> list[Candidate]:
-    """Return what may be faster than a loader, for the costs of its batches.
-
-    Args:
-        watched: the loader.
-        costs: of its batches.
-        cores: that this process may use.
-        accounts: of the processes that made them.
-        images: that were opened with Pillow; None where that was not recorded.
-        uneven: by which measurement workers are fast enough, but their batches not always there in time.
-    """
-    if images is not None and accounts:
-        return [*of_tables(watched, costs, images, accounts[0].batches), *_by_threads(watched, cores)]
+    watched: Watched, costs: LoaderCosts, cores: int, accounts: Sequence[Account] = (),
+    reads: Reads | None = None, uneven: str = "",
+) -> list[Candidate]:  # fmt: skip
+    if reads is not None and accounts:
+        return [*swaps.of_tables(watched, costs, reads, accounts[0].batches), *_by_threads(watched, cores)]
     if not hasattr(watched.loader, "num_workers"):
         return []
     if is_fast(watched.loader):
@@ -67,28 +40,26 @@ def candidates(
     volumes = list(dict.fromkeys(volume for account in accounts for volume in account.volumes))
     if uneven:
         return list(_ahead(watched, uneven))
-    folders = list(of_folders(watched, costs))
+    folders = list(swaps.of_folders(watched, costs))
     return [
-        *(folders or of_images(watched, costs, accounts)),
-        *of_staged(watched, costs), *of_rows(watched, costs, arrays),
-        *of_volumes(watched, costs, volumes),
+        *(folders or swaps.of_images(watched, costs, accounts)),
+        *swaps.of_staged(watched, costs), *swaps.of_rows(watched, costs, arrays),
+        *swaps.of_volumes(watched, costs, volumes),
         *(() if why_no_processes() else _workers(watched, costs, cores)),
     ]  # fmt: skip
 
 
 def _ahead(watched: Watched, why: str) -> Iterator[Candidate]:
-    """More batches ahead, for such that take unequally long."""
     loader = watched.loader
     before = loader.prefetch_factor or 2
     wanted = min(_MOST_AHEAD, 4 * before)
     if wanted > before:
-        view = view_of(loader, prefetch_factor=wanted)
         what = f"prefetch_factor={wanted} instead of {before}{watched.place}"
-        yield Candidate(what, why, view.__iter__, max(2, loader.num_workers))
+        begin = view_of(loader, prefetch_factor=wanted).__iter__
+        yield Candidate(what, why, begin, max(2, loader.num_workers))
 
 
 def _of_fast(watched: Watched, cores: int) -> Iterator[Candidate]:
-    """A loader of fastpipe's with its batches made in processes, or without any; and its transform split."""
     loader = watched.loader
     now = processes_of(loader)
     ways: list[tuple[str, str, int, dict[str, Any]]] = [
@@ -110,7 +81,6 @@ def _of_fast(watched: Watched, cores: int) -> Iterator[Candidate]:
 
 
 def _by_threads(watched: Watched, cores: int) -> Iterator[Candidate]:
-    """More threads for a dataset of Keras's that makes its batches in one."""
     data = watched.loader
     if hasattr(data, "use_multiprocessing") and not is_parallel(data) and cores > 1:
         yield Candidate(
@@ -121,7 +91,6 @@ def _by_threads(watched: Watched, cores: int) -> Iterator[Candidate]:
 
 
 def _workers(watched: Watched, costs: LoaderCosts, cores: int) -> Iterator[Candidate]:
-    """More worker processes, or fewer."""
     loader = watched.loader
     if not is_map_style(loader.dataset):
         yield from _workers_of_stream(watched, cores)
@@ -144,15 +113,11 @@ def _workers(watched: Watched, costs: LoaderCosts, cores: int) -> Iterator[Candi
 
 
 def _workers_of_stream(watched: Watched, cores: int) -> Iterator[Candidate]:
-    """One worker process, or as many as there are cores for a dataset that knows of its workers.
-
-    Without that knowledge each of them would make all samples; one makes what is made now.
-    """
     workers = watched.loader.num_workers
     if not workers:
         why = "the step and the loader take turns; one process makes the same batches, in their order"
         yield _with_workers(watched, 1, why)
-    if max(1, workers) < cores and uses_worker_info(watched.loader.dataset):
+    if max(1, workers) < cores and knows_workers(watched.loader.dataset):
         why = (
             f"so many processes make batches, and there are {cores} cores; its code asks for "
             "get_worker_info(), by which it has to give each of them other samples"
@@ -161,144 +126,43 @@ def _workers_of_stream(watched: Watched, cores: int) -> Iterator[Candidate]:
 
 
 def _with_workers(watched: Watched, wanted: int, why: str) -> Candidate:
-    """The loader with another number of worker processes."""
     loader = watched.loader
-    prefetch = loader.prefetch_factor or 2  # as torch has it
-    view = view_of(loader, num_workers=wanted, prefetch_factor=prefetch)
+    view = view_of(loader, num_workers=wanted, prefetch_factor=loader.prefetch_factor or 2)  # as torch has it
     what = f"num_workers={wanted} instead of {loader.num_workers}{watched.place}"
     return Candidate(what, why, view.__iter__, wanted)
 
 
-# ---- a cache --------------------------------------------------------------------------------------
-
-
 def of_kept(watched: Watched) -> Iterator[Candidate]:
-    """The same loader with a cache that holds all, where there is memory for one, and none yet."""
     dataset, free = watched.loader.dataset, free_memory()
     if folders_behind(dataset) != [dataset] or not hasattr(dataset, "cache"):
         return
     nbytes = decoded_bytes(dataset)
     if nbytes is None or free is None or nbytes > _PART * free or is_all_kept(dataset.cache, nbytes):
         return
-    cache = Cache("ram", max_bytes=nbytes)
+    cache, loader = Cache("ram", max_bytes=nbytes), watched.loader
+    other = copy.copy(dataset)  # with threads of its own
+    other.cache = cache
+
+    @functools.cache
+    def made() -> Any:
+        return kept(loader, other, _KEPT_BATCHES, num_workers=loader.num_workers)
+
     yield Candidate(
         f"cache={cache!r} of the {type(dataset).__name__}{watched.place}",
         f"all that it decodes is {in_bytes(nbytes)}, and {in_bytes(free)} of memory are free; measured on "
         "some of your samples, from their second epoch on",
-        _Kept(watched.loader, cache).begin, max(2, watched.loader.num_workers),
+        lambda: iter(made()), max(2, loader.num_workers),
     )  # fmt: skip
 
 
-class _Kept:
-    """Epochs of some samples after one in which a cache kept them."""
-
-    def __init__(self, loader: Any, cache: Cache) -> None:
-        self._loader, self._cache = loader, cache
-        self._part: Any = None
-
-    def begin(self) -> Iterator[Any]:
-        """Return an iterator of one."""
-        if self._part is None:
-            dataset = copy.copy(self._loader.dataset)  # with threads of its own
-            dataset.cache = self._cache
-            part = part_of(self._loader, dataset, _KEPT_BATCHES * (self._loader.batch_size or 1))
-            self._part = fastpipe.accelerate(part, num_workers=self._loader.num_workers)
-            for _ in self._part:
-                pass
-        return iter(self._part)
-
-
-# ---- workers of a stream ---------------------------------------------------------------------------
-
-
-def uses_worker_info(dataset: Any) -> bool:
-    """Return whether code of an ``IterableDataset``, or of its parts, calls torch's ``get_worker_info``.
-
-    By that such a dataset gives other samples in each worker.  Nothing of the script runs for that.
-
-    >>> from torch.utils.data import IterableDataset, get_worker_info
-    >>> class Shared(IterableDataset):
-    ...     def __iter__(self):
-    ...         return iter(range(get_worker_info().id, 8, get_worker_info().num_workers))
-    >>> class Same(IterableDataset):
-    ...     def __iter__(self):
-    ...         return iter(range(8))
-    >>> uses_worker_info(Shared()), uses_worker_info(Same())
-    (True, False)
-    """
-    left, seen = [dataset], {id(dataset)}
-    while left and len(seen) < _MOST:
-        one = left.pop()
-        function = one.__func__ if _is(one, MethodType) else one
-        if _is(function, FunctionType) and _WORKER_INFO in _names(function.__code__):
-            return True
-        for inner in _made_of(one):
-            if id(inner) not in seen and not _is_plain(inner):
-                seen.add(id(inner))
-                left.append(inner)
-    return False
-
-
-def _is(one: Any, *kinds: type) -> bool:
-    """``isinstance`` without asking the object: a proxy of the script's may load something for its answer."""
-    return issubclass(type(one), kinds)
-
-
-def _made_of(one: Any) -> Iterable[Any]:
-    """What a thing refers to: functions of its class, its contents, and what its code calls by name."""
-    if _is(one, MethodType):
-        return one.__func__, one.__self__
-    if _is(one, functools.partial):
-        return one.func, *one.args, *one.keywords.values()
-    if _is(one, list, tuple):
-        return (list if _is(one, list) else tuple).__getitem__(one, slice(_MOST_ITEMS))
-    if _is(one, dict):
-        return list(dict.values(one))[:_MOST_ITEMS]
-    if _is(one, FunctionType):
-        return _called(one)
-    if _is(one, type):
-        return [value for kind in _own(one) for value in vars(kind).values()]
-    try:
-        attributes = object.__getattribute__(one, "__dict__")
-    except AttributeError:
-        attributes = {}
-    return *_own(type(one)), *list(attributes.values())[:_MOST_ITEMS]
-
-
-def _called(function: FunctionType) -> Iterator[Any]:
-    names = _names(function.__code__)
-    for name in names:
-        found: Any = function.__globals__.get(name)
-        if _is(found, ModuleType) and not _is_foreign(found.__name__):
-            yield from (vars(found)[inner] for inner in names if inner in vars(found))
-        elif _is(found, FunctionType, type):
-            yield found
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-
-
-def _names(code: CodeType) -> set[str]:
-    """Names of globals and attributes, in a function and those within it."""
-    inner = [_names(one) for one in code.co_consts if isinstance(one, CodeType)]
-    return set(code.co_names).union(*inner)
-
-
-def _own(kind: type) -> Iterator[type]:
-    """The bases of a class, but those of Python and torch."""
-    return (one for one in kind.__mro__ if not _is_foreign(one.__module__))
-
-
-def _is_plain(one: Any) -> bool:
-    """Whether nothing in a thing can be code of the script's."""
-    if _is(one, FunctionType, type):
-        return _is_foreign(str(one.__module__))
-    if _is(one, MethodType, functools.partial, list, tuple, dict):
-        return False
-    return _is(one, property, classmethod, staticmethod, ModuleType) or _is_foreign(type(one).__module__)
-
-
-def _is_foreign(module: str) -> bool:
-    return module.partition(".")[0] in {"builtins", "torch", "numpy", "typing", "abc", "functools"}
+def knows_workers(dataset: Any) -> bool:
+    """Return whether code of an ``IterableDataset`` names get_worker_info, to share it."""
+    kinds = [kind for kind in type(dataset).__mro__ if kind.__module__.partition(".")[0] != "torch"]
+    functions = [one for kind in kinds for one in vars(kind).values() if isinstance(one, FunctionType)]
+    for function in functions:
+        called = map(function.__globals__.get, function.__code__.co_names)
+        for one in (function, *called):
+            if isinstance(one, FunctionType) and "get_worker_info" in one.__code__.co_names:
+                return True
+    inner = getattr(dataset, "__dict__", {}).values()
+    return any(knows_workers(one) for one in inner if not is_map_style(one))

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,31 +22,8 @@ from fastpipe.core.files import require_regular
 from fastpipe.core.types import Key
 from fastpipe.errors import BadSampleError, OptionError
 
-__all__ = [
-    "NAMED",
-    "Chain",
-    "Failures",
-    "Outcome",
-    "UnlikeError",
-    "array_pairs",
-    "chain_of",
-    "chosen",
-    "compare_folder",
-]
 
-
-@dataclass(frozen=True)
-class Chain:
-    """A transform to compare with.
-
-    Attributes:
-        name: as the user gave it.
-        about: its steps, in words.
-        transform: as an image folder takes it.
-        batch: samples made side by side.  One by one where they may be large.
-        is_own: whether it is the user's code, of which nothing is known.
-    """
-
+class Chain(NamedTuple):
     name: str
     about: str
     transform: Any
@@ -54,33 +31,22 @@ class Chain:
     is_own: bool = False
 
 
-def _whole_image() -> Any:
-    # Without any transform fastpipe, too, hands out Pillow's own image: there would be nothing
-    # to compare.  As a tensor it comes from the fast decoder.
-    return require("torchvision", extra="torch").transforms.PILToTensor()
-
-
 # Name → steps in words, the transform, samples in a batch.
 NAMED: dict[str, tuple[str, Callable[[], Any], int]] = {
     "eval": ("Resize(256), CenterCrop(224), PILToTensor()", check_transform, 32),
     "train": (
         "RandomResizedCrop(224), RandomHorizontalFlip(), PILToTensor(), with the same draws in both",
-        partial(train_transform, "uint8"),
-        32,
+        partial(train_transform, "uint8"), 32,
     ),
-    "none": ("PILToTensor(): every pixel at full size", _whole_image, 1),
-}
+    # Without a transform fastpipe, too, hands out Pillow's own image.  As a tensor it is the fast decoder's.
+    "none": (
+        "PILToTensor(): every pixel at full size",
+        lambda: require("torchvision", extra="torch").transforms.PILToTensor(), 1,
+    ),
+}  # fmt: skip
 
 
 def chain_of(name: str) -> Chain:
-    """Return the transform that ``--transform`` names.
-
-    That is one of ``NAMED``, or ``"module:name"`` for a transform of the user's, or for a function or class
-    that makes one when it is called without arguments.
-
-    Raises:
-        OptionError: it is neither; the message says what went wrong.
-    """
     if name in NAMED:
         about, make, batch = NAMED[name]
         return Chain(name, about, make(), batch)
@@ -91,12 +57,19 @@ def chain_of(name: str) -> Chain:
 
 
 def _own(name: str) -> Any:
-    """Return the user's transform."""
     module_name, colon, attribute = name.partition(":")
     if not (colon and module_name and attribute):
         known = ", ".join(NAMED)
         raise OptionError(f"--transform must be {known} or module:name for one of your own, got {name!r}")
-    found = _imported(name, module_name)
+    if os.getcwd() not in sys.path:  # as ``python -m`` has it
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:  # whatever the user's code raises
+        raise OptionError(
+            f"--transform {name}: importing {module_name!r} failed: {_words(error)}; modules are looked for "
+            "in this folder and where Python finds them"
+        ) from error
     for part in attribute.split("."):
         try:
             found = getattr(found, part)
@@ -113,22 +86,7 @@ def _own(name: str) -> Any:
     return found
 
 
-def _imported(name: str, module_name: str) -> Any:
-    """Import the user's module, from the present folder if it is there, as ``python -m`` does."""
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        return importlib.import_module(module_name)
-    except Exception as error:  # whatever the user's code raises
-        raise OptionError(
-            f"--transform {name}: importing {module_name!r} failed: {_words(error)}; modules are looked for "
-            "in this folder and where Python finds them"
-        ) from error
-
-
 def _needs_no_arguments(found: Any) -> bool:
-    """Return whether it makes a transform, rather than being one."""
     # Not any callable: a torch module's call takes whatever it is given.
     if not (inspect.isroutine(found) or inspect.isclass(found) or isinstance(found, partial)):
         return False
@@ -143,28 +101,15 @@ def _words(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-# ---- values as arrays ------------------------------------------------------------------------------
-
 Arrays = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
 
 class UnlikeError(Exception):
-    """Two values differ in more than their numbers; the message says in what."""
+    pass
 
 
 def array_pairs(expected: Any, got: Any) -> Iterator[Arrays]:
-    """Yield pairs of arrays, of equal shape and type, that two values consist of.
-
-    The values are tensors, arrays, PIL images, numbers, or lists, tuples and mappings of such; anything else
-    that can be compared with ``==`` must be equal.
-
-    Raises:
-        UnlikeError: they differ in type, shape, mode, length, keys, or are unequal.
-        OptionError: they are of a type that cannot be compared.
-
-    >>> [(int(a), int(b)) for a, b in array_pairs({"x": [1, 2]}, {"x": [1, 3]})]
-    [(1, 1), (2, 3)]
-    """
+    """Yield pairs of arrays, of equal shape and dtype, that two values consist of; else raise UnlikeError."""
     if type(expected) is not type(got):
         raise UnlikeError(f"a {type(got).__name__} instead of a {type(expected).__name__}")
     if isinstance(expected, Mapping):
@@ -180,11 +125,13 @@ def array_pairs(expected: Any, got: Any) -> Iterator[Arrays]:
 
 
 def _leaves(expected: Any, got: Any) -> Iterator[Arrays]:
-    """The same for values that hold no others."""
-    torch = require("torch", extra="torch")
+    torch, kind = require("torch", extra="torch"), cast(Any, type(expected))
     if isinstance(expected, torch.Tensor):
         _check_like("tensor", *(f"{one.dtype} {tuple(one.shape)}" for one in (expected, got)))
-        yield _of_tensor(expected), _of_tensor(got)
+        # NumPy has no bfloat16; every value of a small float type is one of float32.
+        small = expected.is_floating_point() and expected.element_size() <= 2
+        left, right = (one.detach().cpu().float() if small else one.detach().cpu() for one in (expected, got))
+        yield left.numpy(), right.numpy()
     elif isinstance(expected, require("PIL.Image", extra="image").Image):
         _check_like("PIL image", *(f"{one.mode} {one.size}" for one in (expected, got)))
         yield np.asarray(expected), np.asarray(got)
@@ -194,7 +141,7 @@ def _leaves(expected: Any, got: Any) -> Iterator[Arrays]:
         if pair[0].dtype.kind not in "biufc":
             raise _cannot_be_compared(expected, f" of {pair[0].dtype}")
         yield pair
-    elif expected is not None and not _has_equality(type(expected)):
+    elif expected is not None and kind.__eq__ is object.__eq__:  # which compares identity
         raise _cannot_be_compared(expected)
     elif not bool(expected == got):
         raise UnlikeError(f"{got!r} instead of {expected!r}")
@@ -205,19 +152,6 @@ def _check_like(what: str, expected: Any, got: Any) -> None:
         raise UnlikeError(f"{what} {got} instead of {expected}")
 
 
-def _of_tensor(tensor: Any) -> npt.NDArray[Any]:
-    plain = tensor.detach().cpu()
-    # NumPy has no bfloat16; every value of a small float type is one of float32.
-    small = plain.is_floating_point() and plain.element_size() <= 2
-    array: npt.NDArray[Any] = (plain.float() if small else plain).numpy()
-    return array
-
-
-def _has_equality(kind: type) -> bool:
-    """Return whether ``==`` compares the content; that of ``object`` compares identity."""
-    return any("__eq__" in vars(base) for base in kind.__mro__ if base is not object)
-
-
 def _cannot_be_compared(value: Any, more: str = "") -> OptionError:
     return OptionError(
         f"the transform gives a {type(value).__name__}{more}, which cannot be compared; let it give "
@@ -225,19 +159,12 @@ def _cannot_be_compared(value: Any, more: str = "") -> OptionError:
     )
 
 
-# ---- every sample by both datasets -----------------------------------------------------------------
-
 # A transform of the user's is called twice for so many images, to see that it gives the same.
 TRIED_TWICE = 8
-
-# Of more failures only the number is kept: a disk that is gone makes one for every sample.
-MOST_KEPT = 1000
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A sample that could not be made: the errors of torchvision's and of fastpipe's dataset, or None."""
-
     index: int
     path: str
     stock: str | None
@@ -245,76 +172,37 @@ class Failure:
 
 
 @dataclass
-class Failures:
-    """How many samples failed, and the first of them."""
-
-    count: int = 0
-    first: list[Failure] = field(default_factory=list)
-
-    def add(self, failure: Failure) -> None:
-        """Count one."""
-        self.count += 1
-        if len(self.first) < MOST_KEPT:
-            self.first.append(failure)
-
-
-@dataclass
 class Outcome:
-    """What the comparison found.
-
-    Attributes:
-        total: images in the folder.
-        classes: its classes.
-        chosen: how many images were to be compared.
-        index_problems: name of what is not equal of the index → a sentence.
-        check: the values of all samples that both gave.
-        unreadable: samples that neither gives.
-        one_sided: samples that only one of them gives.
-        plan: the text of ``FastImageFolder.plan``.
-    """
-
     total: int
     classes: int
     chosen: int
     index_problems: dict[str, str] = field(default_factory=dict)
     check: Check = field(default_factory=Check)
-    unreadable: Failures = field(default_factory=Failures)
-    one_sided: Failures = field(default_factory=Failures)
+    unreadable: list[Failure] = field(default_factory=list)
+    one_sided: list[Failure] = field(default_factory=list)
     plan: str = ""
 
     @property
     def equal(self) -> bool:
-        """Whether nothing at all differs."""
-        return not (self.index_problems or self.check.photos_differing or self.one_sided.count)
+        return not (self.index_problems or self.check.photos_differing or self.one_sided)
 
     @property
     def seen(self) -> int:
-        """How many samples were tried."""
-        return self.check.photos + self.unreadable.count + self.one_sided.count
+        return self.check.photos + len(self.unreadable) + len(self.one_sided)
 
 
 class _Try(NamedTuple):
-    """A sample ``(value, target)``, or in words why there is none."""
-
     sample: Any = None
     error: str | None = None
 
     @classmethod
     def failed(cls, error: BaseException) -> _Try:
-        """Make one of an error; that of reading, where fastpipe wrapped it."""
         if isinstance(error, BadSampleError) and error.__cause__ is not None:
             error = error.__cause__
         return cls(error=f"{type(error).__name__}: {error}")
 
 
 def chosen(total: int, count: int | None, seed: int) -> list[int]:
-    """Return which of ``total`` samples to compare: one drawn from each of ``count`` equal parts.
-
-    >>> chosen(4, None, 0), chosen(4, 9, 0)
-    ([0, 1, 2, 3], [0, 1, 2, 3])
-    >>> [number // 100 for number in chosen(300, 3, 0)]
-    [0, 1, 2]
-    """
     if count is None or count >= total:
         return list(range(total))
     starts = [part * total // count for part in range(count + 1)]
@@ -323,24 +211,9 @@ def chosen(total: int, count: int | None, seed: int) -> list[int]:
 
 
 def compare_folder(
-    stock: Any,
-    chain: Chain,
-    count: int | None,
-    seed: int,
+    stock: Any, chain: Chain, count: int | None, seed: int,
     on_image: Callable[[Outcome], None] = lambda outcome: None,
-) -> Outcome:
-    """Compare ``FastImageFolder`` with torchvision's ``ImageFolder``.
-
-    Args:
-        stock: torchvision's dataset, without a transform.
-        chain: the transform.
-        count: how many images, spread evenly over the folder; ``None`` takes all.
-        seed: of the choice of images, and of random transforms; from 0.
-        on_image: called after each image.
-
-    Raises:
-        OptionError: the user's transform is random, or none of the images could be compared.
-    """
+) -> Outcome:  # fmt: skip
     fast = fastpipe.FastImageFolder(stock.root, chain.transform)
     indices = chosen(len(stock), count, seed)
     outcome = Outcome(
@@ -356,8 +229,8 @@ def compare_folder(
             _check_repeats(chain, expected, _expected(stock, fast, index, draws))
         _add(outcome, stock.samples[index][0], index, expected, made)
         on_image(outcome)
-    if not outcome.check.photos and not outcome.one_sided.count:
-        first = outcome.unreadable.first[0]
+    if not outcome.check.photos and not outcome.one_sided:
+        first = outcome.unreadable[0]
         raise OptionError(
             f"none of the {outcome.chosen:,} images can be read, or the transform fails on all: "
             f"{first.path!r}: {first.stock}"
@@ -366,11 +239,10 @@ def compare_folder(
 
 
 def _add(outcome: Outcome, path: str, index: int, expected: _Try, made: _Try) -> None:
-    """Take one sample into account."""
     if expected.error is not None or made.error is not None:
         failed_alike = expected.error is not None and made.error is not None
         failures = outcome.unreadable if failed_alike else outcome.one_sided
-        failures.add(Failure(index, path, expected.error, made.error))
+        failures.append(Failure(index, path, expected.error, made.error))
         return
     (value, target), (other, other_target) = expected.sample, made.sample
     try:
@@ -382,7 +254,6 @@ def _add(outcome: Outcome, path: str, index: int, expected: _Try, made: _Try) ->
 
 
 def _expected(stock: Any, fast: Any, index: int, draws: Any) -> _Try:
-    """torchvision's sample: its dataset's own, or with the parameters that fastpipe drew."""
     path = stock.samples[index][0]
     try:
         require_regular(path, os.stat(path))  # torchvision would wait for who writes to a fifo
@@ -395,9 +266,11 @@ def _expected(stock: Any, fast: Any, index: int, draws: Any) -> _Try:
 
 
 def _made(fast: Any, indices: Sequence[int], size: int, seed: int) -> Iterator[tuple[int, _Try, Any]]:
-    """Yield index, value and random parameters of fastpipe's samples, made in batches as in training."""
     chunks = [indices[first : first + size] for first in range(0, len(indices), size)]
-    batches = _batches(fast, chunks, seed)
+    # It goes on after an error.  Few are made ahead, as they may be large.
+    batches = iter(
+        fastpipe.FastLoader(fast, batch_sampler=chunks, collate_fn=list, seed=seed, prefetch_batches=1)
+    )
     position = 0
     for chunk in chunks:
         places = np.arange(position, position + len(chunk))
@@ -406,34 +279,18 @@ def _made(fast: Any, indices: Sequence[int], size: int, seed: int) -> Iterator[t
             samples = next(batches)
         except (MemoryError, ImportError, StopIteration):  # the machine's trouble, or a defect
             raise
-        except Exception:  # one of them failed: which one is found by asking for each alone
-            yield from (_made_alone(fast, index, seed + 1 + index) for index in chunk)
+        except Exception as error:
+            if len(chunk) == 1 and size == 1:
+                yield chunk[0], _Try.failed(error), fast.plan.draw(Key(seed, 0, places)).tolist()[0]
+                continue
+            for index in chunk:  # one of them failed: which one is found by asking for each alone
+                yield from _made(fast, [index], 1, seed + 1 + index)
         else:
             drawn = fast.plan.draw(Key(seed, 0, places)).tolist()
             yield from zip(chunk, map(_Try, samples), drawn, strict=True)
 
 
-def _made_alone(fast: Any, index: int, seed: int) -> tuple[int, _Try, Any]:
-    """Make one sample in a batch of its own."""
-    drawn = fast.plan.draw(Key(seed, 0, np.arange(1))).tolist()[0]
-    try:
-        return index, _Try(next(_batches(fast, [[index]], seed))[0]), drawn
-    except (MemoryError, ImportError, StopIteration):
-        raise
-    except Exception as error:
-        return index, _Try.failed(error), drawn
-
-
-def _batches(fast: Any, chunks: Sequence[Sequence[int]], seed: int) -> Iterator[list[Any]]:
-    """Lists of samples; goes on after an error.  Few are made ahead, as they may be large."""
-    batches: Iterator[list[Any]] = iter(
-        fastpipe.FastLoader(fast, batch_sampler=chunks, collate_fn=list, seed=seed, prefetch_batches=1)
-    )
-    return batches
-
-
 def _check_repeats(chain: Chain, first: _Try, second: _Try) -> None:
-    """Raise an OptionError if the user's transform does not give the same twice."""
     if first.error is not None or second.error is not None:
         return
     again = Check()

@@ -17,11 +17,6 @@ from fastpipe.tools.stacks import COLLATE, GRAPH, READ, TRANSFER, Line
 from fastpipe.tools.thread_times import NOTHING, Spent, processes_cpu_ns
 from fastpipe.tools.witness import Account
 
-__all__ = [
-    "Alone", "Copies", "Epoch", "LoaderCosts", "alone", "copies_of", "costs_of", "costs_of_clock", "epochs",
-    "step_with",
-]  # fmt: skip
-
 _LINES, _LEAST_SHARE = 6, 0.02
 # Rounds of all workers, the first of which is not counted: it matters little then how many come at once.
 _TURNS = 4
@@ -29,20 +24,8 @@ _PATIENCE_S = 30.0  # for a batch of workers
 _ROUNDS = 5  # of copies
 
 
-# ---- by stage --------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class LoaderCosts:
-    """What a batch costs the process, or the threads, that make it.
-
-    Attributes:
-        stages: times of a batch by stage.
-        lines: of the script, with stages, that take longest.
-        batches, samples: how many these are means of.
-        makers: processes that made them; 0 for the one that trains.
-    """
-
     stages: dict[str, Spent] = field(default_factory=dict)
     lines: tuple[tuple[Line, str, Spent], ...] = ()
     batches: int = 0
@@ -51,69 +34,60 @@ class LoaderCosts:
 
     @property
     def wall_s(self) -> float:
-        """Seconds in which a batch is made, by one of its makers."""
         return sum(spent.wall for stage, spent in self.stages.items() if stage != TRANSFER) / 1e9
 
     @property
     def cpu_s(self) -> float:
-        """Seconds of processors."""
         return sum(spent.cpu for spent in self.stages.values()) / 1e9
 
     @property
     def delay_share(self) -> float:
-        """The part of a maker's time in which it was ready to run, and others had the cores."""
         return sum(spent.delay for spent in self.stages.values()) / max(1.0, self.wall_s * 1e9)
 
     @property
     def read_idle_s(self) -> float:
-        """Seconds of a batch in which it waits for disk or network."""
         return self.stages.get(READ, NOTHING).idle / 1e9
 
     def without(self, *stages: str) -> LoaderCosts:
-        """Return the costs if some stages took no time."""
         left = {stage: spent for stage, spent in self.stages.items() if stage not in stages}
         return replace(self, stages=left)
 
     def without_waiting(self) -> LoaderCosts:
-        """Return the costs if what it reads were in memory."""
         read = self.stages.get(READ, NOTHING)
         in_memory = Spent(read.wall - read.idle, read.cpu, read.delay)
         return replace(self, stages={**self.stages, READ: in_memory} if read.wall else self.stages)
 
     def top_lines(self) -> Iterator[tuple[Line, str, float]]:
-        """The script's lines in which a batch's time goes, with stages and shares."""
         total = self.wall_s * 1e9
         for line, stage, spent in self.lines[:_LINES]:
             if total and spent.wall > _LEAST_SHARE * total:
                 yield line, stage, spent.wall / total
 
     def with_others(self, cpu_s: float | None) -> LoaderCosts:
-        """Return the costs with what runs outside of Python, the rest of a batch's processor time."""
         rest = 0 if cpu_s is None else int(max(0.0, cpu_s - self.cpu_s) * 1e9)
         return replace(self, stages={**self.stages, GRAPH: Spent(rest, rest, 0)} if rest else self.stages)
 
     def shares(self) -> dict[str, float]:
-        """Return the shares of a batch's time by stage, the largest first."""
         total = sum(spent.wall for spent in self.stages.values()) or 1
         found = {stage: spent.wall / total for stage, spent in self.stages.items()}
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def costs_of(accounts: Iterable[Account]) -> LoaderCosts:
-    """Return the costs of a stock loader, from the accounts of its processes."""
     known = [account for account in accounts if account.batches]
     batches = sum(account.batches for account in known)
     if not batches:
         return LoaderCosts()
     tally, collate, sent = Tally(), NOTHING, NOTHING
     for account in known:
-        tally.merge(account.tally)
+        for key, spent in account.tally.items():
+            tally.add(*key, spent)
         seen = account.tally.stages("collate").get(COLLATE, NOTHING)
         # How long it took is known exactly, and of what kind that time was from samples.
         factor = account.collate_ns / seen.wall if seen.wall else 0.0
         collate = collate.plus(Spent(account.collate_ns, int(seen.cpu * factor), int(seen.delay * factor)))
         if account.worker >= 0:  # another thread there sends what was made
-            in_main = sum(spent.cpu for spent in account.tally.spent.values())
+            in_main = sum(spent.cpu for spent in account.tally.values())
             rest = max(0, account.cpu_ns - in_main)
             sent = sent.plus(Spent(rest, rest, 0))
     stages = tally.stages("dataset")
@@ -131,7 +105,6 @@ def costs_of(accounts: Iterable[Account]) -> LoaderCosts:
 
 
 def costs_of_clock(before: dict[str, float], after: dict[str, float], batches: int) -> LoaderCosts:
-    """Return the costs of a loader of fastpipe's, from its clock; its threads run nearly all of that time."""
     stages = {}
     for stage, seconds in after.items():
         spent = int((seconds - before.get(stage, 0.0)) * 1e9 / max(1, batches))
@@ -140,20 +113,8 @@ def costs_of_clock(before: dict[str, float], after: dict[str, float], batches: i
     return LoaderCosts(stages, (), batches)
 
 
-# ---- a loader alone --------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Alone:
-    """A loader whose batches nobody uses.
-
-    Attributes:
-        batch_s: seconds between two batches.
-        cpu_s: processor seconds of a batch, in all processes; None if unknown.
-        batches: how many these are means of.
-        taken: batches that were taken in all, with those that it had ready.
-    """
-
     batch_s: float
     cpu_s: float | None
     batches: int
@@ -169,7 +130,6 @@ class Alone:
 
 
 def alone(begin: Callable[[], Iterator[Any]], skipped: int, seconds: float) -> Alone | None:
-    """Measure a loader alone, as `epochs` takes its batches; None where it has fewer than two."""
     took, batches, taken, cpu = 0.0, 0, 0, 0
     knows_cpu = True
     for epoch in epochs(begin, skipped, seconds, look=processes_cpu_ns):
@@ -188,14 +148,7 @@ def alone(begin: Callable[[], Iterator[Any]], skipped: int, seconds: float) -> A
 
 
 def step_with(instant_s: float, step_cpu_s: float | None, loader: Alone, cores: int) -> float:
-    """Return how long a step takes beside a loader that makes the batches ahead.
-
-    The slowest of three decides: the step with data at once (``instant_s``), the loader, and the processors,
-    if both together need more of them than there are.
-
-    >>> step_with(0.1, 0.2, Alone(0.3, 0.5, 10), cores=2)
-    0.35
-    """
+    """Return the time of a step beside a loader: the slowest of both, and of the processors for both."""
     wanted = [instant_s, loader.batch_s]
     if step_cpu_s is not None and loader.cpu_s is not None:
         wanted.append((step_cpu_s + loader.cpu_s) / cores)
@@ -204,16 +157,7 @@ def step_with(instant_s: float, step_cpu_s: float | None, loader: Alone, cores: 
 
 @dataclass(frozen=True)
 class Epoch:
-    """Batches that were taken of one iterator.
-
-    Attributes:
-        batches: that are counted.
-        seconds: of these, from the request for the first to the end of the last.
-        waited: of that, seconds until they were there.
-        taken: all batches, with those that are not counted.
-        is_over: whether there were no more, and so its workers have ended.
-        began: the value of ``look`` when the first of those counted was asked for.
-    """
+    """Batches of one iterator; ``seconds`` from the request for the first that counts."""
 
     batches: int
     seconds: float
@@ -224,34 +168,14 @@ class Epoch:
 
 
 def epochs(
-    begin: Callable[[], Iterator[Any]],
-    skipped: int,
-    seconds: float,
-    *,
-    step: Callable[[Any], object] | None = None,
-    look: Callable[[], Any] = lambda: None,
-    limit: float = 4.0,
-    counts_start: bool = False,
-) -> Iterator[Epoch]:
-    """Take batches in as many epochs as it takes; the loader's iterator lives until the next is asked for.
+    begin: Callable[[], Iterator[Any]], skipped: int, seconds: float, *,
+    step: Callable[[Any], object] | None = None, look: Callable[[], Any] = lambda: None,
+    limit: float = 4.0, counts_start: bool = False,
+) -> Iterator[Epoch]:  # fmt: skip
+    """Take batches in as many epochs as it takes; an iterator lives until the next is asked for.
 
-    It is never ahead when it begins, as its batches are taken as they are made.  Batches of workers come some
-    at a time, so some rounds of all workers are measured.
-
-    Args:
-        begin: makes an iterator.
-        skipped: batches before its pace is that of others: the first of each worker, which opens files.
-        seconds: that are measured.
-        step: called with each batch; None for nothing.
-        look: called before the iterator begins, and before the first batch that is counted is asked for.
-        limit: it ends after so many times the seconds in any case, once a first batch is there.
-        counts_start: whether an epoch that is over before enough was seen is counted as a whole, with the
-            start of its workers, as these have nothing ahead at its end; else only one that is hardly longer
-            than what is skipped.
-
-    >>> epoch = next(epochs(lambda: iter(range(9)), 2, 0.5))
-    >>> epoch.batches, epoch.taken, epoch.is_over
-    (7, 9, True)
+    The loader is never ahead when it begins.  The first ``skipped`` do not count; ``look`` is called before
+    the iterator begins and before the first that counts; ``counts_start`` counts a short epoch as a whole.
     """
     took, taken, deadline = 0.0, 0, perf_counter() + limit * seconds
     while took < seconds and perf_counter() < deadline:
@@ -295,22 +219,14 @@ def epochs(
             return
 
 
-# ---- a batch's copy to the GPU ---------------------------------------------------------------------
-
-
 class Copies(NamedTuple):
-    """Copies of a batch to the GPU: its bytes, and seconds from memory as it is and from pinned memory."""
-
     nbytes: int
     as_it_is_s: float
     pinned_s: float
 
 
 def copies_of(batch: Any) -> Copies | None:
-    """Copy the tensors of a batch a few times; None where CUDA is not in use, or no tensor is in main memory.
-
-    It is tested with a device that imitates torch's, and was seen to work on an H200.
-    """
+    """Copy a batch's tensors to the GPU a few times; None without CUDA in use or tensors in main memory."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
@@ -332,7 +248,6 @@ def copies_of(batch: Any) -> Copies | None:
 
 
 def _copy_s(cuda: Any, copy: Callable[[], object]) -> float:
-    """The median of some rounds, after one that does not count."""
     found = []
     for _ in range(1 + _ROUNDS):
         cuda.synchronize()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import statistics
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, repeat
 from types import CodeType
@@ -16,18 +17,10 @@ from typing import Any
 from fastpipe.core.machine import available_cpus
 from fastpipe.core.text import in_duration
 from fastpipe.errors import OptionError
+from fastpipe.tools import costs as loader_costs
 from fastpipe.tools.batches import same_form
 from fastpipe.tools.candidates import candidates
-from fastpipe.tools.costs import (
-    Alone,
-    Copies,
-    LoaderCosts,
-    alone,
-    copies_of,
-    costs_of,
-    costs_of_clock,
-    step_with,
-)
+from fastpipe.tools.costs import Alone, Copies, LoaderCosts, alone, copies_of
 from fastpipe.tools.loaders import Watch, Watched, processes_of, view_of
 from fastpipe.tools.loops import Phase
 from fastpipe.tools.report import Advice, LoaderNote, Part, Report
@@ -35,9 +28,7 @@ from fastpipe.tools.stacks import DECODE, READ, Boundary
 from fastpipe.tools.steps import Growth, ModelChanges, torch_of
 from fastpipe.tools.swaps import GAIN, Candidate
 from fastpipe.tools.tf_loops import FitWitness
-from fastpipe.tools.witness import Account, ImageReads
-
-__all__ = ["Diagnosis"]
+from fastpipe.tools.witness import Account, Reads
 
 _log = logging.getLogger("fastpipe.profile")
 _FAST = 0.9  # of a step's time, in which a loader makes a batch that is always there
@@ -47,17 +38,6 @@ _START_SHARE = 0.03  # of an epoch: the start of its workers is reported if it t
 
 
 class Diagnosis:
-    """Finds out about one loop.
-
-    Args:
-        seconds: for each measurement.
-        tries: whether advice is tried on the script's own step.
-
-    Attributes:
-        cores: that this process may use.
-        is_looking: whether loaders are being measured, beside a loop or when it is over.
-    """
-
     def __init__(self, seconds: float, tries: bool) -> None:
         self._seconds, self._tries = seconds, tries
         self._watched: Watched | None = None
@@ -67,29 +47,25 @@ class Diagnosis:
         self._measured: list[tuple[Candidate, Alone]] = []
         self._candidates: list[Candidate] = []
         self._tried: dict[int, float] = {}
-        self._queue: list[int] | None = None
-        self._now: int | None = None
-        self._images: ImageReads | None = None
+        self._phases: Generator[Iterator[Any], None, None] | None = None
+        self._reads: Reads | None = None
         self._copies: Copies | None = None
         self._changes: list[ModelChanges | Growth] = []
         self._change: ModelChanges | Growth | None = None  # that is being tried
-        self._is_again, self._later_s = False, math.inf  # a step with data at once, once others were measured
+        self._later_s = math.inf  # a step with data at once, once others were measured
         self.cores, self.is_looking = available_cpus(), False
 
     @property
     def is_known(self) -> bool:
-        """Whether there is anything to report."""
         return self._watched is not None
 
     def see(self, watched: Watched) -> None:
-        """Take what was seen of a loop; nothing more is measured."""
         self._watched = watched
         if watched.witness is not None:
             self._accounts = watched.witness.accounts()
-            self._costs = costs_of(self._accounts)
+            self._costs = loader_costs.costs_of(self._accounts)
 
     def look(self, watched: Watched) -> None:
-        """Measure what can be measured beside the loop: the loader alone, and others instead of it."""
         self.is_looking = True
         try:
             self.see(watched)
@@ -106,13 +82,13 @@ class Diagnosis:
         clock = getattr(loader, "clock", None)
         before = clock.totals() if clock is not None else {}
         if watched.is_graph:
-            self._measure_inside(loader.__iter__, skipped)
+            self._measure_inside(loader.__iter__, skipped, {})
             self._costs = self._costs.with_others(self._alone.cpu_s if self._alone is not None else None)
-        elif watched.begin is not None:
-            self._measure_inside(watched.begin, skipped, watched.boundaries)
+        elif watched.data is not None and watched.data.begin is not None:
+            self._measure_inside(watched.data.begin, skipped, watched.data.boundaries)
         elif watched.is_opaque:
             assert isinstance(watched.witness, FitWitness)
-            self._images = watched.witness.images
+            self._reads = watched.witness.reads
         else:
             # Workers that persist would stay after this, for a script that may not go on.
             one = view_of(loader) if watched.view is not None else loader
@@ -121,18 +97,13 @@ class Diagnosis:
             except Exception as error:  # the script's loop meets it itself, and may handle it
                 _log.warning("the loader alone is not measured: %s", _text_of(error))
         if clock is not None and self._alone is not None and not self._costs.batches:
-            self._costs = costs_of_clock(before, clock.totals(), self._alone.taken)
+            self._costs = loader_costs.costs_of_clock(before, clock.totals(), self._alone.taken)
         if not watched.is_opaque:
             self._copies = copies_of(watched.loop.batch)
 
     def _measure_inside(
-        self,
-        begin: Callable[[], Iterator[Any]],
-        skipped: int,
-        boundaries: Mapping[CodeType, Boundary] | None = None,
+        self, begin: Callable[[], Iterator[Any]], skipped: int, boundaries: Mapping[CodeType, Boundary]
     ) -> None:
-        """Measure what TensorFlow or Keras trains on alone, and what it does in Python: in a ``fit`` there is
-        other Python, too."""
         witness = FitWitness(more=boundaries)
         try:
             self._alone = alone(begin, skipped, self._seconds)
@@ -145,13 +116,13 @@ class Diagnosis:
         self._accounts = witness.accounts()
         # Each sample's cost was seen; how many batches there were, the loader knows.
         self._accounts[0].batches = self._alone.taken
-        self._costs = costs_of(self._accounts)
-        self._images = witness.images
+        self._costs = loader_costs.costs_of(self._accounts)
+        self._reads = witness.reads
 
     def _measure_candidates(self, watched: Watched) -> None:
         known: dict[Any, Alone | None] = {}
         for candidate in candidates(
-            watched, self._costs, self.cores, self._accounts, self._images, self._uneven()
+            watched, self._costs, self.cores, self._accounts, self._reads, self._uneven()
         ):  # fmt: skip
             self._candidates.append(candidate)
             if candidate.begin not in known:
@@ -163,7 +134,6 @@ class Diagnosis:
                 )
 
     def _measure(self, candidate: Candidate) -> Alone | None:
-        """Measure a candidate alone; None where it cannot take the loader's place after all."""
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
@@ -173,11 +143,10 @@ class Diagnosis:
             return None
 
     def _uneven(self) -> str:
-        """By which measurement batches take unequally long; empty if they do not, or that is no reason."""
         report = self._report()
         if report.loader is None or not report.loader.workers or self._alone is None:
             return ""
-        together = step_with(report.base_s, report.step_cpu_s, self._alone, self.cores)
+        together = loader_costs.step_with(report.base_s, report.step_cpu_s, self._alone, self.cores)
         waits_little = report.wait_s < (GAIN - 1) * report.step_s  # what else is lost goes to workers' cores
         if waits_little or self._alone.batch_s > _FAST * report.base_s or report.step_s < GAIN * together:
             return ""
@@ -187,72 +156,58 @@ class Diagnosis:
             "batches take longer than those ahead last"
         )
 
-    # ---- trying it on the script's step --------------------------------------------------------------
-
     def next_phase(self, watch: Watch, loader: Any) -> Iterator[Any] | None:
-        """Return batches of another loader for the script's step; None when everything is known."""
-        watched = watch.of(loader)
-        assert watched is not None  # it is its loop that asks
+        if self._phases is None:
+            watched = watch.of(loader)
+            assert watched is not None  # it is its loop that asks
+            self._phases = self._phases_of(watch, watched)
         with watch.paused():
-            if self._queue is None:
-                self.look(watched)
-                self._queue = self._triable()[:_MOST_TRIED] if self._tries else []
-                self._is_again = watched.is_opaque and bool(self._measured)
-                if self._is_again:  # measuring may have left something behind: malloc's limits
-                    return repeat(None)
-            elif self._is_again:
-                self._is_again, self._later_s = False, watched.loop.steps[Phase.TRIED].seconds
-            elif self._change is not None:
-                self._change.note(watched.loop.steps[Phase.TRIED].seconds)
-            elif self._now is not None:
-                self._tried[self._now] = watched.loop.steps[Phase.TRIED].seconds
-            while self._queue:
-                self._now = self._queue.pop(0)
-                batches = _endless(self._measured[self._now][0], watch)
-                first = next(batches)
-                if same_form(watched.loop.batch, first):
-                    return chain([first], batches)
-            if self._change is None and self._tries:
-                self._changes = list(self._step_changes(watched))
-            left = (
-                self._changes if self._change is None else self._changes[self._changes.index(self._change) :]
-            )
-            for self._change in left:
-                changed = self._change.next()
-                if changed is not None:
-                    return changed
-            return None
+            return next(self._phases, None)
+
+    def _phases_of(self, watch: Watch, watched: Watched) -> Generator[Iterator[Any], None, None]:
+        def measured() -> float:
+            return watched.loop.steps[Phase.TRIED].seconds
+
+        self.look(watched)
+        # Those whose batches are all that the script's step needs.
+        wanted = [at for at in self._predictions() if self._measured[at][0].rest is None][:_MOST_TRIED]
+        if watched.is_opaque and self._measured:  # measuring may have left something behind: malloc's limits
+            yield repeat(None)
+            self._later_s = measured()
+        for at in wanted if self._tries else ():
+            batches = _endless(self._measured[at][0], watch)
+            first = next(batches)
+            if same_form(watched.loop.batch, first):
+                yield chain([first], batches)
+                self._tried[at] = measured()
+        if self._tries:
+            self._changes = list(self._step_changes(watched))
+            for change in self._changes:
+                self._change = change
+                yield from change.phases(measured)
 
     def _step_changes(self, watched: Watched) -> Iterator[ModelChanges | Growth]:
-        """What may make the step itself faster, where that is what takes the time."""
         report, batch = self._report(), watched.loop.batch
         instant = report.instant_s
         if watched.is_opaque or instant is None or instant < _HALF * report.step_s:
             return
         if torch_of(batch) is not None:
             yield ModelChanges(batch)
-        try:
-            growth = Growth(batch, instant)
-        except OptionError:  # how many samples it has is unknown
-            return
-        yield growth  # last, as it may fail for want of memory
+        with contextlib.suppress(OptionError):  # how many samples it has is unknown
+            yield Growth(batch, instant)  # last, as it may fail for want of memory
 
     def excuses(self, error: Exception) -> bool:
-        """Return whether a step's error may come from a batch or a model that is not the script's own."""
         return self._change is not None and self._change.failed(error)
 
     def close(self) -> None:
-        """Leave models as they were, and nothing of what was measured."""
         while self._candidates:
             self._candidates[-1].close()
             self._candidates.pop()
-        for change in self._changes:
-            change.close()
-
-    # ---- the report ----------------------------------------------------------------------------------
+        if self._phases is not None:
+            with contextlib.suppress(ValueError):  # it runs: a signal's handler leaves the script
+                self._phases.close()
 
     def report(self) -> Report:
-        """Return what was found."""
         advice = sorted(self._advice(), key=lambda one: one.tried_s or one.predicted_s or math.inf)
         return replace(self._report(), advice=tuple(advice))
 
@@ -282,7 +237,6 @@ class Diagnosis:
         return replace(found, stall=stall, cases=tuple(self._cases(found)))
 
     def _cases(self, report: Report) -> Iterator[Part]:
-        """The step with less and less of the loader's work."""
         if report.instant_s is None:
             return
         yield Part("with data at once", report.base_s)
@@ -295,20 +249,15 @@ class Diagnosis:
         yield Part("as it is", report.step_s)
 
     def _step_with_costs(self, report: Report, costs: LoaderCosts) -> float:
-        """A step's seconds beside a loader that costs less than this one."""
         assert self._alone is not None
-        cpu = self._alone.cpu_s
-        loader = Alone(
-            self._alone.batch_s * costs.wall_s / self._costs.wall_s,
-            None if cpu is None else cpu * costs.cpu_s / max(self._costs.cpu_s, 1e-9),
-            self._alone.batches,
-        )
+        batch_s, cpu = self._alone.batch_s * costs.wall_s / self._costs.wall_s, self._alone.cpu_s
+        cpu = None if cpu is None else cpu * costs.cpu_s / max(self._costs.cpu_s, 1e-9)
+        loader = Alone(batch_s, cpu, self._alone.batches)
         if report.loader is not None and not report.loader.ahead:
             return report.base_s + loader.batch_s
-        return step_with(report.base_s, report.step_cpu_s, loader, self.cores)
+        return loader_costs.step_with(report.base_s, report.step_cpu_s, loader, self.cores)
 
     def _step_beside(self, instant_s: float) -> float:
-        """Seconds of a step that takes so long with data at once, with this loader."""
         report = self._report()
         if report.loader is not None and not report.loader.ahead:
             return instant_s + report.wait_s
@@ -317,26 +266,20 @@ class Diagnosis:
         cpu = report.step_cpu_s  # that of a step that takes less is less, too
         if cpu is not None:
             cpu *= instant_s / report.instant_s if report.instant_s else 0.0
-        return step_with(instant_s, cpu, self._alone, self.cores)
+        return loader_costs.step_with(instant_s, cpu, self._alone, self.cores)
 
     def _predictions(self) -> dict[int, float]:
-        """Seconds of a step with each of what was measured that is worth a change, the best first."""
         report, found = self._report(), {}
         base, cpu = min(report.base_s, self._later_s), report.step_cpu_s
         if cpu is not None and base < report.base_s:
             cpu *= base / report.base_s
         for at, (_, measured) in enumerate(self._measured):
-            seconds = step_with(base, cpu, measured, self.cores)
+            seconds = loader_costs.step_with(base, cpu, measured, self.cores)
             if report.step_s > GAIN * seconds:
                 found[at] = seconds
         return dict(sorted(found.items(), key=lambda item: self._tried.get(*item)))
 
-    def _triable(self) -> list[int]:
-        """Of those the ones whose batches are all that the script's step needs."""
-        return [at for at in self._predictions() if self._measured[at][0].rest is None]
-
     def _later(self) -> str:
-        """How much faster a step with data at once is where another loader was used, if it is."""
         before = self._report().base_s
         if before < GAIN * self._later_s:
             return ""
@@ -367,21 +310,15 @@ def _endless(candidate: Candidate, watch: Watch) -> Iterator[Any]:
 
 
 def _text_of(error: Exception) -> str:
-    """An error's first line, without TensorFlow's traceback; the error's frames are cleared.
-
-    Else a loader whose error torch has raised anew lives in a reference cycle with that, until garbage is
-    collected, when it takes torch five seconds to end each worker.
-    """
     text = f"{type(error).__name__}: {error}".partition("\n")[0]
     errors: list[BaseException | None] = [error]
     while (one := errors[-1]) is not None and one not in errors[:-1]:
-        traceback.clear_frames(one.__traceback__)
+        traceback.clear_frames(one.__traceback__)  # else a cycle with them keeps workers until collected
         errors.append(one.__context__)
     return text
 
 
 def _note_of(watched: Watched) -> LoaderNote:
-    """What a report says of a loader."""
     loader = watched.loader
     dataset = getattr(loader, "dataset", None)
     kind = type(loader).__name__
@@ -397,7 +334,6 @@ def _note_of(watched: Watched) -> LoaderNote:
 
 
 def _pin_advice(watched: Watched, step_s: float, copies: Copies | None) -> Iterator[Advice]:
-    """For batches in memory from which a GPU cannot copy them by itself."""
     if copies is None or getattr(watched.loader, "pin_memory", True):
         return
     left = step_s - (copies.as_it_is_s - copies.pinned_s)
@@ -411,7 +347,6 @@ def _pin_advice(watched: Watched, step_s: float, copies: Copies | None) -> Itera
 
 
 def _start_advice(watched: Watched, step_s: float) -> Iterator[Advice]:
-    """For workers that are started anew for each epoch, where that is a part of it that counts."""
     loader, starts = watched.loader, watched.loop.epoch_starts
     try:
         steps = len(loader)

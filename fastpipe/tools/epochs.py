@@ -12,6 +12,7 @@ import threading
 import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from time import perf_counter
 from typing import IO, Any, Generic, NamedTuple, TypeVar, cast
 
@@ -25,8 +26,6 @@ from fastpipe.core.text import printable
 from fastpipe.errors import OptionError
 from fastpipe.tools.recorder import GPUSampler
 
-__all__ = ["Bar", "Bars", "LastingFile", "WatchedLoader", "watch"]
-
 _log = logging.getLogger("fastpipe")
 _T_co = TypeVar("_T_co", covariant=True)
 _OWN = ("epochs", "loader", "_options")
@@ -35,8 +34,6 @@ _LINE_S = 10.0
 
 
 class _Options(NamedTuple):
-    """Options of ``watch``."""
-
     name: str
     limits: WaitLimits
     log_every: int
@@ -46,16 +43,10 @@ class _Options(NamedTuple):
 
 
 def watch(
-    loader: Iterable[_T_co],
-    *,
-    name: str = "",
-    warn_after: float | None = None,
-    warn_waiting: float | None = None,
-    log_every: int | None = None,
-    progress: bool = False,
-    samples: Callable[[Any], int] | None = None,
-    gpu: bool = True,
-) -> WatchedLoader[_T_co]:
+    loader: Iterable[_T_co], *, name: str = "", warn_after: float | None = None,
+    warn_waiting: float | None = None, log_every: int | None = None, progress: bool = False,
+    samples: Callable[[Any], int] | None = None, gpu: bool = True,
+) -> WatchedLoader[_T_co]:  # fmt: skip
     """Return the same loader, which logs how long each epoch took and waited for data.
 
     It may stay in a script.  Each epoch is a line of the log ``fastpipe`` (INFO) and an entry of ``epochs``.
@@ -120,12 +111,9 @@ class WatchedLoader(Generic[_T_co]):
     ([[1, 2], [3, 4]], 2, 2)
     """
 
-    loader: Iterable[_T_co]
-    epochs: list[EpochTimes]
-    _options: _Options
-
     def __init__(self, loader: Iterable[_T_co], options: _Options) -> None:
-        self.loader, self.epochs, self._options = loader, [], options
+        self.loader, self._options = loader, options
+        self.epochs: list[EpochTimes] = []
 
     def __iter__(self) -> Iterator[_T_co]:
         return _Epoch(self, self._options)
@@ -167,8 +155,6 @@ def _again(loader: Any, options: _Options, epochs: list[EpochTimes]) -> WatchedL
 
 
 class _Epoch(Iterator[_T_co]):
-    """An iterator of the loader, whose steps are measured; otherwise it is the loader's own."""
-
     def __init__(self, watched: WatchedLoader[_T_co], options: _Options) -> None:
         self._is_over = True  # until there is something to end
         self._watched, self._options = watched, options
@@ -230,33 +216,25 @@ class _Epoch(Iterator[_T_co]):
             raise AttributeError(name)
         return getattr(self._inner, name)
 
-    # ---- what is said meanwhile ------------------------------------------------------------------
-
-    @property
-    def _number(self) -> int:
-        return len(self._watched.epochs)
-
     @property
     def _title(self) -> str:
-        return f"{self._options.name}epoch {self._number}"
+        return f"{self._options.name}epoch {len(self._watched.epochs)}"
 
     def _show(self, now: float) -> None:
-        """Draw the bar, which begins with the first batch, and again where an error had hidden it."""
         if self._bar is None:
             self._bar = _BARS.begin(self._title, _length_of(self._watched.loader))
             self._next_show = now + self._bar.interval_s
             if self._bar.interval_s > 1:  # a line: there is nothing to say yet
                 return
         self._next_show = now + self._bar.interval_s
-        self._bar.show(len(self._moments) // 2, self._so_far(now, with_steps=False))
+        _BARS.show(self._bar, len(self._moments) // 2, self._so_far(now, with_steps=False))
 
     def _hide(self) -> None:
         if self._bar is not None:
-            self._bar.end()
+            _BARS.end(self._bar)
             self._bar, self._next_show = None, 0.0
 
     def _so_far(self, now: float, *, with_steps: bool = True) -> str:
-        """Return how far it is, in words."""
         steps, seconds = len(self._moments) // 2, max(now - self._began, 1e-9)
         new = np.array(self._moments[self._summed :])
         self._waited, self._summed = self._waited + float(np.sum(new[1::2] - new[::2])), len(self._moments)
@@ -273,10 +251,7 @@ class _Epoch(Iterator[_T_co]):
             said.append(f"{int(left) // 3600}:{int(left) // 60 % 60:02}:{int(left) % 60:02} left")
         return ", ".join(said)
 
-    # ---- the end ---------------------------------------------------------------------------------
-
     def _end(self, ended: float | None) -> None:
-        """End the epoch: at a moment, or, where the loop was left, with the last step that it finished."""
         if self._is_over or self._process != os.getpid():
             return
         self._is_over, self._next_show = True, math.inf
@@ -290,7 +265,7 @@ class _Epoch(Iterator[_T_co]):
             ended, samples, moments = float(moments[-1, 0]), samples - self._last, moments[:-1]
         limits = self._options.limits
         times = epoch_times(
-            self._number, ended - self._began,
+            len(self._watched.epochs), ended - self._began,
             np.diff(moments[:, 0], append=ended), moments[:, 1] - moments[:, 0], samples,
             first_batch_seconds=float(moments[0, 1]) - self._began if len(moments) else None,
             warn_after=limits.warn_after, is_complete=is_complete,
@@ -299,9 +274,11 @@ class _Epoch(Iterator[_T_co]):
             times = times._replace(**use._asdict())
         self._watched.epochs.append(times)
         if self._bar is not None:
-            self._bar.end(f"{self._options.name}{times}")
+            _BARS.end(self._bar, f"{self._options.name}{times}")
         _log.info("%s%s", self._options.name, times)
-        warning = limits.warning(times, _difference(_stages_of(self._watched.loader), self._stages))
+        stages = _stages_of(self._watched.loader)
+        spent = {name: stages[name] - self._stages.get(name, 0.0) for name in stages if name != "wait"}
+        warning = limits.warning(times, spent)
         if warning is not None:
             _log.warning("%s%s", self._options.name, warning)
 
@@ -313,41 +290,26 @@ def _length_of(loader: Any) -> int | None:
 
 
 def _stages_of(loader: Any) -> dict[str, float]:
-    """Return the seconds of the threads of a loader of fastpipe's so far, by stage."""
     with contextlib.suppress(AttributeError):
         return dict(loader.clock.totals())
     return {}
 
 
-def _difference(now: dict[str, float], before: dict[str, float]) -> dict[str, float]:
-    return {name: now[name] - before.get(name, 0.0) for name in now if name != "wait"}
-
-
-# ---- bars ------------------------------------------------------------------------------------------
-
-
 class LastingFile:
-    """Standard error as it is when something is written; nothing where that is gone, or is not there.
-
-    A training goes on when its terminal is closed; rich would end it.
-    """
+    """Standard error, or nothing where that is gone: a training outlives its terminal."""
 
     def write(self, text: str) -> int:
-        """Write, if that is possible."""
         self._try("write", text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush, if that is possible."""
         self._try("flush")
 
     def isatty(self) -> bool:
-        """Return whether it is a terminal."""
         return bool(self._try("isatty"))
 
     @property
     def encoding(self) -> str:
-        """Of its text."""
         return getattr(self._target, "encoding", None) or "utf-8"
 
     @property
@@ -361,18 +323,16 @@ class LastingFile:
         return None
 
 
+@dataclass(eq=False)
+class Bar:
+    name: str
+    total: int | None
+    task: TaskID | None
+    interval_s: float
+
+
 class Bars:
-    """The bars of all epochs that run now, also of nested loops, on one console (default: standard error).
-
-    No thread draws them: they are drawn when a step is reported, five times a second at most.
-
-    >>> bars = Bars(Console(width=60))
-    >>> bar = bars.begin("epoch 0", 10)
-    >>> bar.show(5, "32 images/s")
-    epoch 0: 5/10, 32 images/s
-    >>> bar.end("epoch 0: 10 steps")
-    epoch 0: 10 steps
-    """
+    """The bars of all epochs that run now, on one console; drawn when a step is reported, by no thread."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = Console(file=cast(IO[str], LastingFile())) if console is None else console
@@ -381,7 +341,6 @@ class Bars:
         self._progress: Progress | None = None
 
     def begin(self, name: str, total: int | None) -> Bar:
-        """Begin the bar of an epoch of so many steps, None if unknown."""
         with self._lock:
             if self._progress is None and self._console.is_terminal:
                 columns = (
@@ -392,12 +351,22 @@ class Bars:
                 # Whatever ends the script, the terminal gets its cursor back.
                 atexit.register(self.close)
                 self._progress.start()
-            bar = Bar(self, name, total, self._progress, _LINE_S if self._progress is None else _REFRESH_S)
+            bar = Bar(name, total, None, _LINE_S)
+            if self._progress is not None:
+                bar.interval_s = _REFRESH_S
+                bar.task = self._progress.add_task(printable(name), total=total, said="")
             self._open.add(bar)
             return bar
 
-    def end(self, bar: Bar, text: str) -> None:
-        """Remove a bar, and print a line instead."""
+    def show(self, bar: Bar, steps: int, said: str) -> None:
+        said = f"{steps}{'' if bar.total is None else f'/{bar.total}'}, {said}"
+        if self._progress is None or bar.task is None:
+            print_line(self._console, f"{bar.name}: {said}")
+        elif bar.task in self._progress.task_ids:
+            fields: dict[str, Any] = {"said": printable(said)}
+            self._progress.update(bar.task, completed=steps, refresh=True, **fields)
+
+    def end(self, bar: Bar, text: str = "") -> None:
         with self._lock:
             if bar not in self._open:
                 return
@@ -408,53 +377,15 @@ class Bars:
                 self._progress.remove_task(bar.task)
                 self._progress.refresh()
             if text:
-                self.say(text)
-
-    def say(self, text: str) -> None:
-        """Print a line that stays."""
-        print_line(self._console, text)
+                print_line(self._console, text)
 
     def close(self) -> None:
-        """Remove all bars."""
         with self._lock:
             self._open.clear()
             progress, self._progress = self._progress, None
             if progress is not None:
                 atexit.unregister(self.close)
                 progress.stop()
-
-
-class Bar:
-    """The bar of one epoch; ``Bars.begin`` makes it.
-
-    Attributes:
-        task: of rich's; None where lines are printed.
-        interval_s: seconds between two calls of ``show`` that make sense.
-    """
-
-    def __init__(
-        self, bars: Bars, name: str, total: int | None, progress: Progress | None, interval_s: float
-    ) -> None:
-        self._bars, self._name, self._total = bars, name, total
-        self._progress = progress
-        self.interval_s = interval_s
-        self.task: TaskID | None = None
-        if progress is not None:
-            self.task = progress.add_task(printable(name), total=total, said="")
-
-    def show(self, steps: int, said: str) -> None:
-        """Show how many steps are done, and a text."""
-        total = "" if self._total is None else f"/{self._total}"
-        said = f"{steps}{total}, {said}"
-        if self._progress is None or self.task is None:
-            self._bars.say(f"{self._name}: {said}")
-        elif self.task in self._progress.task_ids:
-            fields: dict[str, Any] = {"said": printable(said)}
-            self._progress.update(self.task, completed=steps, refresh=True, **fields)
-
-    def end(self, text: str = "") -> None:
-        """Remove it, and print a line, if there is one."""
-        self._bars.end(self, text)
 
 
 _BARS = Bars()

@@ -10,14 +10,14 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from fastpipe.core.file_identity import FileSystems
 from fastpipe.core.files import folder_below, open_regular
+from fastpipe.errors import OptionError
 
 if sys.platform != "win32":
     import fcntl
-
-__all__ = ["FileSystem", "Scratch", "file_system"]
 
 _PREFIX, _LOCK = "fastpipe-profile-", ".lock"
 _YOUNG_S = 60.0  # in which a new folder's lock is taken
@@ -30,24 +30,19 @@ _NETWORK = frozenset((
 
 @dataclass(frozen=True)
 class FileSystem:
-    """A file system: kind, such as ``"ext4"`` or ``"fuse.s3fs"`` (empty if unknown), and free bytes."""
-
     kind: str
     free: int
 
     @property
-    def is_fuse(self) -> bool:
-        """Whether a program answers for it, often by requests to a bucket."""
+    def is_fuse(self) -> bool:  # a program answers for it, often by requests to a bucket
         return self.kind.split(".")[0] in ("fuse", "fuseblk")
 
     @property
     def is_remote(self) -> bool:
-        """Whether its files come from elsewhere, as far as the kind tells."""
         return self.is_fuse or self.kind in _NETWORK
 
     @property
     def name(self) -> str:
-        """Its kind, in words."""
         return self.kind or "a file system of unknown kind"
 
 
@@ -58,12 +53,14 @@ def file_system(path: str, mounts: str | None = None) -> FileSystem:
     return FileSystem(kind, space.f_bavail * space.f_frsize)
 
 
-class Scratch:
-    """A temporary folder for what a profile writes; ``close`` removes it, or the next profile after a kill.
+def require_folder_of(*files: Path | None) -> None:
+    for file in files:
+        if file is not None and not file.absolute().parent.is_dir():
+            raise OptionError(f"{file} cannot be written: there is no folder {file.absolute().parent}")
 
-    A file in it is locked for as long as this process, or one that it has forked, lives: other folders are
-    abandoned.
-    """
+
+class Scratch:
+    """A temporary folder with a lock; ``close`` removes it, or the next profile after a kill."""
 
     def __init__(self) -> None:
         _remove_left()
@@ -73,7 +70,6 @@ class Scratch:
         _is_locked(self._lock.fileno())
 
     def close(self) -> None:
-        """Remove the folder; may be called again, also after an exception of a signal handler."""
         for _ in range(2):  # as the first ignores what such a handler raises, like an error of its own
             if os.path.isdir(self.path):
                 shutil.rmtree(self.path, ignore_errors=True)
@@ -81,9 +77,6 @@ class Scratch:
 
 
 def _is_locked(descriptor: int) -> bool:
-    """Lock a file; return whether nobody else had locked it."""
-    if sys.platform == "win32":
-        return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:  # somebody has, or the file system has no locks
@@ -92,14 +85,13 @@ def _is_locked(descriptor: int) -> bool:
 
 
 def _remove_left() -> None:
-    """Remove folders of this user's killed processes; nothing of other users is opened."""
     temporary = tempfile.gettempdir()
     for name in os.listdir(temporary):
         if not name.startswith(_PREFIX):
             continue
         with contextlib.suppress(OSError):  # one that is removed just now, or none of these
             status = os.lstat(os.path.join(temporary, name))
-            if not stat.S_ISDIR(status.st_mode) or status.st_uid != _user():
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
                 continue
             with folder_below(temporary, name) as folder:
                 if time.time() - os.lstat(os.path.join(folder, _LOCK)).st_mtime < _YOUNG_S:
@@ -110,8 +102,3 @@ def _remove_left() -> None:
                         shutil.rmtree(os.path.join(temporary, name), ignore_errors=True)
                 finally:
                     os.close(lock)
-
-
-def _user() -> int:
-    """Return the owner of this user's files; 0 on Windows."""
-    return os.geteuid() if hasattr(os, "geteuid") else 0

@@ -12,9 +12,6 @@ from fastpipe.core.extras import load_part
 from fastpipe.core.files import is_hdf5, is_url
 from fastpipe.errors import OptionError
 
-__all__ = ["add_arguments", "is_volume", "run"]
-
-
 EPILOG = """\
 For uniform order, the epoch's order is random and a chunk is decoded once for each
 batch that has one of its samples. With Shuffle(window=W, unit="group") chunks are in
@@ -32,9 +29,6 @@ exit codes: 0 done, 2 bad input, 130 interrupted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     add = parser.add_argument
     add("file", metavar="FILE", help="HDF5 file, or volume")
     add("--sample-dims", type=positive(int), default=1, metavar="N",
@@ -53,24 +47,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Print what is found, and return 0."""
-    code: int
     if args.patch is not None or is_volume(args.file):
-        code = load_part("fastpipe.volumes.inspection").inspect_volume(args, console, progress)
-        return code
+        return int(load_part("fastpipe.volumes.inspection").inspect_volume(args, console, progress))
     for name in ("labels", "budget"):
         if getattr(args, name) is not None:
             raise OptionError(f"--{name} goes with --patch, the size of a volume's patches")
-    code = load_part("fastpipe.hdf5.inspect").inspect(args, console, progress)
-    return code
+    return int(load_part("fastpipe.hdf5.inspect").inspect(args, console, progress))
 
 
 def is_volume(path: str) -> bool:
-    """Return whether a path is opened as a volume, and not as an HDF5 file with all of its datasets.
-
-    Raises:
-        OSError: it is a file that cannot be read.
-    """
     if is_url(path) or os.path.isdir(path):
         return True
     if os.path.isfile(path):

@@ -19,55 +19,31 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import perf_counter_ns
-from types import CodeType
-from typing import Any, Protocol
+from typing import Any
 
 from fastpipe.tools.folders import Scratch
 from fastpipe.tools.loops import Loop, WatchedIterator
 from fastpipe.tools.recorder import OUTSIDE, Recorder
 from fastpipe.tools.stacks import Boundary, Line, Stacks, stack_of
-from fastpipe.tools.witness import (
-    BOUNDARIES,
-    Account,
-    TimedBatches,
-    TimedCollate,
-    TimedDataset,
-    TimedInit,
-    TimedIterable,
-    Witness,
-)
-
-__all__ = ["Watch", "Watched", "is_fast", "is_map_style", "limit_waiting", "processes_of", "view_of"]
+from fastpipe.tools.witness import BOUNDARIES, Witness, timed_parts
 
 Patch = Callable[[Any, "Watch"], Callable[[], None]]
 _DATALOADER = "torch.utils.data.dataloader"
 
 
 def is_fast(loader: Any) -> bool:
-    """Return whether a loader is one of fastpipe's own."""
     return type(loader).__module__.partition(".")[0] == "fastpipe"
 
 
 def processes_of(loader: Any) -> int:
-    """Return how many worker processes make a loader's batches: in fastpipe's loaders threads may."""
     return int(getattr(loader, "num_processes", getattr(loader, "num_workers", 0)) or 0)
 
 
 def is_map_style(dataset: Any) -> bool:
-    """Return whether a dataset gives samples by index, so that any number of workers makes the same."""
     return not isinstance(dataset, sys.modules["torch.utils.data"].IterableDataset)
 
 
 def view_of(loader: Any, **attributes: Any) -> Any:
-    """Return a shallow copy of a loader of torch's with other attributes, and no workers so far.
-
-    Its workers end at once.
-
-    >>> from torch.utils.data import DataLoader
-    >>> loader = DataLoader(range(4), batch_size=2)
-    >>> [batch.tolist() for batch in view_of(loader, dataset=range(10, 14))], len(loader.dataset)
-    ([[10, 11], [12, 13]], 4)
-    """
     view = copy.copy(loader)
     view.__dict__.update(attributes, _iterator=None)
     view.worker_init_fn = _EndsAtOnce(view.worker_init_fn)
@@ -75,11 +51,7 @@ def view_of(loader: Any, **attributes: Any) -> Any:
 
 
 class _EndsAtOnce:
-    """Runs first in each worker, and has it exit without finalizing.
-
-    A spawned worker that is told to end while its queue's thread is in torch's code aborts when the
-    interpreter is finalized, three in a hundred; forked ones end in this way anyhow.
-    """
+    """Has workers exit without finalizing, at which three in a hundred of torch's abort."""
 
     def __init__(self, function: Callable[[int], object] | None) -> None:
         self._function = function
@@ -91,36 +63,16 @@ class _EndsAtOnce:
 
 
 def limit_waiting(iterator: Any, seconds: float) -> None:
-    """Have an iterator of torch's raise if its workers make no batch for so long, unless a limit was set.
-
-    A dataset that has threads or locks of its own may never answer in a process that was forked.
-    """
+    """Have an iterator of torch's raise if its workers, which may hold locks of a parent, answer nothing."""
     if getattr(iterator, "_workers", None) and vars(iterator).get("_timeout") == 0:
         iterator._timeout = seconds
 
 
-class Seer(Protocol):
-    """Sees what a loader does: a :class:`Witness`, or one of TensorFlow's threads."""
-
-    def accounts(self) -> list[Account]:
-        """Return what was seen, of each process."""
-
-    def close(self) -> None:
-        """End recording, in this process."""
-
-
 class Watched:
-    """A loader that was iterated.
+    """A loader that was iterated: the last one, and the first, of those that a script makes anew.
 
-    Attributes:
-        loader, first: the last and the first one, of those that a script makes anew.
-        made_at, used_at: lines of the script in which it was made and is iterated.
-        loop: its steps.
-        witness: of its dataset; None where that is not recorded.
-        view: the loader with a dataset that is witnessed, while it is watched.
-        is_opaque: whether its batches are taken where a step's waiting cannot be told from its work.
-        begin: makes an iterator over batches that Keras takes in its own way; None where that cannot be done.
-        boundaries: of the code that makes those.
+    ``view`` is the loader with a dataset that is witnessed; ``is_opaque`` if waiting cannot be told from
+    work.
     """
 
     def __init__(self, loader: Any, made_at: Line | None, used_at: Line, loop: Loop) -> None:
@@ -128,75 +80,55 @@ class Watched:
         self.first = loader
         # With workers that persist an epoch's first batch is waited for as long as they take to make it.
         loop.counts_starts = bool(processes_of(loader) and getattr(loader, "persistent_workers", False))
-        self.witness: Seer | None = None
+        self.witness: Any = None
         self.view: Any = None
         self.is_opaque = False
-        self.begin: Callable[[], Iterator[Any]] | None = None
-        self.boundaries: Mapping[CodeType, Boundary] = {}
+        self.data: Any = None
         workers, factor = getattr(loader, "num_workers", 0) or 0, getattr(loader, "prefetch_factor", 2) or 2
         loop.ahead = workers * factor or 2
 
     @property
     def place(self) -> str:
-        """Where in the script it is made, or else iterated, for the end of a sentence."""
         line = self.made_at if self.made_at is not None and self.made_at.file else self.used_at
         return line.in_parentheses
 
     @property
     def batch_size(self) -> int | None:
-        """Samples of a batch; None if neither the loader nor its batch sampler knows."""
         # Accelerate's loaders have the second only.
-        for one in (self.loader, getattr(self.loader, "batch_sampler", None)):
-            size = getattr(one, "batch_size", None)
-            if isinstance(size, int):
-                return size
-        return None
+        holders = (self.loader, getattr(self.loader, "batch_sampler", None))
+        sizes = (getattr(one, "batch_size", None) for one in holders)
+        return next((size for size in sizes if isinstance(size, int)), None)
 
     @property
     def is_shuffled(self) -> bool:
-        """Whether torch draws the order of samples anew for each epoch."""
         sampler = getattr(self.loader.batch_sampler, "sampler", self.loader.sampler)
         return any(kind.__name__ == "RandomSampler" for kind in type(sampler).__mro__)
 
     @property
     def is_graph(self) -> bool:
-        """Whether it is a ``tf.data.Dataset``, of which only what is done in Python can be seen."""
         return hasattr(self.loader, "element_spec")
 
     def is_made_anew(self, loader: Any, made_at: Line | None, used_at: Line) -> bool:
-        """Return whether a loader replaces this one: some scripts make one for each epoch."""
-        if type(loader) is not type(self.loader) or self.used_at != used_at:
+        # One function may make, and another use, several.
+        if self.used_at != used_at or _form_of(loader) != _form_of(self.loader):
             return False
-        if _form_of(loader) != _form_of(self.loader):  # one function may make, and another use, several
-            return False
-        form = getattr(loader, "element_spec", None)  # of TensorFlow's, whose line is not known
-        if form is not None:
-            return bool(form == self.loader.element_spec)
+        if self.is_graph:  # whose line is not known
+            return bool(loader.element_spec == self.loader.element_spec)
         return made_at is not None and bool(made_at.file) and made_at == self.made_at
 
 
 def _form_of(loader: Any) -> tuple[Any, ...]:
-    """In what loaders of one script differ, by which it trains and by which it evaluates."""
     dataset: Any = getattr(loader, "dataset", None)
     try:
         count = len(dataset)
     except Exception:  # of a stream, or of whatever the script has made
         count = None
-    names = ("batch_size", "num_workers", "drop_last")
-    return (
-        type(dataset), count, type(getattr(loader, "sampler", None)),
-        *(getattr(loader, name, None) for name in names),
-    )  # fmt: skip
+    settings = (getattr(loader, name, None) for name in ("batch_size", "num_workers", "drop_last"))
+    return type(loader), type(dataset), count, type(getattr(loader, "sampler", None)), *settings
 
 
 class Watch:
-    """While it is open, each loader of torch's that is iterated is watched.
-
-    Args:
-        make_loop: of a loader that is seen for the first time.
-        also: by names of modules, functions that watch other things when these are imported, and return
-            functions that undo it.
-    """
+    """While it is open, torch's loaders are watched; ``also`` patches other modules when imported."""
 
     def __init__(self, make_loop: Callable[[Any], Loop], also: Mapping[str, Patch] | None = None) -> None:
         self._make_loop, self._also = make_loop, also or {}
@@ -220,9 +152,8 @@ class Watch:
             self._closers.append(self.recorder.stop)
             self.recorder.start()
             for name, patch in ((_DATALOADER, _watch_loaders), *self._also.items()):
-                module = sys.modules.get(name)
-                if module is not None:
-                    self._patch(patch, module)
+                if name in sys.modules:
+                    self._patch(patch, sys.modules[name])
                 else:
                     hook = _WhenImported(name, functools.partial(self._patch, patch))
                     self._closers.append(functools.partial(_remove, sys.meta_path, hook))
@@ -244,7 +175,6 @@ class Watch:
             self.close()
 
     def close(self) -> None:
-        """End watching, or the rest of it where an earlier call was ended by an exception."""
         while self._closers:
             self._closers[-1]()
             self._closers.pop()
@@ -253,14 +183,13 @@ class Watch:
         self._make_loop = _no_loop  # it refers to this
         for one in self.found:
             # Now: when garbage is collected torch cannot tell workers any more that they are to end.
-            one.view = one.begin = None
+            one.view = one.data = None
             one.loop.close()
             if one.witness is not None:
                 one.witness.close()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Do not watch loaders that are iterated meanwhile."""
         before, self.is_paused = self.is_paused, True
         try:
             yield
@@ -268,36 +197,22 @@ class Watch:
             self.is_paused = before
 
     def _kind(self) -> str:
-        """What the script is at, where it does not wait for a batch."""
         if self.is_paused:
             return "measuring"  # is nothing of the script's
         return "step" if any(one.loop.is_in_step for one in self.found) else OUTSIDE
 
     def of(self, loader: Any) -> Watched | None:
-        """Return what is known of a loader; None before it was iterated."""
         return next((one for one in self.found if loader is one.loader or loader is one.first), None)
 
     @staticmethod
     def sees(loader: Any) -> bool:
-        """Return whether a loader is torch's, and iterates as torch's do: it is watched then."""
-        module = sys.modules.get(_DATALOADER)
-        if module is None or not isinstance(loader, module.DataLoader):
-            return False
-        return type(loader).__iter__ is module.DataLoader.__iter__
+        kind = getattr(sys.modules.get(_DATALOADER), "DataLoader", None)
+        return kind is not None and isinstance(loader, kind) and type(loader).__iter__ is kind.__iter__
 
     def iterate(
-        self,
-        loader: Iterable[Any],
-        begin: Callable[[Any], Iterator[Any]] = iter,
-        witness: Callable[[Loop], Seer] | None = None,
-    ) -> Iterator[Any]:
-        """Return a watched iterator of a loader.
-
-        Args:
-            loader: the script's.
-            begin: makes an iterator of it, or of a view of it.
-            witness: makes one for its loop; None for that of torch's loaders, and none for others.
-        """
+        self, loader: Iterable[Any], begin: Callable[[Any], Iterator[Any]] = iter,
+        witness: Callable[[Loop], Any] | None = None,
+    ) -> Iterator[Any]:  # fmt: skip
         if begin is iter:
             self._wrapped.add(id(loader))  # of torch's it may be one whose class iterates in its own way
         elif id(loader) in self._wrapped or any(one.view is loader for one in self.found):
@@ -316,7 +231,6 @@ class Watch:
         return inner if known.loop.is_over else WatchedIterator(inner, known.loop, took)
 
     def known(self, loader: Any) -> Watched:
-        """Return what is known of a loader, which is watched from now on."""
         known = self.of(loader)
         if known is not None:
             return known
@@ -336,17 +250,14 @@ class Watch:
         return known
 
     def made(self, loader: Any) -> None:
-        """Note the line that made a loader, which is on the stack."""
         if not self.is_paused:
             with contextlib.suppress(TypeError):  # one that cannot be referred to weakly
                 self._made_at[loader] = self._line()
 
     def _line(self) -> Line:
-        """The script's innermost line."""
         return self._stacks.look(stack_of(sys._getframe(1)))[2]
 
     def _instrument(self, known: Watched) -> None:
-        """Have the loader's dataset witnessed, in a view of the loader."""
         loader = known.loader
         if getattr(loader, "_iterator", None) is not None:  # workers that persist run already, without it
             return
@@ -355,23 +266,29 @@ class Watch:
             folder = os.path.join(self._folder, str(len(self.found)))
             os.mkdir(folder, 0o700)
             witness = known.witness = Witness(folder)
-        kind: Any = TimedBatches if getattr(loader.dataset, "__getitems__", None) else TimedDataset
-        if not is_map_style(loader.dataset):
-            kind = TimedIterable
-        known.view = view_of(
-            loader,
-            dataset=kind(loader.dataset, witness),
-            collate_fn=TimedCollate(loader.collate_fn, witness),
-            worker_init_fn=TimedInit(loader.worker_init_fn, witness) if loader.num_workers else None,
-        )
+        known.view = view_of(loader, **timed_parts(loader, witness, is_map_style(loader.dataset)))
 
 
 def _no_loop(loader: Any) -> Loop:
     raise RuntimeError("nothing is watched any more")
 
 
+def patched(owner: Any, **functions: Any) -> Callable[[], None]:
+    before = {name: vars(owner).get(name) for name in functions}
+    for name, function in functions.items():
+        setattr(owner, name, function)
+
+    def undo() -> None:
+        for name, own in before.items():
+            if own is not None:
+                setattr(owner, name, own)
+            elif name in vars(owner):
+                delattr(owner, name)
+
+    return undo
+
+
 def _watch_loaders(module: Any, watch: Watch) -> Callable[[], None]:
-    """Watch torch's loaders; return a function that undoes it."""
     kind = module.DataLoader
     begin, init = kind.__iter__, kind.__init__
 
@@ -382,17 +299,10 @@ def _watch_loaders(module: Any, watch: Watch) -> Callable[[], None]:
         init(self, *args, **kwargs)
         watch.made(self)
 
-    kind.__iter__, kind.__init__ = watched_iter, watched_init
-
-    def undo() -> None:
-        kind.__iter__, kind.__init__ = begin, init
-
-    return undo
+    return patched(kind, __iter__=watched_iter, __init__=watched_init)
 
 
 class _WhenImported(importlib.abc.MetaPathFinder):
-    """Calls a function with a module when it has been imported."""
-
     def __init__(self, name: str, then: Callable[[Any], object]) -> None:
         self._name, self._then, self._is_busy = name, then, False
 

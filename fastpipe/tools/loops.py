@@ -14,9 +14,6 @@ from typing import Any
 from fastpipe.tools.batches import Replay, rebuilt
 from fastpipe.tools.thread_times import DeviceClock, Meter, processes_cpu_ns, synchronized, threads_delay_ns
 
-__all__ = ["Enough", "Loop", "Phase", "Steps", "WatchedIterator"]
-
-
 _WARM = 2  # steps in which everything starts
 _MOST_STEPS = 400
 _LEAST_STEPS = 5
@@ -29,8 +26,6 @@ class Enough(BaseException):
 
 
 class Phase(str, Enum):
-    """What a loop gets: its loader's batches, the same batch again, or those of another loader."""
-
     WARMING = "warming"
     AS_IT_IS = "as it is"
     SETTLING = "settling"
@@ -40,21 +35,12 @@ class Phase(str, Enum):
 
 
 class Steps:
-    """Nanoseconds of steps, each split into waiting for a batch and being busy with it; the mean of a step.
-
-    Batches of several workers come in turns, some of them together: so it is the mean, not the median.
-
-    >>> steps = Steps()
-    >>> steps.add(2_000_000, 8_000_000)
-    >>> steps.seconds, steps.wait_s
-    (0.01, 0.002)
-    """
+    """Nanoseconds of steps; the mean counts, as batches of several workers come together."""
 
     def __init__(self) -> None:
         self.waits, self.busy = array("q"), array("q")
 
     def add(self, wait: int, busy: int) -> None:
-        """Add a step."""
         self.waits.append(wait)
         self.busy.append(busy)
 
@@ -63,49 +49,29 @@ class Steps:
 
     @property
     def seconds(self) -> float:
-        """Seconds of a step."""
         return (sum(self.waits) + sum(self.busy)) / max(1, len(self)) / 1e9
 
     @property
     def wait_s(self) -> float:
-        """Seconds for which a step waits for its batch."""
         return sum(self.waits) / max(1, len(self)) / 1e9
 
     @property
     def busy_s(self) -> float:
-        """Seconds for which a step is busy with its batch."""
         return sum(self.busy) / max(1, len(self)) / 1e9
 
 
 class Loop:
     """The steps of one training loop, and what they get.
 
-    Attributes:
-        device: times of its steps, as they are, on the GPU.
-        step_cpu_ns: processor time of a step with data at once; None if unknown.
-        step_delay_ns: how much longer the threads, all together, wait for cores in a step as it is than in
-            one with data at once; None if unknown.
-        ahead: batches that the loader makes ahead.
-        counts_starts: whether first steps of epochs, but of the first one, are steps like others.
-        epoch_starts: seconds until the first batch of each epoch of the loader's own batches came.
-        has_ended: whether it has ended the script by ``Enough``.
-        others: all loops of the script, with this one: a step of one may wait for a batch of another one.
-
-    Args:
-        seconds: for which it is measured as it is; half as many with the same batch again.
-        is_replayed: whether the last batch is then given again and again: what is left of a step's time is
-            that with data at once.
-        next_phase: called when both are known; returns batches of another loader to try, or None to end.
-        may_judge: whether it may be one that evaluates before another one trains, for which there is time.
+    Measured for ``seconds`` as it is, for half as long with one batch again, and with what ``next_phase``
+    gives. ``step_delay_ns`` is how much longer all threads wait for cores than with data at once; with
+    ``counts_starts`` first steps of epochs are steps like others; ``others`` are all loops of the script.
     """
 
     def __init__(
-        self,
-        seconds: float,
-        is_replayed: bool,
-        next_phase: Callable[[], Iterator[Any] | None] | None = None,
-        may_judge: bool = False,
-    ) -> None:
+        self, seconds: float, is_replayed: bool,
+        next_phase: Callable[[], Iterator[Any] | None] | None = None, may_judge: bool = False,
+    ) -> None:  # fmt: skip
         self._seconds, self._is_replayed, self._next_phase = seconds, is_replayed, next_phase
         self._may_judge = may_judge
         self.phase = Phase.WARMING
@@ -115,7 +81,7 @@ class Loop:
         self.step_delay_ns: int | None = None
         self.device = DeviceClock()
         self.batch: Any = None
-        self._replay: Iterator[Any] = iter(())
+        self._source: Iterator[Any] | None = None  # of batches instead of the loader's
         self.others: Sequence[Loop] = ()
         self._thread = self._elsewhere = self._waited = self._waited_elsewhere = 0
         self.ahead = 0
@@ -124,32 +90,22 @@ class Loop:
         self.spans: list[tuple[str, int, int, int]] = []  # phase; asked, got, done
         self._asked = self._got = self._start = 0
         self._phase_began = perf_counter_ns()
-        self._cpu, self._delay, self._delay_instant = (
-            Meter(processes_cpu_ns), Meter(threads_delay_ns), Meter(threads_delay_ns)
-        )  # fmt: skip
+        self._cpu = Meter(processes_cpu_ns)
+        self._delay, self._delay_instant = Meter(threads_delay_ns), Meter(threads_delay_ns)
         self._meters = {Phase.AS_IT_IS: [self._delay], Phase.INSTANT: [self._delay_instant, self._cpu]}
-        self._trial: Iterator[Any] | None = None
         self._is_first, self._is_ending = True, False
 
     def close(self) -> None:
-        """Release batches, and the makers of more."""
-        self.is_over, self._next_phase, self._trial, self.batch = True, None, None, None
+        self.is_over, self._next_phase, self._source, self.batch = True, None, None, None
         self.has_ended = False  # an iterator that was kept may go on
-        self._replay, self.others = iter(()), ()
+        self.others = ()
         self.device.close()
 
     @property
     def total_s(self) -> float:
-        """Seconds of all of its steps."""
         return sum(len(steps) * steps.seconds for steps in self.steps.values())
 
     def next(self, take: Callable[[], Any]) -> Any:
-        """Return the next batch: ``take``'s, or one instead.
-
-        Raises:
-            Enough: all is measured.
-            StopIteration: ``take`` has no more.
-        """
         if self._is_finishing:  # what is measured meanwhile may take this loop's own batches
             return take()
         self.end_again()
@@ -161,12 +117,7 @@ class Loop:
         if is_measured:
             self.device.asked()
         self._asked = now
-        if self.phase in (Phase.SETTLING, Phase.INSTANT):
-            batch = next(self._replay)
-        elif self._trial is not None:
-            batch = next(self._trial)
-        else:
-            batch = self._taken(take)
+        batch = self._taken(take) if self._source is None else next(self._source)
         self._got = perf_counter_ns()
         if len(self.others) > 1:
             self._tell_others(self._got - now)
@@ -184,26 +135,21 @@ class Loop:
 
     @property
     def is_in_step(self) -> bool:
-        """Whether the script is busy with a batch."""
         return self._got != 0
 
     def begin_epoch(self, took: int = 0) -> None:
-        """Begin another iteration of the loader, which took so many nanoseconds to begin."""
         self._got, self._is_first, self._start, self._is_ending = 0, True, took, False
         self.device.skip()
         for meter in chain(*self._meters.values()):
             meter.pause()
 
     def end_epoch(self) -> None:
-        """The script has left the loop."""
         self._got = 0
 
     def ends_soon(self) -> None:
-        """The script's next batch is its last: a few steps are enough, if others are to follow."""
         self._is_ending = self._is_replayed
 
     def _tell_others(self, took: int) -> None:
-        """Add the time of this batch to what their steps in this thread have waited."""
         self._thread = threading.get_ident()
         for loop in self.others:
             if loop is not self and loop.is_in_step and loop._thread == self._thread:
@@ -235,8 +181,8 @@ class Loop:
             self._advance(now)
 
     def _advance(self, now: int) -> None:
-        """Go on to the next phase, when enough is known of this one."""
         count, seconds = len(self.steps[self.phase]), (now - self._phase_began) / 1e9
+        settled_s = min(_SETTLE_S + self.ahead * self.steps[Phase.AS_IT_IS].seconds, _MOST_SETTLE_S)
         if self.phase is Phase.WARMING and count >= _WARM:
             self._enter(Phase.AS_IT_IS)
         elif self.phase is Phase.AS_IT_IS and (
@@ -252,7 +198,7 @@ class Loop:
                 self._enter(Phase.SETTLING)
             else:
                 self.finish()
-        elif self.phase is Phase.SETTLING and count and self._is_settled(seconds):
+        elif self.phase is Phase.SETTLING and count and seconds > settled_s:
             self._enter(Phase.INSTANT)
         elif self.phase is Phase.INSTANT and self._has_enough(count, seconds, self._seconds / 2):
             for meter in self._meters.get(self.phase, ()):
@@ -267,7 +213,6 @@ class Loop:
             self.finish()
 
     def _wait_for_device(self) -> None:
-        """Add, once, what a GPU has still to do to the steps that requested it."""
         began = perf_counter_ns()
         steps = self.steps[self.phase]
         if synchronized() and len(steps):
@@ -278,23 +223,14 @@ class Loop:
             return True
         return (seconds >= wanted and count >= _LEAST_STEPS) or (seconds >= 3 * wanted and count >= 2)
 
-    def _is_settled(self, seconds: float) -> bool:
-        """Whether the loader has had the time to make all that it makes ahead."""
-        return seconds > min(_SETTLE_S + self.ahead * self.steps[Phase.AS_IT_IS].seconds, _MOST_SETTLE_S)
-
     def finish(self) -> None:
-        """Go on with what is to be tried.
-
-        Raises:
-            Enough: there is nothing more.
-        """
         self._wait_for_device()
         self._is_finishing = True
         try:
-            self._trial = None if self._next_phase is None else self._next_phase()
+            self._source = None if self._next_phase is None else self._next_phase()
         finally:
             self._is_finishing = False
-        if self._trial is None:
+        if self._source is None:
             self.is_over = True
             if self._next_phase is not None:
                 self.has_ended = True
@@ -309,23 +245,17 @@ class Loop:
             self._wait_for_device()
         self.phase, self._phase_began = phase, perf_counter_ns()
         if phase is Phase.SETTLING:
-            self._replay = Replay(self.batch)
+            self._source = Replay(self.batch)
         for meter in self._meters.get(self.phase, ()):
             meter.start(self._phase_began)
 
 
 def _trains() -> bool:
-    """Return whether what runs may train: not in torch's ``no_grad()`` or ``inference_mode()``."""
     torch = sys.modules.get("torch")
     return torch is None or torch.is_grad_enabled()
 
 
 class WatchedIterator:
-    """An iterator of a loader whose steps are measured; otherwise it is the loader's own.
-
-    Making the loader's took ``took`` nanoseconds.
-    """
-
     def __init__(self, inner: Iterator[Any], loop: Loop, took: int = 0) -> None:
         self._inner, self._loop = inner, loop
         self._take = inner.__next__

@@ -12,14 +12,14 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter, process_time_ns
-from types import CodeType, FrameType, ModuleType, TracebackType
+from types import FrameType, ModuleType, TracebackType
 from typing import Any, NoReturn, overload
 
 from rich.console import Console
@@ -30,13 +30,12 @@ from fastpipe.core.files import write_output
 from fastpipe.errors import OptionError
 from fastpipe.tools.diagnosis import Diagnosis
 from fastpipe.tools.epochs import WatchedLoader
+from fastpipe.tools.folders import require_folder_of
 from fastpipe.tools.loaders import Watch, Watched
 from fastpipe.tools.loops import Enough, Loop
 from fastpipe.tools.report import Advice, Report
 from fastpipe.tools.tf_loops import WATCHED
 from fastpipe.tools.thread_times import processes_cpu_ns
-
-__all__ = ["Profiling", "add_arguments", "profile", "profile_script", "run"]
 
 _LEAST_OUTSIDE_S = 0.5
 _GRACE_S = 8.0
@@ -66,9 +65,7 @@ class Profiling:
         self._report: Report | None = None
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a Profiling watches the loaders of this process, and cannot be copied: copy its report"
-        )
+        raise TypeError("a Profiling, which watches this process, cannot be copied: copy its report")
 
     def watch(self, loader: Iterable[Any]) -> Iterable[Any]:
         """Return what is to be iterated instead of a loader that is none of torch's."""
@@ -98,12 +95,9 @@ def profile(
     try_advice: bool = ...,
 ) -> Report: ...  # fmt: skip
 def profile(
-    loader: Iterable[Any] | None = None,
-    step: Callable[[Any], object] | None = None,
-    *,
-    seconds: float = 6.0,
-    try_advice: bool = False,
-) -> Report | Profiling:
+    loader: Iterable[Any] | None = None, step: Callable[[Any], object] | None = None, *,
+    seconds: float = 6.0, try_advice: bool = False,
+) -> Report | Profiling:  # fmt: skip
     """Find out whether training waits for data, for what, and what would help.
 
     With a loader it is iterated here, and ``step`` is called with each batch: as it is, then with one batch
@@ -156,7 +150,7 @@ def profile(
         return Loop(seconds, step is not None, next_phase=lambda: diagnosis.next_phase(watch, one))
 
     # Closed by both: what a signal's handler raises may end the inner one before it has begun.
-    with contextlib.closing(diagnosis), contextlib.closing(Watch(make_loop, also=WATCHED)) as watch, watch:
+    with closing(diagnosis), closing(Watch(make_loop, also=WATCHED)) as watch, watch:
         try:
             _iterate(watch, loader, step)
         except Exception as error:
@@ -166,9 +160,8 @@ def profile(
 
 
 def _iterate(watch: Watch, loader: Iterable[Any], step: Callable[[Any], object] | None) -> None:
-    """Iterate until enough is known."""
     iterable: Iterable[Any] = loader if watch.sees(loader) else _Iterable(watch, loader)
-    try:
+    with suppress(Enough):
         while True:
             is_empty = True
             for batch in iterable:
@@ -178,12 +171,9 @@ def _iterate(watch: Watch, loader: Iterable[Any], step: Callable[[Any], object] 
                 del batch
             if is_empty:
                 raise OptionError(f"the {type(loader).__name__} has no batch")
-    except Enough:
-        pass
 
 
 def _report_of(watch: Watch) -> Report:
-    """Report of the loader whose loop took most of the time."""
     longest = _longest(watch)
     if longest is None or not longest.loop.total_s:
         return Report(None)
@@ -193,8 +183,6 @@ def _report_of(watch: Watch) -> Report:
 
 
 class _Iterable:
-    """A loader that is none of torch's, watched."""
-
     def __init__(self, watch: Watch, loader: Iterable[Any]) -> None:
         self._watch, self._loader = watch, loader
 
@@ -202,39 +190,12 @@ class _Iterable:
         return self._watch.iterate(self._loader)
 
 
-# ---- a script --------------------------------------------------------------------------------------
-
-
 def profile_script(
-    path: str | os.PathLike[str],
-    arguments: Sequence[str] = (),
-    *,
-    seconds: float = 6.0,
-    limit_s: float = 50.0,
-    try_advice: bool = False,
-    is_module: bool = False,
+    path: str | os.PathLike[str], arguments: Sequence[str] = (), *, seconds: float = 6.0,
+    limit_s: float = 50.0, try_advice: bool = False, is_module: bool = False,
     leave: Callable[[Report], NoReturn] | None = None,
-) -> Report:
-    """Run a script, as ``python PATH ARGUMENTS`` would, until enough is known of its training loop.
-
-    That is the first loop over a loader that lasts long enough; then the script is ended.  What it trains is
-    not worth keeping: the loop gets one batch again and again for a while.
-
-    Args:
-        path: of the script.
-        arguments: its own.
-        seconds: for which the loop is measured as it is.
-        limit_s: seconds after which the script is ended in any case; a measurement beside it just then may
-            take eight more.
-        try_advice: whether the best advice is tried in the script's loop.
-        is_module: whether ``path`` is the name of a module, which runs as ``python -m NAME`` would.
-        leave: called with the report, and has to end the process, where the script cannot be ended, as it
-            goes on after whatever is raised; None to let it go on.
-
-    Raises:
-        OptionError: there is no such script or module; or it is one of several processes that train together.
-        Exception: whatever the script raises.
-    """
+) -> Report:  # fmt: skip
+    """Run a script until enough is known of it; ``leave`` ends the process if it goes on."""
     if not is_module and not os.path.isfile(path):
         raise OptionError(f"there is no script {os.fspath(path)!r}")
     if os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1"):
@@ -250,12 +211,7 @@ def profile_script(
         also=WATCHED,
     )
     run = _Run(diagnosis, watch, leave)
-    with (
-        closing(diagnosis),
-        closing(watch),
-        watch,
-        _as_main(os.fspath(path), arguments, is_module) as module,
-    ):
+    with closing(diagnosis), closing(watch), watch, _as_main(os.fspath(path), arguments, is_module) as module:
         run.execute(module, limit_s)
         report = run.report()
         run.end_processes()
@@ -263,8 +219,6 @@ def profile_script(
 
 
 class _Run:
-    """A script that runs, and what is known of it."""
-
     def __init__(
         self, diagnosis: Diagnosis, watch: Watch, leave: Callable[[Report], NoReturn] | None
     ) -> None:
@@ -276,28 +230,27 @@ class _Run:
 
     @property
     def was_ended(self) -> bool:
-        """Whether one of its loops has ended it."""
         return any(one.loop.has_ended for one in self._watch.found)
 
     @property
     def is_ending(self) -> bool:
-        """Whether a loop has been measured, which is worth a few seconds more, or is being left."""
         return self._diagnosis.is_looking or self.was_ended
 
     def execute(self, module: ModuleType, limit_s: float) -> None:
-        """Run it until it is over, or enough is known of it, or the limit is reached.
-
-        Raises:
-            OptionError: it has ended with an exit code before it iterated a loader.
-            Exception: whatever the script raises.
-        """
         path = str(module.__file__)
         code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
         try:
             with _limited(limit_s, self):
-                _until_its_end(code, module)
+                try:
+                    exec(code, vars(module))
+                except SystemExit as error:
+                    if error.code not in (None, 0):
+                        raise
                 self._took = perf_counter() - self._began
-                self._look_at_the_end()
+                longest = None if self._diagnosis.is_known else _longest(self._watch)
+                if longest is not None and longest.loop.total_s and not longest.is_opaque:
+                    with self._watch.paused(), suppress(Enough):  # which the limit raises, not the script
+                        self._diagnosis.look(longest)
         except Enough:
             self.is_cut_short = True
         except Exception as error:
@@ -307,21 +260,10 @@ class _Run:
             self.is_cut_short = True
         except SystemExit as error:
             if not self._watch.found:
-                raise OptionError(
-                    f"{os.path.basename(path)} ended before it iterated a loader: {error.code}"
-                ) from error
-
-    def _look_at_the_end(self) -> None:
-        """Measure beside a loop that was over before enough was known of it, as far as can still be done."""
-        if self._diagnosis.is_known:
-            return
-        longest = _longest(self._watch)
-        if longest is not None and longest.loop.total_s and not longest.is_opaque:
-            with self._watch.paused(), contextlib.suppress(Enough):  # which the limit raises, not the script
-                self._diagnosis.look(longest)
+                why = f"{os.path.basename(path)} ended before it iterated a loader: {error.code}"
+                raise OptionError(why) from error
 
     def report(self) -> Report:
-        """Return what was found."""
         diagnosis, watch = self._diagnosis, self._watch
         longest = _longest(watch)
         if not diagnosis.is_known and longest is not None:  # over before enough was known of it
@@ -336,12 +278,10 @@ class _Run:
         return replace(found, advice=(*_script_advice(found), *found.advice))
 
     def end_processes(self) -> None:
-        """End the processes of a script that was ended, for which the interpreter would wait at its end."""
         if not (self.is_cut_short or self.was_ended):
             return
-        left = [
-            one for one in multiprocessing.active_children() if one not in self._children and not one.daemon
-        ]
+        children = [one for one in multiprocessing.active_children() if not one.daemon]
+        left = [one for one in children if one not in self._children]
         for one in left:
             one.terminate()
         for one in left:
@@ -351,7 +291,6 @@ class _Run:
                 one.join()
 
     def leave_script(self) -> None:
-        """Report what was found, and end the process."""
         if self._leave is None:
             return
         self.is_cut_short = True
@@ -362,27 +301,15 @@ class _Run:
         self._leave(report)
 
 
-def _until_its_end(code: CodeType, module: ModuleType) -> None:
-    """Run code; exit code 0 is as good as coming to the end."""
-    try:
-        exec(code, vars(module))
-    except SystemExit as error:
-        if error.code not in (None, 0):
-            raise
-
-
 def _longest(watch: Watch) -> Watched | None:
-    """The loader whose loop took most of the time."""
     return max(watch.found, key=lambda one: one.loop.total_s, default=None)
 
 
 def _elsewhere_ns() -> int:
-    """Processor time of processes that this one has started."""
     return (processes_cpu_ns() or 0) - process_time_ns()
 
 
 def _script_advice(report: Report) -> Iterator[Advice]:
-    """For a script most of whose time goes before and between its loops, or into other processes."""
     if report.is_elsewhere:
         yield Advice(
             "profile one of its processes: let the script train in its own, as with one of torchrun's by "
@@ -403,10 +330,6 @@ def _script_advice(report: Report) -> Iterator[Advice]:
 
 
 def _outside(watch: Watch) -> tuple[tuple[str, float], ...]:
-    """Functions of the script that took long between its loops over loaders, with all that they call.
-
-    Of those that call each other and nothing else, the innermost; first where most of the time goes.
-    """
     assert watch.recorder is not None
     found = sorted(watch.recorder.outside.items(), key=lambda item: item[1])
     kept: list[tuple[str, float]] = []
@@ -420,11 +343,7 @@ def _outside(watch: Watch) -> tuple[tuple[str, float], ...]:
 
 @contextmanager
 def _as_main(name: str, arguments: Sequence[str], is_module: bool) -> Iterator[ModuleType]:
-    """Set up ``sys`` as Python does for a script, and restore it, and the current folder, afterwards.
-
-    Processes that it spawns name its classes as those of ``__mp_main__``, which ``multiprocessing`` has set
-    to whatever was the main module when it was imported.
-    """
+    """Set up ``sys`` as for a script, with ``__mp_main__`` for what it spawns; restore it afterwards."""
     argv, path, folder = sys.argv, list(sys.path), os.getcwd()
     names = ("__main__", "__mp_main__")
     before = {one: sys.modules.get(one) for one in names}
@@ -443,17 +362,14 @@ def _as_main(name: str, arguments: Sequence[str], is_module: bool) -> Iterator[M
         yield module
     finally:
         sys.argv, sys.path[:] = argv, path
-        for one, main in before.items():
-            if main is None:
-                sys.modules.pop(one, None)
-            else:
-                sys.modules[one] = main
-        with contextlib.suppress(OSError):
+        for one in names:
+            sys.modules.pop(one, None)
+        sys.modules.update({one: main for one, main in before.items() if main is not None})
+        with suppress(OSError):
             os.chdir(folder)
 
 
 def _spec_of(name: str) -> ModuleSpec:
-    """The spec of a module, or of a package's ``__main__``, that is in a file of Python's."""
     try:
         spec = find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -469,7 +385,6 @@ def _spec_of(name: str) -> ModuleSpec:
 
 @contextmanager
 def _limited(seconds: float, run: _Run) -> Iterator[None]:
-    """End what runs in the main thread after so many seconds; leave it where it goes on after that."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
@@ -509,9 +424,6 @@ def _limited(seconds: float, run: _Run) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-# ---- the command -----------------------------------------------------------------------------------
-
-
 EPILOG = """\
 SCRIPT runs as python SCRIPT ARGUMENTS would, until enough is known of its training loop;
 that ends it, after a minute at most. For a while the loop gets one batch again and again,
@@ -523,9 +435,6 @@ exit codes: 0 done, 1 an error of the script's own, 2 bad input, 130 interrupted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     add = parser.add_argument
     add("--seconds", type=positive(float), default=6.0, metavar="S",
         help="how long the loop is measured as it is (default: 6)")  # fmt: skip
@@ -544,11 +453,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Run the script, show what was found, and return the exit code."""
     progress.stop()
-    for path in (args.json, args.html, args.trace):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise OptionError(f"there is no folder for {str(path)!r}: make {str(path.parent)!r} first")
+    require_folder_of(args.json, args.html, args.trace)
     try:
         return _profile_and_show(args, console, progress)
     finally:
@@ -583,7 +489,6 @@ def _tell(report: Report, args: argparse.Namespace, console: Console, progress: 
 
 
 def _leave(args: argparse.Namespace, console: Console, progress: Progress, report: Report) -> NoReturn:
-    """For a script that cannot be ended: nothing of this process is left that could go on."""
     try:
         _tell(report, args, console, progress)
         progress.done(f"{args.script} goes on whatever ends it, as after 'except:', and was left")
@@ -594,7 +499,6 @@ def _leave(args: argparse.Namespace, console: Console, progress: Progress, repor
 
 
 def _within_script(trace: TracebackType | None) -> TracebackType | None:
-    """The part of a traceback that is not of what runs the script; None where the error is no script's."""
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_RUNNING):
         trace = trace.tb_next
     return trace

@@ -17,30 +17,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastpipe.console import Progress
-from fastpipe.core.files import (
-    UNFINISHED,
-    folder_below,
-    open_regular,
-    rename_anew,
-    sync_folder,
-    who_else_may_write,
-    write_whole,
-)
+from fastpipe.core import files
+from fastpipe.core.files import folder_below, rename_anew, sync_folder
 from fastpipe.core.locks import locks_are_possible, try_to_lock
 from fastpipe.core.private_folder import made_folder
 from fastpipe.core.text import counted
 from fastpipe.errors import OptionError
-from fastpipe.tools.scan_images import (
-    Findings,
-    Verdict,
-    check_is_the_same,
-    extensions_of,
-    name_fits,
-    without_images,
-)
-
-__all__ = ["LIST", "Done", "Quarantine", "check_apart", "move", "move_corrupt", "rename"]
-
+from fastpipe.tools import scan_images
+from fastpipe.tools.scan_images import Findings, Verdict, check_is_the_same
 
 LIST = "bad_samples.jsonl"
 _MODE = 0o644  # of the list
@@ -52,10 +36,6 @@ def move(source: str, target: str) -> None:
 
     At every moment it is whole under one of its names: a copy to another file system is complete, and on the
     disk, before the source goes.  If it is ended in between both are there, and the same call goes on.
-
-    Raises:
-        FileExistsError: something else is at the target.
-        OSError: it cannot be moved; then it is where it was.
     """
     check_free(source, target)
     is_moved = False
@@ -73,19 +53,17 @@ def move(source: str, target: str) -> None:
 
 
 def check_free(source: str, target: str) -> None:
-    """Raise a FileExistsError if something is at the target, and it is not a copy of the source."""
     if os.path.lexists(target) and not _are_same(source, target):
         raise FileExistsError(errno.EEXIST, "a file of this name is there already", target)
 
 
 def _copy(source: str, target: str) -> None:
-    """Copy to a name of its own beside the target, and then rename."""
-    beside = f"{target}.{os.getpid()}.{secrets.token_hex(4)}{UNFINISHED}"
+    beside = f"{target}.{os.getpid()}.{secrets.token_hex(4)}{files.UNFINISHED}"
     try:
         if stat.S_ISLNK(os.lstat(source).st_mode):
             os.symlink(os.readlink(source), beside)
         else:
-            with open(source, "rb", opener=open_regular) as old, open(beside, "xb") as new:
+            with open(source, "rb", opener=files.open_regular) as old, open(beside, "xb") as new:
                 shutil.copyfileobj(old, new, 1 << 20)
                 new.flush()
                 shutil.copystat(source, beside, follow_symlinks=False)
@@ -99,31 +77,24 @@ def _copy(source: str, target: str) -> None:
 
 
 def _are_same(source: str, target: str) -> bool:
-    """Return whether a move was ended between its two steps."""
     old, new = os.lstat(source), os.lstat(target)
-    if os.path.samestat(old, new):
-        return True
-    if stat.S_ISLNK(old.st_mode) or stat.S_ISLNK(new.st_mode):
-        both_links = stat.S_IFMT(old.st_mode) == stat.S_IFMT(new.st_mode)
-        return both_links and os.readlink(source) == os.readlink(target)
+    if os.path.samestat(old, new) or stat.S_IFMT(old.st_mode) != stat.S_IFMT(new.st_mode):
+        return os.path.samestat(old, new)
+    if stat.S_ISLNK(new.st_mode):
+        return os.readlink(source) == os.readlink(target)
     return stat.S_ISREG(new.st_mode) and filecmp.cmp(source, target, shallow=False)
 
 
 def remove_unfinished(folder: str) -> None:
-    """Remove from a folder what copies of this user left whose process was killed."""
     with contextlib.suppress(OSError):
         for name in filter(_LEFT.search, os.listdir(folder)):
             path = os.path.join(folder, name)
             with contextlib.suppress(OSError):
-                if not hasattr(os, "geteuid") or os.lstat(path).st_uid == os.geteuid():
+                if os.lstat(path).st_uid == os.geteuid():
                     os.unlink(path)
 
 
-# ---- the quarantine --------------------------------------------------------------------------------
-
-
 def check_apart(folder: str, root: str) -> None:
-    """Raise an OptionError if the quarantine is in the folder that is scanned, or around it."""
     inner, outer = os.path.realpath(folder), os.path.realpath(root)
     for one, other in ((inner, outer), (outer, inner)):
         if os.path.commonpath((one, other)) == other:
@@ -134,20 +105,10 @@ def check_apart(folder: str, root: str) -> None:
 
 
 class Quarantine:
-    """A folder for corrupt files, with a list by which all of them can be put back; for this process alone.
+    """A folder for corrupt files, with a list by which they can be put back; for this process alone.
 
-    A file's line is in the list, on the disk, before the file moves: whenever the process is ended, each file
-    is at its old place or in the list.  As files go where the list says, nobody else may have written to it,
-    or to the folder.  No link is followed in the folder, or below the one to which files go back.
-
-    Args:
-        folder: made if it is missing.
-        make: whether to make it.
-
-    Raises:
-        OptionError: another process is moving files there; nothing was ever moved there; or others may
-            write to it.
-        OSError: it cannot be made, or written to.
+    A file's line is on the disk before the file moves.  As files go where the list says, nobody else may have
+    written to it or to the folder; no link is followed in it, or below the one to which files go back.
     """
 
     def __init__(self, folder: str, *, make: bool = True) -> None:
@@ -172,7 +133,6 @@ class Quarantine:
             raise
 
     def close(self) -> None:
-        """Release the folder for others."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -185,11 +145,6 @@ class Quarantine:
         self.close()
 
     def take(self, root: str, path: str, verdict: Verdict) -> None:
-        """Move a file below ``root`` to the quarantine.
-
-        Raises:
-            OSError: it cannot be moved, and so stays where it is.
-        """
         inside, name = os.path.split(path)
         before = self._records.get(path)
         with folder_below(root, inside) as old, folder_below(self._here, inside, makes=True) as new:
@@ -206,11 +161,6 @@ class Quarantine:
             move(source, target)
 
     def restore(self, root: str | None = None) -> tuple[list[str], list[tuple[str, str]]]:
-        """Move everything back, to where it was or to the same places below ``root``.
-
-        Returns:
-            The files that are back, by their whole paths; and of those that are not, the path and why.
-        """
         back: list[str] = []
         left: list[tuple[str, str]] = []
         cleaned: set[str] = set()
@@ -235,38 +185,35 @@ class Quarantine:
                 continue
             back.append(target)
             del self._records[path]
-            self._remove_empty(inside)
+            with contextlib.suppress(OSError):
+                while inside:
+                    os.rmdir(os.path.join(self._here, inside))
+                    inside = os.path.dirname(inside)
         self._finish()
         return back, left
 
     def _open(self) -> None:
-        """Open and lock the list, which another process may just replace."""
-        while True:
+        while self._descriptor < 0:  # another process may just replace it
+            path = os.path.join(self.folder, LIST)
             try:
-                descriptor = open_regular(self._list, os.O_RDWR | os.O_CREAT | os.O_APPEND, _MODE)
+                descriptor = files.open_regular(self._list, os.O_RDWR | os.O_CREAT | os.O_APPEND, _MODE)
             except OSError as error:
-                what = os.path.join(self.folder, LIST)
-                raise OptionError(f"{what} cannot be used: {error.strerror}") from error
-            self._check_own(descriptor)
-            if locks_are_possible() and not try_to_lock(descriptor):
-                os.close(descriptor)
-                raise OptionError(f"another process is moving files to {self.folder}, or from there: wait")
-            try:
-                is_it = os.path.samestat(os.fstat(descriptor), os.lstat(self._list))
-            except FileNotFoundError:
-                is_it = False
-            if is_it:
-                self._descriptor = descriptor
-                return
-            os.close(descriptor)
+                raise OptionError(f"{path} cannot be used: {error.strerror}") from error
+            with contextlib.ExitStack() as closing:
+                closing.callback(os.close, descriptor)
+                self._check_own(descriptor)
+                if locks_are_possible() and not try_to_lock(descriptor):
+                    raise OptionError(
+                        f"another process is moving files to {self.folder}, or from there: wait"
+                    )
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(descriptor), os.lstat(self._list)):
+                        self._descriptor = descriptor
+                        closing.pop_all()
 
     def _read(self) -> dict[str, dict[str, Any]]:
-        """Return the last record of each path.  Closing another descriptor of it would end the lock."""
-        blocks = []
-        os.lseek(self._descriptor, 0, os.SEEK_SET)
-        while block := os.read(self._descriptor, 1 << 20):
-            blocks.append(block)
-        text = b"".join(blocks)
+        # Closing another descriptor of it would end the lock.
+        text = os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
         if text and not text.endswith(b"\n"):  # a write that was cut off: the file was not moved then
             self._write(b"\n")
         found: dict[str, dict[str, Any]] = {}
@@ -274,14 +221,13 @@ class Quarantine:
             try:
                 record = json.loads(line)
                 path = os.path.normpath(record["path"])
-                is_inside = (
-                    not os.path.isabs(path)
-                    and path.split(os.sep)[0] != os.pardir
-                    and path not in (os.curdir, LIST)
-                )
-                if is_inside and "\0" not in path and _is_whole_path(record["root"]):
+                is_outside = os.path.isabs(path) or path.split(os.sep)[0] == os.pardir
+                is_a_file = path not in (os.curdir, LIST) and "\0" not in path
+                root = record["root"]  # as a folder's is recorded
+                is_whole = os.path.isabs(root) and os.path.normpath(root) == root and "\0" not in root
+                if is_a_file and not is_outside and is_whole:
                     found[path] = record
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, AttributeError):
                 continue
         return found
 
@@ -291,46 +237,31 @@ class Quarantine:
         sync_folder(self._here)
 
     def _finish(self) -> None:
-        """Leave in the list what is still here; without anything, no list and no folder."""
         if not self._records:
             os.unlink(self._list)
             with contextlib.suppress(OSError):  # there is something else
                 os.rmdir(self.folder)
             return
         lines = [json.dumps(record).encode() + b"\n" for record in self._records.values()]
-        write_whole(self._list, lambda file: file.writelines(lines), sync=True, mode=_MODE)
+        files.write_whole(self._list, lambda file: file.writelines(lines), sync=True, mode=_MODE)
 
     def _check_own(self, descriptor: int) -> None:
-        """Raise an OptionError, and close the list, if others may write to it or to the folder."""
+        listed = os.path.join(self.folder, LIST)
+        folder = os.open(self._here, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
         try:
-            folder = os.open(self._here, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
-            try:
-                for path, status in (
-                    (self.folder, os.fstat(folder)), (os.path.join(self.folder, LIST), os.fstat(descriptor)),
-                ):  # fmt: skip
-                    why = who_else_may_write(folder, status, root_may=True)
-                    if why:
-                        raise OptionError(
-                            f"{path} {why}: whoever writes there says what is moved where. Name "
-                            f"another folder; or look at what {LIST} says, and make both yours alone, with  "
-                            f"chown  and  chmod go-w {shlex.quote(self.folder)} "
-                            f"{shlex.quote(os.path.join(self.folder, LIST))}"
-                        )
-            finally:
-                os.close(folder)
-        except BaseException:
-            os.close(descriptor)
-            raise
-
-    def _remove_empty(self, inside: str) -> None:
-        with contextlib.suppress(OSError):
-            while inside:
-                os.rmdir(os.path.join(self._here, inside))
-                inside = os.path.dirname(inside)
+            for path, status in ((self.folder, os.fstat(folder)), (listed, os.fstat(descriptor))):
+                why = files.who_else_may_write(folder, status, root_may=True)
+                if why:
+                    raise OptionError(
+                        f"{path} {why}: whoever writes there says what is moved where. Name another folder; "
+                        f"or look at what {LIST} says, and make both yours alone, with  chown  and  "
+                        f"chmod go-w {shlex.quote(self.folder)} {shlex.quote(listed)}"
+                    )
+        finally:
+            os.close(folder)
 
 
 def _root_opened(root: str, opened: contextlib.ExitStack) -> str:
-    """Open the folder to which files go back, without following links, of which there were none before."""
     try:
         return opened.enter_context(folder_below(os.sep, root.lstrip(os.sep)))
     except FileNotFoundError:
@@ -338,44 +269,15 @@ def _root_opened(root: str, opened: contextlib.ExitStack) -> str:
         raise FileNotFoundError(errno.ENOENT, why, root) from None
 
 
-def _is_whole_path(root: object) -> bool:
-    """Return whether something is an absolute path in its normal form, as that of a folder is recorded."""
-    if not isinstance(root, str) or "\0" in root:
-        return False
-    return os.path.isabs(root) and os.path.normpath(root) == root
-
-
-# ---- what is done about files ----------------------------------------------------------------------
-
-
 @dataclass
 class Done:
-    """What was done.
-
-    Attributes:
-        moved: files, below the folder, that are in the quarantine now.
-        renamed: files, and their new names.
-        left: files that were to be moved or renamed, and why they were not.
-        notes: about the whole.
-    """
-
     moved: list[str] = field(default_factory=list)
     renamed: list[tuple[str, str]] = field(default_factory=list)
     left: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
-class _LeftError(Exception):
-    """A file is to stay as it is."""
-
-
 def move_corrupt(found: Findings, folder: str, progress: Progress) -> Done:
-    """Move corrupt files to a folder.  Files that could not be read stay: the file may not be at fault.
-
-    Raises:
-        OptionError: the folder cannot be used for this.
-        OSError: it cannot be made.
-    """
     check_apart(folder, found.root)
     root, done, seen = os.path.realpath(found.root), Done(), set()
     if not found.corrupt:
@@ -390,49 +292,46 @@ def move_corrupt(found: Findings, folder: str, progress: Progress) -> Done:
                     done.moved.append(name)
                     continue
                 quarantine.take(root, os.path.relpath(path, root), verdict)
-            except (_LeftError, OSError) as error:
-                done.left.append((name, getattr(error, "strerror", None) or str(error)))
+            except OSError as error:
+                done.left.append((name, error.strerror or str(error)))
                 continue
             seen.add(path)
             done.moved.append(name)
     gone = Counter(name.split(os.sep)[0] for name in done.moved)
     empty = [name for name, count in gone.items() if count == found.classes.get(name)]
     if empty:
-        done.notes.append(without_images("an image any more", empty))
+        done.notes.append(scan_images.without_images("an image any more", empty))
     return done
 
 
 def rename(found: Findings, progress: Progress) -> Done:
-    """Give files whose name says another kind than they are the usual extension of their kind.
-
-    Only images that can be read are renamed; no bytes change, and no other file's name is taken.
-    """
+    """Give readable files whose name says another kind than they are the extension of their kind."""
     root, done = os.path.realpath(found.root), Done()
-    wrong = [one for one in found.noted if not name_fits(one.path, one.kind)]
+    wrong = [one for one in found.noted if not scan_images.name_fits(one.path, one.kind)]
     targets = _linked_to(root) if wrong else set()
     seen: set[str] = set()
     for number, verdict in enumerate(wrong):
         progress.now(f"renaming {number + 1:,} of {len(wrong):,} files")
         name = os.path.relpath(verdict.path, found.root)
         try:
-            endings = extensions_of(verdict.kind)
+            endings = scan_images.extensions_of(verdict.kind)
             if not endings:
-                raise _LeftError(f"ImageFolder takes no name of a {verdict.kind}, and would lose it")
+                raise OSError(f"ImageFolder takes no name of a {verdict.kind}, and would lose it")
             path = _place(root, verdict)
             if path in seen:  # by way of a link to its folder
                 continue
             seen.add(path)
             if not os.path.islink(path) and os.path.realpath(path) in targets:
-                raise _LeftError("a link leads to it by its name")
+                raise OSError("a link leads to it by its name")
             inside, old = os.path.split(os.path.relpath(path, root))
             new = os.path.splitext(old)[0] + endings[0]
             with folder_below(root, inside) as folder:
                 check_is_the_same(os.path.join(folder, old), verdict)
                 if os.path.lexists(os.path.join(folder, new)):
-                    raise _LeftError(f"{new} is there already")
+                    raise OSError(f"{new} is there already")
                 move(os.path.join(folder, old), os.path.join(folder, new))
-        except (_LeftError, OSError) as error:
-            done.left.append((name, getattr(error, "strerror", None) or str(error)))
+        except OSError as error:
+            done.left.append((name, error.strerror or str(error)))
             continue
         done.renamed.append((name, os.path.splitext(name)[0] + endings[0]))
     if found.corrupt:
@@ -444,23 +343,13 @@ def rename(found: Findings, progress: Progress) -> Done:
 
 
 def _place(root: str, verdict: Verdict) -> str:
-    """Return where a file really is, as its folder may be a link.
-
-    Raises:
-        _LeftError: outside of the folder that was scanned.
-    """
     folder, name = os.path.split(verdict.path)
     real = os.path.realpath(folder)
     if os.path.commonpath((real, root)) != root:
-        raise _LeftError(f"it is outside, in {real}, to which a link leads: scan that folder itself")
+        raise OSError(f"it is outside, in {real}, to which a link leads: scan that folder itself")
     return os.path.join(real, name)
 
 
 def _linked_to(root: str) -> set[str]:
-    found = set()
-    for folder, _, names in os.walk(root):
-        for name in names:
-            path = os.path.join(folder, name)
-            if os.path.islink(path):
-                found.add(os.path.realpath(path))
-    return found
+    paths = (os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names)
+    return {os.path.realpath(path) for path in paths if os.path.islink(path)}

@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 from fastpipe.tools.stacks import Boundary, Line, Stacks, current_stacks, native_ids
 from fastpipe.tools.thread_times import NOTHING, Spent, ThreadClock
 
-__all__ = ["OUTSIDE", "GPUSampler", "GPUUse", "Recorder", "SamplingThread", "Tally"]
-
 OUTSIDE = "outside"  # the kind of what is in no loop over a loader
 
 _INTERVAL_S = 0.005  # a sample costs about 30 µs
@@ -28,22 +26,6 @@ _END_S = 1.0
 
 
 class SamplingThread:
-    """Calls a function at intervals until it is stopped, and then a last time.
-
-    Args:
-        name: of the thread.
-        interval_s: seconds between two calls.
-        sample: called with whether it is the last time.
-        close: called at the end, in the thread.
-
-    >>> samples = []
-    >>> thread = SamplingThread("fastpipe-example", 0.001, samples.append, lambda: None)
-    >>> thread.start()
-    >>> thread.stop()
-    >>> samples[-1]
-    True
-    """
-
     def __init__(
         self, name: str, interval_s: float, sample: Callable[[bool], object], close: Callable[[], object]
     ) -> None:
@@ -57,14 +39,10 @@ class SamplingThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin to sample."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End after a last sample; go on with that where an earlier call was ended by an exception.
-
-        Called in the thread itself, where garbage may be collected, it waits for nothing.
-        """
+        """End after a last sample, or go on with that; in the thread itself it waits for nothing."""
         self._ending.put(None)
         if self._thread.ident is None or self._thread is threading.current_thread():
             return
@@ -91,94 +69,36 @@ class SamplingThread:
             self._ended.put(None)
 
 
-class Tally:
-    """Nanoseconds by kind, stage and line.
-
-    >>> tally = Tally()
-    >>> tally.add("dataset", "read", Line("a.py", 3, "load"), Spent(5, 1, 0))
-    >>> tally.stages("dataset")["read"].idle
-    4
-    >>> Tally.from_json(tally.as_json()).stages("dataset") == tally.stages("dataset")
-    True
-    """
-
-    def __init__(self) -> None:
-        self.spent: dict[tuple[str, str, Line], Spent] = {}
-
+class Tally(dict[tuple[str, str, Line], Spent]):
     def add(self, kind: str, stage: str, line: Line, spent: Spent) -> None:
-        """Add the time of a thread."""
-        key = kind, stage, line
-        self.spent[key] = self.spent.get(key, NOTHING).plus(spent)
-
-    def merge(self, other: Tally) -> None:
-        """Add all of another one."""
-        for (kind, stage, line), spent in other.spent.items():
-            self.add(kind, stage, line, spent)
+        self[kind, stage, line] = self.get((kind, stage, line), NOTHING).plus(spent)
 
     def stages(self, kind: str) -> dict[str, Spent]:
-        """Return the times of one kind by stage."""
         found: dict[str, Spent] = {}
-        for (one, stage, _), spent in list(self.spent.items()):
+        for (one, stage, _), spent in list(self.items()):
             if one == kind:
                 found[stage] = found.get(stage, NOTHING).plus(spent)
         return found
 
     def lines(self, *kinds: str) -> list[tuple[Line, str, Spent]]:
-        """Return lines of some kinds with their stages, the one that took longest first."""
         found: dict[tuple[Line, str], Spent] = {}
-        for (kind, stage, line), spent in list(self.spent.items()):
+        for (kind, stage, line), spent in list(self.items()):
             if kind in kinds:
                 found[line, stage] = found.get((line, stage), NOTHING).plus(spent)
-        ordered = sorted(found.items(), key=lambda item: -item[1].wall)
-        return [(line, stage, spent) for (line, stage), spent in ordered]
-
-    def as_json(self) -> list[Any]:
-        """Return it as lists, for a file."""
-        return [
-            [kind, stage, list(line), list(spent)] for (kind, stage, line), spent in list(self.spent.items())
-        ]
-
-    @classmethod
-    def from_json(cls, content: list[Any]) -> Tally:
-        """Make one of what `as_json` returned."""
-        found = cls()
-        for kind, stage, line, spent in content:
-            found.add(kind, stage, Line(*line), Spent(*spent))
-        return found
+        return sorted(((*key, spent) for key, spent in found.items()), key=lambda one: -one[2].wall)
 
 
 class Recorder:
-    """Samples threads of this process while it is open.
+    """Samples threads of this process, all but its own or those of ``threads``, while it is open.
 
-    Attributes:
-        tally: of the samples.
-        outside: nanoseconds outside of loops, by file and name of the script's functions that ran, with all
-            that they called.
-        own_cpu_ns: processor time of the sampling so far.
-
-    Args:
-        boundaries: as of :class:`Stacks`.
-        threads: idents of those that are sampled; None for all but this recorder's own.
-        tell: called from time to time, and at the end.
-        kind: returns the kind where a thread is below no boundary.
-        counts: returns whether the present samples count.
-
-    >>> import threading
-    >>> with Recorder({}, [threading.get_ident()]) as recorder:
-    ...     _ = sum(number * number for number in range(3_000_000))
-    >>> sum(spent.cpu for spent in recorder.tally.stages("").values()) > 0
-    True
+    ``kind`` returns the kind of what is below no boundary, ``counts`` whether present samples count.
     """
 
     def __init__(
-        self,
-        boundaries: dict[CodeType, Boundary],
-        threads: list[int] | None = None,
-        tell: Callable[[], None] | None = None,
-        *,
-        kind: Callable[[], str] = str,
+        self, boundaries: dict[CodeType, Boundary], threads: list[int] | None = None,
+        tell: Callable[[], None] | None = None, *, kind: Callable[[], str] = str,
         counts: Callable[[], bool] = lambda: True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.tally = Tally()
         self.outside: dict[tuple[str, str], int] = {}
         self.own_cpu_ns = 0
@@ -186,25 +106,16 @@ class Recorder:
         self._threads, self._tell, self._kind, self._counts = threads, tell, kind, counts
         self._clocks: dict[int, tuple[ThreadClock, Spent]] = {}
         self._told_s = time.monotonic()
-        self._thread = SamplingThread("fastpipe-profile", _INTERVAL_S, self._sample_and_tell, self._close)
+        self._thread = SamplingThread("fastpipe-profile", _INTERVAL_S, self._tell_now, self._close)
 
     def start(self) -> None:
-        """Begin to sample."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End after a last sample; go on with that where an earlier call was ended by an exception."""
         self._thread.stop()
         self._kind, self._tell, self._counts = str, None, bool  # which refer to whoever has this recorder
 
-    def __enter__(self) -> Recorder:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def _sample_and_tell(self, is_last: bool) -> None:
+    def _tell_now(self, is_last: bool) -> None:
         self._sample()
         self.own_cpu_ns = time.thread_time_ns()
         now = time.monotonic()  # where cores are taken, samples are rare
@@ -237,44 +148,22 @@ class Recorder:
 
     def _clock(self, ident: int, native: int) -> tuple[ThreadClock, Spent]:
         found = self._clocks.get(ident)
-        if (
-            found is None or found[0].native_id != native
-        ):  # the ident of a thread that has ended is used again
-            if found is not None:
-                found[0].close()
+        if found is not None and found[0].native_id != native:  # of a thread that has ended, used again
+            found[0].close()
+            found = None
+        if found is None:
             clock = ThreadClock(native)
             found = self._clocks[ident] = clock, clock.read()
         return found
 
 
-# ---- the GPU ---------------------------------------------------------------------------------------
-
-
 class GPUUse(NamedTuple):
-    """Means over the time of sampling; as ``EpochTimes`` has them.
-
-    Attributes:
-        gpu_utilisation: the part of the time in which a kernel ran, 0 to 1.
-        gpu_memory_utilisation: the part in which the device's memory was read or written, 0 to 1.
-        pcie_bytes_per_second: that the device received; None if unknown.
-    """
-
     gpu_utilisation: float
     gpu_memory_utilisation: float
     pcie_bytes_per_second: float | None
 
 
 class GPUSampler:
-    """Samples one device by NVIDIA's management library (NVML), twice a second, in a thread.
-
-    It was written after NVML's documentation and is tested with a module that imitates it; the measurements
-    themselves have not been seen on a GPU.
-
-    Args:
-        nvml: the module ``pynvml`` of the package nvidia-ml-py, initialised.
-        handle: of the device.
-    """
-
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml, self._handle = nvml, handle
         self._rates: list[tuple[float, float]] = []
@@ -283,27 +172,22 @@ class GPUSampler:
 
     @classmethod
     def begin(cls) -> GPUSampler | None:
-        """Begin to sample the device that this process uses; None where that is not possible."""
         try:
             nvml = importlib.import_module("pynvml")
-        except ImportError:
-            return None
-        try:
             nvml.nvmlInit()
-        except nvml.NVMLError:  # no driver
+        except Exception:  # it is not installed, or there is no driver
             return None
-        try:
-            sampler = cls(nvml, _handle(nvml))
-            sampler._thread.start()
-        except BaseException as error:
-            nvml.nvmlShutdown()
-            if isinstance(error, nvml.NVMLError):
+        with contextlib.ExitStack() as undo:
+            undo.callback(nvml.nvmlShutdown)
+            try:
+                sampler = cls(nvml, _handle(nvml))
+            except nvml.NVMLError:
                 return None
-            raise
+            sampler._thread.start()
+            undo.pop_all()
         return sampler
 
     def stop(self) -> GPUUse | None:
-        """End, and return the means; None without samples.  Further calls return the same."""
         self._thread.stop()
         if not self._rates:
             return None
@@ -327,10 +211,6 @@ class GPUSampler:
 
 
 def _handle(nvml: Any) -> Any:
-    """Return the handle of the device that torch computes on, or of the first that this process may use.
-
-    NVML counts all devices of the machine; CUDA those that ``CUDA_VISIBLE_DEVICES`` leaves.
-    """
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     current = 0
     if cuda is not None and cuda.is_initialized():

@@ -11,9 +11,6 @@ from fastpipe.core.extras import load_part
 from fastpipe.errors import OptionError
 from fastpipe.tools.inspect import is_volume
 
-__all__ = ["add_arguments", "run"]
-
-
 EPILOG = """\
 What is packed anew are the datasets above 1 MiB, or those that --dataset names; all
 else, and everything about them but chunks and filters, is copied as it is. Virtual
@@ -38,9 +35,6 @@ exit codes: 0 done, 2 bad input, 130 interrupted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     add = parser.add_argument
     add("input", metavar="IN", help="HDF5 file, or volume")
     add("output", metavar="OUT", help="file, or folder for a volume, to make")
@@ -71,18 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Make the copy, and return 0."""
-    code: int
     if args.output.rstrip("/").endswith(".zarr") or is_volume(args.input):
-        code = load_part("fastpipe.volumes.repack").repack_volume(args, console, progress)
-        return code
+        return int(load_part("fastpipe.volumes.repack").repack_volume(args, console, progress))
     for name in ("chunks", "level", "memory"):
         if getattr(args, name) is not None:
             raise OptionError(f"--{name} is for a copy in Zarr: name an OUT that ends in .zarr")
-    code = load_part("fastpipe.hdf5.repack").repack(args, console, progress)
-    return code
+    return int(load_part("fastpipe.hdf5.repack").repack(args, console, progress))
 
 
 def _rows(text: str) -> int | None:
-    """An argparse type: samples of a chunk; ``None`` to choose."""
     return None if text == "auto" else positive(int)(text)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
-from fastpipe.bench.page import document, escape, rect, table
+from fastpipe.bench import page
+from fastpipe.bench.page import document, escape, rect
 from fastpipe.console import PlainTable, TextReport, print_line
 from fastpipe.core.processes import load_triton_apart
 from fastpipe.core.text import in_bytes, in_duration
@@ -24,8 +25,6 @@ from fastpipe.tools.costs import Alone, Copies, LoaderCosts
 from fastpipe.tools.loops import Phase
 from fastpipe.tools.stacks import COLLATE, DECODE, OTHER, READ, STAGES, TRANSFER, TRANSFORM, Line
 from fastpipe.tools.thread_times import Spent
-
-__all__ = ["Advice", "LoaderNote", "Part", "Report"]
 
 _FORMAT = 1
 _MOST = 0.5  # of a script's time
@@ -37,15 +36,6 @@ _PREFIX = "fastpipe/profile"
 
 @dataclass(frozen=True)
 class LoaderNote:
-    """The loader of a report.
-
-    Attributes:
-        kind: its class, and that of its dataset.
-        workers, ahead: worker processes; batches that are made ahead.
-        batch_size: samples of a batch; None if unknown.
-        made_at, used_at: lines of the script, ``file:line function``; empty where they are unknown.
-    """
-
     kind: str
     workers: int = 0
     ahead: int = 0
@@ -56,8 +46,6 @@ class LoaderNote:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the time that a step waits, by stage, or a case and the seconds that a step takes in it."""
-
     name: str
     seconds: float
 
@@ -281,7 +269,14 @@ class Report(TextReport):
         for text in self.lines():
             print_line(console, text)
         if self.costs.batches:
-            console.print(self._stage_table())
+            where = "the worker that makes it" if self.costs.makers else "the loader's threads"
+            table = PlainTable(f"a batch, in {where}")
+            table.add_column("stage")
+            for name in ("time", "share", "running", "waits for a core", "waits for else"):
+                table.add_column(name, justify="right")
+            for stage, of_all, times in _stage_rows(self.costs):
+                table.add_row(stage, times[0], of_all, *times[1:])
+            console.print(table)
             for line, stage, share in self.costs.top_lines():
                 print_line(console, f"  {share:4.0%} {stage:9} {line}")
         for number, advice in enumerate(self.advice, start=1):
@@ -290,16 +285,6 @@ class Report(TextReport):
             print_line(console, f"   {effect}{': ' if effect else ''}{advice.why}")
         if self.without_advice:
             print_line(console, self.without_advice)
-
-    def _stage_table(self) -> PlainTable:
-        where = "the worker that makes it" if self.costs.makers else "the loader's threads"
-        table = PlainTable(f"a batch, in {where}")
-        table.add_column("stage")
-        for name in ("time", "share", "running", "waits for a core", "waits for else"):
-            table.add_column(name, justify="right")
-        for stage, share, times in _stage_rows(self.costs):
-            table.add_row(stage, times[0], share, *times[1:])
-        return table
 
     def as_json(self) -> dict[str, Any]:
         """Everything, as plain numbers, texts, lists and dictionaries."""
@@ -361,7 +346,6 @@ def _plain(value: Any) -> Any:
 
 
 def _stage_rows(costs: LoaderCosts) -> Iterator[tuple[str, str, list[str]]]:
-    """By stage: its share, and its times, all, running, waiting for a core and for something else."""
     shares = costs.shares()
     for stage in sorted(costs.stages, key=STAGES.index):
         spent = costs.stages[stage]
@@ -369,12 +353,7 @@ def _stage_rows(costs: LoaderCosts) -> Iterator[tuple[str, str, list[str]]]:
         yield stage, f"{shares[stage]:.0%}", times
 
 
-# ---- a trace ---------------------------------------------------------------------------------------
-
-
 def _trace_events(report: Report) -> Iterator[dict[str, Any]]:
-    """Events in the Trace Event Format (complete events, in microseconds)."""
-
     def named(thread: int, name: str) -> dict[str, Any]:
         return {"name": "thread_name", "ph": "M", "pid": 0, "tid": thread, "args": {"name": name}}
 
@@ -396,8 +375,6 @@ def _trace_events(report: Report) -> Iterator[dict[str, Any]]:
             yield event("collate", thread, fetched, whole)
 
 
-# ---- HTML ------------------------------------------------------------------------------------------
-
 _COLOURS = {
     READ: "#3b6fb6", DECODE: "#c2571a", TRANSFORM: "#7a4fa3", COLLATE: "#8a7a1f", TRANSFER: "#4d7d4d",
     OTHER: "#777777", "busy": "#0b8a6d", "wait": "#c9302c",
@@ -406,12 +383,7 @@ _WIDTH, _ROW = 860, 26
 _OWN_BATCHES = {Phase.WARMING.value, Phase.AS_IT_IS.value}
 
 
-def _colour(stage: str) -> str:
-    return _COLOURS.get(stage, _COLOURS["wait"])
-
-
 def _cases(report: Report) -> Iterator[str]:
-    """A bar for each case; the last, as it is, has the time that is waited for by stage."""
     if not report.step_s:
         return
     cases = [(case.name, case.seconds) for case in report.cases] or [("as it is", report.step_s)]
@@ -425,20 +397,19 @@ def _cases(report: Report) -> Iterator[str]:
         busy = max(0.0, seconds - sum(part.seconds for part in stall))
         x = float(label)
         for stage, length in (("busy", busy), *((part.name, part.seconds) for part in stall)):
-            yield rect(x, y + 3, length * scale, _ROW - 8, _colour(stage))
+            yield rect(x, y + 3, length * scale, _ROW - 8, _COLOURS.get(stage, _COLOURS["wait"]))
             x += length * scale
         yield f'<text x="{x + 6:.1f}" y="{y + 17}" font-size="14">{in_duration(seconds)}</text>'
     yield "</svg>"
     named = [part.name for part in report.stall if part.seconds > 0.01 * report.step_s]
     keys = (
-        f'<span class="key" style="background:{_colour(name)}"></span>{escape(name)}'
+        f'<span class="key" style="background:{_COLOURS.get(name, _COLOURS["wait"])}"></span>{escape(name)}'
         for name in ("busy", *named)
     )
     yield f'<div class="quiet">of the last bar:{"".join(keys)}</div>'
 
 
 def _timeline(report: Report) -> Iterator[str]:
-    """Steps as they came: waiting in red."""
     spans = [span for span in report.spans if span[0] in _OWN_BATCHES][-40:]
     if not spans or report.is_opaque:  # a step's waiting is not known apart
         return
@@ -453,16 +424,15 @@ def _timeline(report: Report) -> Iterator[str]:
 
 
 def _stages(report: Report) -> Iterator[str]:
-    """What a batch costs."""
     if not report.costs.stages:
         return
     yield "<h2>A batch</h2>"
     rows = [[stage, share, *times] for stage, share, times in _stage_rows(report.costs)]
-    yield table(["stage", "share", "time", "running", "waits for a core", "waits for else"], rows)
+    yield page.table(["stage", "share", "time", "running", "waits for a core", "waits for else"], rows)
     lines = [[str(line), stage, f"{share:.0%}"] for line, stage, share in report.costs.top_lines()]
     if lines:
         yield "<h2>Lines of the script</h2>"
-        yield table(["line", "stage", "share"], lines)
+        yield page.table(["line", "stage", "share"], lines)
 
 
 def _advice(report: Report) -> Iterator[str]:
@@ -477,16 +447,7 @@ def _advice(report: Report) -> Iterator[str]:
     yield "</ol>"
 
 
-# ---- TensorBoard -----------------------------------------------------------------------------------
-
-
 def _scalars_of(report: Report) -> dict[str, float]:
-    """Numbers of a report, by the names that TensorBoard shows.
-
-    >>> _scalars_of(Report(None, steps=3, step_s=0.5, wait_s=0.1, busy_s=0.4))
-    {'fastpipe/profile/step_seconds': 0.5, 'fastpipe/profile/wait_seconds': 0.1,
-     'fastpipe/profile/busy_seconds': 0.4, 'fastpipe/profile/stall_share': 0.2}
-    """
     if not report.steps:
         return {}
     found = {"step_seconds": report.step_s}
@@ -509,39 +470,28 @@ def _scalars_of(report: Report) -> dict[str, float]:
 
 
 def _writer() -> Callable[[str, Mapping[str, float], str, int], None]:
-    """A function that writes events, preferably by a package that is loaded already."""
-    if _is_loaded("tensorflow"):
-        return _write_with_tensorflow
-    if all(_is_installed(name) for name in ("torch", "tensorboard")):
-        return _write_with_torch
-    if _is_installed("tensorflow"):
-        return _write_with_tensorflow
-    raise MissingDependencyError(
-        "a report goes to TensorBoard by torch and the package tensorboard, or by TensorFlow, and neither is "
-        "installed. Install it with:  pip install tensorboard torch"
-    )
+    if "tensorflow" not in sys.modules:
+        with contextlib.suppress(ImportError):
+            return partial(_write_with_torch, importlib.import_module("torch.utils.tensorboard"))
+    try:
+        return partial(_write_with_tensorflow, importlib.import_module("tensorflow"))
+    except ImportError:
+        raise MissingDependencyError(
+            "a report goes to TensorBoard by torch and the package tensorboard, or by TensorFlow; neither is "
+            "installed. Install it with:  pip install tensorboard torch"
+        ) from None
 
 
-def _is_loaded(name: str) -> bool:
-    return sys.modules.get(name) is not None
-
-
-def _is_installed(name: str) -> bool:
-    with contextlib.suppress(ValueError, ImportError):  # of a module without a spec, or one that is hidden
-        return importlib.util.find_spec(name) is not None
-    return _is_loaded(name)
-
-
-def _write_with_torch(log_dir: str, scalars: Mapping[str, float], text: str, step: int) -> None:
-    with importlib.import_module("torch.utils.tensorboard").SummaryWriter(log_dir) as writer:
+def _write_with_torch(
+    tensorboard: Any, log_dir: str, scalars: Mapping[str, float], text: str, step: int
+) -> None:
+    with tensorboard.SummaryWriter(log_dir) as writer:
         for name, value in scalars.items():
             writer.add_scalar(name, value, step)
         writer.add_text(_PREFIX, text, step)
 
 
-def _write_with_tensorflow(log_dir: str, scalars: Mapping[str, float], text: str, step: int) -> None:
-    tf = importlib.import_module("tensorflow")
-
+def _write_with_tensorflow(tf: Any, log_dir: str, scalars: Mapping[str, float], text: str, step: int) -> None:
     def metadata(plugin: str) -> Any:
         # tf.summary.scalar would need the package tensorboard.
         made = tf.compat.v1.SummaryMetadata()

@@ -10,8 +10,6 @@ from rich.console import Console
 from fastpipe.console import Progress, positive
 from fastpipe.core.extras import load_part
 
-__all__ = ["add_arguments", "run"]
-
 EPILOG = """\
 Every image that ImageFolder would find, or else that lies in the folder itself, is
 decoded, in threads, by the decoders of FastImageFolder. Corrupt is what torchvision's
@@ -35,9 +33,6 @@ read; 2 bad input, 130 interrupted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     parser.usage = (
         "fastpipe scan FOLDER [--fix | --quarantine DIR] [options]\n"
         "       fastpipe scan --restore DIR [FOLDER]"
@@ -58,6 +53,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Run the command; return 1 where something remains that cannot be read, or could not be put back."""
-    code: int = load_part("fastpipe.tools.scan_report").run(args, console, progress)
-    return code
+    return int(load_part("fastpipe.tools.scan_report").run(args, console, progress))

@@ -18,34 +18,24 @@ from fastpipe.hdf5.chunks import ChunkReader, FileState
 from fastpipe.hdf5.layout import Layout, grid_of, in_blocks, read_layout
 from fastpipe.hdf5.library import require_filters
 from fastpipe.hdf5.opening import DamagedError, dtype_of, library_errors, name_of, opened, walk_datasets
-from fastpipe.tools.scan_images import Findings, Ticker, Verdict, in_threads
-
-__all__ = ["scan_hdf5"]
-
+from fastpipe.tools.scan_images import Findings, Verdict, in_threads
 
 _BLOCK_NBYTES = 1 << 22  # that are read together where there are no chunks
 _SPARSE = 64  # if there are more chunks than this for each that was written, only those are read
 
 
 def scan_hdf5(path: str, threads: int, progress: Progress) -> Findings:
-    """Judge every chunk that was written, as the HDF5 library would; one thread reads what only that can.
-
-    Raises:
-        HDF5Error: it is no HDF5 file, or cannot be opened.
-        OSError: it cannot be read for a reason that is the machine's.
-    """
-    found = Findings(path, "chunks")
+    found = Findings(path, "chunks", progress)
     descriptor = open_file(path)
     try:
         with opened(path) as file:
-            _scan(file, found, descriptor, threads, progress)
+            _scan(file, found, descriptor, threads)
     finally:
         os.close(descriptor)
     return found
 
 
-def _scan(file: Any, found: Findings, descriptor: int, threads: int, progress: Progress) -> None:
-    ticker = Ticker(progress, found)
+def _scan(file: Any, found: Findings, descriptor: int, threads: int) -> None:
     by_threads: list[tuple[Any, Layout]] = []
     by_library: list[tuple[Any, int, Iterator[tuple[slice, ...]]]] = []
     damaged: list[tuple[str, HDF5Error]] = []
@@ -70,22 +60,15 @@ def _scan(file: Any, found: Findings, descriptor: int, threads: int, progress: P
     numbers = [np.flatnonzero(layout.offsets >= 0) for _, layout in by_threads]
     found.total = len(damaged) + sum(map(len, numbers)) + sum(count for _, count, _ in by_library)
     for (dataset, layout), some in zip(by_threads, numbers, strict=True):
-        _by_threads(dataset, layout, some.tolist(), found, descriptor, threads, ticker)
+        _by_threads(dataset, layout, some.tolist(), found, descriptor, threads)
     for dataset, _, blocks in by_library:
         for block in blocks:
             _by_library(dataset, block, found)
-            ticker.tell()
-    found.finish(ticker.seconds())
+    found.finish()
 
 
 def _by_threads(
-    dataset: Any,
-    layout: Layout,
-    numbers: Sequence[int],
-    found: Findings,
-    descriptor: int,
-    threads: int,
-    ticker: Ticker,
+    dataset: Any, layout: Layout, numbers: Sequence[int], found: Findings, descriptor: int, threads: int
 ) -> None:
     reader = ChunkReader(layout, FileState.of(os.fstat(descriptor)))
     doubted: list[int] = []
@@ -98,7 +81,6 @@ def _by_threads(
             doubted.append(number)
         else:
             found.add(Verdict(found.root), reader.nbytes)
-        ticker.tell()
 
     in_threads(judge_one, len(numbers), threads)
     for number in sorted(doubted):  # the library decides, as it does in the script
@@ -106,7 +88,6 @@ def _by_threads(
 
 
 def _by_library(dataset: Any, block: tuple[slice, ...], found: Findings) -> None:
-    """Read a part through the library."""
     where = f"{name_of(dataset)}[{', '.join(f'{part.start}:{part.stop}' for part in block)}]"
     try:
         with library_errors(f"{found.root}, dataset {where}", DamagedError, dataset):
@@ -125,7 +106,6 @@ def _verdict(root: str, where: str, error: HDF5Error) -> Verdict:
 
 
 def _box(layout: Layout, number: int) -> tuple[slice, ...]:
-    """The part of a dataset that a chunk holds."""
     corner = np.unravel_index(number, grid_of(layout.shape, layout.chunk))
     return _part(layout.shape, layout.chunk, map(int, corner))
 
@@ -138,7 +118,6 @@ def _part(shape: Sequence[int], chunk: Sequence[int], place: Iterable[int]) -> t
 
 
 def _blocks(dataset: Any) -> tuple[int, Iterator[tuple[slice, ...]]]:
-    """Return how many parts of a dataset are to be read one after the other, and these parts."""
     shape, chunk = dataset.shape, dataset.chunks
     if not dataset.is_virtual and not dataset.id.get_storage_size():
         return 0, iter(())  # nothing was written
@@ -158,7 +137,6 @@ def _blocks(dataset: Any) -> tuple[int, Iterator[tuple[slice, ...]]]:
 
 
 def _place(number: int, grid: Sequence[int]) -> tuple[int, ...]:
-    """Return where in a grid, which may be larger than NumPy's, a number stands in C order."""
     place: list[int] = []
     for size in reversed(grid):
         number, at = divmod(number, size)

@@ -27,11 +27,6 @@ from fastpipe.errors import MissingDependencyError
 from fastpipe.images.reader import ImageReader
 from fastpipe.options import Decode
 
-__all__ = [
-    "Findings", "Judge", "Ticker", "Verdict", "check_is_the_same", "content_kind", "extensions_of",
-    "group_of", "in_threads", "name_fits", "scan_images", "without_images",
-]  # fmt: skip
-
 _TELL_EVERY_S = 0.2
 _NAMED_AT_MOST = 5
 _FLAT = [""]  # instead of classes: images lie in the folder itself
@@ -42,16 +37,15 @@ _EXIF_WORDS = (b"Exif\0\0", b"eXIf", b"EXIF", b"rientation")
 _ZEROS = bytes(4096)  # a page: left by a write that never reached the disk
 _JPEG_SCAN = b"\xff\xda"
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
+_BEGINS: dict[str, bytes | tuple[bytes, ...]] = {
+    "JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n", "GIF": (b"GIF87a", b"GIF89a"), "BMP": b"BM",
+    "TIFF": (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
+}  # fmt: skip
 _NETPBM = tuple(b"P%d" % number for number in range(1, 7))
 _EXTENSIONS = {
-    "JPEG": (".jpg", ".jpeg"),
-    "PNG": (".png",),
-    "BMP": (".bmp",),
-    "TIFF": (".tif", ".tiff"),
-    "WebP": (".webp",),
-    "Netpbm": (".ppm", ".pgm"),
-    "GIF": (".gif",),
-}
+    "JPEG": (".jpg", ".jpeg"), "PNG": (".png",), "BMP": (".bmp",), "TIFF": (".tif", ".tiff"),
+    "WebP": (".webp",), "Netpbm": (".ppm", ".pgm"), "GIF": (".gif",),
+}  # fmt: skip
 
 # Device, inode, size and modification time.  Not the time of the last status change, which all names of a
 # file share.
@@ -60,19 +54,7 @@ Identity = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found about one file, or one part of an HDF5 file.
-
-    Attributes:
-        path: the file; of a part, its place in the file.
-        nbytes: its size; None if unknown.
-        state: ``"good"``: the replaced loader reads it.  ``"corrupt"``: it raises on the file's content.
-            ``"unreadable"``: it raises because the content cannot be had; the file may not be at fault.
-        reason: the error, without the path; empty where it is good.
-        message: the error as ``FastImageFolder`` would raise it; empty where it is good.
-        notes: what is odd about it, and no error.
-        kind: of image, by its content: ``"JPEG"`` and so on; empty if unknown.
-        identity: of the file that was judged; None if unknown, or if nothing is to be done about it.
-    """
+    """What was found: good can be read, corrupt has wrong content, unreadable fails otherwise."""
 
     path: str
     nbytes: int | None = None
@@ -85,43 +67,24 @@ class Verdict:
 
 
 def identity(path: str) -> Identity:
-    """Return the identity of a file, links followed."""
     status = os.stat(path)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def check_is_the_same(path: str, verdict: Verdict) -> None:
-    """Raise an OSError if a file has changed since it was judged, or is gone."""
     if verdict.identity is None or identity(path) != verdict.identity:
         raise OSError("it has changed since it was looked at: scan it again")
 
 
 def group_of(reason: str) -> str:
-    """Return a reason without its numbers, by which alike ones are grouped.
-
-    >>> group_of("OSError: image file is truncated (12 bytes not processed)")
-    'OSError: image file is truncated (… bytes not processed)'
-    """
     return re.sub(r"\d+", "…", reason)
 
 
 @dataclass
 class Findings:
-    """What a scan found so far.  Threads may add to it.
-
-    Attributes:
-        root: the folder, or file, that was scanned.
-        what: is counted: ``"images"``, or ``"chunks"``.
-        total: how many there are.
-        count, nbytes: how many were judged, and their bytes.
-        bad_count: how many of those the replaced loader raises on.
-        verdicts: those that are not plainly good.
-        notes: about the whole.
-        classes: how many images each class has.
-    """
-
     root: str
     what: str
+    progress: Progress = field(repr=False)
     total: int = 0
     count: int = 0
     nbytes: int = 0
@@ -130,78 +93,47 @@ class Findings:
     verdicts: list[Verdict] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     classes: dict[str, int] = field(default_factory=dict)
+    _begun: float = field(default_factory=time.monotonic)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, verdict: Verdict, nbytes: int) -> None:
-        """Add a verdict, for which so many bytes were read."""
         with self._lock:
             self.count += 1
             self.nbytes += nbytes
             self.bad_count += verdict.state != "good"
             if verdict.state != "good" or verdict.notes:
                 self.verdicts.append(verdict)
+            passed = time.monotonic() - self._begun
+            if passed < self.seconds + _TELL_EVERY_S:
+                return
+            self.seconds = passed
+            left = in_time(max(0.0, (self.total - self.count) * passed / self.count))
+            self.progress.now(
+                f"{self.count:,} of {self.total:,} {self.what}, {in_bytes(self.nbytes / passed)}/s, "
+                f"{self.bad_count:,} bad, {left} left"
+            )
 
-    def finish(self, seconds: float) -> None:
-        """Note how long it took, and sort the verdicts, whose order depends on threads."""
-        self.seconds = seconds
+    def finish(self) -> None:
+        self.seconds = time.monotonic() - self._begun
         self.verdicts.sort(key=lambda one: one.path)
 
     @property
-    def bad(self) -> list[Verdict]:
-        """Those on which the replaced loader raises."""
-        return [one for one in self.verdicts if one.state != "good"]
-
-    @property
     def corrupt(self) -> list[Verdict]:
-        """Those of them whose content is wrong."""
         return [one for one in self.verdicts if one.state == "corrupt"]
 
     @property
     def unreadable(self) -> list[Verdict]:
-        """Those of them whose content cannot be had."""
         return [one for one in self.verdicts if one.state == "unreadable"]
 
     @property
     def noted(self) -> list[Verdict]:
-        """Those that are odd, and are read."""
         return [one for one in self.verdicts if one.state == "good"]
 
     def inside(self, one: Verdict) -> str:
-        """Return a path below the folder; a place in a file as it is."""
         return os.path.relpath(one.path, self.root) if self.what == "images" else one.path
 
 
-class Ticker:
-    """The moving line of a scan."""
-
-    def __init__(self, progress: Progress, found: Findings) -> None:
-        self._progress, self._found = progress, found
-        self._begun = self._told = time.monotonic()
-        self._lock = threading.Lock()
-
-    def seconds(self) -> float:
-        """Seconds since it began."""
-        return time.monotonic() - self._begun
-
-    def tell(self) -> None:
-        """Show the progress, now and then; from any thread."""
-        now = time.monotonic()
-        if now - self._told < _TELL_EVERY_S or not self._lock.acquire(blocking=False):
-            return
-        try:
-            self._told = now
-            found, passed = self._found, max(now - self._begun, 1e-9)
-            left = in_time((found.total - found.count) * passed / max(found.count, 1))
-            self._progress.now(
-                f"{found.count:,} of {found.total:,} {found.what}, {in_bytes(found.nbytes / passed)}/s, "
-                f"{found.bad_count:,} bad, {left} left"
-            )
-        finally:
-            self._lock.release()
-
-
 def in_threads(task: Callable[[int], None], count: int, threads: int) -> None:
-    """Run numbered tasks in threads, none of which is left afterwards, whatever happens."""
     pool = ThreadPool(max(1, min(threads, count)), name="fastpipe-judge")
     job: Job | None = None
     try:
@@ -213,41 +145,29 @@ def in_threads(task: Callable[[int], None], count: int, threads: int) -> None:
         pool.close()
 
 
-# ---- a folder --------------------------------------------------------------------------------------
-
-
 def scan_images(root: str, threads: int, progress: Progress, judge: Judge | None = None) -> Findings:
-    """Judge every image of a folder that holds one folder for each class, or images and no folders.
-
-    Raises:
-        FileNotFoundError: there is no such folder, or neither a class folder nor an image in it.
-        OSError: files cannot be read for a reason that is the machine's.
-    """
     judge = judge or Judge()
     progress.now(f"listing {root}")
     classes, table, notes = _list(root)
-    found = Findings(root, "images", total=len(table), notes=notes)
+    found = Findings(root, "images", progress, total=len(table), notes=notes)
     if classes != _FLAT:
         counts = np.bincount(table.targets_array(), minlength=len(classes)).tolist()
         found.classes = dict(zip(classes, counts, strict=True))
     empty = [name for name, count in found.classes.items() if not count]
     if empty:
         found.notes.append(without_images("an image", empty))
-    ticker = Ticker(progress, found)
 
     def judge_one(number: int) -> None:
         verdict = judge.judge(number, table.path(number), classes[table.target(number)])
         found.add(verdict, verdict.nbytes or 0)
-        ticker.tell()
 
     with judge.warnings_as_notes():
         in_threads(judge_one, len(table), threads)
-    found.finish(ticker.seconds())
+    found.finish()
     return found
 
 
 def _list(root: str) -> tuple[list[str], SampleTable, list[str]]:
-    """Return classes, images and notes; where no class has images, the images in the folder itself."""
     with os.scandir(root) as entries:
         beside = sum(
             one.name.lower().endswith(TORCHVISION_EXTENSIONS) and not one.is_dir() for one in entries
@@ -271,53 +191,30 @@ def _list(root: str) -> tuple[list[str], SampleTable, list[str]]:
 
 
 def without_images(text: str, classes: Sequence[str]) -> str:
-    """Return a note about class folders without something, for which the replaced loader raises."""
     some = ", ".join(map(repr, classes[:_NAMED_AT_MOST])) + (", …" if len(classes) > _NAMED_AT_MOST else "")
     return f"{counted(len(classes), 'class folder')} without {text}, for which ImageFolder raises: {some}"
 
 
-# ---- a file ----------------------------------------------------------------------------------------
-
-
 class Judge:
-    """Reads and decodes files with the decoders of ``FastImageFolder``; for several threads at once.
-
-    A file is corrupt if ``ImageFolder``'s loader, ``Image.open(file).convert("RGB")``, raises on it.
-
-    >>> path = getfixture("tmp_path") / "x.jpg"
-    >>> _ = path.write_bytes(b"no image")
-    >>> Judge().judge(0, str(path)).state
-    'corrupt'
-    """
+    """Decodes files as ``FastImageFolder`` does; corrupt is what ``ImageFolder`` raises on."""
 
     def __init__(self) -> None:
         self._reader = ImageReader(Decode())
         self._local = threading.local()
 
     def describe(self) -> str:
-        """Return which decoders are in use, in one line."""
         return self._reader.describe()
 
     @contextmanager
     def warnings_as_notes(self) -> Iterator[None]:
-        """Turn warnings of decoders into notes about the file, in all threads.
-
-        For the main thread: the warning filter is the whole process's.
-        """
         with warnings.catch_warnings():
             warnings.simplefilter("always")
-            warnings.showwarning = self._note_warning
+            warnings.showwarning = lambda message, *_, **__: self._local.__dict__.setdefault(
+                "warnings", []
+            ).append(" ".join(str(message).split()))
             yield
 
-    def _note_warning(self, message: Warning | str, *_: Any, **__: Any) -> None:
-        self._local.__dict__.setdefault("warnings", []).append(" ".join(str(message).split()))
-
     def judge(self, index: int, path: str, target: Any = None) -> Verdict:
-        """Judge one file.
-
-        Raises:
-            OSError: it cannot be read for a reason that is the machine's, such as too many open files.
-        """
         item = Item(index, path, target)
         self._local.warnings = []
         known = None
@@ -344,7 +241,6 @@ class Judge:
 
 
 def _bad(item: Item, error: Exception, verdict: Verdict) -> Verdict:
-    """Return a verdict with its reason.  Want of memory, permission or a library is not the file's fault."""
     is_unknown = isinstance(error, (MemoryError, PermissionError, MissingDependencyError))
     if not is_unknown and not means_damage(error):
         raise error
@@ -361,46 +257,22 @@ def _bad(item: Item, error: Exception, verdict: Verdict) -> Verdict:
 
 
 def content_kind(blob: bytes) -> str:
-    """Return the kind of image by its first bytes; empty if it is none that ``ImageFolder`` has names for.
-
-    >>> content_kind(b"\\xff\\xd8\\xff\\xe0"), content_kind(b"GIF89a"), content_kind(b"text")
-    ('JPEG', 'GIF', '')
-    """
-    if blob[:3] == b"\xff\xd8\xff":
-        return "JPEG"
-    if blob[:8] == b"\x89PNG\r\n\x1a\n":
-        return "PNG"
-    if blob[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
-        return "TIFF"
-    if blob[:4] == b"RIFF" and blob[8:12] == b"WEBP":
-        return "WebP"
-    if blob[:6] in (b"GIF87a", b"GIF89a"):
-        return "GIF"
-    if blob[:2] in _NETPBM and blob[2:3].isspace():
+    if blob.startswith(_NETPBM) and blob[2:3].isspace():
         return "Netpbm"
-    return "BMP" if blob[:2] == b"BM" else ""
+    if blob.startswith(b"RIFF") and blob[8:12] == b"WEBP":
+        return "WebP"
+    return next((kind for kind, begins in _BEGINS.items() if blob.startswith(begins)), "")
 
 
 def extensions_of(kind: str) -> tuple[str, ...]:
-    """Return the extensions of a kind that ``ImageFolder`` takes, the usual one first.
-
-    >>> extensions_of("JPEG"), extensions_of("GIF")
-    (('.jpg', '.jpeg'), ())
-    """
     return tuple(ending for ending in _EXTENSIONS.get(kind, ()) if ending in TORCHVISION_EXTENSIONS)
 
 
 def name_fits(path: str, kind: str) -> bool:
-    """Return whether a name's extension is one of a kind; any is if the kind is unknown.
-
-    >>> name_fits("a.JPEG", "JPEG"), name_fits("a.png", "JPEG")
-    (True, False)
-    """
     return not kind or os.path.splitext(path)[1].lower() in _EXTENSIONS[kind]
 
 
 def _oddities(path: str, blob: bytes, kind: str, turned: int) -> Iterator[str]:
-    """What is odd about an image that can be decoded: it stops no training, and is worth knowing."""
     if not name_fits(path, kind):
         yield f"the name says {os.path.splitext(path)[1]}, the content is {kind}"
     if turned != 1:
@@ -418,7 +290,6 @@ def _oddities(path: str, blob: bytes, kind: str, turned: int) -> Iterator[str]:
 
 
 def _orientation(blob: bytes, kind: str, opened: Callable[[], Any]) -> int:
-    """The EXIF orientation, which the loader ignores; 1 without one.  ``opened`` opens it with Pillow."""
     first_scan = blob.find(_JPEG_SCAN, 0, _HEAD) if kind == "JPEG" else -1  # behind which there are none
     head = blob[: _HEAD if first_scan < 0 else first_scan]
     if kind == "TIFF" or not any(word in head for word in _EXIF_WORDS):  # a TIFF is turned by Pillow

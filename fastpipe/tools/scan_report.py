@@ -7,7 +7,6 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -17,18 +16,16 @@ from fastpipe.core.files import is_url, write_output
 from fastpipe.core.machine import default_threads
 from fastpipe.core.text import counted, in_bytes, in_duration
 from fastpipe.errors import FastpipeError, OptionError
+from fastpipe.tools.folders import require_folder_of
 from fastpipe.tools.quarantine import Done, Quarantine, check_apart, move_corrupt, rename
 from fastpipe.tools.scan_hdf5 import scan_hdf5
 from fastpipe.tools.scan_images import Findings, Judge, Verdict, group_of, scan_images
-
-__all__ = ["run"]
 
 _FORMAT = 1  # of the JSON file
 _NAMED_AT_MOST = 20  # files of a group that are printed; --json has all
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Run the command; return 1 where something remains that cannot be read, or could not be put back."""
     if args.restore is not None:
         return _restore(args, console)
     if args.folder is None:
@@ -56,14 +53,13 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
         progress.done(f"wrote {args.json}")
     if failed is not None:
         raise failed
-    return 1 if len(found.bad) > len(done.moved) else 0
+    return 1 if found.bad_count > len(done.moved) else 0
 
 
 def _restore(args: argparse.Namespace, console: Console) -> int:
-    """Move everything in a quarantine back."""
     if args.folder is not None and not os.path.isdir(args.folder):
         raise OptionError(f"there is no folder {args.folder} to put the files into: make it first")
-    _check_place(args.json)
+    require_folder_of(args.json)
     with Quarantine(args.restore, make=False) as quarantine:
         back, left = quarantine.restore(args.folder)
     if args.json is not None:
@@ -88,19 +84,10 @@ def _check(args: argparse.Namespace, root: str) -> None:
         if os.path.lexists(args.quarantine) and not os.path.isdir(args.quarantine):
             raise OptionError(f"--quarantine {args.quarantine}: this is no folder: name another one")
         check_apart(args.quarantine, root)
-    _check_place(args.json)
-
-
-def _check_place(json_file: Path | None) -> None:
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise OptionError(f"--json {json_file}: there is no folder {json_file.absolute().parent}")
-
-
-# ---- the report ------------------------------------------------------------------------------------
+    require_folder_of(args.json)
 
 
 def _show(found: Findings, done: Done, decoders: str, console: Console) -> None:
-    """Print what was found, and what was done about it."""
     rate = found.nbytes / found.seconds if found.seconds > 0 else 0.0
     size = in_bytes(found.nbytes) + ("" if found.what == "images" else " decoded")
     took = f"{size} in {in_duration(found.seconds)}, {in_bytes(rate)}/s"
@@ -146,7 +133,7 @@ def _show_groups(console: Console, found: Findings, members: Iterable[tuple[str,
 
 
 def _verdict(found: Findings, done: Done) -> str:
-    bad = len(found.bad)
+    bad = found.bad_count
     if not found.count:
         return f"no {found.what} found"
     if not bad:
@@ -158,8 +145,6 @@ def _verdict(found: Findings, done: Done) -> str:
 
 
 def _as_json(found: Findings, done: Done, decoders: str) -> dict[str, Any]:
-    """Everything.  Names that are no UTF-8 have their bytes as Python's lone surrogates."""
-
     def plain(one: Verdict) -> dict[str, Any]:
         return {
             "path": found.inside(one), "nbytes": one.nbytes, "reason": one.reason, "message": one.message,

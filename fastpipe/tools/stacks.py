@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import functools
 import gc
 import itertools
 import linecache
@@ -13,20 +15,15 @@ import sys
 import sysconfig
 import threading
 import time
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple, TypeVar
 
-__all__ = [
-    "COLLATE", "DECODE", "GRAPH", "OTHER", "READ", "STAGES", "TRANSFER", "TRANSFORM", "Boundary", "Calls",
-    "Line", "Stacks", "current_stacks", "native_ids", "stack_of", "stage_of",
-]  # fmt: skip
-
 T = TypeVar("T")
 
-_NOTHING = object()
 _IMPORTING = "<frozen importlib"
 _OWN = str(Path(__file__).resolve().parents[1])
 _CALL: Any = operator.methodcaller("__call__")
@@ -74,14 +71,8 @@ _PREFIXES: dict[str, str] = {
 }  # fmt: skip
 
 
+@functools.lru_cache(4096)
 def stage_of(name: str) -> str | None:
-    """Return the stage of a function by its dotted name; None if unknown.
-
-    >>> stage_of("PIL.JpegImagePlugin.JpegImageFile.load_prepare"), stage_of("PIL.Image.Image.resize")
-    ('decode', 'transform')
-    >>> stage_of("h5py._hl.dataset.Dataset.__getitem__"), stage_of("before.Segments.__getitem__")
-    ('read', None)
-    """
     if name.startswith("PIL.Image."):  # one module opens, decodes and resamples
         return DECODE if name.rpartition(".")[2] in _IMAGE_READERS else TRANSFORM
     while name:
@@ -93,8 +84,6 @@ def stage_of(name: str) -> str | None:
 
 
 class Line(NamedTuple):
-    """A line of the script: file (empty where none of its code is on the stack), number and function."""
-
     file: str
     line: int
     function: str
@@ -104,29 +93,18 @@ class Line(NamedTuple):
 
     @property
     def in_parentheses(self) -> str:
-        """For the end of a sentence; empty where the line is unknown."""
         return f" ({self})" if self.file else ""
 
 
 class Boundary(NamedTuple):
-    """A function below which a stack is attributed.
-
-    Attributes:
-        kind: what happens below it, such as ``"dataset"``.
-        stage: of all that happens there; None to find it by what is called.
-    """
-
     kind: str
     stage: str | None = None
 
 
 class Stacks:
-    """Attributes stacks of threads, by boundaries of code."""
-
     def __init__(self, boundaries: dict[CodeType, Boundary]) -> None:
         self._boundaries = boundaries
-        self._calls = Calls()
-        self._stages: dict[CodeType, str | None] = {}
+        self._called: dict[tuple[CodeType, int], str] = {}  # names, by the instruction
         self._are_users: dict[str, bool] = {}
         paths = sysconfig.get_paths()
         places = [paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], _OWN]
@@ -134,12 +112,7 @@ class Stacks:
         self._libraries = tuple(f"{os.path.realpath(place)}{os.sep}" for place in places)
 
     def look(self, stack: Sequence[FrameType]) -> tuple[str, str, Line]:
-        """Attribute the frames of a thread, the innermost first.
-
-        Returns: The kind of the boundary that it is below (empty for none), the stage, and the script's
-            innermost line.
-        """
-        stage = stage_of(self._calls.name(stack[0])) if stack else None
+        stage = stage_of(self._name_called(stack[0])) if stack else None
         line = Line("", 0, "")
         for frame in stack:
             code = frame.f_code
@@ -150,14 +123,11 @@ class Stacks:
                 if not line.file:
                     line = Line(code.co_filename, frame.f_lineno, _name(code))
             elif stage is None:
-                stage = self._stage(frame)
+                name = getattr(code, "co_qualname", code.co_name)
+                stage = stage_of(f"{frame.f_globals.get('__name__', '')}.{name}")
         return "", stage or OTHER, line
 
     def functions(self, stack: Sequence[FrameType]) -> list[tuple[str, str]]:
-        """Return file and name of the script's functions on a stack, once each, the innermost first.
-
-        A module that is being imported does no work of those that import it.
-        """
         found: dict[tuple[str, str], None] = {}
         for frame in stack:
             code = frame.f_code
@@ -168,7 +138,6 @@ class Stacks:
         return list(found)
 
     def is_users(self, file: str) -> bool:
-        """Return whether a file is of the script's, not of Python, of an installed package or of fastpipe."""
         found = self._are_users.get(file)
         if found is None:
             path = os.path.realpath(file)
@@ -180,73 +149,53 @@ class Stacks:
             self._are_users[file] = found
         return found
 
-    def _stage(self, frame: FrameType) -> str | None:
-        code = frame.f_code
-        if code not in self._stages:
-            name = getattr(code, "co_qualname", code.co_name)
-            self._stages[code] = stage_of(f"{frame.f_globals.get('__name__', '')}.{name}")
-        return self._stages[code]
+    def _name_called(self, frame: FrameType) -> str:
+        key = frame.f_code, frame.f_lasti
+        if key not in self._called:
+            self._called[key] = ""
+            with contextlib.suppress(Exception):  # of an object of the script's, which may answer as it likes
+                self._called[key] = name_called(_source(frame), frame)
+        return self._called[key]
 
 
 def _name(code: CodeType) -> str:
-    """Return a function's name, with its class's where Python has that (from 3.11 on)."""
     name = str(getattr(code, "co_qualname", code.co_name)).replace(".<locals>", "")
     for inner in (".<genexpr>", ".<listcomp>", ".<dictcomp>", ".<setcomp>"):
         name = name.removesuffix(inner)
     return name
 
 
-# ---- the function that a frame calls ----------------------------------------------------------------
-
-
-class Calls:
-    """Names the functions that frames call, from their lines; nothing of the script runs for that.
-
-    >>> import zlib
-    >>> frame = sys._getframe()
-    >>> Calls().named("zlib.compress(content)", frame)
-    'zlib.compress'
-    >>> file = open(getfixture("tmp_path") / "x", "w+")
-    >>> Calls().named("file.read().strip()", sys._getframe())
-    '_io.TextIOWrapper'
-    >>> file.close()
-    """
-
-    def __init__(self) -> None:
-        self._names: dict[tuple[CodeType, int], str] = {}
-
-    def name(self, frame: FrameType) -> str:
-        """Return the dotted name of what a frame calls, or of the type of its owner; empty if unknown."""
-        key = frame.f_code, frame.f_lasti
-        found = self._names.get(key)
-        if found is None:
-            try:
-                found = self.named(_source(frame), frame)
-            except Exception:  # of an object of the script's, which may answer as it likes
-                found = ""
-            self._names[key] = found
-        return found
-
-    def named(self, source: str, frame: FrameType) -> str:
-        """Return the same for an expression that a frame evaluates."""
-        try:
-            node: ast.AST = ast.parse(f"({source.strip()})", mode="eval").body
-        except (SyntaxError, ValueError):
+def name_called(source: str, frame: FrameType) -> str:
+    """Return the dotted name of what an expression of a frame calls, or of its owner's type; runs nothing."""
+    try:
+        node: ast.AST = ast.parse(f"({source.strip()})", mode="eval").body
+    except (SyntaxError, ValueError):
+        return ""
+    names: list[str] = []
+    while not isinstance(node, ast.Name):
+        if isinstance(node, ast.Attribute):
+            names.insert(0, node.attr)
+            node = node.value
+        elif isinstance(node, (ast.Call, ast.Await, ast.Subscript)):
+            node, names = node.func if isinstance(node, ast.Call) else node.value, [] if names else names
+        else:
             return ""
-        names: list[str] = []
-        while not isinstance(node, ast.Name):
-            if isinstance(node, ast.Attribute):
-                names.insert(0, node.attr)
-                node = node.value
-            elif isinstance(node, (ast.Call, ast.Await, ast.Subscript)):
-                node, names = node.func if isinstance(node, ast.Call) else node.value, [] if names else names
-            else:
-                return ""
-        return _resolved(node.id, names, frame)
+    known = ChainMap(frame.f_locals, frame.f_globals, frame.f_builtins)
+    if node.id not in known:
+        return ""
+    found: Any = known[node.id]
+    for at, name in enumerate(names):
+        try:  # not through properties, nor through what a class computes
+            inner = object.__getattribute__(found, "__dict__")[name]
+        except (AttributeError, TypeError, KeyError):
+            break
+        if isinstance(found, ModuleType) and isinstance(inner, (type, FunctionType, BuiltinFunctionType)):
+            return ".".join([found.__name__, *names[at:]])
+        found = inner
+    return _type_name(found)
 
 
 def _source(frame: FrameType) -> str:
-    """Return the expression that a frame evaluates; its whole line before Python 3.11."""
     code, line = frame.f_code, frame.f_lineno
     if sys.version_info < (3, 11):
         return linecache.getline(code.co_filename, line)
@@ -259,33 +208,7 @@ def _source(frame: FrameType) -> str:
     return b"".join(lines).decode(errors="replace")
 
 
-def _resolved(name: str, attributes: list[str], frame: FrameType) -> str:
-    """Return the dotted name of a variable's attribute, as far as it can be found without running code."""
-    found: Any = _NOTHING
-    for namespace in (frame.f_locals, frame.f_globals, frame.f_builtins):
-        if name in namespace:
-            found = namespace[name]
-            break
-    if found is _NOTHING:
-        return ""
-    for at, attribute in enumerate(attributes):
-        if isinstance(found, ModuleType):
-            inner = vars(found).get(attribute, _NOTHING)
-            if isinstance(inner, (type, FunctionType, BuiltinFunctionType)):
-                return ".".join([found.__name__, *attributes[at:]])
-        else:  # not through properties, nor through what a class computes
-            try:
-                inner = object.__getattribute__(found, "__dict__").get(attribute, _NOTHING)
-            except (AttributeError, TypeError):
-                inner = _NOTHING
-        if inner is _NOTHING:
-            return _type_name(found)
-        found = inner
-    return _type_name(found)
-
-
 def _type_name(found: Any) -> str:
-    """Return the dotted name of a function or class, or of the type of anything else."""
     if isinstance(found, ModuleType):
         return found.__name__
     if isinstance(found, MethodType):  # which answers for what it is bound to, whatever that is
@@ -297,8 +220,6 @@ def _type_name(found: Any) -> str:
         named = type(found)
     return f"{named.__module__ or 'builtins'}.{named.__qualname__}"
 
-
-# ---- the frames of all threads -----------------------------------------------------------------------
 
 # Before 3.12 garbage is collected wherever an object is made, and Python 3.11 makes a frame object for each
 # thread while it holds the lock of the list of threads, and for each caller of a frame that is asked for.  A
@@ -315,11 +236,7 @@ if _COLLECTS_ANYWHERE and hasattr(os, "register_at_fork"):
 
 
 def current_stacks(threads: Iterable[int] | None = None) -> dict[int, list[FrameType]]:
-    """Return the frames of threads, each with its callers, the innermost first, by thread identifier.
-
-    Args:
-        threads: identifiers; None for all but the caller's.  Those that have ended are left out.
-    """
+    """Return the frames of threads (idents), or of all but the caller's, innermost first."""
 
     def stacks() -> dict[int, list[FrameType]]:
         frames = sys._current_frames()
@@ -333,11 +250,7 @@ def current_stacks(threads: Iterable[int] | None = None) -> dict[int, list[Frame
 
 
 def stack_of(frame: FrameType | None) -> list[FrameType]:
-    """Return a frame and its callers, the innermost first.
-
-    For another thread's frame use `current_stacks`: ``f_back`` makes an object, at which Python 3.11 may
-    collect garbage and let that thread go on, and then leads to memory that is used for something else.
-    """
+    """Return a frame and its callers; not of another thread, which Python 3.11 may let go on."""
     found = []
     while frame is not None:
         found.append(frame)
@@ -346,10 +259,7 @@ def stack_of(frame: FrameType | None) -> list[FrameType]:
 
 
 def native_ids() -> dict[int, int]:
-    """Return the kernel's numbers of all threads that have a frame, also of those that Python did not start.
-
-    It is in the number of a thread's clock (``CPUCLOCK_PID`` in the kernel's ``posix-timers.h``).
-    """
+    """Return the kernel's numbers of threads, from their clocks (``CPUCLOCK_PID`` of the kernel)."""
     if sys.platform != "linux":
         return dict.fromkeys(_without_collecting(sys._current_frames), -1)
     return {ident: ~(clock >> 3) for ident, clock in _without_collecting(_clocks).items()}
@@ -358,8 +268,7 @@ def native_ids() -> dict[int, int]:
 def _clocks() -> dict[int, int]:
     """Return the clocks of all threads, by one call of functions in C.
 
-    Asking for the clock of a thread that has ended would read freed memory; during such a call no other
-    thread gets the interpreter's lock, without which none can end.
+    Asking for that of a thread that has ended reads freed memory; no thread ends during such a call.
     """
     idents, same = itertools.tee(itertools.chain.from_iterable(map(_CALL, (sys._current_frames,))))
     return dict(zip(idents, map(time.pthread_getcpuclockid, same), strict=True))

@@ -15,8 +15,6 @@ from fastpipe.errors import OptionError, StageError
 from fastpipe.options import Stage, Subset
 from fastpipe.stores.stage import StageFolder
 
-__all__ = ["add_arguments", "run"]
-
 _NAMED_AT_MOST = 10
 
 EPILOG = """\
@@ -33,28 +31,24 @@ exit codes: 0 done, 1 some images could not be copied, 2 bad input, 130 interrup
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
-    parser.usage = (
-        "fastpipe stage URL DIR [options]\n"
-        "       fastpipe stage --status DIR\n"
-        "       fastpipe stage --clear DIR"
-    )
+    usages = ("URL DIR [options]", "--status DIR", "--clear DIR")
+    parser.usage = "\n       ".join(f"fastpipe stage {one}" for one in usages)
     add = parser.add_argument
-    add(
-        "places",
-        nargs="+",
-        metavar="URL DIR",
-        help="class folders, such as s3://bucket/train; a local folder",
-    )
+    add("places", nargs="+", metavar="URL DIR",
+        help="class folders, such as s3://bucket/train; a local folder")  # fmt: skip
     what = parser.add_mutually_exclusive_group()
     add = what.add_argument
     add("--status", action="store_true", help="say what the stage DIR holds")
     add("--clear", action="store_true", help="remove what the stage DIR holds")
     add("--verify", action="store_true", help="also compare what is staged with what was listed")
     add = parser.add_mutually_exclusive_group().add_argument
-    add("--classes", type=_names, default=None, metavar="NAME,…", help="these classes only")
+    add(
+        "--classes",
+        type=lambda text: list(filter(None, text.split(","))),
+        default=None,
+        metavar="NAME,…",
+        help="these classes only",
+    )
     add("--subset", type=positive(int), default=None, metavar="N",
         help="so many classes, drawn by --seed as Subset(num, seed) draws them")  # fmt: skip
     add = parser.add_argument
@@ -70,7 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Run the command; return 0, or 1 where some images could not be copied."""
     if args.status or args.clear:
         if len(args.places) != 1:
             raise OptionError("--status and --clear take the stage's folder alone")
@@ -78,11 +71,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     if len(args.places) != 2:
         raise OptionError("name a URL, such as s3://bucket/train, and a folder on a local disk")
     url, folder = args.places
-    options: dict[str, Any] = {}
-    if args.endpoint_url:
-        options["endpoint_url"] = args.endpoint_url
-    if args.anon:
-        options["anon"] = True
+    options = {name: value for name in ("endpoint_url", "anon") if (value := getattr(args, name))}
     classes = Subset(args.subset, args.seed) if args.subset else args.classes
     progress.now(f"listing {url}")
     dataset = fastpipe.FastImageFolder(
@@ -125,11 +114,6 @@ def _fill(dataset: Any, verifies: bool, console: Console, progress: Progress) ->
 
 
 def _show(folder: str, console: Console, *, clears: bool) -> int:
-    """Print what a stage holds, or remove that.
-
-    Raises:
-        StageError: there is no stage; or it is to be cleared, and is in use.
-    """
     if not StageFolder.is_in(folder):
         raise StageError(f"there is no stage in {folder!r}: nothing was staged there, or it was moved")
     opened = StageFolder(Stage(folder))
@@ -146,8 +130,3 @@ def _show(folder: str, console: Console, *, clears: bool) -> int:
         used = "in use" if usage.is_used else "used by nobody now"
         print_line(console, f"{opened.path}: {objects}, {used}")
     return 0
-
-
-def _names(text: str) -> list[str]:
-    """An argparse type: names between commas."""
-    return [name for name in text.split(",") if name]

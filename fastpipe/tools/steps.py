@@ -1,8 +1,6 @@
 """Faster steps: other ways to compute a model, and larger batches where memory allows.
 
-Tried on a loop whose step takes the time, not its data.  Channels-last tensors, bfloat16 where the hardware
-has it, and ``torch.compile``: each is done to the models that a step calls, in place, for as long as it is
-tried, and undone.
+Each is done to the models that a step calls, in place, for as long as it is tried, and undone.
 """
 
 from __future__ import annotations
@@ -28,11 +26,6 @@ from fastpipe.tools.batches import Replay, leaves, resized, size_of
 from fastpipe.tools.loaders import Watched
 from fastpipe.tools.report import Advice
 
-__all__ = [
-    "DeviceMemory", "Growth", "ModelChanges", "SeenModels", "bfloat16_is_fast", "learning_rate_rule",
-    "torch_of",
-]  # fmt: skip
-
 _log = logging.getLogger("fastpipe.profile")
 _MODEL_GAIN = 1.1  # less is not worth other rounding, or the time to compile
 _BATCH_GAIN = 1.25  # of samples a second with twice the batch: less is not worth other results
@@ -47,22 +40,12 @@ _SHORTAGE_OF_TENSORFLOW = "ResourceExhaustedError"
 
 
 def torch_of(batch: Any) -> Any:
-    """Return torch, if a batch has tensors of it; else None."""
     torch = sys.modules.get("torch")  # what a batch is made of is loaded
     has_tensors = torch is not None and any(isinstance(one, torch.Tensor) for one in leaves(batch))
     return torch if has_tensors else None
 
 
-# ---- models ----------------------------------------------------------------------------------------
-
-
 class SeenModels:
-    """Sees which models of torch's are called, until the first one is called again: that is another step.
-
-    Attributes:
-        is_mixed: whether the first one is called under ``torch.autocast``.
-    """
-
     def __init__(self) -> None:
         self._seen: dict[int, Any] = {}
         self.is_mixed = False
@@ -76,11 +59,9 @@ class SeenModels:
         self._seen[id(module)] = module
 
     def end(self) -> None:
-        """See no more."""
         self._hook.remove()
 
     def outermost(self) -> list[Any]:
-        """Return models with something to train that no other one called as a part of itself."""
         parts = {id(part) for one in self._seen.values() for part in one.modules() if part is not one}
         return [
             one for at, one in self._seen.items()
@@ -89,8 +70,6 @@ class SeenModels:
 
 
 class _Change(NamedTuple):
-    """A way to compute models that may be faster: in words, what else it changes, how to do it, and when."""
-
     what: str
     note: str
     begin: Callable[[Sequence[Any]], AbstractContextManager[None]]
@@ -98,60 +77,40 @@ class _Change(NamedTuple):
 
 
 class ModelChanges:
-    """The time of a step, for a batch, when its models are computed in other ways, each tried by itself."""
-
     def __init__(self, batch: Any) -> None:
         self._batch = batch
-        self._seen = SeenModels()
-        self._left = list(_CHANGES)
         self._now: _Change | None = None  # None while the step is as it is
-        self._undo = ExitStack()
         self._base_s = 0.0
         self._seconds: list[tuple[_Change, float]] = []
 
-    def close(self) -> None:
-        """Leave models as they were."""
-        self._seen.end()
-        self._undo.close()
-
-    def next(self) -> Iterator[Any] | None:
-        """Return the batch, for a step whose models are changed in the next way; None if there is none."""
-        self._undo.close()
-        if not self._base_s:
-            return Replay(self._batch)  # as it is, once more: what is tried is compared with now
-        while self._left:
-            self._now = self._left.pop(0)
-            if not self._now.may(self._seen):
+    def phases(self, measured: Callable[[], float]) -> Iterator[Iterator[Any]]:
+        """Yield the batch, for steps as they are and then with each change; ``measured`` tells of those."""
+        seen = SeenModels()
+        try:
+            yield Replay(self._batch)  # once more: what is tried is compared with now
+        finally:
+            seen.end()
+        self._base_s = measured()
+        for change in _CHANGES:
+            if not change.may(seen):
                 continue
-            try:
-                self._undo.enter_context(self._now.begin(self._seen.outermost()))
-            except Exception as error:  # whatever it is: the script's own model works
-                _log.warning("not tried: %s: %s: %s", self._now.what, type(error).__name__, error)
-                continue
-            return Replay(self._batch)
-        return None
-
-    def note(self, seconds: float) -> None:
-        """Note the time of a step."""
-        if self._now is None:
-            self._base_s = seconds
-            self._seen.end()
-        else:
-            self._seconds.append((self._now, seconds))
+            with ExitStack() as undo:
+                try:
+                    undo.enter_context(change.begin(seen.outermost()))
+                except Exception as error:  # whatever it is: the script's own model works
+                    _log.warning("not tried: %s: %s: %s", change.what, type(error).__name__, error)
+                    continue
+                self._now = change
+                yield Replay(self._batch)
+                self._seconds.append((change, measured()))
 
     def failed(self, error: Exception) -> bool:
-        """Return whether an error of the step may come from the change to its models."""
         if self._now is not None:
             _log.warning("not tried to the end: %s: %s: %s", self._now.what, type(error).__name__, error)
         return self._now is not None
 
     def advice(self, watched: Watched, step_s: Callable[[float], float]) -> Iterator[Advice]:
-        """The changes that are worth it.
-
-        Args:
-            watched: the loop.
-            step_s: the time of a step with the loader, by that of a step with data at once.
-        """
+        """Yield what is worth it; ``step_s`` makes the time of a step beside the loader of one."""
         for change, seconds in self._seconds:
             if self._base_s < _MODEL_GAIN * seconds:
                 continue
@@ -165,7 +124,6 @@ class ModelChanges:
 
 @contextmanager
 def _channels_last(models: Sequence[Any]) -> Iterator[None]:
-    """Weights of convolutions, and arguments of the models, have their channels last in memory."""
     formats = _formats()
     weights = [
         weight for model in models for weight in model.parameters()
@@ -193,13 +151,11 @@ def _channels_last(models: Sequence[Any]) -> Iterator[None]:
 
 
 def _formats() -> dict[int, Any]:
-    """By dimensions of a tensor: the format that has its channels last."""
     torch = sys.modules["torch"]
     return {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def _may_be_channels_last(seen: SeenModels) -> bool:
-    """Whether there are convolutions of images or volumes, all of them with their channels first."""
     convolution = sys.modules["torch"].nn.modules.conv._ConvNd
     weights = [
         part.weight for model in seen.outermost() for part in model.modules()
@@ -211,7 +167,6 @@ def _may_be_channels_last(seen: SeenModels) -> bool:
 
 @contextmanager
 def _mixed(models: Sequence[Any]) -> Iterator[None]:
-    """The models run under ``torch.autocast`` with bfloat16."""
     torch = sys.modules["torch"]
 
     def under(forward: Any, device: str) -> Any:
@@ -234,27 +189,21 @@ def _mixed(models: Sequence[Any]) -> Iterator[None]:
                 model.forward = own
 
 
-def _may_be_mixed(seen: SeenModels) -> bool:
-    return not seen.is_mixed and any(bfloat16_is_fast(_device_of(model)) for model in seen.outermost())
-
-
 def bfloat16_is_fast(device: str, flags: Iterable[str] | None = None) -> bool:
-    """Return whether a device, ``"cuda"`` or ``"cpu"``, computes bfloat16 itself.
-
-    >>> bfloat16_is_fast("cpu", ["avx2", "avx512_bf16"]), bfloat16_is_fast("cpu", ["avx2"])
-    (True, False)
-    """
     if device == "cuda":
         return bool(sys.modules["torch"].cuda.is_bf16_supported(including_emulation=False))
     return not _BFLOAT16.isdisjoint(_processor_flags() if flags is None else flags)
 
 
 def _processor_flags() -> list[str]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return []
-    return next((line.split() for line in lines if line.startswith(("flags", "Features"))), [])
+    return _words(Path("/proc/cpuinfo"), "flags", "Features")
+
+
+def _words(path: Path, *starts: str) -> list[str]:
+    with contextlib.suppress(OSError):
+        lines = path.read_text().splitlines()
+        return next((line.split() for line in lines if line.startswith(starts)), [])
+    return []
 
 
 @contextmanager
@@ -273,7 +222,6 @@ def _compiled(models: Sequence[Any]) -> Iterator[None]:
 
 
 def _may_be_compiled(seen: SeenModels) -> bool:
-    """Whether there is a compiler for them, and they are not compiled yet."""
     models = seen.outermost()
     optimized = getattr(getattr(sys.modules["torch"], "_dynamo", None), "OptimizedModule", ())
     parts = [part for model in models for part in model.modules()]
@@ -299,7 +247,8 @@ _CHANGES = (
     _Change(
         "mixed precision: with torch.autocast(device_type, dtype=torch.bfloat16): around model and loss",
         "results differ by bfloat16's rounding: compare what it learns",
-        _mixed, _may_be_mixed,
+        _mixed,
+        lambda seen: not seen.is_mixed and any(bfloat16_is_fast(_device_of(one)) for one in seen.outermost()),
     ),
     _Change(
         "compile: model.compile(), or torch.compile(model)",
@@ -309,36 +258,18 @@ _CHANGES = (
 )  # fmt: skip
 
 
-# ---- larger batches --------------------------------------------------------------------------------
-
-
 class DeviceMemory:
-    """Memory of a CUDA device, by torch's count of what its allocator gave out; or of this process, by the
-    kernel's count of its resident memory.
-
-    Args:
-        batch: of whatever framework; torch's tensors stand for CUDA, where torch has a device.
-        budget: bytes; None for nine tenths of what is free, or this process has already.
-
-    Attributes:
-        limit: bytes that may be taken; None if unknown.
-    """
-
     def __init__(self, batch: Any, budget: int | None) -> None:
         torch = torch_of(batch)
         self._cuda: Any = torch.cuda if torch is not None and torch.cuda.is_available() else None
         self.limit: int | None = budget
-        if budget is not None:
-            return
-        if self._cuda is not None:
-            self.limit = int(_PART * (self._cuda.mem_get_info()[0] + self._cuda.memory_reserved()))
-            return
         free, now = free_memory(), _status("VmRSS")
-        if free is not None and now is not None:
+        if budget is None and self._cuda is not None:
+            self.limit = int(_PART * (self._cuda.mem_get_info()[0] + self._cuda.memory_reserved()))
+        elif budget is None and free is not None and now is not None:
             self.limit = now + int(_PART * free)
 
     def begin(self) -> None:
-        """Reset the peak."""
         if self._cuda is not None:
             self._cuda.reset_peak_memory_stats()
         else:
@@ -346,23 +277,19 @@ class DeviceMemory:
                 (_SELF / "clear_refs").write_text("5")
 
     def peak(self) -> int | None:
-        """Return the peak in bytes since then; None if unknown."""
         return _status("VmHWM") if self._cuda is None else int(self._cuda.max_memory_reserved())
 
     def synchronize(self) -> None:
-        """Wait until the device has done its work."""
         if self._cuda is not None:
             self._cuda.synchronize()
 
     def release(self) -> None:
-        """Release what a step that failed has left."""
         gc.collect()
         if self._cuda is not None:
             self._cuda.empty_cache()
 
     @staticmethod
     def is_shortage(error: Exception) -> bool:
-        """Return whether a step failed for want of memory."""
         if isinstance(error, MemoryError) or type(error).__name__ == _SHORTAGE_OF_TENSORFLOW:
             return True
         text = str(error).lower()
@@ -370,54 +297,39 @@ class DeviceMemory:
 
 
 def _status(name: str) -> int | None:
-    """A number of bytes in the kernel's status of this process."""
-    try:
-        lines = (_SELF / "status").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:")), None)
+    words = _words(_SELF / "status", f"{name}:")
+    return int(words[1]) << 10 if words else None
 
 
 class Growth:
-    """The time of a step with more samples of the same batch, of which it takes ``instant_s`` as it is."""
-
     def __init__(self, batch: Any, instant_s: float) -> None:
         self._batch, self._instant_s, self._size = batch, instant_s, size_of(batch)
-        self._memory = DeviceMemory(batch, None)
-        self._left = list(_FACTORS)
         self._factor = 0
         self._seconds: dict[int, float] = {}
 
-    def next(self) -> Iterator[Any] | None:
-        """Return the next larger batch, again and again; None where there is no room, or no use, for it."""
-        if not self._left or (self._factor and not self._was_worth_it()):
-            return None
-        peak, limit = self._memory.peak(), self._memory.limit
-        self._factor = self._left.pop(0)
-        if peak is None or limit is None or self._factor * peak > limit:
-            return None
-        try:
-            larger = resized(self._batch, self._factor * self._size)
-        except (OptionError, IndexError, TypeError):  # a batch of an unknown kind
-            return None
-        return Replay(larger)
-
-    def note(self, seconds: float) -> None:
-        """Note the time of a step with the last larger batch."""
-        self._seconds[self._factor] = seconds
+    def phases(self, measured: Callable[[], float]) -> Iterator[Iterator[Any]]:
+        memory, before = DeviceMemory(self._batch, None), self._instant_s
+        for factor in _FACTORS:
+            peak = memory.peak()
+            if peak is None or memory.limit is None or factor * peak > memory.limit:
+                return
+            try:
+                larger = resized(self._batch, factor * self._size)
+            except (OptionError, IndexError, TypeError):  # a batch of an unknown kind
+                return
+            self._factor = factor
+            yield Replay(larger)
+            now = self._seconds[factor] = measured()
+            if 2 * before / now <= _BATCH_GAIN:  # it does not do more samples a second than the one before
+                return
+            before = now
 
     def failed(self, error: Exception) -> bool:
-        """Return whether an error of the step may come from a larger batch."""
         if self._factor:
             _log.warning("not tried: a larger batch: %s: %s", type(error).__name__, error)
         return bool(self._factor)
 
-    def close(self) -> None:
-        """Release the batch."""
-        self._batch = None
-
     def advice(self, watched: Watched, step_s: Callable[[float], float]) -> Iterator[Advice]:
-        """The best factor, if one is worth it; arguments as of `ModelChanges.advice`."""
         gains = {
             factor: factor * self._instant_s / seconds if seconds else 0.0
             for factor, seconds in self._seconds.items()
@@ -435,15 +347,8 @@ class Growth:
             step_s(seconds / factor), seconds / factor,
         )  # fmt: skip
 
-    def _was_worth_it(self) -> bool:
-        """Whether the last one did more samples a second than the one before it."""
-        before = self._seconds.get(self._factor // 2, self._instant_s)
-        now = self._seconds.get(self._factor)
-        return now is not None and 2 * before / now > _BATCH_GAIN
-
 
 def learning_rate_rule(factor: float) -> str:
-    """Return the usual change of the learning rate where an update sees so many times the samples."""
     return (
         f"learning rate × {factor:g} for SGD (Goyal et al. 2017, arXiv:1706.02677), "
         f"× {math.sqrt(factor):.3g} for Adam (Malladi et al. 2022, arXiv:2205.10287)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import itertools
@@ -24,14 +25,9 @@ from fastpipe.tools.batches import rebuilt, same_form
 from fastpipe.tools.costs import LoaderCosts
 from fastpipe.tools.folders import Scratch, file_system
 from fastpipe.tools.loaders import Watched, is_map_style
-from fastpipe.tools.stacks import DECODE, GRAPH, OTHER, READ, TRANSFORM, Line
+from fastpipe.tools.stacks import DECODE, GRAPH, OTHER, READ, TRANSFORM
 from fastpipe.tools.thread_times import NOTHING, Spent
-from fastpipe.tools.witness import Account, ArrayRead, ImageRead, ImageReads, OpenVolume
-
-__all__ = [
-    "GAIN", "Candidate", "accelerated", "of_folders", "of_images", "of_rows", "of_staged",
-    "of_tables", "of_volumes",
-]  # fmt: skip
+from fastpipe.tools.witness import Account, ArrayRead, ImageRead, OpenVolume, Reads
 
 _log = logging.getLogger("fastpipe.profile")
 GAIN = 1.05  # by which a step has to be faster: less is not worth a change
@@ -45,16 +41,9 @@ _BATCHES, _MOST_BYTES = 8, 256 << 20  # that are copied to be measured
 
 @dataclass(frozen=True)
 class Candidate:
-    """A loader instead of another.
+    """A loader instead of another: what is to be changed, why, and an iterator of it.
 
-    Attributes:
-        what: is to be changed, in words.
-        why: the measurement that it comes from.
-        begin: makes an iterator.
-        skipped: batches before its pace is that of others: the first of each worker, which opens files.
-        rest: what else a batch needs that is done as before, in the same process; None for nothing.
-        is_rest_beside: whether others do that at the same time, so that it costs processors only.
-        close: called when it is of no more use.
+    ``rest`` is what else a batch needs that is done as before, in the same process or beside it.
     """
 
     what: str
@@ -67,7 +56,6 @@ class Candidate:
 
 
 def accelerated(loader: Any, options: dict[str, Any]) -> Any:
-    """Return fastpipe's loader instead of a loader; None where there can be none with such options."""
     try:
         return fastpipe.accelerate(loader, **options)
     except (FastpipeError, TypeError):
@@ -75,7 +63,6 @@ def accelerated(loader: Any, options: dict[str, Any]) -> Any:
 
 
 def of_folders(watched: Watched, costs: LoaderCosts) -> Iterator[Candidate]:
-    """fastpipe's loader over the same dataset, where it makes the batches itself."""
     dataset = type(watched.loader.dataset).__name__
     shares = ", ".join(f"{stage} {share:.0%}" for stage, share in list(costs.shares().items())[:3])
     split = {"augment": "split"}
@@ -98,11 +85,7 @@ def of_folders(watched: Watched, costs: LoaderCosts) -> Iterator[Candidate]:
         )
 
 
-# ---- rows and volumes ------------------------------------------------------------------------------
-
-
 def of_rows(watched: Watched, costs: LoaderCosts, arrays: Sequence[ArrayRead]) -> Iterator[Candidate]:
-    """fastpipe's dataset of HDF5 rows, where the script's reads a row of each array for a sample."""
     files, size = sorted({read.file for read in arrays}), watched.batch_size
     dims = {read.sample_dims for read in arrays}
     if len(files) != 1 or len(dims) != 1 or size is None or (dim := dims.pop()) is None:
@@ -119,7 +102,6 @@ def of_rows(watched: Watched, costs: LoaderCosts, arrays: Sequence[ArrayRead]) -
 
 
 def of_volumes(watched: Watched, costs: LoaderCosts, volumes: Sequence[OpenVolume]) -> Iterator[Candidate]:
-    """fastpipe's dataset of patches, where the script's cuts them out of volumes, open or loaded."""
     batch, size = watched.loop.batch, watched.batch_size
     values = batch if isinstance(batch, (list, tuple)) else [batch]
     shape = tuple(getattr(values[0], "shape", ()))[1:] if values else ()
@@ -143,7 +125,6 @@ def of_volumes(watched: Watched, costs: LoaderCosts, volumes: Sequence[OpenVolum
 
 
 def _patches_of(volumes: Sequence[OpenVolume], has_labels: bool) -> tuple[Any, dict[str, Any], str, str]:
-    """What fastpipe's dataset is given, its options, and both in words."""
     first, name = volumes[0], repr(os.path.basename(volumes[0].path))
     if not first.is_loaded:
         labels = next((one.path for one in volumes[1:] if one.shape == first.shape and has_labels), None)
@@ -158,14 +139,14 @@ def _patches_of(volumes: Sequence[OpenVolume], has_labels: bool) -> tuple[Any, d
 
 
 def _with_rest(costs: LoaderCosts, what: str, source: str, fast: Any) -> Iterator[Candidate]:
-    """A loader that reads, and what the script's dataset does besides: as it is, or for whole batches."""
     shares = costs.shares()
     reading = f"reading takes {shares.get(READ, 0) + shares.get(DECODE, 0):.0%} of a batch's time"
-    rest = _transforms(costs)
-    if rest is None:
+    stages = [costs.stages[stage] for stage in (TRANSFORM, OTHER) if stage in costs.stages]
+    spent = functools.reduce(Spent.plus, stages, NOTHING)
+    line = next((line for line, stage, _ in costs.lines if stage in (TRANSFORM, OTHER)), None)
+    if line is None or spent.wall <= _MUCH * costs.wall_s * 1e9:
         yield Candidate(what, f"{reading}; measured on your {source}", fast.__iter__)
         return
-    line, spent = rest
     share = f"what else the dataset does to a sample takes {spent.wall / 1e9 / costs.wall_s:.0%} ({line})"
     yield Candidate(
         f"{what}, with what else the dataset does as transform=",
@@ -177,30 +158,22 @@ def _with_rest(costs: LoaderCosts, what: str, source: str, fast: Any) -> Iterato
     )  # fmt: skip
 
 
-def _transforms(costs: LoaderCosts) -> tuple[Line, Spent] | None:
-    """What the dataset does besides reading, if that is much: its line that takes longest, and all of it."""
-    stages = [costs.stages[stage] for stage in (TRANSFORM, OTHER) if stage in costs.stages]
-    total = functools.reduce(Spent.plus, stages, NOTHING)
-    lines = [line for line, stage, _ in costs.lines if stage in (TRANSFORM, OTHER)]
-    return (lines[0], total) if lines and total.wall > _MUCH * costs.wall_s * 1e9 else None
-
-
-# ---- images ----------------------------------------------------------------------------------------
-
-
 def of_images(watched: Watched, costs: LoaderCosts, accounts: Sequence[Account]) -> Iterator[Candidate]:
-    """``FastImageFolder.from_samples``, where the script's dataset opens an image for each sample with
-    Pillow, and has a transform of torchvision's that makes what is in the batch of it."""
+    """``FastImageFolder.from_samples``, where each sample is an image of Pillow's, transformed."""
     dataset, size = watched.loader.dataset, watched.batch_size
     files = list(dict.fromkeys(file for account in accounts for file in account.images))
     opened = sum(account.opened for account in accounts) / max(1, sum(one.samples for one in accounts))
     transform = _transform_of(dataset)
-    if transform is None or not files or not _FEW < opened < _MANY or size is None:
+    if (
+        transform is None
+        or not files
+        or not _FEW < opened < _MANY
+        or size is None
+        or not is_map_style(dataset)
+    ):
         return
-    if not is_map_style(dataset):
-        return
-    count = max(size, min(len(dataset), _MOST_SAMPLES))
     try:
+        count = max(size, min(len(dataset), _MOST_SAMPLES))
         samples = [(file, 0) for file in itertools.islice(itertools.cycle(files), count)]
         ours = fastpipe.FastImageFolder.from_samples(samples, transform, cache="off")
         fast: Any = fastpipe.FastLoader(ours, size, shuffle=True, drop_last=True)
@@ -230,36 +203,26 @@ def of_images(watched: Watched, costs: LoaderCosts, accounts: Sequence[Account])
 
 
 def _transform_of(dataset: Any) -> Any:
-    """The transform of torchvision's among a dataset's attributes; None where it is not clear which."""
     if isinstance(dataset, sys.modules["torch.utils.data"].Subset):
         return _transform_of(dataset.dataset)
     found = {
-        name: value
-        for name, value in getattr(dataset, "__dict__", {}).items()
+        name: value for name, value in getattr(dataset, "__dict__", {}).items()
         if type(value).__module__.startswith("torchvision.transforms")
-    }
-    if "transform" in found or len(found) != 1:
-        return found.get("transform")
-    return next(iter(found.values()))
+    }  # fmt: skip
+    return found.get("transform", next(iter(found.values())) if len(found) == 1 else None)
 
 
 def _images_in(batch: Any, sample: Any) -> Any:
-    """The first part of a batch that has been made of such samples; None without one."""
     found: list[Any] = []
-
-    def look(leaf: Any) -> Any:
-        if not found and hasattr(leaf, "shape") and len(leaf.shape) and same_form(leaf, sample[None]):
-            found.append(leaf)
-        return leaf
-
     if hasattr(sample, "shape"):
-        rebuilt(batch, look)
-    return found[0] if found else None
+        rebuilt(batch, found.append)
+    return next(
+        (one for one in found if len(getattr(one, "shape", ())) and same_form(one, sample[None])), None
+    )
 
 
-def of_tables(watched: Watched, costs: LoaderCosts, images: ImageReads, batches: int) -> Iterator[Candidate]:
-    """fastpipe's images for TensorFlow, where the script's are opened with Pillow."""
-    reads = [read for read in images.found if read.size is not None]
+def of_tables(watched: Watched, costs: LoaderCosts, seen: Reads, batches: int) -> Iterator[Candidate]:
+    reads = [read for read in list(seen.images) if read.size is not None]
     sizes = {read.size for read in reads}
     if not reads or len(sizes) != 1 or not batches:
         return
@@ -269,7 +232,7 @@ def of_tables(watched: Watched, costs: LoaderCosts, images: ImageReads, batches:
     known = [box for box in boxes if box is not None]
     if known and len(known) < len(boxes):
         return
-    each = max(1, round(images.count / batches))  # images of a batch, of all modalities
+    each = max(1, round(seen.opened / batches))  # images of a batch, of all modalities
     tf = fastpipe.tf
     outside = "pad" if any(map(_reaches_outside, reads)) else "error"  # Pillow has black there
     arguments = ["table", *(["boxes=…"] if known else []), *(['outside="pad"'] if outside == "pad" else []),
@@ -293,7 +256,6 @@ def of_tables(watched: Watched, costs: LoaderCosts, images: ImageReads, batches:
 
 
 def _reaches_outside(read: ImageRead) -> bool:
-    """Whether a box is larger than its image."""
     if read.box is None:
         return False
     left, top, right, bottom = read.box
@@ -305,15 +267,8 @@ def _reaches_outside(read: ImageRead) -> bool:
     return left < 0 or top < 0 or right > width or bottom > height
 
 
-# ---- a stage ---------------------------------------------------------------------------------------
-
-
 def of_staged(watched: Watched, costs: LoaderCosts, mounts: str | None = None) -> Iterator[Candidate]:
-    """fastpipe's dataset with ``stage=``, where files come from a remote file system.
-
-    It is measured on copies of some files, as later epochs find them; ``mounts`` as of `file_system`.
-    """
-    loader, dataset, size = watched.loader, watched.loader.dataset, watched.batch_size
+    dataset, size = watched.loader.dataset, watched.batch_size
     samples, root = getattr(dataset, "samples", None), getattr(dataset, "root", None)
     idle = costs.read_idle_s / max(costs.wall_s, 1e-9)
     if idle < _WAITS or not samples or size is None or not isinstance(root, (str, os.PathLike)):
@@ -324,69 +279,41 @@ def of_staged(watched: Watched, costs: LoaderCosts, mounts: str | None = None) -
         return
     if not remote.is_remote:
         return
-    copies = _Copies(loader, samples, size)
+    count, opened = min(len(samples), _BATCHES * size), contextlib.ExitStack()
+
+    @functools.cache
+    def local() -> Any:
+        scratch = Scratch()
+        opened.callback(scratch.close)
+        return _copied(watched, count, scratch.path)
+
     yield Candidate(
         "let fastpipe copy files to a local disk before they are needed: FastImageFolder(…, "
         f'stage="/a/local/disk") and FastLoader{watched.place}',
         f"a batch waits {idle:.0%} of its time for {remote.name}; measured on copies of "
-        f"{copies.count} of your files, as epochs after the first find them",
-        copies.begin, close=copies.close,
+        f"{count} of your files, as epochs after the first find them",
+        lambda: iter(local()), close=opened.close,
     )  # fmt: skip
 
 
-class _Copies:
-    """Batches of files that are copied to a local folder when they are first iterated.
-
-    Args:
-        loader: of a dataset with ``samples``, pairs of a path and a label.
-        samples: these.
-        batch_size: samples of a batch.
-    """
-
-    def __init__(self, loader: Any, samples: Any, batch_size: int) -> None:
-        self._loader, self._samples, self._batch_size = loader, samples, batch_size
-        self.count = min(len(samples), _BATCHES * batch_size)
-        self._folder: Scratch | None = None
-        self._local: Any = None
-
-    def close(self) -> None:
-        """Remove the copies."""
-        self._local = None
-        if self._folder is not None:
-            self._folder.close()
-
-    def begin(self) -> Iterator[Any]:
-        """Return an iterator of one epoch.
-
-        Raises:
-            OSError: there is no room, or a file cannot be read.
-        """
-        if self._folder is None:
-            self._folder = Scratch()
-        if self._local is None:
-            self._local = self._loader_of(self._folder.path)
-        return iter(self._local)
-
-    def _loader_of(self, folder: str) -> Any:
-        """fastpipe's loader over copies."""
-        drawn = np.random.default_rng(0).choice(len(self._samples), self.count, replace=False)
-        copied, room = [], min(_MOST_BYTES, shutil.disk_usage(folder).free // 2)
-        for number, at in enumerate(map(int, drawn)):
-            path, label = self._samples[at]
-            room -= os.path.getsize(path)
-            if room < 0:
-                break
-            name = os.path.join(folder, f"{number:06d}{os.path.splitext(path)[1]}")
-            copied.append((shutil.copyfile(path, name), label))
-        if len(copied) < self._batch_size:
-            free = in_bytes(shutil.disk_usage(folder).free)
-            raise OSError(f"there is no room for {self._batch_size} files in {folder}: {free} are free")
-        dataset = copy.copy(self._loader.dataset)
-        vars(dataset).update(samples=copied, imgs=copied, targets=[label for _, label in copied])
-        stock = require("torch.utils.data", extra="torch").DataLoader(
-            dataset, self._batch_size, shuffle=True, drop_last=True,
-            collate_fn=self._loader.collate_fn, num_workers=self._loader.num_workers,
-            worker_init_fn=self._loader.worker_init_fn,
-        )  # fmt: skip
-        # Where it makes the images itself it would keep them, of which there are few.
-        return accelerated(stock, {"cache": "off"}) or accelerated(stock, {})
+def _copied(watched: Watched, count: int, folder: str) -> Any:
+    loader, samples, size = watched.loader, watched.loader.dataset.samples, watched.batch_size or 1
+    copied, room = [], min(_MOST_BYTES, shutil.disk_usage(folder).free // 2)
+    for number, at in enumerate(np.random.default_rng(0).choice(len(samples), count, replace=False).tolist()):
+        path, label = samples[at]
+        room -= os.path.getsize(path)
+        if room < 0:
+            break
+        name = os.path.join(folder, f"{number:06d}{os.path.splitext(path)[1]}")
+        copied.append((shutil.copyfile(path, name), label))
+    if len(copied) < size:
+        free = in_bytes(shutil.disk_usage(folder).free)
+        raise OSError(f"there is no room for {size} files in {folder}: {free} are free")
+    dataset = copy.copy(loader.dataset)
+    vars(dataset).update(samples=copied, imgs=copied, targets=[label for _, label in copied])
+    stock = require("torch.utils.data", extra="torch").DataLoader(
+        dataset, size, shuffle=True, drop_last=True, collate_fn=loader.collate_fn,
+        num_workers=loader.num_workers, worker_init_fn=loader.worker_init_fn,
+    )  # fmt: skip
+    # Where it makes the images itself it would keep them, of which there are few.
+    return accelerated(stock, {"cache": "off"}) or accelerated(stock, {})

@@ -18,16 +18,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import CodeType, FrameType, GeneratorType
+from types import CodeType, GeneratorType
 from typing import Any, NamedTuple
 
-from fastpipe.tools.loaders import Watch, Watched
+from fastpipe.tools.loaders import Watch, Watched, patched
 from fastpipe.tools.loops import Loop, Phase
 from fastpipe.tools.recorder import Recorder
 from fastpipe.tools.stacks import Boundary
-from fastpipe.tools.witness import Account, ImageReads
-
-__all__ = ["WATCHED", "FitData", "FitWitness", "batches_by_threads", "data_of", "is_parallel"]
+from fastpipe.tools.witness import Account, Reads
 
 _log = logging.getLogger("fastpipe.profile")
 _PATIENCE_S = 5.0
@@ -36,16 +34,6 @@ _LIBRARIES = {"tensorflow", "keras", "tf_keras"}
 
 
 class FitData(NamedTuple):
-    """What a script gives to ``fit`` as ``x``.
-
-    Attributes:
-        x: what ``fit`` gets instead, which is the same to it.
-        once: makes a ``tf.data.Dataset`` of one of its batches, again and again.
-        begin: makes an iterator over its batches, as they are made for ``fit``; None where others make them,
-            or it can be iterated itself.
-        boundaries: of the code that makes its batches, besides what TensorFlow calls.
-    """
-
     x: Any
     once: Callable[[], Any]
     begin: Callable[[], Iterator[Any]] | None = None
@@ -53,7 +41,6 @@ class FitData(NamedTuple):
 
 
 def data_of(x: Any, keras: Any) -> FitData | None:
-    """Return what is known of ``x``; None if it is in memory, or comes in other ways."""
     if hasattr(x, "element_spec") and hasattr(x, "take"):
         return FitData(x, lambda: x.take(1).cache().repeat())
     if keras.backend.backend() != "tensorflow":  # whose threads take the batches of what follows
@@ -71,7 +58,6 @@ def data_of(x: Any, keras: Any) -> FitData | None:
 
 
 def _generated(generator: GeneratorType[Any, Any, Any]) -> FitData:
-    """A generator of batches, instead of which ``fit`` gets another one that keeps the last."""
     last: Any = None
 
     def keeping() -> Iterator[Any]:
@@ -81,7 +67,6 @@ def _generated(generator: GeneratorType[Any, Any, Any]) -> FitData:
             yield batch
 
     def rest() -> Iterator[Any]:
-        """What is left of it, as soon as the thread of a ``fit`` that has ended releases it."""
         deadline = time.monotonic() + _PATIENCE_S
         while generator.gi_running and time.monotonic() < deadline:
             threading.Event().wait(0.01)
@@ -92,12 +77,10 @@ def _generated(generator: GeneratorType[Any, Any, Any]) -> FitData:
 
 
 def is_parallel(x: Any) -> bool:
-    """Return whether threads or processes of Keras's make the batches of a ``PyDataset``."""
     return bool(x.workers > 1 or (x.workers and x.use_multiprocessing))
 
 
 def batches_by_threads(x: Any, threads: int) -> Iterator[Any]:
-    """Return batches of a ``PyDataset`` as Keras makes them with so many workers, in order."""
     ahead: deque[Future[Any]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         try:
@@ -118,7 +101,6 @@ def _places(x: Any) -> Iterator[int]:
 
 
 def _repeated(batch: Any) -> Any:
-    """A batch in the forms that Keras takes, as a dataset of TensorFlow's."""
     if isinstance(batch, list):
         batch = tuple(batch)
     elif not isinstance(batch, (tuple, dict)):
@@ -127,18 +109,10 @@ def _repeated(batch: Any) -> Any:
 
 
 class FitWitness:
-    """Sees what datasets of TensorFlow do in Python, in threads of TensorFlow's.
-
-    Args:
-        loop: whose steps are the batches; None where somebody else counts them.
-        more: boundaries of code that makes batches in other threads.
-    """
-
     def __init__(self, loop: Loop | None = None, more: Mapping[CodeType, Boundary] | None = None) -> None:
         script_ops = sys.modules["tensorflow.python.ops.script_ops"]
         function: Any = script_ops.FuncRegistry.__call__
-        self.images = ImageReads()
-        self.images.begin()
+        self.reads = Reads().begin()
         self._loop, self._account = loop, Account(-1)
         self._recorder = Recorder({function.__code__: Boundary("dataset"), **(more or {})})
         self._recorder.tally = self._account.tally
@@ -146,7 +120,6 @@ class FitWitness:
         self._is_open = True
 
     def accounts(self) -> list[Account]:
-        """Return what was seen."""
         self.close()
         if self._loop is not None:
             steps = self._loop.steps
@@ -154,22 +127,17 @@ class FitWitness:
         return [self._account]
 
     def close(self) -> None:
-        """End recording."""
         if self._is_open:
-            self.images.end()
+            self.reads.close()
             self._recorder.stop()
             self._is_open = False
 
 
-# ---- fit -------------------------------------------------------------------------------------------
-
-
 class _Replay(BaseException):
-    """Ends a ``fit``, for one of a single batch."""
+    pass
 
 
 def _watch_fit(keras: Any, watch: Watch) -> Callable[[], None]:
-    """Watch ``keras.Model.fit``; return a function that undoes it."""
     fit = keras.Model.fit
     signature = inspect.signature(fit)
 
@@ -184,7 +152,7 @@ def _watch_fit(keras: Any, watch: Watch) -> Callable[[], None]:
         known.loop.end_again()
         if known.loop.is_over:
             return fit(*args, **kwargs)
-        known.is_opaque, known.begin, known.boundaries = True, data.begin, data.boundaries
+        known.is_opaque, known.data = True, data
         if known.witness is None:
             known.witness = FitWitness(known.loop, data.boundaries)
         given.arguments["x"] = data.x
@@ -208,25 +176,13 @@ def _watch_fit(keras: Any, watch: Watch) -> Callable[[], None]:
             raise
         return fit(model, once, epochs=1, shuffle=False, verbose=0, callbacks=[_steps(keras, known)])
 
-    is_own = "fit" in vars(keras.Model)
-    keras.Model.fit = watched_fit
-
-    def undo() -> None:
-        if is_own:
-            keras.Model.fit = fit
-        elif "fit" in vars(keras.Model):
-            del keras.Model.fit
-
-    return undo
+    return patched(keras.Model, fit=watched_fit)
 
 
 def _steps(keras: Any, known: Watched) -> Any:
-    """A callback that counts the steps of a loop."""
     loop = known.loop
 
     class Steps(keras.callbacks.Callback):  # type: ignore[misc]
-        """Ends the ``fit`` where another one goes on."""
-
         _is_last_epoch = False
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -247,34 +203,20 @@ def _steps(keras: Any, known: Watched) -> Any:
     return Steps()
 
 
-# ---- loops over datasets, as with ``tf.GradientTape`` ----------------------------------------------
-
-
 def _watch_datasets(module: Any, watch: Watch) -> Callable[[], None]:
-    """Watch datasets of TensorFlow where a script iterates them; return a function that undoes it."""
     kind = module.DatasetV2
     ways = {name: getattr(kind, name) for name in ("__iter__", "as_numpy_iterator")}
 
     def watched(begin: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
         def iterate(self: Any) -> Iterator[Any]:
-            if _is_library(sys._getframe(1)) or not module.context.executing_eagerly():
+            caller = str(sys._getframe(1).f_globals.get("__name__", ""))
+            if caller.partition(".")[0] in _LIBRARIES or not module.context.executing_eagerly():
                 return begin(self)
             return watch.iterate(self, begin, witness=FitWitness)
 
         return iterate
 
-    for name, begin in ways.items():
-        setattr(kind, name, watched(begin))
-
-    def undo() -> None:
-        for name, begin in ways.items():
-            setattr(kind, name, begin)
-
-    return undo
-
-
-def _is_library(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in _LIBRARIES
+    return patched(kind, **{name: watched(begin) for name, begin in ways.items()})
 
 
 # As ``Watch`` takes it, besides torch's loaders.

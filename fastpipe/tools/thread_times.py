@@ -13,19 +13,6 @@ from typing import Any, NamedTuple
 
 from fastpipe.core.processes import process_tree
 
-__all__ = [
-    "NOTHING",
-    "DeviceClock",
-    "DeviceTimes",
-    "Meter",
-    "Spent",
-    "ThreadClock",
-    "processes_cpu_ns",
-    "synchronized",
-    "threads_delay_ns",
-]
-
-
 _TASKS = Path("/proc/self/task")
 _INTERVAL_NS = 20_000_000  # between two readings of a meter, each of which takes some hundred microseconds
 _EVERY = 4  # steps of which one is measured on the device
@@ -41,18 +28,15 @@ class Spent(NamedTuple):
 
     @property
     def idle(self) -> int:
-        """Nanoseconds in which it waited for something else: a disk, a network, a lock, another thread."""
         return max(0, self.wall - self.cpu - self.delay)
 
     def __sub__(self, other: Spent) -> Spent:
         return Spent(self.wall - other.wall, self.cpu - other.cpu, self.delay - other.delay)
 
     def plus(self, other: Spent) -> Spent:
-        """Return the sum of both."""
         return Spent(self.wall + other.wall, self.cpu + other.cpu, self.delay + other.delay)
 
     def each(self, count: int) -> Spent:
-        """Return the time of one, if this is that of so many."""
         return Spent(self.wall // count, self.cpu // count, self.delay // count)
 
 
@@ -60,8 +44,6 @@ NOTHING = Spent(0, 0, 0)
 
 
 class ThreadClock:
-    """The times of one thread of this process; without ``/proc`` all of the time counts as running."""
-
     def __init__(self, native_id: int | None = None) -> None:
         self.native_id = threading.get_native_id() if native_id is None else native_id
         try:
@@ -82,17 +64,13 @@ class ThreadClock:
         return Spent(now, int(cpu), int(delay))
 
     def close(self) -> None:
-        """Release the descriptor."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 def processes_cpu_ns() -> int | None:
-    """Return the nanoseconds in which this process and its descendants ran, those that have ended as well.
-
-    They come in steps of the kernel's tick, usually 10 ms; None without ``/proc``.
-    """
+    """Return the processor time, in ticks, of this process and its descendants, ended ones too, if known."""
     ticks: dict[int, int] = {}
     tree = process_tree(os.getpid(), ticks)
     if os.getpid() not in ticks:
@@ -101,7 +79,6 @@ def processes_cpu_ns() -> int | None:
 
 
 def threads_delay_ns() -> int | None:
-    """Return the nanoseconds for which the living threads waited for cores, summed; None if unknown."""
     total = None
     for path in _TASKS.glob("*/schedstat"):
         try:
@@ -113,25 +90,7 @@ def threads_delay_ns() -> int | None:
 
 
 class Meter:
-    """The growth of a counter in steps, without what happens between epochs.
-
-    The counter is read after some of the steps only; steps after the last reading of an epoch do not count,
-    as it is not known which step is the last.
-
-    Args:
-        read: the counter; returns None if unknown.
-
-    >>> counter = iter([100, 130, 900, 910])
-    >>> meter = Meter(lambda: next(counter))
-    >>> meter.start(0)
-    >>> for now in (10_000_000, 20_000_000, 30_000_000):
-    ...     meter.step(now)
-    >>> meter.pause()  # the epoch is over
-    >>> meter.step(500_000_000)
-    >>> meter.step(530_000_000)
-    >>> meter.per_step  # (30 + 10) / (3 + 1)
-    10
-    """
+    """The growth of a counter in a step, without what happens between epochs."""
 
     def __init__(self, read: Callable[[], int | None]) -> None:
         self._read = read
@@ -140,11 +99,9 @@ class Meter:
         self._is_paused = True
 
     def start(self, now: int) -> None:
-        """Count from a time in nanoseconds on."""
         self._value, self._when, self._pending, self._is_paused = self._read(), now, 0, False
 
     def step(self, now: int) -> None:
-        """Count a step that has ended; the first after a pause does not count."""
         if self._is_paused:
             self.start(now)
             return
@@ -153,17 +110,14 @@ class Meter:
             self._update(now)
 
     def pause(self) -> None:
-        """Ignore what comes until the next step has ended."""
         self._is_paused = True
 
     def finish(self, now: int) -> None:
-        """Read a last time."""
         if not self._is_paused and self._pending:
             self._update(now)
 
     @property
     def per_step(self) -> int | None:
-        """The growth in a step; None if unknown."""
         return self._total // self._steps if self._steps else None
 
     def _update(self, now: int) -> None:
@@ -174,17 +128,12 @@ class Meter:
         self._value, self._when, self._pending = value, now, 0
 
 
-# ---- CUDA ------------------------------------------------------------------------------------------
-
-
 def _cuda() -> Any:
-    """``torch.cuda`` if it is in use, else None."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     return cuda if cuda is not None and cuda.is_initialized() else None
 
 
 def synchronized() -> bool:
-    """Wait until a CUDA device in use has done its work; return whether there is one."""
     cuda = _cuda()
     if cuda is None:
         return False
@@ -196,18 +145,12 @@ def synchronized() -> bool:
 
 
 class DeviceTimes(NamedTuple):
-    """Mean seconds that lie, on the device, between a step's end and the next one's begin, and of a step."""
-
     wait_s: float
     busy_s: float
 
 
 class DeviceClock:
-    """Measures every fourth step on a CUDA device by three events on the current stream, without waiting.
-
-    Python goes on while a GPU computes: a step that waits for its batch need not mean that the GPU does.  The
-    events are read some steps later, if the device has come to them, and at the end.
-    """
+    """Measures every fourth step on a CUDA device by three events, without waiting."""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -217,7 +160,6 @@ class DeviceClock:
         self._is_over = False
 
     def asked(self) -> None:
-        """A step has ended, as far as Python knows, and the next batch is requested."""
         if len(self._events) == 2:
             self._mark()
             self._pending.append(self._events)
@@ -228,21 +170,17 @@ class DeviceClock:
         self._steps += 1
 
     def got(self) -> None:
-        """The batch is there."""
         if len(self._events) == 1:
             self._mark()
 
     def skip(self) -> None:
-        """What goes on belongs to no step."""
         self._events = []
 
     def close(self) -> None:
-        """Release the events."""
         self._is_over, self._events = True, []
         self._pending.clear()
 
     def times(self) -> DeviceTimes | None:
-        """Return what was measured; None where nothing was."""
         self._collect()
         count = len(self._milliseconds)
         if not count:
@@ -263,7 +201,6 @@ class DeviceClock:
         self._events.append(event)
 
     def _collect(self) -> None:
-        """Take the times of the events that the device has come to."""
         try:
             while self._pending and self._pending[0][-1].query():
                 asked, got, ended = self._pending.popleft()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import statistics
 from collections.abc import Callable, Iterator
@@ -22,27 +23,12 @@ from fastpipe.options import Cache, Decode
 from fastpipe.tools.costs import epochs
 from fastpipe.tools.loaders import is_map_style, processes_of
 
-__all__ = [
-    "Base", "Measured", "OverBudgetError", "Settings", "Trial", "cache_of_all", "decoded_bytes",
-    "folders_behind", "is_all_kept", "measure", "measure_kept", "part_of", "warm_up",
-]  # fmt: skip
-
 _CHECK_S = 0.25
 _LOOKED_AT = 64  # images whose sizes stand for those of all
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Values of the settings that are tuned; None where a dataset has no such setting.
-
-    Attributes:
-        workers: worker processes; 0 for none.
-        ahead: batches made ahead: by each worker, or else by this process's threads.
-        threads: of a dataset of fastpipe's, in each process that makes batches.
-        backend: decoder of images.
-        cache: where decoded samples are kept.
-    """
-
     workers: int
     ahead: int | Literal["auto"] = "auto"
     threads: int | Literal["auto"] | None = None
@@ -50,19 +36,16 @@ class Settings:
     cache: Cache | None = None
 
     def with_workers(self, workers: int) -> Settings:
-        """Return the same with another number of workers, each of which makes as much ahead as is usual."""
         return self if workers == self.workers else replace(self, workers=workers, ahead="auto")
 
     @property
     def of_loader(self) -> dict[str, Any]:
-        """Arguments of ``FastLoader`` and ``accelerate``."""
         name = "prefetch_factor" if self.workers else "prefetch_batches"
         more = {} if self.ahead == "auto" else {name: self.ahead}
         processes = {"workers": "processes"} if self.workers else {}
         return {"num_workers": self.workers, **processes, **more}
 
     def of_dataset(self, before: Settings) -> dict[str, Any]:
-        """Return arguments of fastpipe's datasets that differ from those before."""
         found: dict[str, Any] = {}
         if self.threads not in (None, before.threads):
             found["threads"] = self.threads
@@ -73,25 +56,13 @@ class Settings:
         return found
 
     def as_text(self, before: Settings) -> str:
-        """Return the arguments of a loader, and those of its dataset that differ, as text.
-
-        >>> Settings(workers=2, ahead=4, threads=3).as_text(Settings(workers=0, threads="auto"))
-        'num_workers=2, prefetch_factor=4, threads=3'
-        """
+        """Return the arguments of a loader, and those of its dataset that differ, as text."""
         values = self.of_loader | self.of_dataset(before)
         # Here num_workers are always processes.
         return ", ".join(f"{name}={value!r}" for name, value in values.items() if name != "workers")
 
 
 class Base:
-    """A loader, of torch's or fastpipe's, whose settings are tuned.
-
-    Attributes:
-        folders: fastpipe's datasets behind it.
-        is_sequence: whether its dataset gives samples by index, so that any number of workers makes the same.
-        is_threaded: whether threads of fastpipe's make its batches where there are no workers.
-    """
-
     def __init__(self, loader: Any) -> None:
         self.loader = loader
         self.folders = folders_behind(loader.dataset)
@@ -105,26 +76,19 @@ class Base:
 
     @property
     def settings(self) -> Settings:
-        """The present ones."""
-        loader = self.loader
-        workers = processes_of(loader)
+        loader, workers = self.loader, processes_of(self.loader)
         ahead: Any = loader.prefetch_factor if workers else getattr(loader, "prefetch_batches", "auto")
         first = self.folders[0] if self.folders else None
-        decode = getattr(first, "decode", None)
         return Settings(
-            workers, "auto" if workers and ahead == 2 else ahead,
-            getattr(first, "threads", None),
-            None if decode is None else decode.backend,
-            getattr(first, "cache", None),
+            workers, "auto" if workers and ahead == 2 else ahead, getattr(first, "threads", None),
+            getattr(getattr(first, "decode", None), "backend", None), getattr(first, "cache", None),
         )  # fmt: skip
 
     @contextlib.contextmanager
     def dataset_with(self, settings: Settings) -> Iterator[None]:
-        """Give fastpipe's datasets these settings meanwhile, and no ``cache="auto"``.
-
-        What is tried later would else find what was decoded for others.
-        """
-        before = [(one, dict(vars(one))) for one in self.folders]
+        """Give fastpipe's datasets these settings meanwhile, and no ``cache="auto"``."""
+        names = ("threads", "decode", "cache")
+        before = [(one, name, vars(one)[name]) for one in self.folders for name in names if name in vars(one)]
         try:
             self.set(settings)
             for one in self.folders:
@@ -132,13 +96,10 @@ class Base:
                     one.cache = Cache("off")
             yield
         finally:
-            for one, attributes in before:
-                for name in ("threads", "decode", "cache"):
-                    if name in attributes:
-                        setattr(one, name, attributes[name])
+            for one, name, value in before:
+                setattr(one, name, value)
 
     def set(self, settings: Settings) -> None:
-        """Give fastpipe's datasets these settings."""
         for one in self.folders:
             if settings.threads is not None:
                 one.threads = settings.threads
@@ -149,15 +110,10 @@ class Base:
                 one.cache = settings.cache
 
     def made(self, settings: Settings, *, for_trial: bool = False) -> Any:
-        """Return a ``FastLoader`` with these settings, but for those of the dataset.
-
-        With ``for_trial`` it keeps nothing that ``cache="auto"`` would.
-        """
         return fastpipe.accelerate(self.loader, **settings.of_loader, **(self._cache if for_trial else {}))
 
 
 def folders_behind(dataset: Any) -> list[Any]:
-    """Return fastpipe's datasets behind one, also through torch's ``Subset`` and ``ConcatDataset``."""
     data = require("torch.utils.data", extra="torch")
     if type(dataset) is data.Subset:
         return folders_behind(dataset.dataset)
@@ -167,23 +123,12 @@ def folders_behind(dataset: Any) -> list[Any]:
     return [dataset] if type(dataset).__module__.partition(".")[0] == "fastpipe" else []
 
 
-# ---- measuring -------------------------------------------------------------------------------------
-
-
 class OverBudgetError(Exception):
-    """A loader took more memory than it may."""
+    pass
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A measurement of a loader.
-
-    Attributes:
-        batch_s: seconds of a batch, with the step if there is one.
-        wait_s: of these, seconds until it was there.
-        memory: bytes more than before, of this process and its descendants; None if unknown.
-    """
-
     batch_s: float
     wait_s: float
     memory: int | None
@@ -191,22 +136,18 @@ class Measured:
 
 @dataclass
 class Trial:
-    """Settings that were tried: each measurement, or why there is none."""
-
     settings: Settings
     measured: list[Measured] = field(default_factory=list)
     why: str = ""
 
     @property
     def batch_s(self) -> float:
-        """Seconds of a batch: the median; infinite where nothing was measured."""
         if self.why or not self.measured:
             return float("inf")
         return statistics.median(one.batch_s for one in self.measured)
 
     @property
     def spread(self) -> float:
-        """Median deviation from it, as a part of it."""
         middle = self.batch_s
         if middle == float("inf"):
             return 0.0
@@ -214,27 +155,16 @@ class Trial:
 
     @property
     def stall(self) -> float:
-        """The part of a batch's time in which it is waited for."""
         return statistics.median(one.wait_s / one.batch_s for one in self.measured)
 
     @property
     def memory(self) -> int | None:
-        """The most bytes that it took."""
         return max((one.memory for one in self.measured if one.memory is not None), default=None)
 
 
 def measure(
-    loader: Any,
-    step: Callable[[Any], object] | None,
-    seconds: float,
-    skipped: int,
-    budget: int | None,
+    loader: Any, step: Callable[[Any], object] | None, seconds: float, skipped: int, budget: int | None
 ) -> Measured | None:
-    """Take batches of a loader, as `epochs` does; None where an epoch has no batch.
-
-    Raises:
-        OverBudgetError: more memory was taken than ``budget``.
-    """
     memory = _Memory(budget)
 
     def stepped(batch: Any) -> None:
@@ -244,10 +174,10 @@ def measure(
 
     took = waited = 0.0
     count, is_over = 0, False
+    look = functools.partial(memory.guard, now=True)
     for epoch in epochs(
-        loader.__iter__, skipped, seconds, step=stepped, look=lambda: memory.guard(now=True), limit=6.0,
-        counts_start=True,
-    ):  # fmt: skip
+        loader.__iter__, skipped, seconds, step=stepped, look=look, limit=6.0, counts_start=True
+    ):
         if not epoch.taken:
             return None
         took, waited, count = took + epoch.seconds, waited + epoch.waited, count + epoch.batches
@@ -255,7 +185,7 @@ def measure(
         if not is_over:
             memory.look()  # while its workers are there
     if is_over:
-        iterator = iter(loader)
+        iterator = iter(loader)  # which lives while its memory is looked at
         for _ in zip(range(skipped), iterator, strict=False):  # until each worker has made a batch
             pass
         memory.look()
@@ -263,24 +193,16 @@ def measure(
 
 
 def warm_up(loader: Any) -> None:
-    """Take a batch that does not count."""
     next(iter(loader), None)
 
 
 class _Memory:
-    """Memory of this process and its descendants beyond what they had; ``most`` is None if unknown."""
-
     def __init__(self, budget: int | None) -> None:
         self._budget, self._before, self._free = budget, memory_of_processes(), free_memory()
         self._next = 0.0
         self.most = None if self._before is None else 0
 
     def look(self) -> None:
-        """Update the most, which takes a while for each process.
-
-        Raises:
-            OverBudgetError: it is more than may be taken.
-        """
         if self._before is None or self.most is None:
             return
         taken = max(0, (memory_of_processes() or 0) - self._before)
@@ -289,11 +211,6 @@ class _Memory:
             raise OverBudgetError(f"took {taken / 1e6:,.0f} MB, and may take {self._budget / 1e6:,.0f}")
 
     def guard(self, *, now: bool = False) -> None:
-        """Update it if the machine has so much less memory free that it may be too much.
-
-        It is cheap: meanwhile workers would get ahead.  Unless ``now``, it does nothing soon after the last
-        time.
-        """
         at = perf_counter()
         if self._budget is None or self._free is None or (at < self._next and not now):
             return
@@ -303,11 +220,7 @@ class _Memory:
             self.look()
 
 
-# ---- a cache of all that a dataset decodes ----------------------------------------------------------
-
-
 def cache_of_all(dataset: Any, budget: int | None) -> tuple[Cache | None, str]:
-    """Return a cache for all that a dataset decodes; None where there is no use in one; and in words why."""
     nbytes = decoded_bytes(dataset)
     if nbytes is None or getattr(dataset, "cache", None) != Cache():
         return None, ""
@@ -319,25 +232,26 @@ def cache_of_all(dataset: Any, budget: int | None) -> tuple[Cache | None, str]:
 
 
 def is_all_kept(cache: Cache, nbytes: int) -> bool:
-    """Return whether so many bytes fit into a cache, as far as is known without making it."""
-    if cache.where in ("off", "disk") or cache.max_bytes != "auto":
-        return cache.where == "disk" or (cache.max_bytes != "auto" and nbytes <= cache.max_bytes)
+    if cache.where in ("off", "disk"):
+        return cache.where == "disk"
+    if cache.max_bytes != "auto":
+        return nbytes <= cache.max_bytes
     free = free_memory()
     return free is not None and nbytes <= free // AUTO_SHARE
 
 
-def part_of(loader: Any, dataset: Any, count: int) -> Any:
-    """Return a ``DataLoader`` of the first samples of a dataset, shuffled, in batches like a loader's."""
+def kept(loader: Any, dataset: Any, batches: int, **settings: Any) -> Any:
     data = require("torch.utils.data", extra="torch")
-    first = data.Subset(dataset, range(min(len(dataset), count)))
-    return data.DataLoader(first, loader.batch_size or 1, shuffle=True, collate_fn=loader.collate_fn)
+    size = loader.batch_size or 1
+    first = data.Subset(dataset, range(min(len(dataset), batches * size)))
+    stock = data.DataLoader(first, size, shuffle=True, collate_fn=loader.collate_fn)
+    found = fastpipe.accelerate(stock, **settings)
+    for _ in found:
+        pass
+    return found
 
 
 def decoded_bytes(dataset: Any) -> int | None:
-    """Return the bytes of all that a dataset decodes in an epoch; None if unknown beforehand.
-
-    For images they are estimated, from the sizes of some.
-    """
     if isinstance(dataset, fastpipe.FastHDF5Dataset):
         return int(len(dataset) * sum(dtype.itemsize * np.prod(shape) for dtype, shape in dataset.kinds))
     samples = getattr(dataset, "samples", None)
@@ -358,16 +272,7 @@ def decoded_bytes(dataset: Any) -> int | None:
 def measure_kept(
     base: Base, settings: Settings, step: Callable[[Any], object] | None, seconds: float, batch_s: float
 ) -> Measured | None:
-    """Measure a batch from the second epoch on, with settings that have a cache.
-
-    It has as many samples as a first epoch of about ``seconds`` has; ``batch_s`` is the time of a batch
-    without a cache.
-    """
-    loader = base.loader
-    count = (loader.batch_size or 1) * max(4, int(seconds / batch_s))
-    part = part_of(loader, loader.dataset, count)
     with base.dataset_with(settings):
-        kept = fastpipe.accelerate(part, **settings.of_loader)
-        for _ in kept:
-            pass
-        return measure(kept, step, seconds, max(2, settings.workers), None)
+        batches = max(4, int(seconds / batch_s))
+        loader = kept(base.loader, base.loader.dataset, batches, **settings.of_loader)
+        return measure(loader, step, seconds, max(2, settings.workers), None)

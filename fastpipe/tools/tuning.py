@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import functools
+import itertools
 import logging
 import random
 import warnings
@@ -35,8 +34,6 @@ from fastpipe.tools.trials import (
     warm_up,
 )
 
-__all__ = ["Search", "Tuning", "autotune"]
-
 _PART = 0.5  # of the memory that is free
 _log = logging.getLogger("fastpipe")
 _HOPELESS, _CLOSE = 1.25, 1.12  # times the best's time: measured once, and no more; measured more often
@@ -49,20 +46,6 @@ _LEAST_S, _MOST_S = 0.2, 2.0
 
 
 class Search:
-    """The search for the fastest settings: one after the other, then around the best.
-
-    Args:
-        base: the loader.
-        step: called with each batch; None for nothing.
-        cores: that this process may use.
-        budget: bytes of memory that a loader may take; None for any.
-        seconds: after which no more is tried.
-
-    Attributes:
-        trials: what was tried, in this order.
-        notes: what was found, in words.
-    """
-
     def __init__(
         self, base: Base, step: Callable[[Any], object] | None, cores: int, budget: int | None, seconds: float
     ) -> None:
@@ -72,39 +55,27 @@ class Search:
         self._each_s = min(_MOST_S, max(_LEAST_S, seconds * _SHARE))
         self._by_settings: dict[Settings, Trial] = {}
         self._is_enough = self._is_warm = False
-        self._warned: set[tuple[str, int]] = set()
         self.notes: list[str] = []
 
     @property
     def trials(self) -> list[Trial]:
-        """What was tried."""
         return list(self._by_settings.values())
 
     def run(self) -> Trial:
-        """Search, and return the best trial."""
-        best = self._measured(self._base.settings)
+        best = self._trial(self._base.settings)
+        self._measure(best)
         if best.why:
             return best
         for name, find in (
-            ("worker processes", self._workers),
-            ("batches ahead", self._ahead),
-            ("threads", self._threads),
-            ("decoder", self._decoders),
-            ("around the best", self._around),
-            ("cache", self._cache),
-        ):
-            if self._is_enough:
-                self.notes.append(
-                    f"ended before {name}: with a stall of {best.stall:.1%} a step has its data"
-                )
-                break
-            if perf_counter() > self._until:
-                self.notes.append(f"ended before {name}: the time was over")
+            ("worker processes", self._workers), ("batches ahead", self._ahead), ("threads", self._threads),
+            ("decoder", self._decoders), ("around the best", self._around), ("cache", self._cache),
+        ):  # fmt: skip
+            if self._is_over:
+                enough = f"with a stall of {best.stall:.1%} a step has its data" if self._is_enough else ""
+                self.notes.append(f"ended before {name}: {enough or 'the time was over'}")
                 break
             best = find(best)
         return best
-
-    # ---- one setting after the other -----------------------------------------------------------
 
     def _workers(self, best: Trial) -> Trial:
         base, now = self._base, best.settings
@@ -146,7 +117,6 @@ class Search:
         return self._best_of(best, [replace(best.settings, backend="pillow")])
 
     def _cache(self, best: Trial) -> Trial:
-        """Last, as later epochs are what is measured with a cache."""
         base = self._base
         if len(base.folders) != 1 or base.loader.dataset is not base.folders[0] or not base.is_sequence:
             return best
@@ -167,7 +137,6 @@ class Search:
         return trial
 
     def _around(self, best: Trial) -> Trial:
-        """Once more, as settings depend on each other."""
         now, near = best.settings, []
         if self._base.is_sequence and not why_no_processes():
             near += [now.with_workers(workers) for workers in (now.workers - 1, now.workers + 1)
@@ -179,7 +148,6 @@ class Search:
     def _climb(
         self, best: Trial, change: Callable[[Settings, int], Settings], values: Sequence[int], most: int
     ) -> Trial:
-        """Try some values, and twice the largest as long as that is better."""
         best = self._best_of(best, [change(best.settings, value) for value in values])
         largest = values[-1]
         while best.settings == change(best.settings, largest) and 2 * largest <= most and not self._is_over:
@@ -187,21 +155,16 @@ class Search:
             best = self._best_of(best, [change(best.settings, largest)])
         return best
 
-    # ---- measuring ------------------------------------------------------------------------------
-
     @property
     def _is_over(self) -> bool:
         return self._is_enough or perf_counter() > self._until
 
     def _best_of(self, best: Trial, others: Iterable[Settings]) -> Trial:
-        """Return the better of what is best so far and of others, all of them measured in turns."""
         rivals = [best, *(self._trial(one) for one in others)]
         for number in range(_MOST_ROUNDS):
             leader = min(rivals, key=lambda one: one.batch_s)
             far = _HOPELESS if number < _ROUNDS else _CLOSE
-            left = [
-                one for one in rivals if not one.why and (not number or one.batch_s <= far * leader.batch_s)
-            ]
+            left = [one for one in rivals if not (one.why or (number and one.batch_s > far * leader.batch_s))]
             if number >= _ROUNDS and len(left) < 2:
                 break
             for one in left:
@@ -212,7 +175,6 @@ class Search:
         return self._chosen(best, rivals)
 
     def _chosen(self, best: Trial, rivals: Sequence[Trial]) -> Trial:
-        """Return the fastest, or what is best so far where that is hardly slower."""
         fastest = min(rivals, key=lambda one: one.batch_s)
         margin = min(_MOST_NOISE, max(_SAME, 2 * best.spread, 2 * fastest.spread))
         if fastest is best or fastest.batch_s < best.batch_s / (1 + margin):
@@ -224,14 +186,8 @@ class Search:
     def _trial(self, settings: Settings) -> Trial:
         return self._by_settings.setdefault(settings, Trial(settings))
 
-    def _measured(self, settings: Settings) -> Trial:
-        trial = self._trial(settings)
-        if not trial.measured and not trial.why:
-            self._measure(trial)
-        return trial
-
     def _measure(self, trial: Trial) -> None:
-        settings = trial.settings
+        settings, found = trial.settings, None
         likely = self._likely_memory(settings)
         if self._budget is not None and likely > self._budget:
             trial.why = f"would take about {likely / 1e6:,.0f} MB, and may take {self._budget / 1e6:,.0f}"
@@ -246,14 +202,13 @@ class Search:
                 found = measure(loader, self._step, self._each_s, skipped, self._budget)
         except OverBudgetError as error:
             trial.why = str(error)
-            return
         except Exception as error:  # whatever it is: the script's own settings work
             if not any(one.measured for one in self.trials):
                 raise
             trial.why = f"{type(error).__name__}: {error}"
-            return
-        if found is None:
-            trial.why = "the loader has no batch"
+        else:
+            trial.why = "" if found is not None else "the loader has no batch"
+        if trial.why or found is None:
             return
         trial.measured.append(found)
         said = settings.as_text(self._base.settings)
@@ -263,18 +218,14 @@ class Search:
 
     @contextmanager
     def _noted_warnings(self) -> Iterator[None]:
-        """Note each warning once that many trials would give."""
         with warnings.catch_warnings(record=True) as given:
             warnings.simplefilter("always")
             warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
             yield
-        for one in given:
-            if (one.filename, one.lineno) not in self._warned:
-                self._warned.add((one.filename, one.lineno))
-                self.notes.append(str(one.message))
+        texts = dict.fromkeys(str(one.message) for one in given)
+        self.notes += [text for text in texts if text not in self.notes]
 
     def _likely_memory(self, settings: Settings) -> int:
-        """Bytes that a loader will take, by those of fewer workers and batches; 0 if unknown."""
         known = [
             (one.memory, max(1, one.settings.workers)) for one in self.trials
             if one.memory is not None and one.settings.workers
@@ -283,9 +234,6 @@ class Search:
             return 0
         memory, workers = max(known, key=lambda item: item[1])
         return memory * settings.workers // workers
-
-
-# ---- autotune --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False)
@@ -335,38 +283,31 @@ class Tuning(TextReport):
             return f"{now} a batch with the settings that it has: nothing better was found than"
         return f"{then} → {now} a batch, {self.gain:.2f}×, in {self.seconds:.0f} s of measuring"
 
-    def _text_of(self, trial: Trial) -> str:
-        return trial.settings.as_text(self.before.settings)
-
     def _cells(self, trial: Trial) -> tuple[str, ...]:
+        said = trial.settings.as_text(self.before.settings)
         if trial.batch_s == float("inf"):
-            return self._text_of(trial), trial.why or "not measured", "", "", "", ""
+            return said, trial.why or "not measured", "", "", "", ""
         memory = "" if trial.memory is None else f"{trial.memory / 1e6:,.0f} MB"
-        return (
-            self._text_of(trial), in_duration(trial.batch_s), f"{trial.spread:.1%}", f"{trial.stall:.0%}",
-            memory, f"{len(trial.measured)}×",
-        )  # fmt: skip
+        rest = f"{trial.spread:.1%}", f"{trial.stall:.0%}", memory, f"{len(trial.measured)}×"
+        return said, in_duration(trial.batch_s), *rest
 
     def as_json(self) -> dict[str, Any]:
         """Everything but the loader, as plain numbers, texts, lists and dictionaries."""
         return {
             "config": self.config, "gain": self.gain, "seconds": self.seconds, "notes": list(self.notes),
             "trials": [
-                {"settings": self._text_of(one), "why": one.why, "is_best": one is self.best,
-                 "is_before": one is self.before, "measured": [asdict(value) for value in one.measured]}
+                {"settings": one.settings.as_text(self.before.settings), "why": one.why,
+                 "is_best": one is self.best, "is_before": one is self.before,
+                 "measured": [asdict(value) for value in one.measured]}
                 for one in self.trials
             ],
         }  # fmt: skip
 
 
 def autotune(
-    loader: Any,
-    *,
-    batch_size: int | None = None,
-    step: Callable[[Any], object] | None = None,
-    memory_budget: int | None = None,
-    seconds: float = 30.0,
-) -> Tuning:
+    loader: Any, *, batch_size: int | None = None, step: Callable[[Any], object] | None = None,
+    memory_budget: int | None = None, seconds: float = 30.0,
+) -> Tuning:  # fmt: skip
     """Find the settings with which a loader is fastest here: workers, batches ahead, threads, decoder, cache.
 
     One setting after the other is changed, then those around the best; each is measured on the loader's own
@@ -427,7 +368,6 @@ def autotune(
 
 
 def _base_of(loader: Any, batch_size: int | None) -> tuple[Base, bool]:
-    """Return what is tuned, and whether it was a dataset."""
     data = require("torch.utils.data", extra="torch")
     if isinstance(loader, data.DataLoader):
         if batch_size is not None:
@@ -446,7 +386,6 @@ def _base_of(loader: Any, batch_size: int | None) -> tuple[Base, bool]:
 
 
 def _config(base: Base, settings: Settings, is_dataset: bool) -> str:
-    """The settings as code."""
     of_loader = "".join(f", {name}={value!r}" for name, value in settings.of_loader.items())
     if is_dataset:
         text = f"FastLoader(dataset, batch_size={base.loader.batch_size}, shuffle=True{of_loader})"
@@ -461,47 +400,27 @@ def _config(base: Base, settings: Settings, is_dataset: bool) -> str:
     return text
 
 
-def _generators_of(loader: Any, kind: type) -> list[Any]:
-    """Generators, of torch's kind and others, of a loader and of all its samplers."""
-    found: dict[int, Any] = {}
-    holders, at = [loader, loader.sampler, loader.batch_sampler], 0
-    while at < len(holders):
-        for value in getattr(holders[at], "__dict__", {}).values():
-            if isinstance(value, (kind, np.random.Generator, np.random.RandomState, random.Random)):
-                found[id(value)] = value
-        inner = getattr(holders[at], "sampler", None)
-        if inner is not None and all(inner is not one for one in holders):
-            holders.append(inner)
-        at += 1
-    return list(found.values())
-
-
-def _state_of(generator: Any) -> Callable[[], object]:
-    """Return a function that puts a generator back to where it is."""
-    if isinstance(generator, np.random.Generator):
-        bits, found = generator.bit_generator, copy.deepcopy(generator.bit_generator.state)
-        return lambda: setattr(bits, "state", found)
-    if isinstance(generator, random.Random):
-        return functools.partial(generator.setstate, generator.getstate())
-    return functools.partial(generator.set_state, generator.get_state())
-
-
-@contextlib.contextmanager
+@contextmanager
 def _generators_kept(loader: Any) -> Iterator[None]:
-    """Restore random generators afterwards."""
     torch = require("torch", extra="torch")
-    own = [_state_of(one) for one in _generators_of(loader, torch.Generator)]
-    python, numpy = random.getstate(), np.random.get_state()
-    torchs = torch.get_rng_state()
-    # A step may draw there, as dropout does.
-    cudas = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-    try:
-        yield
-    finally:
-        torch.set_rng_state(torchs)
-        if cudas is not None:
-            torch.cuda.set_rng_state_all(cudas)
-        np.random.set_state(numpy)
-        random.setstate(python)
-        for put_back in own:
-            put_back()
+    holders = (loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
+    restore: list[Callable[[], object]] = [
+        functools.partial(random.setstate, random.getstate()),
+        functools.partial(np.random.set_state, np.random.get_state()),
+    ]
+    for one in itertools.chain(*(getattr(holder, "__dict__", {}).values() for holder in holders)):
+        if isinstance(one, np.random.Generator):
+            bits = one.bit_generator
+            restore.append(functools.partial(setattr, bits, "state", bits.state))
+        elif isinstance(one, random.Random):
+            restore.append(functools.partial(one.setstate, one.getstate()))
+        elif isinstance(one, (np.random.RandomState, torch.Generator)):
+            restore.append(functools.partial(one.set_state, one.get_state()))
+    # A step may draw on a GPU, as dropout does.
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            for put_back in restore:
+                put_back()

@@ -21,9 +21,7 @@ from fastpipe.bench.results import write_json
 from fastpipe.console import Progress, plain, print_line
 from fastpipe.core.extras import require
 from fastpipe.core.text import counted
-from fastpipe.tools.comparison import NAMED, Chain, Failures, Outcome, chain_of, compare_folder
-
-__all__ = ["add_arguments", "content", "print_outcome", "run", "sentence", "share"]
+from fastpipe.tools.comparison import NAMED, Chain, Failure, Outcome, chain_of, compare_folder
 
 SCHEMA = 1
 MOST_NAMED = 5  # failing files that are named on the terminal; the JSON file has more
@@ -32,22 +30,16 @@ DEFAULT_IMAGES = 1000
 
 
 def share(part: int, whole: int) -> str:
-    """Return a part in percent; 0% and 100% only where they are exact.
-
-    >>> share(0, 7), share(7, 7), share(1, 3), share(10**9 - 1, 10**9)
-    ('0%', '100%', '33.333333%', '99.999999%')
-    """
     if part in (0, whole):
         return "0%" if part == 0 else "100%"
     return f"{min(max(100 * part / whole, 1e-6), 99.999999):.6f}%"
 
 
 def sentence(outcome: Outcome) -> str:
-    """Return the outcome in words."""
     check = outcome.check
     compared = counted(check.photos, "image")
     if outcome.equal:
-        count = outcome.unreadable.count
+        count = len(outcome.unreadable)
         more = f" {counted(count, 'file')} can be read by neither." if count else ""
         return f"Equal: FastImageFolder gives what ImageFolder gives, to the last bit, for {compared}.{more}"
     if outcome.index_problems:
@@ -59,15 +51,14 @@ def sentence(outcome: Outcome) -> str:
         rounding = check.bytes_only and check.largest == 1 and check.worst[0].largest is not None
         note = ", as if rounded in another way" if rounding else ""
         parts.append(f"{check.photos_differing:,} of {compared} {verb}{size}{note}")
-    if outcome.one_sided.count:
-        count = outcome.one_sided.count
+    if outcome.one_sided:
+        count = len(outcome.one_sided)
         verb = "fails" if count == 1 else "fail"
         parts.append(f"{counted(count, 'image')} {verb} with one of the two only")
     return f"Different: {'; '.join(parts)}."
 
 
 def print_outcome(outcome: Outcome, chain: Chain, folder: Path, console: Console) -> None:
-    """Print the figures, the files that matter, and the outcome in a sentence."""
     for name, value, is_well in _rows(outcome, chain, folder):
         figure = plain(f"{name:<{NAME_WIDTH}}", "dim") + plain(value, "" if is_well else "bold red")
         console.print(figure, soft_wrap=True)
@@ -81,19 +72,12 @@ def print_outcome(outcome: Outcome, chain: Chain, folder: Path, console: Console
 
 
 def content(outcome: Outcome, chain: Chain, folder: Path, seed: int) -> dict[str, Any]:
-    """Return what goes into the JSON file."""
     check = outcome.check
     return {
-        "schema": SCHEMA,
-        "equal": outcome.equal,
-        "text": sentence(outcome),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "versions": versions(),
-        "folder": str(folder),
-        "transform": {"name": chain.name, "steps": chain.about},
-        "plan": outcome.plan,
-        "seed": seed,
-        "classes": outcome.classes,
+        "schema": SCHEMA, "equal": outcome.equal, "text": sentence(outcome),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "versions": versions(),
+        "folder": str(folder), "transform": {"name": chain.name, "steps": chain.about},
+        "plan": outcome.plan, "seed": seed, "classes": outcome.classes,
         "images": {
             "total": outcome.total, "chosen": outcome.chosen, "compared": check.photos,
             "differing": check.photos_differing,
@@ -114,14 +98,11 @@ def content(outcome: Outcome, chain: Chain, folder: Path, seed: int) -> dict[str
 
 
 def _rows(outcome: Outcome, chain: Chain, folder: Path) -> Iterator[tuple[str, str, bool]]:
-    """Name, value, and whether that value is as it should be."""
     check = outcome.check
     yield "folder", str(folder), True
-    part = (
-        f"{outcome.chosen:,} of {outcome.total:,}" if outcome.chosen < outcome.total else f"{outcome.total:,}"
-    )
+    part = f"{outcome.chosen:,} of " if outcome.chosen < outcome.total else ""
     classes = f"{outcome.classes:,} {'class' if outcome.classes == 1 else 'classes'}"
-    yield "images", f"{part} in {classes}", True
+    yield "images", f"{part}{outcome.total:,} in {classes}", True
     yield "transform", f"{chain.name}: {chain.about}", True
     equal = [name for name in INDEX if name not in outcome.index_problems]
     yield "index", f"{', '.join(equal) or 'nothing'} equal", not outcome.index_problems
@@ -132,13 +113,11 @@ def _rows(outcome: Outcome, chain: Chain, folder: Path) -> Iterator[tuple[str, s
     if check.bytes_only:
         yield "off by more than 1", share(check.over_one, check.values), not check.over_one
     yield "largest difference", _size(check, check.largest), not check.differing
-    yield "unreadable", f"{counted(outcome.unreadable.count, 'file')} that neither can read", True
-    count = outcome.one_sided.count
-    yield "failing with one only", counted(count, "file"), not count
+    yield "unreadable", f"{counted(len(outcome.unreadable), 'file')} that neither can read", True
+    yield "failing with one only", counted(len(outcome.one_sided), "file"), not outcome.one_sided
 
 
 def _lists(outcome: Outcome, folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """Titles, and lines below them, for what is to be named."""
     if outcome.index_problems:
         yield "Not equal", list(outcome.index_problems.values())
     check = outcome.check
@@ -152,23 +131,21 @@ def _lists(outcome: Outcome, folder: Path) -> Iterator[tuple[str, list[str]]]:
         ("Files that fail with one of the two only", outcome.one_sided),
         ("Files that neither can read", outcome.unreadable),
     ):
-        named = failures.first[:MOST_NAMED]
+        named = failures[:MOST_NAMED]
         if named:
             yield (
-                f"{title}{_of_these(len(named), failures.count)}",
+                f"{title}{_of_these(len(named), len(failures))}",
                 [f"{_where(one, folder)}: {_why(one, folder)}" for one in named],
             )
 
 
 def _why(failure: Any, folder: Path) -> str:
-    """What was raised, by whom if not by both."""
     who = "" if failure.stock and failure.fast else "ImageFolder: " if failure.stock else "FastImageFolder: "
     text = " ".join((failure.fast or failure.stock).split())
     return f"{who}{text}".replace(f"{folder}{os.sep}", "")
 
 
 def _where(one: Any, folder: Path) -> str:
-    """A sample's file, below the folder, and its index."""
     path = str(one.path).removeprefix(f"{folder}{os.sep}")
     return f"{path} (sample {one.index})"
 
@@ -178,24 +155,20 @@ def _of_these(named: int, count: int) -> str:
 
 
 def _size(check: Check, largest: float) -> str:
-    """A difference in words."""
     return f"{largest} of 255" if check.bytes_only else f"{largest:.3g}"
 
 
 def _finite(number: float | None) -> float | None:
-    """JSON has no infinity."""
     return number if number is not None and math.isfinite(number) else None
 
 
-def _failures_json(failures: Failures) -> dict[str, Any]:
+def _failures_json(failures: list[Failure]) -> dict[str, Any]:
     files = [
         {"index": one.index, "path": one.path, "torchvision": one.stock, "fastpipe": one.fast}
-        for one in failures.first
+        for one in failures
     ]
-    return {"count": failures.count, "files": files}
+    return {"count": len(failures), "files": files}
 
-
-# ---- the command -----------------------------------------------------------------------------------
 
 EPILOG = """\
 transforms:
@@ -210,8 +183,6 @@ exit codes: 0 equal, 1 different, 2 bad input, 130 interrupted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     chains = "\n".join(
         textwrap.fill(f"  {name:<11}  {about}", 78, subsequent_indent=" " * 15)
         for name, (about, *_) in NAMED.items()
@@ -229,11 +200,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Compare, report, write the outcome, and return 1 if anything differs.
-
-    Raises:
-        OptionError: there is nothing to compare.
-    """
     folder = existing_folder(args.folder)
     progress.now("loading torch and torchvision")
     torch = require("torch", extra="torch")
@@ -259,7 +225,6 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
 
 
 def _images(text: str) -> int | None:
-    """An argparse type: how many images; ``None`` for all."""
     if text in ("0", "all"):
         return None
     if text.isdecimal():
@@ -268,7 +233,6 @@ def _images(text: str) -> int | None:
 
 
 def _seed(text: str) -> int:
-    """An argparse type: a seed."""
     if text.isdecimal():
         return int(text)
     raise argparse.ArgumentTypeError(f"must be a whole number from 0, got {text!r}")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
-import json
 import logging
 import os
+import pickle
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from multiprocessing.util import Finalize
 from pathlib import Path
 from time import perf_counter_ns
@@ -21,182 +23,122 @@ from typing import Any, NamedTuple
 from fastpipe.tools.recorder import Recorder, Tally
 from fastpipe.tools.stacks import COLLATE, Boundary
 
-__all__ = [
-    "BOUNDARIES", "Account", "ArrayRead", "ArrayReads", "ImageRead", "ImageReads", "OpenVolume",
-    "TimedBatches", "TimedCollate", "TimedDataset", "TimedInit", "TimedIterable", "VolumeLoads", "Witness",
-    "observe", "volumes_of",
-]  # fmt: skip
-
 _log = logging.getLogger("fastpipe.profile")
 _LAST = 100  # of a process's finalizers this is among the first
 _SPANS = 400  # batches of which begin and end are kept, for a trace
 _OBSERVERS = "_fastpipe_observers"
 _MOST_ARRAY_READS, _MOST_IMAGE_READS = 256, 512  # a dataset does the same for each sample
 _FORMATS = ("zarr", "zarr3", "n5")
-_LOADERS = (("nibabel", "load"), ("tifffile", "imread"), ("zarr", "open"), ("numpy", "load"))
+_LOADERS = {"nibabel": "load", "tifffile": "imread", "zarr": "open", "numpy": "load"}  # of volumes
 _LEAST_DIMENSIONS = 3
 _MOST_LOADS, _MOST_VOLUMES = 512, 64
 
 
+@dataclass
 class Account:
-    """What one process has done for a loader.
+    worker: int
+    batches: int = 0
+    samples: int = 0
+    collate_ns: int = 0
+    cpu_ns: int = 0
+    opened: int = 0
+    tally: Tally = field(default_factory=Tally)
+    arrays: list[ArrayRead] = field(default_factory=list)
+    volumes: list[OpenVolume] = field(default_factory=list)
+    images: list[str] = field(default_factory=list)
+    spans: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=_SPANS))
 
-    Attributes:
-        pid: of the process.
-        worker: its number; -1 in the process that trains.
-        batches, samples: that it made.
-        collate_ns: nanoseconds in the collate function.
-        cpu_ns: in which the process ran, without the recorder.
-        tally: by stage and line.
-        arrays: of HDF5 files that the dataset reads.
-        volumes: that it has open, or else loads.
-        images, opened: files that Pillow opened, each once, and how often it did so for these samples.
-        spans: begin, end of fetching and end of collating of the last batches, by the monotonic clock.
-    """
-
-    def __init__(self, worker: int) -> None:
-        self.pid, self.worker = os.getpid(), worker
-        self.batches = self.samples = self.collate_ns = self.cpu_ns = 0
-        self.spans: deque[tuple[int, int, int]] = deque(maxlen=_SPANS)
-        self.tally = Tally()
-        self.arrays: list[ArrayRead] = []
-        self.volumes: list[OpenVolume] = []
-        self.images: list[str] = []
-        self.opened = 0
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as a dictionary, for a file."""
-        return {**self.__dict__, "spans": list(self.spans), "tally": self.tally.as_json()}
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> Account:
-        """Make one of what `as_json` returned."""
-        found = cls(content["worker"])
-        for name, value in content.items():
-            setattr(found, name, value)
-        found.spans = deque((tuple(span) for span in content["spans"]), maxlen=_SPANS)
-        found.tally = Tally.from_json(content["tally"])
-        found.arrays = [ArrayRead.from_json(read) for read in content["arrays"]]
-        found.volumes = [
-            OpenVolume(path, tuple(shape), is_loaded) for path, shape, is_loaded in content["volumes"]
-        ]
-        return found
+    def __getstate__(self) -> dict[str, Any]:
+        # For pickles and copies, during which other threads go on.
+        return {**vars(self), "spans": self.spans.copy(), "tally": Tally(self.tally)}
 
 
 class Witness:
-    """Sees what a loader's dataset does in whichever process; goes to workers, forked or spawned.
-
-    Args:
-        folder: where each process writes its account.
-    """
+    """Sees what a loader's dataset does, in whichever process; each writes an account to the folder."""
 
     # Whose loader makes a batch in this process: a thread may iterate several, and their datasets look alike.
     _active: Witness | None = None
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._pid = 0
-        self._began = 0
+        self._pid = self._began = 0
+        self._dataset: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_folder": self._folder, "_pid": 0, "_began": 0}
+        return {"_folder": self._folder, "_pid": 0, "_began": 0, "_dataset": None}
 
-    @property
-    def account(self) -> Account:
-        """Of this process; recording begins with its first use."""
-        if self._pid != os.getpid():
-            self._begin()
-        return self._account
+    def begin(self) -> None:
+        if self._pid == os.getpid():
+            return
+        from torch.utils.data import get_worker_info  # who calls this has loaded it
+
+        worker = get_worker_info()
+        self._account = Account(-1 if worker is None else worker.id)
+        self._pid, self._cpu = os.getpid(), time.process_time_ns()
+        self._reads = Reads()
+        self._account.arrays = self._reads.arrays
+        # Where this process makes the batches, one thread may do so after another: TensorFlow's, for Keras.
+        threads = None if worker is None else [threading.get_ident()]
+        self._recorder = Recorder(
+            BOUNDARIES, threads, self.tell, counts=lambda: Witness._active in (None, self)
+        )
+        self._recorder.tally = self._account.tally
+        self._recorder.start()
+        if worker is not None:  # whose main thread ends before other threads run again
+            Finalize(None, self.close, exitpriority=_LAST)
 
     def close(self) -> None:
-        """End recording, in this process."""
         if self._pid == os.getpid():
-            for reads in (self._arrays, self._loads, self._images):
-                reads.end()
+            self._reads.close()
             self._recorder.stop()
             self._pid = 0
             if Witness._active is self:
                 Witness._active = None
 
     def fetching(self, dataset: Any) -> None:
-        """A sample is asked for; perhaps the first of a batch."""
         Witness._active = self
         if not self._began:
-            self.account  # recording begins with the first  # noqa: B018
-            for reads in (self._arrays, self._loads, self._images):
-                reads.begin()
+            self.begin()
+            self._reads.begin()
             self._dataset = dataset
             self._began = perf_counter_ns()
 
     def collated(self, count: int, begin: int) -> None:
-        """A batch of so many samples is whole whose collation began then."""
-        account, end = self.account, perf_counter_ns()
+        self.begin()
+        account, end = self._account, perf_counter_ns()
         account.batches += 1
         account.samples += count
-        account.opened = self._images.count
+        account.opened = self._reads.opened
         account.collate_ns += end - begin
         account.spans.append((self._began or begin, begin, end))
         self._began = 0
 
     def accounts(self) -> list[Account]:
-        """Return the accounts of all processes, as far as they were written, and of this one."""
         found = []
         if self._pid == os.getpid():
             self._update()
-            found.append(Account.from_json(json.loads(json.dumps(self._account.as_json()))))
-        for path in sorted(Path(self._folder).glob("*.json")):
-            if found and path.stem == str(self._pid):
-                continue
-            with contextlib.suppress(FileNotFoundError):
-                found.append(Account.from_json(json.loads(path.read_text())))
+            found.append(copy.deepcopy(self._account))
+        for path in sorted(Path(self._folder).glob("*.account")):
+            if not found or path.stem != str(self._pid):
+                with contextlib.suppress(FileNotFoundError):
+                    found.append(pickle.loads(path.read_bytes()))
         return found
 
     def tell(self) -> None:
-        """Write the account so far; the file is whole whenever it is read."""
         self._update()
-        path = os.path.join(self._folder, f"{os.getpid()}.json")
+        path = Path(self._folder, f"{os.getpid()}.unfinished")
         with contextlib.suppress(OSError):  # its reader has ended, and the folder is gone
-            with open(f"{path}.unfinished", "w") as file:
-                json.dump(self._account.as_json(), file)
-            os.replace(f"{path}.unfinished", path)
+            path.write_bytes(pickle.dumps(self._account))
+            path.replace(path.with_suffix(".account"))
 
     def _update(self) -> None:
         if self._dataset is not None and all(one.is_loaded for one in self._account.volumes):
-            self._account.volumes = volumes_of(self._dataset) or list(self._loads.found)
-        self._account.images = self._images.files
+            self._account.volumes = volumes_of(self._dataset) or list(self._reads.volumes)
+        self._account.images = list(dict.fromkeys(read.file for read in list(self._reads.images)))
         self._account.cpu_ns = time.process_time_ns() - self._cpu - self._recorder.own_cpu_ns
-
-    def _begin(self) -> None:
-        self._account = Account(_worker_number())
-        self._pid, self._cpu = os.getpid(), time.process_time_ns()
-        self._arrays, self._loads, self._images = ArrayReads(), VolumeLoads(), ImageReads()
-        self._dataset = None
-        self._account.arrays = self._arrays.found
-        # Where this process makes the batches, one thread may do so after another: TensorFlow's, for Keras.
-        threads = None if self._account.worker < 0 else [threading.get_ident()]
-        self._recorder = Recorder(
-            BOUNDARIES, threads, self.tell, counts=lambda: Witness._active in (None, self)
-        )
-        self._recorder.tally = self._account.tally
-        self._recorder.start()
-        if self._account.worker >= 0:  # whose main thread ends before other threads run again
-            Finalize(None, self.close, exitpriority=_LAST)
-
-
-def _worker_number() -> int:
-    """Return the number of this process among a loader's workers; -1 if it is none."""
-    from torch.utils.data import get_worker_info  # who calls this has loaded it
-
-    worker = get_worker_info()
-    return -1 if worker is None else worker.id
-
-
-# ---- a loader's parts with a witness ---------------------------------------------------------------
 
 
 class TimedDataset:
-    """A dataset whose samples are witnessed; otherwise it is the user's."""
-
     def __init__(self, dataset: Any, witness: Witness) -> None:
         self.dataset, self._witness = dataset, witness
 
@@ -214,16 +156,12 @@ class TimedDataset:
 
 
 class TimedBatches(TimedDataset):
-    """The same for a dataset that answers for a whole batch."""
-
     def __getitems__(self, indices: Any) -> Any:
         self._witness.fetching(self.dataset)
         return self.dataset.__getitems__(indices)
 
 
 class TimedIterable:
-    """The same for a dataset that is iterated."""
-
     def __init__(self, dataset: Any, witness: Witness) -> None:
         self.dataset, self._witness = dataset, witness
 
@@ -247,8 +185,6 @@ class _TimedIterator:
 
 
 class TimedCollate:
-    """A collate function that is witnessed."""
-
     def __init__(self, function: Callable[[Any], Any], witness: Witness) -> None:
         self._function, self._witness = function, witness
 
@@ -260,8 +196,6 @@ class TimedCollate:
 
 
 class TimedInit:
-    """Runs in each worker before the user's own function, which finds the user's dataset."""
-
     def __init__(self, function: Callable[[int], None] | None, witness: Witness) -> None:
         self._function, self._witness = function, witness
 
@@ -271,9 +205,18 @@ class TimedInit:
         worker = get_worker_info()
         if worker is not None and isinstance(worker.dataset, (TimedDataset, TimedIterable)):
             object.__setattr__(worker, "dataset", worker.dataset.dataset)
-        self._witness.account  # recording begins  # noqa: B018
+        self._witness.begin()
         if self._function is not None:
             self._function(worker_id)
+
+
+def timed_parts(loader: Any, witness: Witness, is_map_style: bool) -> dict[str, Any]:
+    kind: Any = TimedBatches if getattr(loader.dataset, "__getitems__", None) else TimedDataset
+    return {
+        "dataset": (kind if is_map_style else TimedIterable)(loader.dataset, witness),
+        "collate_fn": TimedCollate(loader.collate_fn, witness),
+        "worker_init_fn": TimedInit(loader.worker_init_fn, witness) if loader.num_workers else None,
+    }
 
 
 BOUNDARIES: dict[CodeType, Boundary] = {
@@ -284,25 +227,8 @@ BOUNDARIES: dict[CodeType, Boundary] = {
 }
 
 
-# ---- functions of other packages, observed ---------------------------------------------------------
-
-
 def observe(owner: Any, name: str, see: Callable[..., object]) -> Callable[[], None]:
-    """Call ``see`` after each call of a function of a module or class, with its value and its arguments.
-
-    Several may observe one function, and end in any order: the last one puts it back.  An error of ``see``
-    ends its observation.
-
-    Returns:
-        A function that ends it, and may be called again.
-
-    >>> from types import SimpleNamespace
-    >>> owner = SimpleNamespace(double=lambda number: 2 * number)
-    >>> before, values = owner.double, []
-    >>> end = observe(owner, "double", lambda value, number: values.append((number, value)))
-    >>> owner.double(4), values, end(), owner.double is before
-    (8, [(4, 8)], None, True)
-    """
+    """Call ``see`` after each call of a function; return what ends it, in any order of several."""
     function = getattr(owner, name)
     observers = getattr(function, _OBSERVERS, None)
     if observers is None:
@@ -337,261 +263,128 @@ def _observed(function: Any) -> Any:
     return watched
 
 
-class _Reads:
-    """Observes functions of packages that are loaded, while it is open.
-
-    ``begin`` may be called again, for packages that were loaded since.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._ends: dict[str, Callable[[], None]] = {}
-
-    def begin(self) -> None:
-        """Begin to observe."""
-
-    def end(self) -> None:
-        """End observing."""
-        while self._ends:
-            self._ends.pop(next(iter(self._ends)))()
-
-    def _observe(self, owner: Any, name: str, see: Callable[..., object], key: str = "") -> None:
-        if (key or name) not in self._ends:
-            self._ends[key or name] = observe(owner, name, see)
-
-    def __enter__(self) -> Any:
-        self.begin()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
-
-
-# ---- arrays of HDF5 files --------------------------------------------------------------------------
-
-
 class ArrayRead(NamedTuple):
-    """An array that is read.
-
-    Attributes:
-        file, name: of the HDF5 file, and of the dataset in it.
-        shape, part: of the whole, and of what one read takes.
-        chunks: shape of its chunks; None where it has none.
-    """
-
     file: str
     name: str
     shape: tuple[int, ...]
     part: tuple[int, ...]
-    chunks: tuple[int, ...] | None
 
     @property
     def sample_dims(self) -> int | None:
-        """Dimensions that count samples, if a read takes one: the part has the others, whole; else None."""
         count = len(self.shape) - len(self.part)
         return count if count > 0 and self.shape[count:] == self.part else None
 
-    @classmethod
-    def from_json(cls, content: list[Any]) -> ArrayRead:
-        """Make one of what a JSON file makes of it."""
-        file, name, shape, part, chunks = content
-        return cls(file, name, tuple(shape), tuple(part), None if chunks is None else tuple(chunks))
 
-
-class ArrayReads(_Reads):
-    """Observes the first reads of h5py's datasets.
-
-    >>> import h5py
-    >>> path = getfixture("tmp_path") / "x.h5"
-    >>> with h5py.File(path, "w") as file, ArrayReads() as reads:
-    ...     file["x"] = [[1, 2], [3, 4]]
-    ...     _ = file["x"][1]
-    >>> [(read.name, read.shape, read.part) for read in reads.found]
-    [('/x', (2, 2), (2,))]
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[ArrayRead] = []
-
-    def begin(self) -> None:
-        if not self.count and "h5py" in sys.modules:
-            self._observe(sys.modules["h5py"].Dataset, "__getitem__", self._read)
-
-    def _read(self, value: Any, dataset: Any, *_: Any, **__: Any) -> None:
-        self.count += 1
-        if self.count >= _MOST_ARRAY_READS:
-            self.end()
-        part = getattr(value, "shape", ())
-        file = os.path.realpath(os.fsdecode(dataset.file.filename))
-        read = ArrayRead(file, dataset.name, tuple(dataset.shape or ()), tuple(part), dataset.chunks)
-        if read not in self.found:
-            self.found.append(read)
-
-
-# ---- images ----------------------------------------------------------------------------------------
-
-
-class ImageRead(NamedTuple):
-    """An image that was read.
-
-    Attributes:
-        file: its path.
-        box: left, top, right and bottom of the part that was used first; None for all of it.
-        size: width and height that it was resized to first; None where it was not.
-    """
-
+@dataclass
+class ImageRead:
     file: str
-    box: tuple[float, ...] | None
-    size: tuple[int, int] | None
-
-
-class ImageReads(_Reads):
-    """Observes Pillow, in all threads: which files are opened, what is cut out, and how large that becomes.
-
-    >>> from PIL import Image
-    >>> path = str(getfixture("tmp_path") / "x.png")
-    >>> Image.new("RGB", (8, 8)).save(path)
-    >>> with ImageReads() as reads:
-    ...     _ = Image.open(path).convert("RGB").crop((0, 0, 4, 4)).resize((2, 2))
-    >>> [(read.box, read.size) for read in reads.found], reads.count
-    ([((0, 0, 4, 4), (2, 2))], 1)
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._reads: list[list[Any]] = []
-        self._local = threading.local()
-
-    @property
-    def files(self) -> list[str]:
-        """Their files, each once."""
-        return list(dict.fromkeys(read[0] for read in list(self._reads)))
-
-    @property
-    def found(self) -> list[ImageRead]:
-        """Some of them, in the order in which they were opened."""
-        return [ImageRead(*read) for read in list(self._reads)]
-
-    def begin(self) -> None:
-        module = sys.modules.get("PIL.Image")
-        if module is not None:
-            # Threads may be reading: what happens to an image last is observed first, and first no more, so
-            # that the box was seen of an image whose size was.
-            self._observe(module.Image, "resize", self._resized)
-            self._observe(module.Image, "crop", self._cropped)
-            self._observe(module, "open", self._opened)
-
-    def _opened(self, _image: Any, fp: Any, *_: Any, **__: Any) -> None:
-        self.count += 1
-        self._local.read = None
-        if not isinstance(fp, (str, bytes, os.PathLike)):
-            fp = getattr(fp, "name", None)  # of a file that is open
-        if len(self._reads) < _MOST_IMAGE_READS and isinstance(fp, (str, bytes, os.PathLike)):
-            self._local.read = [os.path.abspath(os.fsdecode(fp)), None, None]
-            self._reads.append(self._local.read)
-
-    def _cropped(self, _part: Any, _image: Any, box: Any = None, *_: Any, **__: Any) -> None:
-        read = getattr(self._local, "read", None)
-        if read is not None and read[1] is None and read[2] is None and box is not None:
-            read[1] = tuple(box)
-
-    def _resized(self, _small: Any, _image: Any, size: Any, *_: Any, **__: Any) -> None:
-        read = getattr(self._local, "read", None)
-        if read is not None and read[2] is None:
-            read[2] = tuple(size)
-
-
-# ---- volumes ---------------------------------------------------------------------------------------
+    box: tuple[float, ...] | None = None
+    size: tuple[int, int] | None = None
 
 
 class OpenVolume(NamedTuple):
-    """A volume that is open, or was loaded for a sample.
-
-    Attributes:
-        path: of its file or folder, or its URL.
-        shape: of the whole.
-        is_loaded: whether a sample loads it.
-    """
-
     path: str
     shape: tuple[int, ...]
     is_loaded: bool = False
 
 
-class VolumeLoads(_Reads):
-    """Observes which volumes are loaded from files, by functions that are looked up in their packages.
-
-    >>> import numpy
-    >>> path = str(getfixture("tmp_path") / "x.npy")
-    >>> numpy.save(path, numpy.zeros((4, 5, 6)))
-    >>> with VolumeLoads() as loads:
-    ...     _ = numpy.load(path)
-    >>> [(volume.shape, volume.is_loaded) for volume in loads.found]
-    [((4, 5, 6), True)]
-    """
-
+class Reads:
     def __init__(self) -> None:
-        super().__init__()
-        self.found: list[OpenVolume] = []
+        self.arrays: list[ArrayRead] = []
+        self.volumes: list[OpenVolume] = []
+        self.images: list[ImageRead] = []
+        self.opened = 0
+        self._left = {"h5py": _MOST_ARRAY_READS, **dict.fromkeys(_LOADERS, _MOST_LOADS)}
+        self._local = threading.local()
+        self._ends: dict[str, Callable[[], None]] = {}
 
-    def begin(self) -> None:
-        for package, name in _LOADERS:
-            if self.count < _MOST_LOADS and package in sys.modules:
-                self._observe(sys.modules[package], name, self._loaded, f"{package}.{name}")
+    def begin(self) -> Reads:
+        for package, name in _LOADERS.items():
+            if self._left[package]:
+                see = functools.partial(self._loaded, package)
+                self._observe(sys.modules.get(package), name, see, f"{package}.{name}")
+        if self._left["h5py"] and "h5py" in sys.modules:
+            self._observe(sys.modules["h5py"].Dataset, "__getitem__", self._read, "h5py")
+        module = sys.modules.get("PIL.Image")
+        if module is not None:
+            # Threads may be reading: what happens to an image last is observed first, and first no more, so
+            # that the box was seen of an image whose size was.
+            self._observe(module.Image, "resize", self._resized, "resize")
+            self._observe(module.Image, "crop", self._cropped, "crop")
+            self._observe(module, "open", self._opened, "open")
+        return self
 
-    def _loaded(self, value: Any, file: Any = None, *_: Any, **__: Any) -> None:
-        self.count += 1
-        if self.count >= _MOST_LOADS:
-            self.end()
+    def close(self) -> None:
+        while self._ends:
+            self._ends.pop(next(iter(self._ends)))()
+
+    def _observe(self, owner: Any, name: str, see: Callable[..., object], key: str) -> None:
+        if owner is not None and key not in self._ends:
+            self._ends[key] = observe(owner, name, see)
+
+    def _count(self, package: str, key: str) -> None:
+        self._left[package] = max(0, self._left[package] - 1)
+        if not self._left[package] and key in self._ends:
+            self._ends.pop(key)()
+
+    def _read(self, value: Any, dataset: Any, *_: Any, **__: Any) -> None:
+        self._count("h5py", "h5py")
+        part = getattr(value, "shape", ())
+        file = os.path.realpath(os.fsdecode(dataset.file.filename))
+        read = ArrayRead(file, dataset.name, tuple(dataset.shape or ()), tuple(part))
+        if read not in self.arrays:
+            self.arrays.append(read)
+
+    def _loaded(self, package: str, value: Any, file: Any = None, *_: Any, **__: Any) -> None:
+        self._count(package, f"{package}.{_LOADERS[package]}")
         shape = tuple(getattr(value, "shape", ()))
         if not isinstance(file, (str, os.PathLike)) or len(shape) < _LEAST_DIMENSIONS:
             return
         volume = OpenVolume(os.path.abspath(os.fspath(file)), shape, True)
-        if volume not in self.found and len(self.found) < _MOST_VOLUMES:
-            self.found.append(volume)
+        if volume not in self.volumes and len(self.volumes) < _MOST_VOLUMES:
+            self.volumes.append(volume)
+
+    def _opened(self, _image: Any, fp: Any, *_: Any, **__: Any) -> None:
+        self.opened += 1
+        self._local.read = None
+        if not isinstance(fp, (str, bytes, os.PathLike)):
+            fp = getattr(fp, "name", None)  # of a file that is open
+        if len(self.images) < _MOST_IMAGE_READS and isinstance(fp, (str, bytes, os.PathLike)):
+            self._local.read = ImageRead(os.path.abspath(os.fsdecode(fp)))
+            self.images.append(self._local.read)
+
+    def _cropped(self, _part: Any, _image: Any, box: Any = None, *_: Any, **__: Any) -> None:
+        read: ImageRead | None = getattr(self._local, "read", None)
+        if read is not None and read.box is None and read.size is None and box is not None:
+            read.box = tuple(box)
+
+    def _resized(self, _small: Any, _image: Any, size: Any, *_: Any, **__: Any) -> None:
+        read: ImageRead | None = getattr(self._local, "read", None)
+        if read is not None and read.size is None:
+            read.size = (size[0], size[1])
 
 
 def volumes_of(dataset: Any) -> list[OpenVolume]:
-    """Return the arrays of tensorstore and zarr among a dataset's attributes, in their order.
-
-    >>> import zarr
-    >>> array = zarr.create_array(getfixture("tmp_path") / "x.zarr", shape=(4, 4), dtype="u1")
-    >>> class Patches:
-    ...     def __init__(self):
-    ...         self.image, self.size = array, 3
-    >>> [(volume.path[-6:], volume.shape) for volume in volumes_of(Patches())]
-    [('x.zarr', (4, 4))]
-    """
-    found = []
-    for value in list(getattr(dataset, "__dict__", {}).values()):
-        for path in _paths(value):
-            volume = OpenVolume(path, tuple(value.shape))
-            if volume not in found:
-                found.append(volume)
-    return found
+    values = list(getattr(dataset, "__dict__", {}).values())
+    found = (OpenVolume(path, tuple(value.shape)) for value in values for path in _paths(value))
+    return list(dict.fromkeys(found))
 
 
 def _paths(value: Any) -> Iterator[str]:
-    """Where an array lies, if it is one that fastpipe can open there."""
     package, kind = type(value).__module__.partition(".")[0], type(value).__name__
     try:
         if package == "tensorstore" and kind == "TensorStore":
             content = value.spec().to_json()
-            if content.get("driver") in _FORMATS:
-                yield from _tensorstore_paths(content.get("kvstore"))
+            store = content.get("kvstore") if content.get("driver") in _FORMATS else None
+            if isinstance(store, str):
+                yield store.removeprefix("file://").rstrip("/")
+            elif isinstance(store, dict) and store.get("driver") == "file":
+                yield str(store["path"]).rstrip("/")
+            elif isinstance(store, dict) and store.get("driver") == "http":
+                yield f"{store['base_url']}{store.get('path', '')}".rstrip("/")
         elif package == "zarr" and kind == "Array":
             text = str(value.store_path)
             if text.startswith("file://"):
                 yield text.removeprefix("file://").rstrip("/")
     except Exception:  # of an array without a description: nothing is known of it
         return
-
-
-def _tensorstore_paths(store: Any) -> Iterator[str]:
-    if isinstance(store, str):
-        yield store.removeprefix("file://").rstrip("/")
-    elif isinstance(store, dict) and store.get("driver") == "file":
-        yield str(store["path"]).rstrip("/")
-    elif isinstance(store, dict) and store.get("driver") == "http":
-        yield f"{store['base_url']}{store.get('path', '')}".rstrip("/")

@@ -255,7 +255,6 @@ class RowsDataset(BatchedDataset, Dataset[Any]):
 
     # ---- what a loader asks ---------------------------------------------------------------------
 
-
     def _answers_for_batches(self) -> bool:
         return type(self).__getitem__ is RowsDataset.__getitem__
 

@@ -147,8 +147,8 @@ def test_tables_lines_and_moving_lines_are_plain_text() -> None:
         progress.done(NASTY)
     bars = Bars(console)
     bar = bars.begin(NASTY, 3)
-    bar.show(1, NASTY)
-    bar.end(NASTY)
+    bars.show(bar, 1, NASTY)
+    bars.end(bar, NASTY)
     with Report(NASTY, 3, console=console) as report:
         report.step(NASTY)
         report.say(NASTY)

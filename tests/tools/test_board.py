@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -64,7 +66,7 @@ def test_the_numbers_of_a_report() -> None:
 
 def test_what_tensorflow_writes_is_read_back(tmp_path: Path) -> None:
     tf = pytest.importorskip("tensorflow", reason="needs TensorFlow: pip install tensorflow-cpu")
-    board._write_with_tensorflow(str(tmp_path), board._scalars_of(REPORT), str(REPORT), 3)
+    board._write_with_tensorflow(tf, str(tmp_path), board._scalars_of(REPORT), str(REPORT), 3)
     points, texts = read_back(tf, tmp_path)
     assert points == pytest.approx(
         {(f"fastpipe/profile/{name}", 3): value for name, value in EXPECTED.items()}
@@ -74,8 +76,9 @@ def test_what_tensorflow_writes_is_read_back(tmp_path: Path) -> None:
 
 def test_what_torch_writes_is_read_back(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs TensorBoard's writer: pip install tensorboard")
+    writer = pytest.importorskip("torch.utils.tensorboard")
     tf = pytest.importorskip("tensorflow", reason="needs TensorFlow: pip install tensorflow-cpu")
-    board._write_with_torch(str(tmp_path), board._scalars_of(REPORT), str(REPORT), 3)
+    board._write_with_torch(writer, str(tmp_path), board._scalars_of(REPORT), str(REPORT), 3)
     points, texts = read_back(tf, tmp_path)
     assert points == pytest.approx(
         {(f"fastpipe/profile/{name}", 3): value for name, value in EXPECTED.items()}
@@ -122,36 +125,39 @@ def test_a_report_is_written_as_code_so_that_its_columns_stay(
 
 
 @pytest.mark.parametrize(
-    ("installed", "loaded", "expected"),
+    ("installed", "is_loaded", "expected"),
     [
-        ({"torch", "tensorboard"}, (), board._write_with_torch),
-        ({"torch", "tensorboard", "tensorflow"}, (), board._write_with_torch),
-        ({"torch", "tensorboard", "tensorflow"}, ("tensorflow",), board._write_with_tensorflow),
-        ({"torch", "tensorflow"}, (), board._write_with_tensorflow),
+        ({"torch.utils.tensorboard"}, False, "_write_with_torch"),
+        ({"torch.utils.tensorboard", "tensorflow"}, False, "_write_with_torch"),
+        ({"torch.utils.tensorboard", "tensorflow"}, True, "_write_with_tensorflow"),
+        ({"tensorflow"}, False, "_write_with_tensorflow"),
     ],
     ids=["torch", "torch beside TensorFlow", "torch, TensorFlow is loaded", "TensorFlow"],
 )
 def test_it_is_written_with_what_is_there(
-    installed: set[str], loaded: tuple[str, ...], expected: Any, monkeypatch: pytest.MonkeyPatch
+    installed: set[str], is_loaded: bool, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(board, "_is_installed", lambda name: name in installed)
-    monkeypatch.setattr(board, "_is_loaded", lambda name: name in loaded)
-    assert board._writer() is expected
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
+    if is_loaded:
+        monkeypatch.setitem(sys.modules, "tensorflow", ModuleType("tensorflow"))
+    monkeypatch.setattr(board.importlib, "import_module", lambda name: by_hand(name, installed))
+    assert board._writer().func.__name__ == expected
+
+
+def by_hand(name: str, installed: set[str]) -> ModuleType:
+    if name not in installed:
+        raise ImportError(name)
+    return ModuleType(name)
 
 
 def test_without_a_writer_the_error_names_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(board, "_is_installed", lambda name: name == "torch")
-    monkeypatch.setattr(board, "_is_loaded", lambda name: False)
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
+    monkeypatch.setattr(board.importlib, "import_module", lambda name: by_hand(name, set()))
     with pytest.raises(MissingDependencyError, match="pip install tensorboard"):
         REPORT.to_tensorboard(tmp_path)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_what_is_installed() -> None:
-    assert board._is_installed("json") and not board._is_installed("no_such_package_at_all")
-    assert not board._is_installed("no_such_package_at_all.part")
 
 
 def test_a_profile_without_steps_is_not_written(tmp_path: Path) -> None:
@@ -170,7 +176,7 @@ report = fastpipe.profile(DataLoader(range(64), batch_size=4), lambda batch: Non
 report.to_tensorboard({str(tmp_path / "runs")!r})
 import torchvision, torch._dynamo
 """)
-    if not board._is_installed("tensorflow") and not board._is_installed("tensorboard"):
+    if not find_spec("tensorflow") and not find_spec("tensorboard"):
         pytest.skip("needs a writer: pip install tensorboard")
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -33,7 +33,14 @@ def rows(tmp_path: Path) -> Path:
     return tmp_path / "x.h5"
 
 
-def test_images_are_kept_in_a_copy_of_the_dataset(photo_tree: Path) -> None:
+def test_images_are_kept_in_a_copy_of_the_dataset(photo_tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaders, keep = [], keeping.kept
+
+    def noted(*arguments: Any, **settings: Any) -> Any:
+        loaders.append(keep(*arguments, **settings))
+        return loaders[-1]
+
+    monkeypatch.setattr(keeping, "kept", noted)
     transform = Compose([Resize((8, 8)), ToTensor()])
     dataset = FastImageFolder(photo_tree, transform, cache="off")
     loader = FastLoader(dataset, 4, shuffle=True)
@@ -44,7 +51,7 @@ def test_images_are_kept_in_a_copy_of_the_dataset(photo_tree: Path) -> None:
     for _ in range(2):
         images = torch.cat([images for images, _ in found.begin()])
         assert {image.numpy().tobytes() for image in images} == expected
-    kept = found.begin.__self__._part.dataset.dataset
+    kept = loaders[0].dataset.dataset
     assert kept is not dataset and kept.cache.where == "ram"
     assert kept._running().cache.describe() != "" and dataset.cache == Cache("off")
     assert dataset._running().cache is None

@@ -59,12 +59,10 @@ def same(one: list[Any], other: list[Any]) -> bool:
 
 def changed(model: nn.Module, step: Callable[[Any], object]) -> tuple[ModelChanges, list[str]]:
     """Changes of which all have been tried, one step each, and what each was."""
-    changes, tried, seconds = ModelChanges(torch.rand(2, 3, 16, 16)), [], 1.0
-    while (batches := changes.next()) is not None:
+    changes, tried = ModelChanges(torch.rand(2, 3, 16, 16)), []
+    for batches in changes.phases(lambda: 1.0 if len(tried) == 1 else 0.5):
         step(next(batches))
         tried.append("as it is" if changes._now is None else changes._now.what.partition(":")[0])
-        changes.note(seconds)
-        seconds = 0.5
     return changes, tried
 
 
@@ -94,7 +92,6 @@ def test_each_way_is_tried_and_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[Any] = []
     monkeypatch.setattr(nn.Module, "compile", lambda self: compiled.append(self))
     changes, tried = changed(model, step)
-    changes.close()
     assert tried == ["as it is", "channels-last", "mixed precision", "compile"]
     assert compiled == [model] and same(before, state(model))
     formats = [one.is_contiguous(memory_format=torch.channels_last) for one in model.inputs]
@@ -107,15 +104,12 @@ def test_each_way_is_tried_and_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "train.py:7 main" in advice[0].what
 
 
-def test_what_brings_little_is_no_advice() -> None:
+def test_what_brings_little_is_no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.Module, "compile", lambda self: None)
     model = Net()
-    changes = ModelChanges(torch.rand(2, 3, 16, 16))
-    for seconds in (1.0, 0.95):
-        batches = changes.next()
-        assert batches is not None
+    changes, seconds = ModelChanges(torch.rand(2, 3, 16, 16)), iter([1.0, *[0.95] * 3])
+    for batches in changes.phases(lambda: next(seconds)):
         model(next(batches))
-        changes.note(seconds)
-    changes.close()
     assert not list(changes.advice(LOOP, float))
 
 
@@ -143,8 +137,7 @@ def test_what_a_model_has_already_is_not_tried(monkeypatch: pytest.MonkeyPatch) 
         with torch.autocast("cpu", dtype=torch.bfloat16):
             model(batch)
 
-    changes, tried = changed(model, step)
-    changes.close()
+    _, tried = changed(model, step)
     assert tried == ["as it is"]
     assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in (model.first.weight,))
 
@@ -153,8 +146,7 @@ def test_what_cannot_be_of_use_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(models, "_processor_flags", lambda: ["avx2"])
     monkeypatch.setattr(models.shutil, "which", lambda name: None)
     model = nn.Sequential(nn.Flatten(), nn.LazyLinear(2))
-    changes, tried = changed(model, model)
-    changes.close()
+    _, tried = changed(model, model)
     assert tried == ["as it is"]
 
 
@@ -164,14 +156,11 @@ def test_whatever_ends_it_models_are_as_before(at: int, monkeypatch: pytest.Monk
     monkeypatch.setattr(nn.Module, "compile", lambda self: None)
     model = Net()
     before = state(model)
-    changes = ModelChanges(torch.rand(2, 3, 16, 16))
+    phases: Any = ModelChanges(torch.rand(2, 3, 16, 16)).phases(lambda: 1.0)
     for _ in range(at + 1):
-        batches = changes.next()
-        assert batches is not None
-        model(next(batches))
-        changes.note(1.0)
-    changes.next()
-    changes.close()
+        model(next(next(phases)))
+    next(phases)
+    phases.close()
     model.inputs.clear()
     model(torch.rand(2, 3, 16, 16))
     assert same(before, state(model)) and model.inputs[0].is_contiguous()
@@ -186,8 +175,7 @@ def test_a_way_that_fails_is_left_out_and_told(
     monkeypatch.setattr(nn.Module, "compile", fail)
     model = Net()
     with caplog.at_level(logging.WARNING, "fastpipe"):
-        changes, tried = changed(model, model)
-    changes.close()
+        _, tried = changed(model, model)
     assert "compile" not in tried and "no compiler" in caplog.text
     assert model._compiled_call_impl is None  # type: ignore[unreachable]
 
@@ -230,13 +218,13 @@ def test_a_step_that_fails_is_excused_only_where_its_model_was_changed(
 
     monkeypatch.setattr(nn.Module, "compile", compiled)
     monkeypatch.setattr(models.shutil, "which", lambda name: name)
-    begin = ModelChanges.next
+    begin = ModelChanges.phases
 
-    def noted(self: ModelChanges) -> Any:
-        phases.append("as it is" if not phases else "later")
-        return begin(self)
+    def noted(self: ModelChanges, measured: Any) -> Any:
+        phases.append("begun")
+        return begin(self, measured)
 
-    monkeypatch.setattr(ModelChanges, "next", noted)
+    monkeypatch.setattr(ModelChanges, "phases", noted)
 
     def step(rows: Any) -> None:
         model(rows)

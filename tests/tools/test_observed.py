@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from PIL import Image
 
 from fastpipe.tools import witness as images_read
-from fastpipe.tools.witness import ImageReads, observe
+from fastpipe.tools.witness import Reads, observe
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
@@ -55,10 +56,10 @@ def test_an_error_of_who_looks_is_no_error_of_who_calls(caplog: pytest.LogCaptur
 
 def test_images_are_seen_however_they_are_asked_for(tmp_path: Path) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
-    with ImageReads() as reads:
+    with closing(Reads().begin()) as reads:
         small = Image.open(fp=tmp_path / "x.png").crop(box=(0, 0, 4, 4)).resize(size=(2, 2))
     assert small.size == (2, 2)
-    assert [(read.box, read.size) for read in reads.found] == [((0, 0, 4, 4), (2, 2))]
+    assert [(read.box, read.size) for read in reads.images] == [((0, 0, 4, 4), (2, 2))]
 
 
 @pytest.mark.parametrize("calls_before", list(itertools.combinations_with_replacement(range(4), 3)))
@@ -79,18 +80,20 @@ def test_an_image_that_is_being_read_when_looking_begins_or_ends_is_seen_whole_o
         while len(images) < wanted:
             images.append(calls[len(images)]())
 
-    reads, steps = ImageReads(), iter([*calls_before, 3])
+    reads, steps = Reads(), iter([*calls_before, 3])
 
     def observe_and_read(*args: Any) -> Any:
+        if args[0] not in (Image, Image.Image):
+            return observe(*args)
         if moment == "begin":
             read_on(next(steps))
         end = observe(*args)
         return (lambda: (read_on(next(steps)), end())) if moment == "end" else end
 
     monkeypatch.setattr(images_read, "observe", observe_and_read)
-    with reads:
+    with closing(reads.begin()):
         if moment == "begin":
             read_on(next(steps))
     read_on(3)
-    for read in reads.found:
+    for read in reads.images:
         assert read.size is None or (read.box, read.size) == ((0, 0, 4, 4), (2, 2))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import pickle
 import subprocess
 import sys
 import threading
@@ -82,7 +82,8 @@ def test_a_tally_adds_merges_and_survives_a_file() -> None:
     one.add("dataset", "read", line, Spent(10, 2, 3))
     other.add("dataset", "read", line, Spent(1, 1, 0))
     other.add("collate", "collate", Line("", 0, ""), Spent(5, 5, 0))
-    one.merge(Tally.from_json(json.loads(json.dumps(other.as_json()))))
+    for key, spent in pickle.loads(pickle.dumps(other)).items():
+        one.add(*key, spent)
     assert one.stages("dataset") == {"read": Spent(11, 3, 3)}
     assert one.stages("dataset")["read"].idle == 5
     assert one.lines("dataset") == [(line, "read", Spent(11, 3, 3))]
@@ -93,11 +94,12 @@ def test_a_recorder_sees_what_runs_below_a_boundary() -> None:
     def inside(run: Callable[[], None]) -> None:
         run()
 
-    with Recorder(
-        {inside.__code__: Boundary("dataset")}, [threading.get_ident()], kind=lambda: "outside"
-    ) as recorder:
-        inside(lambda: burn(0.5))
-        burn(0.05)
+    below_inside = {inside.__code__: Boundary("dataset")}
+    recorder = Recorder(below_inside, [threading.get_ident()], kind=lambda: "outside")
+    recorder.start()
+    inside(lambda: burn(0.5))
+    burn(0.05)
+    recorder.stop()
     spent = recorder.tally.stages("dataset"), recorder.tally.stages("outside")
     below, outside = (sum(one.cpu for one in stages.values()) for stages in spent)
     assert below > outside > 0
@@ -106,9 +108,11 @@ def test_a_recorder_sees_what_runs_below_a_boundary() -> None:
 
 def test_other_threads_are_seen_and_the_recorders_own_is_not() -> None:
     thread = threading.Thread(target=burn, args=(0.15,))
-    with Recorder({}) as recorder:
-        thread.start()
-        thread.join()
+    recorder = Recorder({})
+    recorder.start()
+    thread.start()
+    thread.join()
+    recorder.stop()
     functions = {line.function for line, _, _ in recorder.tally.lines("")}
     assert "burn" in functions and "_look" not in functions
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from fastpipe.tools.stacks import Boundary, Calls, Stacks, stack_of, stage_of
+from fastpipe.tools.stacks import Boundary, Stacks, name_called, stack_of, stage_of
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_call_is_named_and_nothing_runs(tmp_path: Path, source: str, name: str
     bound, odd = types.MethodType(str.lower, "X"), types.MethodType(functools.partial(print), 1)  # noqa: F841
     with holder.file:
         path, read = "x", holder.file.read  # noqa: F841
-        assert Calls().named(source, sys._getframe()) == name.replace("HERE", __name__)
+        assert name_called(source, sys._getframe()) == name.replace("HERE", __name__)
 
 
 SCRIPT = """
@@ -166,5 +166,8 @@ def test_files_of_libraries_and_those_that_are_none_are_not_the_scripts(script: 
     stacks = Stacks({})
     assert stacks.is_users(script.own.__code__.co_filename)
     assert not any(
-        map(stacks.is_users, (Image.__file__, linecache.__file__, "<string>", stage_of.__code__.co_filename))
+        map(
+            stacks.is_users,
+            (Image.__file__, linecache.__file__, "<string>", name_called.__code__.co_filename),
+        )
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torchvision.datasets.folder import default_loader
 from torchvision.transforms import v2
 
 import fastpipe
-from fastpipe.tools.witness import ImageReads
+from fastpipe.tools.witness import Reads
 
 SECONDS = 0.8
 Pair = namedtuple("Pair", "image label")
@@ -160,7 +161,7 @@ def test_which_of_two_transforms_it_is(table: list[tuple[str, int]]) -> None:
 
 def test_opened_files_are_seen_once_and_counted(table: list[tuple[str, int]]) -> None:
     open_image = Image.open
-    with ImageReads() as opens:
+    with closing(Reads().begin()) as opens:
         opens.begin()  # again
         for path, _ in table[:30]:
             Image.open(path).close()
@@ -169,4 +170,5 @@ def test_opened_files_are_seen_once_and_counted(table: list[tuple[str, int]]) ->
         with pytest.raises(FileNotFoundError):
             Image.open("nowhere.png")
     assert Image.open is open_image
-    assert opens.files == [path for path, _ in table[:24]] and opens.count == 31
+    assert list(dict.fromkeys(one.file for one in opens.images)) == [path for path, _ in table[:24]]
+    assert opens.opened == 31

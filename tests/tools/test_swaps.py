@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from fastpipe.tools.loaders import Watched
 from fastpipe.tools.loops import Loop
 from fastpipe.tools.stacks import Line
 from fastpipe.tools.swaps import of_volumes
-from fastpipe.tools.witness import ArrayRead, ArrayReads, ImageReads, OpenVolume, VolumeLoads, volumes_of
+from fastpipe.tools.witness import ArrayRead, OpenVolume, Reads, volumes_of
 
 SECONDS = 0.8
 
@@ -78,18 +79,17 @@ def test_what_else_a_dataset_does_is_counted_in_one_way_and_left_out_in_the_othe
 
 def test_reads_are_seen_until_there_are_enough_and_h5py_is_as_it_was(rows: Path) -> None:
     getitem = h5py.Dataset.__getitem__
-    with h5py.File(rows) as file, ArrayReads() as reads:
+    with h5py.File(rows) as file, closing(Reads().begin()) as reads:
         for number in range(300):
             file["x"][number], file["y"][number]
         assert h5py.Dataset.__getitem__ is getitem
         file["x"][3:5, 0]
-    assert reads.found == [
-        ArrayRead(str(rows.resolve()), "/x", (512, 32, 32), (32, 32), (64, 32, 32)),
-        ArrayRead(str(rows.resolve()), "/y", (512,), (), None),
+    assert reads.arrays == [
+        ArrayRead(str(rows.resolve()), "/x", (512, 32, 32), (32, 32)),
+        ArrayRead(str(rows.resolve()), "/y", (512,), ()),
     ]
-    assert [read.sample_dims for read in reads.found] == [1, 1]
-    assert ArrayRead("f", "/x", (8, 4), (3, 4), None).sample_dims is None
-    assert ArrayRead.from_json(["f", "/x", [8, 4], [4], None]) == ArrayRead("f", "/x", (8, 4), (4,), None)
+    assert [read.sample_dims for read in reads.arrays] == [1, 1]
+    assert ArrayRead("f", "/x", (8, 4), (3, 4)).sample_dims is None
 
 
 class Patches(Dataset[Any]):
@@ -165,7 +165,7 @@ def test_what_is_no_volume_is_not_taken_for_one(tmp_path: Path) -> None:
     np.save(tmp_path / "flat.npy", np.zeros((4, 4)))
     np.save(tmp_path / "x.npy", np.zeros((4, 4, 4)))
     load = np.load
-    with VolumeLoads() as loads:
+    with closing(Reads().begin()) as loads:
         np.load(tmp_path / "flat.npy"), np.load(tmp_path / "x.npy"), np.load(tmp_path / "x.npy")
         with (tmp_path / "x.npy").open("rb") as file:
             np.load(file)
@@ -174,7 +174,7 @@ def test_what_is_no_volume_is_not_taken_for_one(tmp_path: Path) -> None:
         for _ in range(600):
             np.load(tmp_path / "flat.npy")
         assert np.load is load  # enough was seen
-    assert loads.found == [OpenVolume(str(tmp_path / "x.npy"), (4, 4, 4), True)]
+    assert loads.volumes == [OpenVolume(str(tmp_path / "x.npy"), (4, 4, 4), True)]
 
 
 def test_volumes_that_cannot_be_opened_elsewhere_are_none(tmp_path: Path) -> None:
@@ -198,11 +198,11 @@ def test_images_are_seen_in_all_threads_with_their_boxes_and_sizes(photo_tree: P
         with Image.open(paths[number]) as image:
             image.crop((number, 0, 20 + number, 20)).resize((8, 8)).resize((4, 4))
 
-    with ImageReads() as reads, ThreadPoolExecutor(2) as pool:
+    with closing(Reads().begin()) as reads, ThreadPoolExecutor(2) as pool:
         list(pool.map(read, range(4)))
     assert (Image.open, Image.Image.crop, Image.Image.resize) == (opened, crop, resize)
-    assert reads.count == 4
-    found = {Path(one.file): (one.box, one.size) for one in reads.found}
+    assert reads.opened == 4
+    found = {Path(one.file): (one.box, one.size) for one in reads.images}
     assert found == {path: ((at, 0, 20 + at, 20), (8, 8)) for at, path in enumerate(paths)}
 
 

@@ -8,9 +8,6 @@ from typing import Any
 from fastpipe.tools.doctor.child import ask
 from fastpipe.tools.doctor.report import Examined, Finding, ok, problem, warning
 
-__all__ = ["check"]
-
-
 _TOPIC = "decoders"
 _PATIENCE_S = 60.0
 _CODE = """
@@ -22,7 +19,6 @@ _CLEARLY = 1.2  # times as fast, beyond what two short measurements differ by
 
 
 def check(examined: Examined) -> Iterator[Finding]:
-    """Measure each decoder, in another process, which a C library for another processor would end."""
     answer = ask(_CODE, list(examined.photos), seconds=_PATIENCE_S)
     if answer.value is None:
         yield problem(_TOPIC, f"decoders cannot be used: {_first(answer.why)}", _INSTALL)
@@ -60,5 +56,4 @@ def _choice(chosen: str, rates: dict[str, float], used: str) -> Iterator[Finding
 
 
 def _first(why: str) -> str:
-    """Return an error without its class, and without the command that is the remedy."""
     return why.rpartition("MissingDependencyError: ")[2].partition(" Install it with:")[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import time
@@ -17,31 +18,22 @@ from fastpipe.core.types import Box
 from fastpipe.images.reader import ImageReader, read_jpeg_header
 from fastpipe.options import Decode
 
-__all__ = ["measure"]
-
-
 _SECONDS = 0.3  # for each decoder
 _LOOK_S = 1.0  # for reading files
 _PHOTOS, _SIZE, _QUALITY = 4, (375, 500), 90
 _MOST_NBYTES, _MOST_PIXELS = 32 << 20, 30_000_000  # of all files, and of one
-_AREA, _LOG_ASPECT = (0.08, 1.0), float(np.log(4 / 3))  # of RandomResizedCrop
+_AREA = (0.08, 1.0)  # of RandomResizedCrop
 
-_Image = tuple[bytes, Box, Box]  # a JPEG, all of it, and the part of a random crop
+_Image = tuple[bytes, Box]  # a JPEG, and the part of a random crop
 
 
 def measure(files: Sequence[str]) -> dict[str, Any]:
-    """Return each decoder's images a second, or why it cannot be used; and which one fastpipe takes.
-
-    The files are JPEGs; photographs are made if there are none that the fast decoder takes.
-    """
-    images = _opened(files)
-    of = f"{len(images)} JPEGs of the folder"
-    if not images:
-        images = _made()
-        of = f"photographs of {_SIZE[0]} × {_SIZE[1]} pixels made for this"
-    sides = np.array([(whole.height, whole.width) for _, whole, _ in images]).mean(axis=0)
-    if len(files) and len(images):
-        of += f", {sides[0]:.0f} × {sides[1]:.0f} pixels on average"
+    blobs = _opened(files)
+    of = f"{len(blobs)} JPEGs of the folder"
+    if not blobs:
+        blobs, of = 4 * _made(), f"photographs of {_SIZE[0]} × {_SIZE[1]} pixels made for this"
+    rng = np.random.default_rng(0)
+    images = [(blob, _crop(rng, read_jpeg_header(blob))) for blob in blobs]
     found: dict[str, Any] = {"of": of, "decoders": {}}
     reader = ImageReader(Decode())
     for name in ("libjpeg-turbo", "pillow"):
@@ -61,12 +53,11 @@ def _measured(name: str, reader: ImageReader, images: Sequence[_Image]) -> dict[
         rate = _rate(lambda one: image.open(io.BytesIO(one[0])).convert("RGB"), images)
         kind = "Pillow-SIMD" if ".post" in version else "Pillow"
         return {"what": f"{kind} {version}, the whole image", "rate": rate}
-    rate = _rate(lambda one: reader.fast_region(one[0], one[2]), images)
+    rate = _rate(lambda one: reader.fast_region(*one), images)
     return {"what": "libjpeg-turbo, only the region that is needed (random crops)", "rate": rate}
 
 
 def _rate(decode: Callable[[_Image], Any], images: Sequence[_Image]) -> float:
-    """Images a second, in one thread."""
     if decode(images[0]) is None:  # which takes longer than any other, as it is the first
         raise ValueError("it does not decode these images")
     begun, count = time.perf_counter(), 0
@@ -78,41 +69,31 @@ def _rate(decode: Callable[[_Image], Any], images: Sequence[_Image]) -> float:
     return count / passed
 
 
-def _opened(files: Sequence[str]) -> list[_Image]:
-    """Those that the fast decoders would be given."""
-    rng, found, nbytes, until = np.random.default_rng(0), [], 0, time.perf_counter() + _LOOK_S
+def _opened(files: Sequence[str]) -> list[bytes]:
+    found: list[bytes] = []
+    until = time.perf_counter() + _LOOK_S
     for path in files:
-        if time.perf_counter() > until:
+        if time.perf_counter() > until or sum(map(len, found)) > _MOST_NBYTES:
             break
-        try:
+        with contextlib.suppress(OSError):
             blob = read_file(path)
-        except OSError:
-            continue
-        header = read_jpeg_header(blob)
-        if header is not None and header.trusted and header.height * header.width <= _MOST_PIXELS:
-            whole = Box(0, 0, header.height, header.width)
-            found.append((blob, whole, _crop(rng, whole)))
-            nbytes += len(blob)
-        if nbytes > _MOST_NBYTES:
-            break
+            header = read_jpeg_header(blob)
+            if header is not None and header.trusted and header.height * header.width <= _MOST_PIXELS:
+                found.append(blob)
     return found
 
 
-def _made() -> list[_Image]:
+def _made() -> list[bytes]:
     rng, pil, found = np.random.default_rng(0), require("PIL.Image", extra="image"), []
     for _ in range(_PHOTOS):
         file = io.BytesIO()
         pil.fromarray(photograph(rng, _SIZE)).save(file, "JPEG", quality=_QUALITY, subsampling="4:2:0")
-        whole = Box(0, 0, *_SIZE)
-        found += [(file.getvalue(), whole, _crop(rng, whole)) for _ in range(4)]
+        found.append(file.getvalue())
     return found
 
 
-def _crop(rng: np.random.Generator, whole: Box) -> Box:
-    """A part such as ``RandomResizedCrop`` takes."""
-    area = rng.uniform(*_AREA) * whole.height * whole.width
-    aspect = np.exp(rng.uniform(-_LOG_ASPECT, _LOG_ASPECT))
-    height = max(1, min(whole.height, round(np.sqrt(area / aspect))))
-    width = max(1, min(whole.width, round(np.sqrt(area * aspect))))
-    top, left = rng.integers(0, whole.height - height + 1), rng.integers(0, whole.width - width + 1)
-    return Box(int(top), int(left), height, width)
+def _crop(rng: np.random.Generator, header: Any) -> Box:
+    """About a part such as ``RandomResizedCrop`` takes."""
+    sides = np.array([header.height, header.width])
+    part = np.maximum(1, np.sqrt(rng.uniform(*_AREA)) * sides).astype(int)
+    return Box(*map(int, (*rng.integers(0, sides - part + 1), *part)))

@@ -17,21 +17,14 @@ from fastpipe.errors import OptionError
 from fastpipe.stores.locations import Location
 from fastpipe.tools.doctor import decoders, machine, packages, storage, stores
 from fastpipe.tools.doctor.report import DoctorReport, Examined, Finding, problem, warning
-
-__all__ = ["CHECKS", "add_arguments", "examine", "run"]
+from fastpipe.tools.folders import require_folder_of
 
 # The cores first: later their load is our own.
 CHECKS: dict[str, Callable[[Examined], Iterator[Finding]]] = {
-    "cores": machine.check_cores,
-    "storage": storage.check,
-    "decoders": decoders.check,
-    "stores": stores.check,
-    "packages": packages.check,
-    "memory": machine.check_memory,
-    "limits": machine.check_limits,
-    "threads": machine.check_threads,
-    "caching": storage.check_cache,
-}
+    "cores": machine.check_cores, "storage": storage.check, "decoders": decoders.check,
+    "stores": stores.check, "packages": packages.check, "memory": machine.check_memory,
+    "limits": machine.check_limits, "threads": machine.check_threads, "caching": storage.check_cache,
+}  # fmt: skip
 _ORDER = ("decoders", "packages", "threads", "cores", "memory", "limits", "storage", "store", "cache folder")
 
 EPILOG = """\
@@ -51,9 +44,6 @@ exit codes: 0 no problem (there may be warnings), 1 a problem, 2 bad input,
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     add = parser.add_argument
     add("target", metavar="FOLDER|URL", nargs="?", default=None,
         help="your data: a folder, or a URL such as s3://bucket/train")  # fmt: skip
@@ -63,58 +53,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Examine, print the report, and return 1 if there is a problem."""
-    if args.json is not None and not args.json.absolute().parent.is_dir():
-        raise OptionError(f"--json {args.json}: there is no folder {args.json.absolute().parent}")
-    options: dict[str, Any] = {}
-    if args.endpoint_url:
-        options["endpoint_url"] = args.endpoint_url
-    if args.anon:
-        options["anon"] = True
+    require_folder_of(args.json)
+    options = {name: value for name in ("endpoint_url", "anon") if (value := getattr(args, name))}
     report = examine(args.target, storage_options=options, on_progress=progress.now)
     progress.stop()
     report.show(console)
     if args.json is not None:
         write_output(args.json, report.json())
         progress.done(f"wrote {args.json}")
-    return report.exit_code
+    return int(report.count("problem") > 0)
 
 
 def examine(
-    target: str | os.PathLike[str] | None = None,
-    *,
-    storage_options: Mapping[str, Any] | None = None,
-    on_progress: Callable[[str], object] | None = None,
-) -> DoctorReport:
-    """Check whether this machine and environment are fit for training input pipelines.
-
-    Nothing is written.  Code that may crash or hang runs in processes of its own; TensorFlow and torch are
-    never loaded into this one.
-
-    Args:
-        target: a folder with data, whose disk is measured; or the URL of a store, which is asked for a few
-            small parts of objects.  None for neither.
-        storage_options: for the store, as ``FastImageFolder`` takes them.
-        on_progress: called with the name of each check.
-
-    Returns:
-        The report; ``print`` it.
-
-    Raises:
-        OptionError: the URL cannot be used, or has credentials in it.
-        FileNotFoundError: there is no such folder.
-
-    >>> examine("/nowhere/at/all")
-    Traceback (most recent call last):
-        ...
-    FileNotFoundError: [Errno 2] No such file or folder: '/nowhere/at/all'
-    """
+    target: str | os.PathLike[str] | None = None, *, storage_options: Mapping[str, Any] | None = None,
+    on_progress: Callable[[str], object] = lambda _: None,
+) -> DoctorReport:  # fmt: skip
+    """Check a machine, and a folder or store; nothing is written, no framework loaded here."""
     examined = _examined(target, dict(storage_options or {}))
     begun = time.monotonic()
     found: list[Finding] = []
     for topic, check in CHECKS.items():
-        if on_progress is not None:
-            on_progress(f"looking at {topic}")
+        on_progress(f"looking at {topic}")
         try:
             found.extend(check(examined))  # one by one: those before a failure are kept
         except ImportError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 
@@ -9,12 +10,8 @@ from fastpipe.core.machine import ControlGroups, available_cpus, default_threads
 from fastpipe.core.text import counted, in_bytes, in_duration
 from fastpipe.tools.doctor.report import Examined, Finding, judged, ok, problem, warning
 
-try:
+with contextlib.suppress(ImportError):  # on Windows: a check that fails is a finding
     import resource
-except ImportError:  # on Windows, which has no such limits
-    resource = None  # type: ignore[assignment]
-
-__all__ = ["check_cores", "check_limits", "check_memory", "check_threads"]
 
 _OFTEN = 0.01  # of the periods in which a group had work
 _SHARED = "/dev/shm"
@@ -24,26 +21,18 @@ _CONNECTIONS = 128  # to a store, at most
 _LIBRARIES = 128  # files, pipes and sockets of libraries
 _FOR_WORKER = 4  # descriptors of tensors under way, times two for prefetching
 _THREADS = 64
-_INFINIBAND = "/dev/infiniband"
 _COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
-_PLACES = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
-_NO_PLACE = ("", "0", "false", "disabled", "none")
 
 
 def _affinity() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-# ---- cores -----------------------------------------------------------------------------------------
-
-
 def check_cores(examined: Examined) -> Iterator[Finding]:
-    """Check affinity, quota, throttling, load and the ranks beside this one."""
     groups = ControlGroups()
     installed, affinity, quota = os.cpu_count() or 1, _affinity(), groups.cores()
     yield from _count(installed, affinity, quota)
     yield from _throttling(groups.table("cpu", "cpu.stat"))
-    yield from _load(installed)
     ranks = local_ranks()
     if ranks > 1:
         cores = affinity if quota is None else min(affinity, quota)
@@ -73,23 +62,7 @@ def _throttling(stat: dict[str, int]) -> Iterator[Finding]:
     yield judged("cores", throttled > _OFTEN * periods, text, remedy)
 
 
-def _load(installed: int) -> Iterator[Finding]:
-    try:
-        load = os.getloadavg()[0]
-    except (AttributeError, OSError):
-        return
-    text = f"load of the last minute: {load:.1f}, on a machine of {counted(installed, 'core')}"
-    if load > installed:
-        text += ": others are using them, and what is measured here is too low"
-    remedy = "run this again when the machine is free; for a training have cores of its own"
-    yield judged("cores", load > installed, text, remedy)
-
-
-# ---- memory ----------------------------------------------------------------------------------------
-
-
 def check_memory(examined: Examined) -> Iterator[Finding]:
-    """Check the machine's memory, the group's limit, and /dev/shm."""
     groups = ControlGroups()
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = groups.least("memory", "memory.max", "memory.limit_in_bytes")
@@ -110,7 +83,6 @@ def check_memory(examined: Examined) -> Iterator[Finding]:
 
 
 def _shared_memory(status: os.statvfs_result | None, workers: int) -> Finding:
-    """Compare /dev/shm, if there is one, with what torch's workers need of it."""
     if status is None:
         return ok("memory", f"there is no {_SHARED} here, and nothing needs it")
     size, free = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
@@ -129,34 +101,17 @@ def _shared_memory(status: os.statvfs_result | None, workers: int) -> Finding:
     return problem("memory", text, remedy) if free < batch else judged("memory", free < needed, text, remedy)
 
 
-# ---- limits ----------------------------------------------------------------------------------------
-
-
 def check_limits(examined: Examined) -> Iterator[Finding]:
-    """Check ulimits, and the group's limit of processes."""
-    if resource is None:
-        return  # type: ignore[unreachable]
     cores = available_cpus()
     yield _open_files(*resource.getrlimit(resource.RLIMIT_NOFILE), cores)
-    yield _processes(_processes_left(), cores)
-    space = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if space >= 0:
-        text = f"{in_bytes(space)} at most, and CUDA reserves much more than it uses"
-        yield warning("limits", f"address space (ulimit -v): {text}", "ulimit -v unlimited")
-    if os.path.isdir(_INFINIBAND):  # else nothing that trains locks memory
-        locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-        text = "without a limit, as InfiniBand's buffers need"
-        if locked >= 0:
-            text = f"{in_bytes(locked)} at most, and InfiniBand, which is here, needs more"
-        remedy = "ulimit -l unlimited, or docker run --ulimit memlock=-1"
-        yield judged("limits", locked >= 0, f"locked memory (ulimit -l): {text}", remedy)
-    core = resource.getrlimit(resource.RLIMIT_CORE)[0]
-    size = "no core file" if core == 0 else "a core file" if core < 0 else f"a core file of {in_bytes(core)}"
-    yield ok("limits", f"a worker that crashes leaves {size} (ulimit -c)")
+    left = []
+    for folder in ControlGroups().folders("pids"):
+        with contextlib.suppress(OSError, ValueError):  # none, or "max"
+            left.append(int((folder / "pids.max").read_text()) - int((folder / "pids.current").read_text()))
+    yield _processes(min(left, default=None), cores)
 
 
 def _open_files(soft: int, hard: int, workers: int) -> Finding:
-    """Compare the limits of descriptors, below 0 for none, with what loaders open."""
     needed = _CONNECTIONS + _LIBRARIES + workers * _FOR_WORKER * 2
     limit = "without a limit" if soft < 0 else f"{soft:,} at most"
     text = (
@@ -169,35 +124,17 @@ def _open_files(soft: int, hard: int, workers: int) -> Finding:
 
 
 def _processes(left: int | None, workers: int) -> Finding:
-    """Compare how many threads and processes may be added, None without a limit, with what workers start."""
     needed = _THREADS + workers * workers
     some = f"{counted(workers, 'worker')} with {counted(workers, 'thread')} each"
     text = f"{some}, and {_THREADS} of libraries, make {needed:,}"
     if left is not None and left < needed:
-        remedy = "ulimit -u, or docker run --pids-limit (Kubernetes: podPidsLimit); or fewer workers"
+        remedy = "docker run --pids-limit (Kubernetes: podPidsLimit); or fewer workers"
         return warning("limits", f"{left:,} more processes and threads are allowed; {text}", remedy)
     allowed = "without a limit" if left is None else f"{left:,} more are allowed"
-    return ok("limits", f"processes and threads (ulimit -u): {allowed}; {text}")
-
-
-def _processes_left() -> int | None:
-    found = []
-    soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    if soft >= 0 and os.geteuid():  # root is not limited
-        found.append(soft)
-    for folder in ControlGroups().folders("pids"):
-        try:
-            found.append(int((folder / "pids.max").read_text()) - int((folder / "pids.current").read_text()))
-        except (OSError, ValueError):  # none, or "max"
-            continue
-    return min(found, default=None)
-
-
-# ---- threads ---------------------------------------------------------------------------------------
+    return ok("limits", f"processes and threads: {allowed}; {text}")
 
 
 def check_threads(examined: Examined) -> Iterator[Finding]:
-    """Check the variables that set threads of libraries, and what torch makes of these."""
     cores = default_threads()
     yield from _thread_settings(os.environ, cores, _affinity())
     torch = examined.torch or {}
@@ -210,13 +147,7 @@ def check_threads(examined: Examined) -> Iterator[Finding]:
 
 
 def _thread_settings(environment: Mapping[str, str], cores: int, seen: int) -> Iterator[Finding]:
-    """Check the variables that say how many threads there are, and where.
-
-    Args:
-        environment: of the process.
-        cores: that this process, as one of its machine's ranks, has.
-        seen: that libraries take it to have, which know nothing of quotas and ranks.
-    """
+    """Check the variables that set threads; libraries, which know of no quotas, see ``seen`` cores."""
     given = {name: environment[name] for name in _COUNTS if name in environment}
     if not given:
         count = counted(seen, "thread")
@@ -231,9 +162,3 @@ def _thread_settings(environment: Mapping[str, str], cores: int, seen: int) -> I
         is_bad = int(first) > cores
         text = f"{name}={value}, {'and it has' if is_bad else 'of'} {counted(cores, 'core')}"
         yield judged("threads", is_bad, text, f"export {name}={cores}")
-    for name in _PLACES:
-        value = environment.get(name, "")
-        if value.lower() not in _NO_PLACE:
-            text = "binds threads to cores, and forked workers inherit the core of their parent"
-            remedy = f"unset {name}, or start workers by forkserver or spawn"
-            yield warning("threads", f"{name}={value} {text}", remedy)

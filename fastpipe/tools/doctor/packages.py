@@ -3,62 +3,47 @@
 from __future__ import annotations
 
 import glob
-import importlib.util
 import os
 import platform
 import re
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import metadata
+from importlib.util import find_spec
 from typing import Any
 
 import fastpipe
 from fastpipe.core.text import counted
-from fastpipe.tools.doctor.child import Answer, Child
+from fastpipe.tools.doctor.child import Answer, ask
 from fastpipe.tools.doctor.report import Examined, Finding, ok, problem, warning
-
-__all__ = ["check"]
 
 _TOPIC = "packages"
 _HIDDEN = "CUDA_VISIBLE_DEVICES"
 _INSTALL = "pip install 'fastpipe[torch]'"
 _PATIENCE_S = 60.0
-_SLOW_S = 10.0
 
 _TORCH = """
 import ctypes
 found = {}
-try:
-    driver, version = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
-    if driver.cuDriverGetVersion(ctypes.byref(version)) == 0:
-        found["driver"] = version.value
-except OSError:
-    pass
-answer(found)
-import time
-begun = time.perf_counter(), time.process_time()
+def look(name, make):
+    try:
+        found[name] = make()
+    except Exception as error:
+        found["why_no_" + name] = f"{type(error).__name__}: {error}".splitlines()[0]
+    answer(found)
+def driver():
+    library, version = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+    if library.cuDriverGetVersion(ctypes.byref(version)):
+        raise OSError("no version")
+    return version.value
+look("driver", driver)
 import torch
-found.update(import_s=time.perf_counter() - begun[0], import_cpu_s=time.process_time() - begun[1])
 found.update(version=torch.__version__, cuda=torch.version.cuda, hip=torch.version.hip)
 found.update(threads=torch.get_num_threads())
-answer(found)
-try:
-    torch.zeros(1).numpy()
-except Exception as error:
-    found["numpy"] = f"{type(error).__name__}: {error}".splitlines()[0]
-try:
-    found["gpus"] = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
-except Exception as error:
-    found["gpus"] = []
-    found["why_no_gpu"] = str(error).splitlines()[0]
-answer(found)
-try:
-    import torchvision
-    found["torchvision"] = torchvision.__version__
-except ModuleNotFoundError as error:
-    found["why_no_torchvision"] = "it is not installed" if error.name == "torchvision" else str(error)
-except Exception as error:
-    found["why_no_torchvision"] = f"{type(error).__name__}: {error}".splitlines()[0]
-answer(found)
+look("numpy", lambda: torch.zeros(1).numpy().size)
+look("gpus", lambda: [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())])
+look("torchvision", lambda: __import__("torchvision").__version__)
 """
 _IMPORT = """
 import importlib
@@ -68,52 +53,43 @@ answer(getattr(module, "__version__", ""))
 
 
 def check(examined: Examined) -> Iterator[Finding]:
-    """Import the frameworks, each in a process of its own, all at once."""
     installed = _installed()
     versions = f"Python {platform.python_version()}, NumPy {installed.get('numpy', '?')}"
     yield ok(_TOPIC, f"fastpipe {fastpipe.__version__}, {versions}")
-    has_torch, has_tensorflow = _is_there("torch"), _is_there("tensorflow")
-    dali = "nvidia.dali" if any(name.startswith("nvidia-dali-cuda") for name in installed) else ""
-    with (
-        Child(_TORCH if has_torch else "answer({})") as torch,
-        Child(_IMPORT if has_tensorflow else "answer('')", "tensorflow") as tensorflow,
-        Child(_IMPORT if dali else "answer('')", dali) as nvidia,
-    ):
-        found = torch.answer(_PATIENCE_S)
-        examined.torch = found.value if has_torch else None
-        facts: Mapping[str, Any] = found.value or {}
-        gpus = len(glob.glob("/proc/driver/nvidia/gpus/*")) or len(glob.glob("/dev/nvidia[0-9]*"))
-        if has_torch:
-            yield from _torch(facts, found.why, gpus)
-            yield from _torchvision(facts, found.why, installed)
-        elif has_tensorflow:
-            yield ok(_TOPIC, "torch is not installed: fastpipe.tf alone can be used")
-        else:
-            yield problem(_TOPIC, "neither torch nor TensorFlow is installed", _INSTALL)
-        if has_tensorflow:
-            yield from _tensorflow(tensorflow.answer(_PATIENCE_S), installed)
-        cuda = str(facts.get("cuda") or "")
-        yield from _distributions(installed, cuda, gpus, nvidia.answer(_PATIENCE_S) if dali else None)
-        yield from _import_time(facts)
+    has_torch, has_tensorflow = (find_spec(name) is not None for name in ("torch", "tensorflow"))
+    has_dali = any(name.startswith("nvidia-dali-cuda") for name in installed)
+    ask_now = partial(ask, seconds=_PATIENCE_S)
+    with ThreadPoolExecutor() as pool:
+        torch = pool.submit(ask_now, _TORCH) if has_torch else None
+        tensorflow = pool.submit(ask_now, _IMPORT, "tensorflow") if has_tensorflow else None
+        nvidia = pool.submit(ask_now, _IMPORT, "nvidia.dali") if has_dali else None
+    found = Answer({}) if torch is None else torch.result()
+    examined.torch = found.value if has_torch else None
+    facts: Mapping[str, Any] = found.value or {}
+    gpus = len(glob.glob("/proc/driver/nvidia/gpus/*")) or len(glob.glob("/dev/nvidia[0-9]*"))
+    if has_torch:
+        yield from _torch(facts, found.why, gpus)
+        yield from _torchvision(facts, found.why, installed)
+    elif has_tensorflow:
+        yield ok(_TOPIC, "torch is not installed: fastpipe.tf alone can be used")
+    else:
+        yield problem(_TOPIC, "neither torch nor TensorFlow is installed", _INSTALL)
+    if tensorflow is not None:
+        yield from _tensorflow(tensorflow.result(), installed)
+    cuda = str(facts.get("cuda") or "")
+    yield from _distributions(installed, cuda, gpus, None if nvidia is None else nvidia.result())
 
 
 def _torch(facts: Mapping[str, Any], crashed: str, gpus: int) -> Iterator[Finding]:
-    """Check whether torch can be used, and with it the GPUs that the system shows.
-
-    Args:
-        facts: of torch's process: version, CUDA, driver, GPUs.
-        crashed: why that ended early; empty if it did not.
-        gpus: how many NVIDIA GPUs the system shows.
-    """
     if "version" not in facts:
         yield problem(_TOPIC, f"torch cannot be imported: {crashed}", "pip install --force-reinstall torch")
         return
     built = f"for CUDA {facts['cuda']}" if facts.get("cuda") else "without CUDA"
     built = f"for ROCm {facts['hip']}" if facts.get("hip") else built
     yield ok(_TOPIC, f"torch {facts['version']}, built {built}")
-    if "numpy" in facts:
+    if "why_no_numpy" in facts:
         yield problem(
-            _TOPIC, f"torch cannot hand arrays to NumPy: {facts['numpy']}",
+            _TOPIC, f"torch cannot hand arrays to NumPy: {facts['why_no_numpy']}",
             'pip install "numpy<2", or a torch that was built for NumPy 2',
         )  # fmt: skip
     if facts.get("gpus"):
@@ -127,7 +103,6 @@ def _torch(facts: Mapping[str, Any], crashed: str, gpus: int) -> Iterator[Findin
 
 
 def _unseen(facts: Mapping[str, Any], gpus: int) -> Finding:
-    """Return why torch does not see a GPU that is there."""
     text, cuda, driver = f"GPUs here: {gpus}; torch sees none", facts.get("cuda"), facts.get("driver")
     hidden = os.environ.get(_HIDDEN)
     if not cuda:
@@ -148,26 +123,17 @@ def _unseen(facts: Mapping[str, Any], gpus: int) -> Finding:
         )  # fmt: skip
     if hidden is not None and hidden.strip() in ("", "-1"):
         return warning(_TOPIC, f"{text}: {_HIDDEN}={hidden!r} hides them", f"unset {_HIDDEN}")
-    why = facts.get("why_no_gpu") or f"driver {_dotted(driver)} and CUDA {cuda} should go together"
+    why = facts.get("why_no_gpus") or f"driver {_dotted(driver)} and CUDA {cuda} should go together"
     return problem(_TOPIC, f"{text}: {why}", "python -c 'import torch; torch.zeros(1).cuda()' says more")
 
 
 def _dotted(version: int) -> str:
-    """Return a CUDA version from its number: 12040 is 12.4."""
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
 def _distributions(
     installed: Mapping[str, str], cuda: str, gpus: int, dali: Answer | None
 ) -> Iterator[Finding]:
-    """Check NVIDIA's packages for decoding, each of which is made for one CUDA.
-
-    Args:
-        installed: versions of distributions.
-        cuda: that torch is built for; empty without.
-        gpus: how many there are.
-        dali: of the process that imported DALI; None if it is not installed.
-    """
     for what, pattern in (
         ("DALI", r"nvidia-dali-cuda(\d{2})0"),
         ("nvImageCodec", r"nvidia-nvimgcodec-cu(\d+)"),
@@ -191,20 +157,7 @@ def _distributions(
         yield problem(_TOPIC, f"DALI cannot be imported: {dali.why}", "pip install -U the DALI of this CUDA")
 
 
-def _import_time(facts: Mapping[str, Any]) -> Iterator[Finding]:
-    """Check whether importing torch waits."""
-    wall, cpu = facts.get("import_s", 0.0), facts.get("import_cpu_s", 0.0)
-    if wall > _SLOW_S and wall > 2 * cpu:
-        yield warning(
-            _TOPIC, f"importing torch took {wall:.0f} s, {cpu:.0f} s of them of processor, and each worker "
-            "that is spawned imports it again",
-            "run this again when its files are in memory and cores are free; if it stays slow, install torch "
-            "on a local disk",
-        )  # fmt: skip
-
-
 def _torchvision(facts: Mapping[str, Any], crashed: str, installed: Mapping[str, str]) -> Iterator[Finding]:
-    """Check whether torchvision fits torch, by the facts of torch's process."""
     if "version" not in facts:
         return  # torch itself cannot be imported
     why = facts.get("why_no_torchvision", crashed if "torchvision" not in facts else "")
@@ -236,7 +189,6 @@ def _torchvision(facts: Mapping[str, Any], crashed: str, installed: Mapping[str,
 
 
 def _tensorflow(answer: Answer, installed: Mapping[str, str]) -> Iterator[Finding]:
-    """Check whether TensorFlow can be used, by the process that imported it."""
     names = [name for name in ("tensorflow", "tensorflow-cpu", "tf-nightly") if name in installed]
     text = ", ".join(f"{name} {installed[name]}" for name in names) or "TensorFlow"
     if len(names) > 1:
@@ -254,7 +206,6 @@ def _tensorflow(answer: Answer, installed: Mapping[str, str]) -> Iterator[Findin
 
 
 def _installed() -> dict[str, str]:
-    """Return versions by the names of distributions."""
     found: dict[str, str] = {}
     for one in metadata.distributions():
         name = one.metadata["Name"]
@@ -263,15 +214,7 @@ def _installed() -> dict[str, str]:
     return found
 
 
-def _is_there(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
-
-
 def _wants(package: str, other: str) -> str:
-    """Return the one version of another package that a package requires; empty without one."""
     try:
         requirements = metadata.requires(package) or []
     except metadata.PackageNotFoundError:

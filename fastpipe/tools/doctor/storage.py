@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
-from fastpipe.core.machine import available_cpus
 from fastpipe.core.private_folder import user_cache_folder
-from fastpipe.core.text import counted, in_bytes
-from fastpipe.tools.doctor.report import Examined, Finding, judged, ok, warning
+from fastpipe.core.text import in_bytes
+from fastpipe.tools.doctor.report import Examined, Finding, ok, warning
 from fastpipe.tools.folders import FileSystem, file_system
-
-__all__ = ["check", "check_cache"]
 
 _TOPIC, _CACHE = "storage", "cache folder"
 _THREADS = 16
@@ -36,7 +31,6 @@ _JPEGS = (".jpg", ".jpeg")
 
 
 def check(examined: Examined) -> Iterator[Finding]:
-    """Measure the folder."""
     if not examined.folder:
         return
     yield _kind(examined.name, file_system(examined.folder))
@@ -51,11 +45,10 @@ def check(examined: Examined) -> Iterator[Finding]:
         count = f"some of the files, {found.walked:,} of them seen"
     yield ok(_TOPIC, f"looked at {count}: {in_bytes(mean)} on average")
     yield from _sequential(found)
-    yield from _small(found, examined)
+    yield from _small(found)
 
 
 def _kind(name: str, system: FileSystem) -> Finding:
-    """Return what a file system's kind means for a training."""
     text = f"{name} is on {system.name}"
     if system.is_fuse:
         return warning(
@@ -75,30 +68,24 @@ def _sequential(found: Sample) -> Iterator[Finding]:
     nbytes, path = max(zip(found.nbytes, found.files, strict=True))
     if nbytes < _LARGE:
         return
-    cold = _read_many([path], 1, seconds=_SECONDS, nbytes=_NBYTES, past_cache=True)
-    warm = _read_many([path], 1, seconds=_SECONDS, nbytes=_NBYTES, past_cache=False)
+    cold, warm = (_read_many([path], 1, past_cache=is_cold) for is_cold in (True, False))
     speeds = f"{in_bytes(cold.nbytes_s)}/s, from memory {in_bytes(warm.nbytes_s)}/s"
     yield ok(_TOPIC, f"one file in order: {_past(cold)} {speeds}")
 
 
-def _small(found: Sample, examined: Examined) -> Iterator[Finding]:
+def _small(found: Sample) -> Iterator[Finding]:
     files = found.files
     if len(files) < 2:
         return
     half = len(files) // 2  # threads read other files than one did, whose neighbours may have come along
-    rates: dict[tuple[bool, int], Rate] = {}
-    for threads, some in ((1, files[:half]), (_THREADS, files[half:])):
-        rates[True, threads] = _read_many(some, threads, seconds=_SECONDS, nbytes=_NBYTES, past_cache=True)
-    for threads, some in ((1, files[:half]), (_THREADS, files[half:])):
-        some = some[: rates[True, threads].files]  # which are in memory now
-        rates[False, threads] = _read_many(some, threads, seconds=_SECONDS, nbytes=_NBYTES, past_cache=False)
-    for is_cold in (True, False):
-        one, many = rates[is_cold, 1], rates[is_cold, _THREADS]
-        where = _past(one) if is_cold else "from memory"
+    halves = ((1, files[:half]), (_THREADS, files[half:]))
+    cold = [_read_many(some, threads, past_cache=True) for threads, some in halves]
+    warm = [
+        _read_many(some[: rate.files], threads, past_cache=False)  # which are in memory now
+        for (threads, some), rate in zip(halves, cold, strict=True)
+    ]
+    for where, (one, many) in ((_past(cold[0]), cold), ("from memory", warm)):
         yield ok(_TOPIC, f"whole files, {where}: 1 thread {one}, {_THREADS} threads {many}")
-    cold = max((rates[True, threads] for threads in (1, _THREADS)), key=lambda rate: rate.files_s)
-    if examined.photos and cold.missed is not None and cold.missed > _NOT_FORGOTTEN:
-        examined.disk_files_s = cold.files_s
 
 
 def _past(rate: Rate) -> str:
@@ -109,14 +96,9 @@ def _past(rate: Rate) -> str:
     return "from the disk"
 
 
-# ---- the cache, and the disk beside decoders -------------------------------------------------------
-
-
 def check_cache(examined: Examined) -> Iterator[Finding]:
-    """Check fastpipe's cache folder, which need not be there; last, when disk and decoders were measured."""
-    yield from _disk_against_decoders(examined)
     folder = user_cache_folder()
-    there = _existing(folder)
+    there = next(one for one in (folder, *folder.parents) if one.exists())
     system = file_system(str(there))
     text = f"{folder} is on {system.name}, with {in_bytes(system.free)} free"
     if folder.exists() and not folder.is_dir():
@@ -131,44 +113,8 @@ def check_cache(examined: Examined) -> Iterator[Finding]:
         yield ok(_CACHE, text)
 
 
-def _existing(folder: Path) -> Path:
-    """Return the folder, or the first one above it that exists."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return folder
-
-
-def _disk_against_decoders(examined: Examined) -> Iterator[Finding]:
-    """Whether the disk keeps up with the decoders, where both were measured."""
-    if examined.disk_files_s is None or examined.images_s is None:
-        return
-    cores = available_cpus()
-    decoded = examined.images_s * cores
-    disk = f"{examined.disk_files_s:,.0f} files/s"
-    text = f"the disk gives {disk}, and {counted(cores, 'core')} can decode {decoded:,.0f} images/s"
-    is_slow = examined.disk_files_s < decoded
-    slow, fast = "until files are in memory, a training waits for the disk", "decoding is what takes the time"
-    yield judged(
-        _TOPIC, is_slow, f"{text}: {slow if is_slow else fast}",
-        "FastImageFolder(…, cache='ram') or cache='disk', a stage on a faster disk, or more memory for "
-        "the system to keep files in",
-    )  # fmt: skip
-
-
-# ---- reading ---------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Sample:
-    """Some files of a folder.
-
-    Attributes:
-        files: paths, from all over the folder.
-        nbytes: of each.
-        walked: how many were seen.
-        is_all: whether these are all that there are.
-    """
-
     files: tuple[str, ...]
     nbytes: tuple[int, ...]
     walked: int
@@ -176,14 +122,11 @@ class Sample:
 
     @property
     def photos(self) -> tuple[str, ...]:
-        """Those with a JPEG's extension."""
         return tuple(path for path in self.files if path.lower().endswith(_JPEGS))
 
 
 @dataclass(frozen=True)
 class Rate:
-    """What was read; ``missed`` is the share of bytes that was not in memory before, None if unknown."""
-
     files: int
     nbytes: int
     seconds: float
@@ -191,20 +134,17 @@ class Rate:
 
     @property
     def files_s(self) -> float:
-        """Files a second."""
-        return self.files / self.seconds if self.seconds > 0 else 0.0
+        return self.files / self.seconds
 
     @property
     def nbytes_s(self) -> float:
-        """Bytes a second."""
-        return self.nbytes / self.seconds if self.seconds > 0 else 0.0
+        return self.nbytes / self.seconds
 
     def __str__(self) -> str:
         return f"{self.files_s:,.0f} files/s, {in_bytes(self.nbytes_s)}/s"
 
 
 def _sample(folder: str) -> Sample:
-    """Return some files of a folder, or the one that it is, found in a fraction of a second."""
     if not os.path.isdir(folder):
         return Sample((folder,), (os.stat(folder).st_size,), 1, True)
     found: list[tuple[str, int]] = []
@@ -218,7 +158,6 @@ def _sample(folder: str) -> Sample:
 
 
 def _collect(folder: str, found: list[tuple[str, int]], until: float) -> bool:
-    """Add the files of a folder and of all below to those found; return whether that was all in time."""
     below = [folder]
     while below:
         try:
@@ -237,67 +176,46 @@ def _collect(folder: str, found: list[tuple[str, int]], until: float) -> bool:
     return True
 
 
-def _read_many(files: Sequence[str], threads: int, *, seconds: float, nbytes: int, past_cache: bool) -> Rate:
-    """Read files, each whole and at most once, until time or bytes are spent.
+def _read_many(
+    files: Sequence[str], threads: int, *, past_cache: bool, seconds: float = _SECONDS, nbytes: int = _NBYTES
+) -> Rate:
+    """Read files, each at most once, in a time; ``past_cache`` has the system forget their pages first."""
+    begun, left = time.perf_counter(), nbytes
 
-    With ``past_cache`` the system is told to forget each file's pages first, as far as it does so.
-    """
-    lock, left = threading.Lock(), iter(files)
-    count = total = missed = 0
-    knows = True
-    begun = time.perf_counter()
-    spent = 0.0  # in forgetting and asking, which is no reading; of all threads together
-
-    def work() -> None:
-        nonlocal count, total, missed, knows, spent
-        while True:
-            with lock:
-                path = next(left, None)
-                if path is None or time.perf_counter() - begun > seconds or total >= nbytes:
-                    return
-            try:
-                descriptor = os.open(path, _FLAGS)
-            except OSError:  # it went away
-                continue
-            try:
-                before = time.perf_counter()
-                if past_cache:
-                    _forget(descriptor)
-                is_cached = _is_cached(descriptor)
-                aside = time.perf_counter() - before
-                length = _read(descriptor, nbytes, begun + seconds)
-            finally:
-                os.close(descriptor)
-            with lock:
-                count += 1
-                total += length
-                spent += aside
-                knows = knows and is_cached is not None
-                missed += length if is_cached is False else 0
+    def read(path: str) -> tuple[int, float, bool | None] | None:
+        nonlocal left
+        if time.perf_counter() > begun + seconds or left <= 0:
+            return None
+        try:
+            descriptor = os.open(path, _FLAGS)
+        except OSError:  # it went away
+            return None
+        try:
+            before, length = time.perf_counter(), 0
+            if past_cache and hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            is_cached = _is_cached(descriptor)
+            aside = time.perf_counter() - before
+            while length < nbytes and (block := os.read(descriptor, _BLOCK)):
+                length += len(block)
+                if time.perf_counter() > begun + seconds:
+                    break
+        finally:
+            os.close(descriptor)
+        left -= length
+        return length, aside, is_cached
 
     with ThreadPoolExecutor(threads, thread_name_prefix="fastpipe-doctor") as pool:
-        for future in [pool.submit(work) for _ in range(threads)]:
-            future.result()
-    passed = max(time.perf_counter() - begun - spent / threads, 1e-9)
-    return Rate(count, total, passed, missed / total if knows and total else None)
-
-
-def _read(descriptor: int, nbytes: int, until: float) -> int:
-    length = 0
-    while length < nbytes and (block := os.read(descriptor, _BLOCK)):
-        length += len(block)
-        if time.perf_counter() > until:
-            break
-    return length
-
-
-def _forget(descriptor: int) -> None:
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        done = [one for one in pool.map(read, files) if one is not None]
+    total = sum(length for length, _, _ in done)
+    aside = sum(seconds for _, seconds, _ in done) / threads  # forgetting and asking is no reading
+    knows = all(is_cached is not None for _, _, is_cached in done)
+    missed = sum(length for length, _, is_cached in done if is_cached is False)
+    passed = max(time.perf_counter() - begun - aside, 1e-9)
+    return Rate(len(done), total, passed, missed / total if knows and total else None)
 
 
 def _is_cached(descriptor: int) -> bool | None:
-    """Whether a file's first byte is in memory; None where the system does not say."""
     if not hasattr(os, "RWF_NOWAIT"):
         return None
     try:

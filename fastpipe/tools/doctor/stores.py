@@ -15,8 +15,6 @@ from fastpipe.stores.opening import open_store
 from fastpipe.tools.doctor.child import ask
 from fastpipe.tools.doctor.report import Examined, Finding, judged, ok, problem, warning
 
-__all__ = ["check", "measure"]
-
 _TOPIC = "store"
 _PATIENCE_S = 60.0
 _MOST = 128  # requests that Stage(connections="auto") has under way
@@ -31,7 +29,6 @@ _REMEDY = "see that URL, endpoint and credentials (environment or credentials fi
 
 
 def check(examined: Examined) -> Iterator[Finding]:
-    """Measure the store's answers, in another process."""
     if not examined.url:
         return
     answer = ask(_CODE, [examined.url, dict(examined.storage_options)], seconds=_PATIENCE_S)
@@ -59,7 +56,6 @@ def _latencies(url: str, found: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _connections(found: Mapping[str, Any], images_s: float | None) -> Finding:
-    """Return how many requests are to be under way, by Little's law, for cores that decode so many images."""
     seconds = sum(found["whole"]) / len(found["whole"])  # the law is about means
     alone = f"one request at a time brings {1 / seconds:,.0f} objects/s"
     if images_s is None:
@@ -81,16 +77,7 @@ def _p90(values: list[float]) -> float:
     return quantiles(values, n=10)[-1] if len(values) > 1 else values[0]
 
 
-# ---- in the other process --------------------------------------------------------------------------
-
-
 def measure(url: str, storage_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Measure requests, one after the other.
-
-    Returns:
-        Seconds of listing, of the first request, of those for one byte, of those for whole objects (or
-        their first MiB); and how many objects were seen, and their bytes.  Or the error, without credentials.
-    """
     try:
         store, location = open_store(url, storage_options or None)
         try:
@@ -123,9 +110,8 @@ def _timed(store: Any, objects: Any, most: int) -> list[float]:
     until, found = time.perf_counter() + _SECONDS, []
     for one in objects:
         begun = time.perf_counter()
-        store.get_range(one.key, 0, min(one.size, most))
-        now = time.perf_counter()
-        found.append(now - begun)
-        if now > until:
+        if begun > until:
             break
+        store.get_range(one.key, 0, min(one.size, most))
+        found.append(time.perf_counter() - begun)
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from io import StringIO
@@ -14,10 +13,9 @@ import pytest
 from rich.console import Console
 
 from fastpipe.cli import main
-from fastpipe.errors import OptionError
-from fastpipe.tools.doctor import DoctorReport, Finding, examine
+from fastpipe.tools.doctor import DoctorReport, examine
 from fastpipe.tools.doctor import examination as examining
-from fastpipe.tools.doctor.child import Child, ask
+from fastpipe.tools.doctor.child import ask
 from fastpipe.tools.doctor.report import ok, problem, warning
 
 FINDINGS = (
@@ -55,12 +53,6 @@ def test_json_has_everything() -> None:
     assert found["findings"][2] == {"topic": "decoders", "state": "problem", "text": "none", "remedy": "pip"}
 
 
-@pytest.mark.parametrize(("state", "remedy"), [("ok", "do it"), ("warning", ""), ("problem", "")])
-def test_a_finding_has_a_remedy_unless_it_is_ok(state: Any, remedy: str) -> None:
-    with pytest.raises(OptionError, match="remedy"):
-        Finding("memory", state, "text", remedy)
-
-
 def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     def check(_: object) -> Any:
         yield ok("cores", "first")
@@ -76,7 +68,7 @@ def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> Non
     failed = [one for one in report.findings if "ZeroDivisionError: by nothing" in one.text]
     assert len(failed) == 8 and {one.state for one in failed} == {"warning"}
     assert [one.topic for one in report.findings if one.state == "problem"] == ["limits"]
-    assert report.exit_code == 1
+    assert report.count("problem") == 1
 
 
 @pytest.mark.parametrize(
@@ -166,10 +158,3 @@ def test_what_becomes_of_a_question(code: str, value: object, why: str) -> None:
 def test_a_process_that_hangs_is_ended() -> None:
     answer = ask("answer('begun')\nimport threading; threading.Event().wait()", seconds=10)
     assert (answer.value, answer.why) == ("begun", "it took more than 10 s")
-
-
-def test_a_process_ends_with_its_question() -> None:
-    with Child("import threading; threading.Event().wait()") as child:
-        pid = child._process.pid
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,9 +39,7 @@ def test_throttling(stat: dict[str, int], state: str) -> None:
     assert found.state == state and ("7 s" in found.text) == (state == "warning")
 
 
-def test_load_and_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "getloadavg", lambda: (9.0, 0, 0))
-    assert states(machine._load(4)) == ["warning"] and states(machine._load(16)) == ["ok"]
+def test_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000")
     found = [one for one in machine.check_cores(Examined()) if "1000 ranks" in one.text]
     assert states(found) == ["warning"]
@@ -90,7 +87,9 @@ def test_processes() -> None:
 
 def test_limits_of_this_process_are_found() -> None:
     found = list(machine.check_limits(Examined()))
-    assert any("ulimit -n" in one.text for one in found) and any("ulimit -c" in one.text for one in found)
+    assert any("ulimit -n" in one.text for one in found) and any(
+        "processes and threads" in one.text for one in found
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,9 +100,6 @@ def test_limits_of_this_process_are_found() -> None:
         ({"OMP_NUM_THREADS": "64"}, ["warning"]),
         ({"OMP_NUM_THREADS": "many"}, ["warning"]),
         ({"MKL_NUM_THREADS": "4,2"}, ["ok"]),
-        ({"OMP_PROC_BIND": "true"}, ["ok", "warning"]),
-        ({"OMP_PROC_BIND": "false"}, ["ok"]),
-        ({"OMP_NUM_THREADS": "2", "KMP_AFFINITY": "compact"}, ["ok", "warning"]),
     ],
 )
 def test_settings_of_threads(environment: dict[str, str], expected: list[str]) -> None:

@@ -114,14 +114,6 @@ def test_a_large_file_and_an_empty_folder(tmp_path: Path) -> None:
     assert any("one file in order" in text for text in texts)
 
 
-@pytest.mark.parametrize(("disk", "state"), [(100.0, "warning"), (1e6, "ok")])
-def test_the_disk_against_the_decoders(disk: float, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "available_cpus", lambda: 2)
-    (found,) = storage._disk_against_decoders(Examined(disk_files_s=disk, images_s=1000.0))
-    assert found.state == state and "2 cores can decode 2,000 images/s" in found.text
-    assert not list(storage._disk_against_decoders(Examined(images_s=1000.0)))
-
-
 def test_a_disk_that_was_not_measured_is_not_called_one() -> None:
     assert "from the disk" in storage._past(Rate(1, 1, 1.0, 1.0))
     assert "100% were in memory" in storage._past(Rate(1, 1, 1.0, 0.0))

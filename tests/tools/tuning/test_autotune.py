@@ -176,7 +176,9 @@ def test_a_cache_that_holds_all_is_taken_where_the_budget_allows(
     def best(budget: int | None) -> tuple[Any, str]:
         search = Search(Base(loader), None, 1, budget, 1e6)
         monkeypatch.setattr(search, "_each_s", 0.05)
-        found = search._cache(search._measured(Base(loader).settings))
+        before = search._trial(Base(loader).settings)
+        search._measure(before)
+        found = search._cache(before)
         return found, " ".join(search.notes)
 
     found, notes = best(None)

@@ -62,9 +62,9 @@ def test_odd_files_are_equal_or_unreadable_for_both(tmp_path: Path, name: str) -
     cases = {str(case.path): case.expect for case in odd_images(tmp_path / "odd")}
     outcome = compared(tmp_path, name)
     assert outcome.equal
-    assert outcome.check.photos + outcome.unreadable.count == outcome.total > 120
-    assert outcome.unreadable.count > 20
-    for failure in outcome.unreadable.first:
+    assert outcome.check.photos + len(outcome.unreadable) == outcome.total > 120
+    assert len(outcome.unreadable) > 20
+    for failure in outcome.unreadable:
         assert cases.get(failure.path, "bad") == "bad"
         assert failure.stock and failure.fast
 
@@ -102,8 +102,8 @@ def test_a_file_that_is_cut_short(tree: Path) -> None:
     path.write_bytes(path.read_bytes()[:200])
     outcome = compared(tree)
     assert outcome.equal  # neither reads it
-    assert (outcome.unreadable.count, outcome.check.photos) == (1, 5)
-    failure = outcome.unreadable.first[0]
+    assert (len(outcome.unreadable), outcome.check.photos) == (1, 5)
+    failure = outcome.unreadable[0]
     assert (failure.index, failure.path) == (2, str(path))
     assert failure.stock == failure.fast
     assert "truncated" in str(failure.stock).lower()
@@ -132,8 +132,8 @@ def test_a_failure_of_one_only_is_a_difference(
         fails(ImageFolder, "__getitem__")
     outcome = compared(tree)
     assert not outcome.equal
-    assert (outcome.one_sided.count, outcome.unreadable.count, outcome.check.photos) == (1, 0, 5)
-    failure = outcome.one_sided.first[0]
+    assert (len(outcome.one_sided), len(outcome.unreadable), outcome.check.photos) == (1, 0, 5)
+    failure = outcome.one_sided[0]
     assert (failure.index, failure.path) == (3, str(path))
     assert getattr(failure, who) == "OSError: no such pixels"
 

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from fastpipe.bench.check import Check
-from fastpipe.tools.comparison import Chain, Failure, Failures, Outcome
+from fastpipe.tools.comparison import Chain, Failure, Outcome
 from fastpipe.tools.verify import content, print_outcome, sentence
 
 FOLDER = Path("/data/photos")
@@ -36,11 +36,10 @@ def outcome_of(check: Check | None = None, **more: object) -> Outcome:
     return Outcome(10, 2, 7, check=check or check_of(0, 0), **more)  # type: ignore[arg-type]
 
 
-def failures(count: int, stock: str | None = "OSError: no", fast: str | None = "OSError: no") -> Failures:
-    made = Failures()
-    for index in range(count):
-        made.add(Failure(index, path(index), stock, fast))
-    return made
+def failures(
+    count: int, stock: str | None = "OSError: no", fast: str | None = "OSError: no"
+) -> list[Failure]:
+    return [Failure(index, path(index), stock, fast) for index in range(count)]
 
 
 def printed(outcome: Outcome, **options: object) -> str:
@@ -138,9 +137,3 @@ def test_json_knows_no_infinity() -> None:
     json.dumps(made, allow_nan=False)
     assert made["values"]["largest"] is None and made["values"]["unit"] == "absolute"
     assert "inf" in sentence(outcome_of(check))
-
-
-def test_of_very_many_failures_only_the_number_is_kept() -> None:
-    made = failures(1500)
-    assert made.count == 1500
-    assert len(made.first) == 1000
