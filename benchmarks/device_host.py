@@ -31,7 +31,7 @@ from fastpipe.bench.synthetic import photo_tree
 from fastpipe.core.transfer import Transfer
 from fastpipe.core.types import Box
 from fastpipe.images import gpu_batches as making
-from fastpipe.images.gpu_resampling import Tables
+from fastpipe.images.gpu_batches import Tables
 from fastpipe.torch import runtime
 
 _IMAGES, _BATCH = 4096, 256

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import fastpipe
 from fastpipe import augment, generation
-from fastpipe.generation.seeds import row_generators
+from fastpipe.generation.rows import row_generators
 
 _FOLDER = Path(__file__).resolve().parents[1] / "examples" / "motion_generation"
 _FEW = 40  # frames, where 250 of them show no more

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastpipe.generation import seeds
-from fastpipe.generation.seeds import globals_seeded, row_generator, row_generators
+from fastpipe.generation import rows as seeds
+from fastpipe.generation.rows import globals_seeded, row_generator, row_generators
 
 _SEEDS = st.one_of(st.integers(0, 2**32), st.integers(0, 2**300))
 _INDICES = st.lists(st.one_of(st.integers(0, 2**20), st.integers(2**31, 2**63 - 1)), min_size=1, max_size=40)

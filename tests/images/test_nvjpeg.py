@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fastpipe.core.types import Box
-from fastpipe.images import nvjpeg
-from fastpipe.images.nvjpeg import NvJpegDecoder
+from fastpipe.images import gpu_batches as nvjpeg
+from fastpipe.images.gpu_batches import NvJpegDecoder
 
 STREAM = SimpleNamespace(cuda_stream=7)
 

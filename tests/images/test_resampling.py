@@ -19,7 +19,7 @@ from image_steps import Crop, Flip, Grey, Operation, Resize, fold
 
 from fastpipe.core.types import Box, Size
 from fastpipe.images import kernels
-from fastpipe.images.gpu_resampling import resample_by_torch, tables_of
+from fastpipe.images.gpu_batches import resample_by_torch, tables_of
 from fastpipe.images.pixels import Resampling, render, resampling_of
 
 MODES = [
@@ -99,8 +99,8 @@ import numpy as np
 import torch
 sys.path.insert(0, sys.argv[1])
 from test_resampling import OUT, cases_for_triton, on_host, source_of
-from fastpipe.images.gpu_resampling import tables_of
-from fastpipe.images.gpu_resampling import resample_by_triton
+from fastpipe.images.gpu_batches import tables_of
+from fastpipe.images.gpu_batches import resample_by_triton
 cases = cases_for_triton()
 sources, hows = zip(*(source_of(*case) for case in cases), strict=True)
 out = torch.empty((len(cases), 3, *OUT), dtype=torch.uint8)
@@ -147,7 +147,7 @@ warnings.simplefilter("ignore")
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from fastpipe.images.gpu_resampling import jitted
+from fastpipe.images.gpu_batches import jitted
 types = {"numbers": "*i64", "tables": "*i32", "out": "*u8", "columns": "constexpr", "block": "constexpr"}
 signature = {name: types.get(name, "i32") for name in jitted().arg_names}
 source = ASTSource(fn=jitted(), signature=signature, constexprs={"columns": 9, "block": 128})
@@ -170,7 +170,7 @@ def test_tritons_kernel_compiles_for_gpus_without_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("by", ["torch", "triton"])
 def test_a_gpu_makes_the_same_bytes(by: str) -> None:
     if by == "triton":
-        from fastpipe.images.gpu_resampling import resample_by_triton as resample
+        from fastpipe.images.gpu_batches import resample_by_triton as resample
     else:
         resample = resample_by_torch
     cases = cases_for_triton()

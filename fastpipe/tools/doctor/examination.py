@@ -15,7 +15,8 @@ from fastpipe.console import Progress
 from fastpipe.core.files import is_url, write_output
 from fastpipe.errors import OptionError
 from fastpipe.stores.locations import Location
-from fastpipe.tools.doctor import decoders, machine, packages, storage, stores
+from fastpipe.tools.doctor import decoding as decoders
+from fastpipe.tools.doctor import machine, packages, storage, stores
 from fastpipe.tools.doctor.report import DoctorReport, Examined, Finding, problem, warning
 from fastpipe.tools.folders import require_folder_of
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from fastpipe.tools.doctor import decoders, packages
+from fastpipe.tools.doctor import decoding as decoders
+from fastpipe.tools.doctor import packages
 from fastpipe.tools.doctor.child import Answer
 from fastpipe.tools.doctor.packages import _distributions as distributions
 from fastpipe.tools.doctor.packages import _torch as of_torch
