@@ -676,7 +676,9 @@ def test_every_element_is_compared(kind: str) -> None:
         for place in np.ndindex(brick.shape):
             back = brick.copy()
             back[place] = 1
-            with pytest.raises(VolumeError, match=rf"{place[1] // 3 * 3}:{place[1] // 3 * 3 + 3}\] is not what"):
+            with pytest.raises(
+                VolumeError, match=rf"{place[1] // 3 * 3}:{place[1] // 3 * 3 + 3}\] is not what"
+            ):
                 repacking._check_copy(brick, box, MemoryVolume(back, "x"), layout, pool)
         repacking._check_copy(brick, box, MemoryVolume(brick.copy(), "x"), layout, pool)
 
