@@ -142,7 +142,7 @@ def _facts(dataset: Any, sample_dims: int, batch_size: int) -> DatasetFacts:
         decoded=math.prod(shape) * itemsize if shape is not None and sized else None,
         samples=geometry.count if geometry else None,
         sample_nbytes=geometry.sample_nbytes if geometry and sized else None,
-        samples_per_chunk=geometry.group_size if geometry and chunk else None,
+        samples_per_chunk=min(geometry.group_size, geometry.count) if geometry and chunk else None,
         chunk_nbytes=math.prod(chunk) * itemsize if chunk and sized else None,
         chunks=math.prod(grid_of(shape, chunk)) if shape and chunk else 0,
         parts=geometry.parts if geometry and chunk else 1,

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Console
 
@@ -432,10 +432,20 @@ class UnfinishedFile(io.FileIO):
     What a killed run has left is removed, and so is a file that has not taken its name.
     """
 
+    # By process, as a forked child writes none of these.  The lock does not keep threads of a process apart.
+    _writing: ClassVar[dict[tuple[int, str], int]] = {}
+
     def __init__(self, out: Path) -> None:
         self._out, self._path = out, unfinished_path(out)
         self._error: OSError | None = None
-        super().__init__(_make_unfinished(self._path, out), "r+b")
+        self._key = (os.getpid(), os.path.realpath(self._path))
+        if self._writing.setdefault(self._key, id(self)) != id(self):
+            raise HDF5Error(f"another thread is writing {out}; wait for it")
+        try:
+            super().__init__(_make_unfinished(self._path, out), "r+b")
+        except BaseException:
+            self._let_go()
+            raise
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
@@ -491,6 +501,11 @@ class UnfinishedFile(io.FileIO):
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
         super().close()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._writing.get(self._key) == id(self):
+            del self._writing[self._key]
 
 
 def unfinished_path(out: Path) -> Path:

@@ -453,8 +453,8 @@ def _candidates(volume: Volume, patch: Sequence[int]) -> list[tuple[int, ...]]:
         sides = [
             side if side == size else max(1, side // part) for side, size in zip(base, spatial, strict=True)
         ]
-        grown = grown_unit(sides, spatial, math.prod(front) * itemsize, _LEAST_CHUNK)
-        whole = (*front, *map(min, grown, spatial))
+        grown = grown_unit(sides, spatial, math.prod(front) * itemsize, _LEAST_CHUNK, is_cut=True)
+        whole = (*front, *grown)
         if whole not in found and (not found or UnitGrid(shape, whole).count <= _MOST_FILES):
             found.append(whole)
     return found

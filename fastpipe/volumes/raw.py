@@ -163,8 +163,7 @@ def raw_unit(shape: Sequence[int], itemsize: int) -> list[int]:
             break
         unit[dim] = max(1, min(shape[dim], -(-_RUN_NBYTES // inner)))
     # Then all in front of them alike.
-    grown = grown_unit(unit, shape, itemsize, _UNIT_NBYTES)
-    return [min(side, max(1, size)) for side, size in zip(grown, shape, strict=True)]
+    return grown_unit(unit, shape, itemsize, _UNIT_NBYTES, is_cut=True)
 
 
 def npy_volume(path: str) -> RawVolume:

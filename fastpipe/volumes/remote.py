@@ -32,7 +32,7 @@ from fastpipe.stores.opening import open_store
 from fastpipe.stores.retrying import Retries, RetryingStore
 from fastpipe.stores.stage import StageFolder
 from fastpipe.volumes.opening import finished
-from fastpipe.volumes.volume import LARGEST_UNIT, Int64Array, Volume
+from fastpipe.volumes.volume import LARGEST_UNIT, Int64Array, UnitGrid, Volume
 from fastpipe.volumes.zarr import METADATA, ZarrArray, ZarrVolume, is_zarr, parsed
 
 _log = logging.getLogger("fastpipe.stage")
@@ -155,12 +155,16 @@ def _seen(
     store, prefix = asked
     try:
         array = _array(RetryingStore(store.bare, policy), store.location, prefix)
+        UnitGrid(array.shape, array.chunk)  # whose parts can be numbered
         _, listing = scan_store(
             store.asking, store.location.path(prefix), prefix, {"": 0}, extensions="", allow_empty=True
         )  # fmt: skip
         return store, prefix, array, listing
     except (StoreError, VolumeError, FileNotFoundError, MissingDependencyError) as error:
         return error
+    except OverflowError as error:
+        url = store.location.path(prefix).rstrip("/")
+        return VolumeError(f"{url} says that it is larger than anything that can be read: {error}")
 
 
 def _array(store: Store, location: Location, prefix: str) -> ZarrArray:

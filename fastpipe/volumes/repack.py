@@ -196,11 +196,10 @@ def _check_copy(brick: Array, box: Box, copy: Volume, layout: ZarrLayout, pool: 
     grid = UnitGrid(layout.shape, layout.chunk)
     wrong = box
     with contextlib.suppress(DamagedUnitError):
-        bits = f"u{min(layout.dtype.itemsize, 8)}"  # one NaN is not another
-        one, other = brick.view(bits), read_box(copy, copy.open(), box, layout.dtype, pool).view(bits)
+        back = read_box(copy, copy.open(), box, layout.dtype, pool)
         parts = list(map(grid.box, grid.touched(box).tolist()))
         insides = [box_within(part, box) for part in parts]
-        found = pool.map(lambda inside: np.array_equal(one[inside], other[inside]), insides)
+        found = pool.map(lambda inside: _are_same(brick[inside], back[inside]), insides)
         different = [part for part, is_same in zip(parts, found, strict=True) if not is_same]
         if not different:
             return
@@ -209,6 +208,11 @@ def _check_copy(brick: Array, box: Box, copy: Volume, layout: ZarrLayout, pool: 
         f"the copy's part at {box_text(wrong)} is not what the source holds when it is read back, so that "
         "there is no copy. Is the disk or the memory faulty?"
     )
+
+
+def _are_same(one: Array, other: Array) -> bool:
+    bits = f"u{min(one.dtype.itemsize, 8)}"  # one NaN is not another
+    return np.array_equal(one.view(bits), other.view(bits))
 
 
 class Codec(NamedTuple):

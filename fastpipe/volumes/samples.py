@@ -306,7 +306,7 @@ class Runtime(ProcessRuntime[Options]):
 
     def _volume(self, role: int, number: int) -> Any:
         """A volume as the core reads it; None where it does not."""
-        if (role, number) in self._volumes:
+        with suppress(KeyError):  # not asked for before: another thread may forget all
             return self._volumes[role, number]
         if len(self._volumes) >= _MOST_DESCRIBED:
             self._volumes.clear()

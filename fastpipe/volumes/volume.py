@@ -258,14 +258,20 @@ def in_worthwhile_units(volume: Volume) -> Volume:
     return volume if tuple(unit) == volume.grid.unit else GroupedVolume(volume, unit)
 
 
-def grown_unit(unit: Sequence[int], shape: Sequence[int], itemsize: int, least: int) -> list[int]:
-    grown = list(unit)
+def grown_unit(
+    unit: Sequence[int], shape: Sequence[int], itemsize: int, least: int, *, is_cut: bool = False
+) -> list[int]:
+    """Return a unit of whole smaller ones, as even as these let it be; with ``is_cut`` no side is longer than
+    the array's."""
+    grown, ends = list(unit), shape
+    if not is_cut:
+        ends = [-(-size // side) * side for size, side in zip(shape, unit, strict=True)]
     while math.prod(grown) * itemsize < least:
         growing = [dim for dim in range(len(grown)) if grown[dim] < shape[dim]]
         if not growing:
             break
         dim = min(growing, key=lambda dim: grown[dim])
-        grown[dim] = min(2 * grown[dim], -(-shape[dim] // unit[dim]) * unit[dim])
+        grown[dim] = min(2 * grown[dim], ends[dim])
     return grown
 
 

@@ -110,6 +110,11 @@ def test_metadata_that_cannot_be(tmp_path: Path, version: int, values: dict[str,
     with pytest.raises(FastpipeError, match=str(path)) as caught:
         FastPatchDataset(path, (2, 2))
     assert len(str(caught.value)) < 1500
+    (path / "c" / "0").mkdir(parents=True)  # what its metadata call a chunk, and one far from the first
+    for chunk in ("c/0/0", "c/0/9", "0.0", "9.9"):
+        (path / chunk).write_bytes(b"x")
+    with pytest.raises(FastpipeError, match=str(path)):
+        FastPatchDataset(path, (2, 2), stage=tmp_path / "stage")
 
 
 @pytest.mark.parametrize("version", [2, 3])

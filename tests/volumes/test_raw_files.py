@@ -82,7 +82,7 @@ def test_units_are_within_the_array_and_of_runs_worth_a_call(shape: list[int], i
     if total <= 1 << 19:
         assert unit == shape
     else:
-        assert nbytes >= 1 << 18
+        assert nbytes >= 1 << 19
     # Elements lie together as far as the last dimension that is not taken as a whole.
     run = itemsize
     for side, size in zip(reversed(unit), reversed(shape), strict=True):

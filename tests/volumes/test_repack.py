@@ -12,6 +12,7 @@ import sys
 import tracemalloc
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,11 @@ from hypothesis import strategies as st
 from fastpipe.cli import main
 from fastpipe.console import sides, size
 from fastpipe.core.text import in_bytes
-from fastpipe.errors import OptionError
+from fastpipe.errors import OptionError, VolumeError
 from fastpipe.tools.inspect import is_volume
 from fastpipe.volumes import repack as repacking
 from fastpipe.volumes.opening import open_volume
-from fastpipe.volumes.raw import npy_volume
+from fastpipe.volumes.raw import MemoryVolume, npy_volume
 from fastpipe.volumes.repack import Codec, ZarrLayout
 from fastpipe.volumes.volume import UnitGrid
 
@@ -665,6 +666,21 @@ def test_a_copy_that_is_wrong_never_gets_its_name(
     assert "is not what the source holds when it is read back" in line
     assert codec != "none" or "the copy's part at [16:32, 32:48, 48:61] " in line
     assert names(out) == ["in.npy"]
+
+
+@pytest.mark.parametrize("kind", ["u1", "<f8", "<c8", "<c16"])
+def test_every_element_is_compared(kind: str) -> None:
+    layout = ZarrLayout.of((4, 6), np.dtype(kind), (4, 3), Codec.of("none", None))
+    box, brick = (slice(0, 4), slice(0, 6)), np.zeros((4, 6), kind)
+    with ThreadPoolExecutor(1) as pool:
+        for place in np.ndindex(brick.shape):
+            back = brick.copy()
+            back[place] = 1
+            with pytest.raises(
+                VolumeError, match=rf"{place[1] // 3 * 3}:{place[1] // 3 * 3 + 3}\] is not what"
+            ):
+                repacking._check_copy(brick, box, MemoryVolume(back, "x"), layout, pool)
+        repacking._check_copy(brick, box, MemoryVolume(brick.copy(), "x"), layout, pool)
 
 
 @pytest.mark.parametrize("change", ["file", "chunk", "metadata"])

@@ -18,6 +18,7 @@ import pytest
 
 from fastpipe.cli import main
 from fastpipe.core import files as _files
+from fastpipe.errors import HDF5Error
 from fastpipe.hdf5 import copying as checking
 from fastpipe.hdf5 import repack as repacking
 from fastpipe.hdf5.repack import UnfinishedFile
@@ -189,6 +190,17 @@ with UnfinishedFile(Path({str(out)!r})):
         child.stdout.readline()
         assert "another process is writing" in refused(repack(source, out))
         child.stdin.close()
+    assert repack(source, out)[0] == 0
+
+
+def test_two_threads_at_once(source: Path, out: Path, repack: Repack) -> None:
+    with UnfinishedFile(out):
+        assert "another thread is writing" in refused(repack(source, out))
+        assert names(out) == [repacking.unfinished_path(out).name, "in.h5"]
+        (source.parent / "link").symlink_to(source.parent)
+        with pytest.raises(HDF5Error, match="another thread is writing"):
+            UnfinishedFile(source.parent / "link" / "out.h5")
+        assert repack(source, out.with_name("other.h5"))[0] == 0
     assert repack(source, out)[0] == 0
 
 
