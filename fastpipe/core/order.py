@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
@@ -99,9 +100,13 @@ def interleaved(ranks: npt.NDArray[np.int64], fronts: int, *, seed: int, epoch: 
 
 
 def _words(count: int, seed: int, epoch: int, domain: int) -> npt.NDArray[np.uint64]:
+    try:  # a script may have set either; a float, cut off, would give the same order twice
+        seed, epoch = operator.index(seed), operator.index(epoch)
+    except TypeError:
+        raise TypeError(f"an order needs integers, got seed={seed!r} and epoch={epoch!r}") from None
     if not 0 <= epoch < _WORD:
         raise OptionError(f"epoch_order(epoch=…) must be from 0 to 2**64 - 1, got {epoch}")
-    key = np.array([int(seed) % _WORD, int(epoch)], dtype=np.uint64)
+    key = np.array([seed % _WORD, epoch], dtype=np.uint64)
     counter = np.array([0, 0, 0, domain], dtype=np.uint64)
     try:
         return np.random.Philox(key=key, counter=counter).random_raw(count)

@@ -325,7 +325,10 @@ class Table(MutableSequence[T]):
         self._thaw().extend(list(values))
 
     def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
-        return self._data.index(value, start, sys.maxsize if stop is None else stop)
+        try:
+            return self._data.index(value, start, sys.maxsize if stop is None else stop)
+        except ValueError:
+            raise ValueError(f"{value!r} is not in this {type(self).__name__}") from None
 
     def count(self, value: Any) -> int:
         return self._data.count(value)

@@ -49,10 +49,6 @@ class FolderSource(Source):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_split_at": None}
 
-    def _folder(self, end: Any) -> FastImageFolder:
-        """The folder that makes the batches of a dataset at the end."""
-        return next(folder for one, folder in self._pairs if one is end)
-
     def ask(self, **changes: Any) -> None:
         self._request = replace(self._request, **changes)
 
@@ -102,11 +98,12 @@ class FolderSource(Source):
         return [_FolderPrefetcher(self._dataset, base, is_here) for base in bases]
 
     def _start_one(self, end: Any, local: npt.NDArray[np.int64], key: Key) -> StartedBatch:
-        base = self.bases[0] if end is None else self._folder(end)
+        base = next((folder for one, folder in self._pairs if one is end), self.bases[0])
         return base._start_batch(local, key, self._request_now())
 
     def _start_mixed(self, parts: Sequence[Located], key: Key) -> StartedBatch:
-        own = [(self._folder(end), numbers, local) for end, numbers, local in parts]
+        folders = {id(end): folder for end, folder in self._pairs}  # of which there may be many
+        own = [(folders[id(end)], numbers, local) for end, numbers, local in parts]
         return _Mixed(own, key, self._request_now())
 
     def tensors(self, batch_size: int) -> int:

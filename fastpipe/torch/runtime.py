@@ -273,8 +273,13 @@ class Runtime(ProcessRuntime[Options]):
         before = self._handed_out()
         if before is not None:
             before.release()
-        self._handed_out = weakref.ref(samples) if type(samples) is BatchSamples else lambda: None
-        return list(samples)
+        given = list(samples)
+        if type(samples) is BatchSamples:
+            self._handed_out = weakref.ref(samples)
+            samples.targets = []  # else a kept sample would keep those of all
+        else:
+            self._handed_out = lambda: None
+        return given
 
     def maker_on(self, device: Any) -> DeviceMaker | None:
         with self._lock:

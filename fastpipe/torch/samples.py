@@ -127,7 +127,7 @@ class BatchSamples(Sequence[Any]):
             image = row()
             if image is not None and self.tensor is not None and _address(image) == _address(self.tensor):
                 self.cut_off(image)
-        self._rows, self.tensor = [], None
+        self._rows, self.tensor, self.targets = [], None, []  # of which a kept sample has its own
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -73,14 +73,16 @@ def group_batches(
             "bad_samples='skip' leaves samples out of a batch, and group_batches() would not know which: "
             "use bad_samples='raise' or 'replace'"
         )
-    return GroupBatches(loader, list(map(torch.from_numpy, parts)))
+    return GroupBatches(loader, k, list(map(torch.from_numpy, parts)))
 
 
 @dataclass(eq=False)
 class GroupBatches:
-    """What ``group_batches`` gives; ``loader`` is the ``FastLoader`` that reads the batches."""
+    """What ``group_batches`` gives: ``loader`` is the ``FastLoader`` that reads the batches, each of ``k``
+    groups."""
 
     loader: FastLoader[Any]
+    k: int
     ids: list[torch.Tensor]
 
     def __len__(self) -> int:

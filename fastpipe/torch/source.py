@@ -101,7 +101,8 @@ class BatchedDataset:
         batch."""
         if not self._answers_for_batches():
             return [self[index] for index in indices]
-        batch = self._start_batch(indices)
+        # A batch sampler of the script's may give iterators.
+        batch = self._start_batch(indices if hasattr(indices, "__len__") else list(indices))
         samples = batch.finish()
         error = None if len(samples) else batch.why_empty()
         if error is not None:  # nothing can be collated from no samples

@@ -20,6 +20,7 @@ from fastpipe.errors import MissingDependencyError, OptionError
 from fastpipe.options import Shard
 from fastpipe.torch.delivery import DeferredError
 from fastpipe.torch.loader import FastLoader, accelerate, sampling_of
+from fastpipe.torch.order import is_default
 
 # ---- ``prepare``: a ``FastLoader`` under Accelerate -------------------------------------------------
 
@@ -234,7 +235,7 @@ def _arguments(loader: FastLoader[Any], accelerator: Any, seed: int | None) -> d
     arguments = {name: getattr(loader, name) for name in names if hasattr(loader, name)} | {"seed": seed}
     if accelerator.device_placement and accelerator.device.type != "cpu":
         arguments["device"] = accelerator.device
-    sampling = sampling_of(loader, seed is not None)
+    sampling = sampling_of(loader, is_default(loader.sampler))  # a sampler of the script's stays
     if accelerator.num_processes > 1:
         _check_sampling(sampling, seed)
         shard = BlockShard(accelerator.process_index, accelerator.num_processes)

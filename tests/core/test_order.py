@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,6 +118,13 @@ def test_bad_values_are_named(bad: dict[str, int]) -> None:
     arguments = {"length": 3, "seed": 0, "epoch": 0, **bad}
     with pytest.raises(OptionError, match=rf"{name}=….*got {value}"):
         epoch_order(arguments["length"], seed=arguments["seed"], epoch=arguments["epoch"])
+
+
+@pytest.mark.parametrize("name", ["seed", "epoch"])
+@pytest.mark.parametrize("value", [1.5, np.float64(1), "1", None])
+def test_what_is_no_integer_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=rf"integers, .*{name}={re.escape(repr(value))}"):
+        epoch_order(3, **{"seed": 0, "epoch": 0, name: value})
 
 
 @pytest.mark.parametrize("length", [1 << 50, 1 << 62])

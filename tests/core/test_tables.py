@@ -77,6 +77,14 @@ def test_indices_that_are_no_integers(table: SampleTable, index: Any) -> None:
             access(index)
 
 
+def test_errors_say_which_value_is_not_there(table: SampleTable) -> None:
+    missing = ("new", 7)
+    for one in (table, SampleTable([*table, ("odd", "target")])):  # type: ignore[list-item]
+        for search in (one.index, one.remove):
+            with pytest.raises(ValueError, match=r"\('new', 7\) is not in this SampleTable"):
+                search(missing)
+
+
 def test_iteration_shows_changes_as_a_lists_does() -> None:
     changes: list[Callable[[Any, int], Any]] = [
         lambda x, i: x.__setitem__(i, ("later", i)),

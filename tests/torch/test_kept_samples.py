@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import io
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -173,6 +175,33 @@ def test_what_is_kept_without_a_look_is_cut_off_too(folder: Path) -> None:
         for image in (tuple.__getitem__(sample, 0) for sample in kept):
             assert _held(image) == image.nbytes
             assert image._base is None
+
+
+class _Target:
+    pass
+
+
+@pytest.mark.parametrize("kind", [FastLoader, DataLoader])
+def test_a_kept_sample_holds_no_other_target(folder: Path, kind: type[DataLoader[Any]]) -> None:
+    made: list[weakref.ref[_Target]] = []
+
+    def new_target(_: int) -> _Target:
+        target = _Target()
+        made.append(weakref.ref(target))
+        return target
+
+    dataset = FastImageFolder(folder / "images", Compose([SIZED, ToTensor()]), new_target)
+    kept = [batch[0] for batch in kind(dataset, 4, collate_fn=list)]
+    gc.collect()
+    assert sum(target() is not None for target in made) == len(kept) < len(made)
+
+
+@pytest.mark.parametrize("dataset", ["images", "rows", "patches"])
+def test_a_batch_sampler_may_give_iterators(folder: Path, dataset: str) -> None:
+    made: Any = DATASETS[dataset](folder)
+    batches: Any = [iter([1, 0]), map(int, "23")]
+    found = [len(batch) for batch in DataLoader(made, batch_sampler=batches, collate_fn=list)]
+    assert found == [2, 2]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler
 from torchvision import transforms as v1
 
 from fastpipe import FastImageFolder, FastLoader, Shard
@@ -391,6 +391,10 @@ def test_one_process_keeps_samplers_of_the_script(accelerator: Any, tmp_path: Pa
     assert numbers(prepare(accelerator, DataLoader(Rows(), batch_size=4, shuffle=True))) == stock
     seeded = prepare(accelerator, DataLoader(Rows(), batch_size=4, shuffle=True), seed=SEED)
     assert numbers(seeded) == numbers(rows())
+    own = FastLoader(Rows(), batch_size=4, sampler=RandomSampler(Rows()))
+    own.sampler.data_source = own.dataset  # type: ignore[attr-defined]
+    torch.manual_seed(3)
+    assert numbers(prepare(accelerator, own, seed=SEED)) == stock
     accelerator.free_memory()
     without_state = prepare(accelerator, FastLoader(Rows(), batch_size=4, sampler=_Backwards()))
     with pytest.warns(UserWarning, match="_Backwards"):
