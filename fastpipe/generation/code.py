@@ -25,7 +25,6 @@ import pickle
 import sys
 import sysconfig
 import types
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
@@ -104,6 +103,7 @@ _COUNTING_FLAGS = 0x3FF  # *args, **kwargs, generators, coroutines …, but not 
 _LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_GLOBALS",
           "LOAD_FROM_DICT_OR_DEREF"}  # fmt: skip
 _SKIPPED = {"PUSH_NULL", "CACHE", "EXTENDED_ARG", "NOP", "NOT_TAKEN"}
+_MOST_DIGESTS = 1 << 14
 
 
 class _Code(NamedTuple):
@@ -158,18 +158,19 @@ def _scope(code: types.CodeType) -> tuple[Any, ...]:
     return *counts, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_flags & _COUNTING_FLAGS
 
 
-_digests: weakref.WeakKeyDictionary[types.FunctionType, str] = weakref.WeakKeyDictionary()
+# By the code objects' ids, with these: a digest is that of the file as it was when the code was new.
+_digests: dict[int, tuple[types.CodeType, str, str]] = {}
 
 
-def _body_digest(fn: types.FunctionType) -> str:
-    """A digest of what a function does, and of its decorators.
+def _body_digest(fn: types.FunctionType, decorators: bool) -> str:
+    """A digest of what a function does, and of its decorators if they count.
 
     By the source it is the same however that is formatted.  Where there is none, or one that is not of the
     code that runs, as its file was edited since, it is that of the instructions, and decorators do not count.
     """
-    if fn not in _digests:
-        code = fn.__code__
-        own = _read_code(code).digest
+    code = fn.__code__  # tools that load edited files anew put another one into the same function
+    if id(code) not in _digests:
+        own = with_decorators = _read_code(code).digest
         linecache.checkcache(code.co_filename)  # what it has may be of an older file than the code
         source = "".join(linecache.getlines(code.co_filename, fn.__globals__))
         there = [
@@ -180,9 +181,13 @@ def _body_digest(fn: types.FunctionType) -> str:
         if there:  # should several be the same, the one of this line
             node = min(there)[2]
             scope = *_scope(code), code.co_names, sys.flags.optimize
-            own = _hex((scope, [ast.dump(one) for one in (*node.decorator_list, *node.body)]))
-        _digests[fn] = own
-    return _digests[fn]
+            own = _hex((scope, [ast.dump(one) for one in node.body]))
+            with_decorators = _hex((own, [ast.dump(one) for one in node.decorator_list]))
+        if len(_digests) >= _MOST_DIGESTS:
+            _digests.clear()
+        _digests[id(code)] = code, own, with_decorators
+    _, bare, whole = _digests[id(code)]
+    return whole if decorators else bare
 
 
 @functools.lru_cache(64)
@@ -231,7 +236,8 @@ class _Walk:
         self.parts = {"python": f"package:{sys.version_info.major}.{sys.version_info.minor}"}
         self._names: dict[int, tuple[object, str]] = {}
         self._written: dict[int, frozenset[str]] = {}
-        self._todo: list[tuple[Any, str, str]] = []  # functions and classes, with name and kind
+        # Functions and classes: name, kind, and whether decorators count.
+        self._todo: list[tuple[Any, str, str, bool]] = []
 
     def run(self, fn: Any) -> str:
         """Words for the function itself; all parts are complete afterwards."""
@@ -242,15 +248,19 @@ class _Walk:
         if callable(batch) and not isinstance(fn, types.FunctionType):
             words.append(self._mention(batch, f"{name}.batch"))
         while self._todo:
-            thing, name, kind = self._todo.pop(0)
-            lines = (self._of_class if isinstance(thing, type) else self._of_function)(thing, name)
+            thing, name, kind, decorators = self._todo.pop(0)
+            is_class = isinstance(thing, type)
+            lines = self._of_class(thing, name) if is_class else self._of_function(thing, name, decorators)
             self.parts[name] = f"{kind}:{_hex([line for line in lines if line])}"
         return "; ".join(words)
 
-    def _mention(self, thing: Any, place: str, *, kind: str = "helper") -> str:
-        """Words for what code names, a value of it by the name ``place``; "" if it does not count."""
+    def _mention(self, thing: Any, place: str, *, kind: str = "helper", decorators: bool = False) -> str:
+        """Words for what code names, a value of it by the name ``place``; "" if it does not count.
+
+        A function's decorators count where a package has made of it what is there.
+        """
         if isinstance(thing, types.FunctionType | type):
-            return self._code(thing, kind=kind)
+            return self._code(thing, kind=kind, decorators=decorators)
         if isinstance(thing, types.ModuleType):
             return self._module(thing.__name__)
         if isinstance(thing, staticmethod | classmethod):
@@ -273,9 +283,9 @@ class _Walk:
             return code_name(thing)
         wrapped, module = _wrapped(thing), type(thing).__module__
         if wrapped is not None and callable(thing) and origin_of_module(module) != "user":
-            # By functools.cache, numba.jit, tf.function …
-            maker = "" if module.startswith("fastpipe.") else self._code(type(thing))
-            return f"{maker} {self._mention(wrapped, place, kind=kind)}"
+            is_ours = module.startswith("fastpipe.")  # else functools.cache, numba.jit, tf.function …
+            maker = "" if is_ours else self._code(type(thing))
+            return f"{maker} {self._mention(wrapped, place, kind=kind, decorators=not is_ours)}"
         return self._value(thing, place)
 
     def _value(self, value: Any, place: str) -> str:
@@ -297,7 +307,7 @@ class _Walk:
             name = f"{wanted}#{count}"
         return name
 
-    def _code(self, thing: Any, *, kind: str = "") -> str:
+    def _code(self, thing: Any, *, kind: str = "", decorators: bool = False) -> str:
         """The name of a function or class; the user's is followed later."""
         if id(thing) in self._names:
             return self._names[id(thing)][1]
@@ -308,12 +318,12 @@ class _Walk:
             self._package(module)
             inner = _wrapped(thing)  # what a package's decorator made of a function of the user's
             if inner is not None:
-                name = f"{module} {self._mention(inner, name, kind=kind or 'helper')}"
+                name = f"{module} {self._mention(inner, name, kind=kind or 'helper', decorators=True)}"
             return name
         name = self._free(name)
         self._names[id(thing)] = thing, name
         self.parts[name] = ""
-        self._todo.append((thing, name, "class" if is_class else kind or "helper"))
+        self._todo.append((thing, name, "class" if is_class else kind or "helper", decorators))
         return name
 
     def _package(self, module: str) -> None:
@@ -331,9 +341,9 @@ class _Walk:
             if attribute not in _LEFT_OUT and (not is_note or attribute in _FIELDS):
                 yield f"{attribute} = {self._mention(value, f'{name}.{attribute}')}"
 
-    def _of_function(self, fn: types.FunctionType, name: str) -> Iterator[str]:
+    def _of_function(self, fn: types.FunctionType, name: str, decorators: bool) -> Iterator[str]:
         code, read = fn.__code__, _read_code(fn.__code__)
-        yield _body_digest(fn)
+        yield _body_digest(fn, decorators)
         defaults, first = fn.__defaults__ or (), code.co_argcount - len(fn.__defaults__ or ())
         given = dict(zip(code.co_varnames[first : code.co_argcount], defaults, strict=True))
         for parameter, value in (given | (fn.__kwdefaults__ or {})).items():
@@ -506,7 +516,7 @@ def _package_version(top: str) -> str:
 # joblib.hash will not do: equal values have several of its hashes if parts of them are one object, those of a
 # tensor depend on its address, and code counts by its name.
 
-_OWN = {type(None), bool, int, float, str, bytes, bytearray, list, tuple, dict}  # as pickle writes them
+_PLAIN = {bool, int, float, str, bytes, type(None)}  # which C's pickler writes, and each in one way
 
 
 class DigestError(TypeError):
@@ -534,10 +544,7 @@ def value_digest(value: object, code: Callable[[Any], str]) -> str:
     True
     """
     try:
-        try:
-            return _pickled_digest(value, code, is_fast=True)
-        except (ValueError, RecursionError):  # it holds itself: which of its parts are one object counts then
-            return _pickled_digest(value, code, is_fast=False)
+        return _Digests(code).of(value).hex()
     except (DigestError, MemoryError):
         raise
     except RecursionError:
@@ -546,81 +553,91 @@ def value_digest(value: object, code: Callable[[Any], str]) -> str:
         raise DigestError(f"{type(error).__name__}: {error}") from error
 
 
-def _pickled_digest(value: object, code: Callable[[Any], str], *, is_fast: bool) -> str:
-    made = hashlib.blake2b(digest_size=32)
-    pickler = _Pickler(types.SimpleNamespace(write=made.update), code)
-    pickler.fast = is_fast  # without notes of which parts are one object
-    pickler.dump(value)
-    return made.hexdigest()
+class _Digests:
+    """Digests of the parts of a value: an object counts once, however many others have it."""
 
-
-class _Pickler(pickle.Pickler):
-    def __init__(self, file: Any, code: Callable[[Any], str]) -> None:
-        super().__init__(file, protocol=4)
+    def __init__(self, code: Callable[[Any], str]) -> None:
         self._code = code
+        self._path: dict[int, int] = {}  # of the objects around the present one, their depths
+        self._known: dict[int, tuple[object, bytes]] = {}  # with the object, whose id is another's otherwise
+        self._highest = 0  # the least depth to which an object in the present one refers
 
-    def persistent_id(self, value: Any) -> Any:
-        """A description of what does not count as pickle has it."""
+    def of(self, value: Any) -> bytes:
         kind = type(value)
-        if kind in _OWN:
-            return None
+        if kind in _PLAIN:
+            return _plain(value)
+        key, depth = id(value), len(self._path)
+        if key in self._known:
+            return self._known[key][1]
+        if key in self._path:
+            self._highest = min(self._highest, self._path[key])
+            return joined(b"around", str(depth - self._path[key]).encode())
+        self._path[key] = depth
+        outer, self._highest = self._highest, depth
+        made = self._of_parts(value)
+        del self._path[key]
+        if self._highest >= depth:  # else it counts by where it is in what is around it
+            self._known[key] = value, made
+        self._highest = min(outer, self._highest)
+        return made
+
+    def _of_parts(self, value: Any) -> bytes:
+        kind = type(value)
         if isinstance(value, type | types.FunctionType):
-            return "code", self._code(value)
+            return joined(b"code", self._code(value).encode())
+        if kind in (list, tuple):
+            is_plain = set(map(type, value)) <= _PLAIN
+            return _plain(value) if is_plain else joined(kind.__name__.encode(), *map(self.of, value))
+        if kind is dict:
+            is_plain = {*map(type, value), *map(type, value.values())} <= _PLAIN
+            parts = () if is_plain else (self.of(part) for pair in value.items() for part in pair)
+            return _plain(value) if is_plain else joined(b"dict", *parts)
         if kind in (set, frozenset):
-            return kind.__name__, sorted(value_digest(one, self._code) for one in value)
-        if kind in (np.ndarray, np.memmap) or isinstance(value, np.generic):
-            return kind.__name__.replace("memmap", "ndarray"), *self._of_array(np.asarray(value))
+            return joined(kind.__name__.encode(), *sorted(map(self.of, value)))
+        if kind is bytearray:
+            return joined(b"bytearray", value)
+        if kind in (np.ndarray, np.memmap):
+            return self._of_array(np.asarray(value))
+        if isinstance(value, np.generic):
+            return joined(b"scalar", kind.__name__.encode(), self._of_array(np.asarray(value)))
         if isinstance(value, os.PathLike):
-            return "path", os.fspath(value)
+            return joined(b"path", self.of(os.fspath(value)))
         if isinstance(value, types.ModuleType):
-            return "module", value.__name__
-        return self._of_table(value) or self._of_tensor(value)
+            return joined(b"module", value.__name__.encode())
+        return self._of_table(value) or self._of_tensor(value) or self._of_object(value)
 
-    def reducer_override(self, value: Any) -> Any:
-        """What pickle takes of any other object; in which order attributes were set does not count."""
-        if any(one.__name__ == "KerasSaveable" for one in type(value).__mro__):
-            raise DigestError(
-                "Keras writes the time into what it makes of a model; its get_weights() can be told"
-            )
-        reduce = copyreg.dispatch_table.get(type(value))
-        reduced: Any = reduce(value) if reduce is not None else value.__reduce_ex__(4)
-        if isinstance(reduced, str):
-            return tuple, (("global", str(getattr(value, "__module__", "")), reduced),)
-        function, arguments, state, *more = (*reduced, None)[: max(len(reduced), 3)]
-        has_slots = isinstance(state, tuple) and len(state) == 2
-        state = tuple(map(_ordered, state)) if has_slots else _ordered(state)
-        return function, arguments, state, *more
-
-    def _of_array(self, array: npt.NDArray[Any]) -> tuple[Any, ...]:
+    def _of_array(self, array: npt.NDArray[Any]) -> bytes:
         dtype = array.dtype
-        words = dtype.name, dtype.str, array.shape
+        tag = joined(b"array", repr((dtype.name, dtype.str, array.shape)).encode())
         if dtype.names is not None:  # between the fields may be anything
-            return *words, [(name, array[name]) for name in dtype.names]
+            fields = (joined(name.encode(), self._of_array(array[name])) for name in dtype.names)
+            return joined(tag, *fields)
         if dtype.hasobject or dtype.kind == "T":
-            return *words, array.reshape(-1).tolist()
-        as_bytes: Any = np.ascontiguousarray(array).reshape(-1)
-        as_bytes = as_bytes.view(np.uint8) if array.nbytes else as_bytes[:0]
+            return joined(tag, *map(self.of, array.reshape(-1).tolist()))
+        if not array.nbytes:
+            return tag
+        as_bytes = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         if dtype.char in "gG" and np.finfo(dtype).nmant == 63:  # 80 bits, of 128 that it takes
             as_bytes = as_bytes.reshape(-1, 16)[:, :10].reshape(-1)
-        return *words, joined(as_bytes.data if array.nbytes else b"")
+        return joined(tag, as_bytes.data)
 
-    def _of_table(self, value: Any) -> Any:
+    def _of_table(self, value: Any) -> bytes | None:
         """Of pandas' tables the values: how they lie in memory is another matter."""
         pandas = sys.modules.get("pandas")
         if pandas is None or not isinstance(value, pandas.Index | pandas.Series | pandas.DataFrame):
             return None
         if isinstance(value, pandas.DataFrame):
-            return "frame", value.columns, value.index, [value.iloc[:, at] for at in range(value.shape[1])]
-        is_plain = isinstance(value.dtype, np.dtype) and not value.dtype.hasobject
-        values = value.to_numpy() if is_plain else value.tolist()
-        names, index = (
-            (list(value.names), None) if isinstance(value, pandas.Index) else (value.name, value.index)
-        )
+            columns = (self.of(value.iloc[:, place]) for place in range(value.shape[1]))
+            return joined(b"frame", self.of(value.columns), self.of(value.index), *columns)
+        names = self.of(list(value.names) if isinstance(value, pandas.Index) else value.name)
+        index = self.of(value.index) if isinstance(value, pandas.Series) else b""
+        is_array = isinstance(value.dtype, np.dtype) and not value.dtype.hasobject
+        values = self._of_array(value.to_numpy()) if is_array else self.of(value.tolist())
         categories = getattr(value.dtype, "categories", None)
-        more = None if categories is None else (categories.tolist(), value.dtype.ordered)
-        return "column", str(value.dtype), names, index, values, more
+        more = b"" if categories is None else self.of((categories.tolist(), value.dtype.ordered))
+        return joined(b"column", str(value.dtype).encode(), names, index, values, more)
 
-    def _of_tensor(self, value: Any) -> Any:
+    def _of_tensor(self, value: Any) -> bytes | None:
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(value, torch.Tensor):
             return None
@@ -629,10 +646,36 @@ class _Pickler(pickle.Pickler):
         plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
         tag = type(value).__name__, str(value.dtype), tuple(value.shape), value.requires_grad
         values = memoryview(plain.view(torch.uint8).numpy()) if plain.numel() else b""
-        return "tensor", *tag, value.device.type, joined(values)
+        return joined(b"tensor", repr((*tag, value.device.type)).encode(), values)
+
+    def _of_object(self, value: Any) -> bytes:
+        """Of any other object, what pickle would take of it."""
+        if any(one.__name__ == "KerasSaveable" for one in type(value).__mro__):
+            raise DigestError(
+                "Keras writes the time into what it makes of a model; its get_weights() can be told"
+            )
+        reduce = copyreg.dispatch_table.get(type(value))
+        reduced: Any = reduce(value) if reduce is not None else value.__reduce_ex__(4)
+        if isinstance(reduced, str):
+            return joined(b"global", str(getattr(value, "__module__", "")).encode(), reduced.encode())
+        function, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
+        parts = [self.of(function), self.of(arguments), self._of_state(state)]
+        parts += [self.of(list(part)) if part is not None else b"" for part in (items, pairs)]
+        return joined(b"object", *parts)
+
+    def _of_state(self, state: Any) -> bytes:
+        if isinstance(state, tuple) and len(state) == 2:  # of a class with slots
+            return joined(b"slots", *map(self._of_state, state))
+        if type(state) is not dict:
+            return self.of(state)
+        # In which order attributes were set does not count.
+        return joined(b"state", *sorted(joined(self.of(name), self.of(one)) for name, one in state.items()))
 
 
-def _ordered(state: Any) -> Any:
-    if type(state) is not dict:
-        return state
-    return dict(sorted(state.items(), key=lambda item: str(item[0])))
+def _plain(value: Any) -> bytes:
+    """A digest of what has no parts but ``_PLAIN`` ones."""
+    made = hashlib.blake2b(digest_size=32)
+    pickler = pickle.Pickler(types.SimpleNamespace(write=made.update), 4)
+    pickler.fast = True  # without notes of which parts are one object
+    pickler.dump(value)
+    return made.digest()

@@ -329,14 +329,41 @@ class _Writer(pickle.Pickler):
         return kind, words, array.shape, is_fortran, len(self.blobs)
 
 
-class _Reader(pickle.Unpickler):
+def _bytearray(reader: Any) -> None:
+    reader.append(bytearray(reader.read(int.from_bytes(reader.read(8), "little"))))
+
+
+# All that `_Writer` writes.  The numbers in these ask for no memory but that of bytes which are there; C's
+# reader makes a table as long as the number says under which a part is noted.
+_STEPS = {
+    ord(code): _bytearray if code == pickle.BYTEARRAY8 else pickle._Unpickler.dispatch[ord(code)]
+    for code in (
+        pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.POP, pickle.POP_MARK,
+        pickle.MEMOIZE, pickle.BINGET, pickle.LONG_BINGET, pickle.BINPERSID,
+        pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.BINFLOAT,
+        pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1, pickle.LONG4,
+        pickle.SHORT_BINUNICODE, pickle.BINUNICODE, pickle.BINUNICODE8,
+        pickle.SHORT_BINBYTES, pickle.BINBYTES, pickle.BINBYTES8, pickle.BYTEARRAY8,
+        pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS, pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET,
+        pickle.EMPTY_DICT, pickle.SETITEM, pickle.SETITEMS,
+        pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3,
+    )
+}  # fmt: skip
+
+
+class _Reader(pickle._Unpickler):
+    dispatch = _STEPS
+
     def __init__(self, blobs: Sequence[ByteArray]) -> None:
         super().__init__(io.BytesIO(blobs[0].data))
         self._blobs = blobs
         self._tensors: Any = None
 
-    def find_class(self, module: str, name: str) -> Any:
-        raise EntryError("it needs pickle, and its seal is missing")
+    def load(self) -> Any:
+        try:
+            return super().load()
+        except KeyError as error:  # a step that no value of Python's own takes, such as a class's name
+            raise EntryError("it needs pickle, and its seal is missing") from error
 
     def persistent_load(self, found: Any) -> Any:
         kind, *content = found

@@ -319,8 +319,8 @@ class _Process:
     def kill(self) -> None:
         """Let it be gone, for good."""
         self._is_killed = True
-        if self._process is not None:
-            self._process.kill()
+        if (process := self._process) is not None:  # which another thread may let end just now
+            process.kill()
 
     def end(self, *, kills: bool = False) -> None:
         """Let it end, and wait until it has."""

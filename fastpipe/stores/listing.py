@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from fastpipe.core.types import Store, StoredObject
 Int64Array = npt.NDArray[np.int64]
 
 _NAME_NBYTES = 16
+_CHUNK = 1 << 12  # rows that are Python's objects at a time, which take several times the memory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,8 +137,9 @@ class Listing:
             return -1
         rest = _encoded(path[len(root) :])
         if self._places is None:
-            ends, arena = self.paths.offsets.tolist(), self.paths.arena
-            each = (hash(arena[start:end]) for start, end in pairwise(ends))
+            offsets, arena = self.paths.offsets, self.paths.arena
+            parts = (offsets[at : at + _CHUNK + 1].tolist() for at in range(0, len(self), _CHUNK))
+            each = (hash(arena[start:end]) for part in parts for start, end in pairwise(part))
             hashes = np.fromiter(each, np.int64, count=len(self))
             rows = np.argsort(hashes, kind="stable")
             self._places = hashes[rows], rows
@@ -364,7 +366,9 @@ class Lister:
         with contextlib.closing(self._visits(tasks)) as visits:
             for visit in visits:
                 for folder, objects in visit.found.items():
-                    found[visit.top].setdefault(folder, []).extend(objects)
+                    known = found[visit.top].setdefault(folder, objects)
+                    if known is not objects:
+                        known.extend(objects)
                 left[visit.top] += len(visit.rest) - 1
                 if not left[visit.top]:
                     rows[visit.top], found[visit.top] = _rows(found[visit.top]), {}
@@ -461,14 +465,21 @@ class Lister:
 
 
 def _rows(found: _Found) -> Rows:
-    """Return the objects of all folders, these sorted by path."""
-    objects = [
-        (f"{folder}/{name}" if folder else name, size, version)
-        for folder in sorted(found)
-        for name, size, version in sorted(found[folder])
-    ]
-    paths, sizes, versions = zip(*objects, strict=True) if objects else ((), (), ())
-    return Rows.of("", paths, sizes, versions)
+    """Return the objects of all folders, these sorted by path; takes them out of ``found``, to free them."""
+    objects = _taken(found)
+    parts = [Rows.of("", (), (), ())]
+    while some := list(islice(objects, _CHUNK)):
+        parts.append(Rows.of("", *zip(*some, strict=True)))
+    return Rows.joined(parts)
+
+
+def _taken(found: _Found) -> Iterator[tuple[str, int, str]]:
+    for folder in sorted(found):
+        objects = found.pop(folder)
+        objects.sort(reverse=True)
+        while objects:
+            name, size, version = objects.pop()
+            yield f"{folder}/{name}" if folder else name, size, version
 
 
 def _are_rising(page: Sequence[StoredObject], last: str) -> bool:

@@ -111,12 +111,13 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
         **layer: Any,
     ) -> None:
         super().__init__(name=name, **{"autocast": False, **layer})
-        shifts: Any = translation if isinstance(translation, Sequence) else (translation, translation)
+        shifts = translation if isinstance(translation, Sequence) else (translation, translation)
+        along_x, along_y = two_numbers(shifts)
         self._arguments: dict[str, Any] = {
             "horizontal_flip": probability(horizontal_flip, "horizontal_flip"),
             "vertical_flip": probability(vertical_flip, "vertical_flip"),
             "rotation": _range(rotation, "rotation", 0.0),
-            "translation": (probability(shifts[0], "translation"), probability(shifts[1], "translation")),
+            "translation": (probability(along_x, "translation"), probability(along_y, "translation")),
             "zoom": _range(zoom, "zoom", 1.0, low=0.0),
             "brightness": _range(brightness, "brightness", 1.0, low=0.0),
             "contrast": _range(contrast, "contrast", 1.0, low=0.0),
@@ -419,10 +420,13 @@ _cores = cache(default_threads)
 def _range(
     value: float | Sequence[float], name: str, centre: float, low: float = -np.inf, high: float = np.inf
 ) -> tuple[float, float]:
-    if isinstance(value, Sequence):
-        first, last = two_numbers(value)
-    else:
-        first, last = two_numbers((max(centre - value, low), centre + value))
+    try:
+        pair: Any = value
+        if not isinstance(value, Sequence):
+            pair = max(centre - float(value), low), centre + float(value)
+    except (TypeError, ValueError):
+        pair = ()
+    first, last = two_numbers(pair)
     if not low <= first <= last <= high:  # NaN neither
         raise AugmentError(
             f"{name}= must be a number of at least 0, or two numbers in increasing order, from {low} to "

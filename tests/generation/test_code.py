@@ -388,6 +388,28 @@ def test_decorators_of_a_file_that_was_edited_since_its_import_do_not_count(
     assert found[0] == found[1], "as none of them is the source of what runs"
 
 
+def test_code_that_was_put_into_the_same_function_counts(module: Any) -> None:
+    made = module("def g(x): return x\ndef make(x): return g(x)")
+    before = code_version(made.make)
+    made.g.__code__ = (lambda x: x + 1).__code__  # as IPython's autoreload does
+    assert changed(before.parts, code_version(made.make).parts) == ["helper 'scenes:g' changed"]
+
+
+def test_functions_made_again_after_their_file_was_edited_count_as_before(
+    module: Any, tmp_path: Path
+) -> None:
+    made = module("def outer():\n    def make(x): return x\n    return make")
+    before = code_version(made.outer())
+    (tmp_path / "scenes.py").write_text("something else = it is no Python")
+    assert code_version(made.outer()) == before
+
+
+def test_where_memoize_keeps_results_does_not_count(module: Any) -> None:
+    source = "from fastpipe import memoize\n@memoize(dir='one')\ndef make(x): return x"
+    one, other = (module(text).make.__wrapped__ for text in (source, source.replace("one", "two")))
+    assert code_version(one) == code_version(other)
+
+
 def test_another_python_is_named() -> None:
     parts = code_version(_ran("def f(x): return x")["f"]).parts
     assert parts["python"] == f"package:{sys.version_info.major}.{sys.version_info.minor}"
@@ -511,6 +533,27 @@ class _Plain:
         vars(self).update(values)
 
 
+def _tree(*names: str) -> _Plain:
+    root = _Plain(name="root", below=set())
+    root.below |= {_Plain(name=name, above=root) for name in names}
+    return root
+
+
+def test_an_object_that_many_others_have_is_read_once() -> None:
+    class Counted:
+        reads = 0
+
+        def __getstate__(self) -> int:
+            Counted.reads += 1
+            return 1
+
+    value: list[Any] = [Counted()]
+    for _ in range(50):  # else 2**50 times
+        value = [value, value]
+    _hex([value, {1: value}, {_Plain(a=value)}])
+    assert Counted.reads == 1
+
+
 def test_equal_values_have_the_same_digest() -> None:
     one, shared = (1, 2), "ab"
     cycle: list[Any] = [1]
@@ -522,6 +565,7 @@ def test_equal_values_have_the_same_digest() -> None:
     assert _hex({1, "a", None}) == _hex({None, "a", 1})
     assert _hex(_Plain(a=1, b=2)) == _hex(_Plain(b=2, a=1))
     assert _hex(cycle) == _hex(again) != _hex([1, [1, [1]]])
+    assert _hex(_tree("a", "b")) == _hex(_tree("a", "".join(["b"]))) != _hex(_tree("a", "c"))
     assert _hex(np.arange(6).reshape(2, 3).T) == _hex(np.ascontiguousarray(np.arange(6).reshape(2, 3).T))
     padded = np.zeros(2, np.dtype([("a", "i1"), ("b", "f8")], align=True))
     noisy = np.frombuffer(bytes(range(32)), padded.dtype).copy()

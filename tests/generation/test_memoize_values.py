@@ -203,6 +203,25 @@ def test_no_name_of_a_class_or_function_is_followed(value: Any) -> None:
             decode([np.frombuffer(pickle.dumps([value], protocol), np.uint8)])
 
 
+@pytest.mark.parametrize(
+    "steps",
+    [
+        b"\x80\x05K\x01r\xff\xff\xff\x0f.", b"K\x01p200000000\n.", b"\x80\x05\x96" + struct.pack("<Q", 1 << 32) + b"x.",
+        b"\x80\x05\x8e" + struct.pack("<Q", 1 << 32) + b"x.", b"\x80\x02\x82\x01.", b"(i__main__\nA\n.",
+        b"\x80\x05K\x01)R.", b"\x80\x05K\x01}b.", b"\x80\x05\x97.",
+    ],
+    ids=["LONG_BINPUT", "PUT", "BYTEARRAY8", "BINBYTES8", "EXT1", "INST", "REDUCE", "BUILD", "NEXT_BUFFER"],
+)  # fmt: skip
+def test_a_forged_notation_runs_nothing_and_asks_for_no_memory(steps: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises((EntryError, EOFError, pickle.UnpicklingError)):
+            decode([np.frombuffer(steps, np.uint8)])
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
 # ---- torch -----------------------------------------------------------------------------------------
 
 
