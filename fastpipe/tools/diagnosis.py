@@ -180,6 +180,7 @@ class Diagnosis:
             if same_form(watched.loop.batch, first):
                 yield chain([first], batches)
                 self._tried[at] = measured()
+            del batches, first  # and the workers that make them, before the next is tried
         if self._tries:
             self._changes = list(self._step_changes(watched))
             for change in self._changes:
