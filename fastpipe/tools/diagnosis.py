@@ -161,6 +161,8 @@ class Diagnosis:
             watched = watch.of(loader)
             assert watched is not None  # it is its loop that asks
             self._phases = self._phases_of(watch, watched)
+        if self._phases.gi_running:  # for another loop, in another thread
+            return None
         with watch.paused():
             return next(self._phases, None)
 
