@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import math
 import statistics
@@ -161,7 +162,9 @@ class Diagnosis:
             watched = watch.of(loader)
             assert watched is not None  # it is its loop that asks
             self._phases = self._phases_of(watch, watched)
-        if self._phases.gi_running:  # for another loop, in another thread
+        if (
+            inspect.getgeneratorstate(self._phases) == inspect.GEN_RUNNING
+        ):  # for another loop, in another thread
             return None
         with watch.paused():
             return next(self._phases, None)
