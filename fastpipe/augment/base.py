@@ -88,7 +88,16 @@ class Layout:
     def __init__(self, ops: Ops, channels: int) -> None:
         self.draws = self.names = self.applied = 0
         self._parts: list[Any] = []  # an operation, and its columns of the three
+        self._gates: list[tuple[int, int, int, float]] = []  # whether operations are applied: columns, and p
+        self._add(ops, channels)
+
+    def _add(self, ops: Ops, channels: int) -> None:
         for op in ops:
+            if op._within is not None:  # a number of its own, and then those of its operations
+                self._gates.append((self.draws, self.names, self.applied, op.p))
+                self.draws, self.names, self.applied = self.draws + 1, self.names + 1, self.applied + 1
+                self._add(op._within, channels)
+                continue
             begins = self.draws, self.names, self.applied
             self.draws += op.draws_for(channels)
             self.names += len(op.names_for(channels))
@@ -98,6 +107,8 @@ class Layout:
     def drawn(self, u: Float64Array, shape: Shape) -> Float64Array:
         """Return parameters (N, names) for uniform numbers, of samples of this shape."""
         found = np.empty((len(u), self.names))
+        for draw, name, _, p in self._gates:
+            found[:, name] = u[:, draw] < p
         for op, draws, names, _ in self._parts:
             found[:, names] = op.table(u[:, draws], shape)
             shape = op.shape_after(shape)
@@ -106,6 +117,8 @@ class Layout:
     def computed(self, table: Float64Array, shape: Shape) -> Float64Array:
         """Compute what is applied for parameters of samples of this shape: (N, applied)."""
         found = np.empty((len(table), self.applied))
+        for _, name, gate, _ in self._gates:
+            found[:, gate] = table[:, name]
         for op, _, names, applied in self._parts:
             found[:, applied] = op.applied(table[:, names], shape)
             shape = op.shape_after(shape)
@@ -210,11 +223,16 @@ class Augmentation(OfBatches):
     mixes: bool = False
     chain_type: type[Chain]  # what calls it, alone or in a Compose
 
-    step: str | None = None  # the native core's name for it, where that takes no more than columns
+    _has_draws: ClassVar[bool] = False  # by a number of its own, not by its names
+    _within: Sequence[Any] | None = None  # operations that it applies to some samples, by a number of its own
+    native_step: str | None = None  # the native core's name for it, where that takes no more than columns
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "names" in cls.__dict__ and "draws" not in cls.__dict__:
+        own = cls.__dict__
+        if "draws" in own:
+            cls._has_draws = True  # which those that inherit from it have, too
+        elif isinstance(own.get("names"), Sequence) and not cls._has_draws:
             cls.draws = len(cls.names)
 
     def __new__(cls: type[_Own], *args: Any, **options: Any) -> _Own:
@@ -278,7 +296,7 @@ class Augmentation(OfBatches):
             column: where its numbers begin in what is applied for a chain.
             shape: of a sample, (C, H, W).
         """
-        return None if self.step is None else [Step(self.step, column)]
+        return None if self.native_step is None else [Step(self.native_step, column)]
 
     def shape_after(self, shape: Shape) -> Shape:
         """Return the shape of a sample afterwards."""

@@ -18,7 +18,6 @@ from fastpipe.augment.base import (
     FLOATS,
     Augmentation,
     Chain,
-    Layout,
     Ops,
     Shape,
     applied_table,
@@ -124,8 +123,8 @@ class BatchTransform(Augmentation, ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         # Steps are those of the operation that it was; what a script has instead is done here, too.
-        if "on_tensors" in cls.__dict__ and not {"step", "steps"} & set(cls.__dict__):
-            cls.step, cls.steps = None, Augmentation.steps  # type: ignore[method-assign]
+        if "on_tensors" in cls.__dict__ and not {"native_step", "steps"} & set(cls.__dict__):
+            cls.native_step, cls.steps = None, Augmentation.steps  # type: ignore[method-assign]
 
     @abstractmethod
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
@@ -139,7 +138,7 @@ class BatchTransform(Augmentation, ABC):
 
     def columns(self, applied: Tensor) -> Columns:
         """Return what is applied, float32 (N, len(applied_names)), as ``on_tensors`` takes it."""
-        return dict(zip(self.applied_names_for(), applied.unbind(1), strict=True))
+        return dict(zip(self.applied_names_for(1), applied.unbind(1), strict=True))
 
     def moves(self, table: Float64Array, shape: Shape, of_points: bool) -> Moves | None:
         """Return where pixels go, for boxes and keypoints; None if they stay.
@@ -314,6 +313,7 @@ class RandomApply(BatchTransform):
         for op in self.ops:
             if op.mixes:
                 raise AugmentError(f"RandomApply leaves some {op.kind} as they are, and {op} mixes all")
+        self._within = self.ops
         self.draws, self.names = self.draws_for(1), self.names_for(1)
         self.applied_names = self.applied_names_for(1)
         self.kind, self.chain_type = kind_of(self.ops).kind, kind_of(self.ops).chain_type
@@ -349,13 +349,10 @@ class RandomApply(BatchTransform):
         return dtype
 
     def table(self, u: Float64Array, shape: Shape) -> Float64Array:
-        return np.concatenate([u[:, :1] < self.p, self._inner(shape).drawn(u[:, 1:], shape)], axis=1)
+        return self._chain.layout(self._chain.ops, shape[0]).drawn(u, shape)
 
     def applied(self, table: Float64Array, shape: Shape) -> Float64Array:
-        return np.concatenate([table[:, :1], self._inner(shape).computed(table[:, 1:], shape)], axis=1)
-
-    def _inner(self, shape: Shape) -> Layout:
-        return self._chain.kept(("inner", shape[0]), lambda: Layout(self.ops, shape[0]))
+        return self._chain.layout(self._chain.ops, shape[0]).computed(table, shape)
 
     def moves(self, table: Float64Array, shape: Shape, of_points: bool) -> Moves | None:
         if self.for_masks() is None:
@@ -390,7 +387,7 @@ class RandomApply(BatchTransform):
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         changed = images
         for at, op in enumerate(self.ops):
-            own = {name: columns[f"{at}.{name}"] for name in op.applied_names_for()}
+            own = {name: columns[f"{at}.{name}"] for name in op.applied_names_for(1)}
             changed = op.on_tensors(changed, own, of_bytes)
         return chosen(columns["is_applied"], changed, images)
 
@@ -400,7 +397,7 @@ class RandomApply(BatchTransform):
 
     def neutral(self) -> Float64Array:
         """Return what is applied to sequences to leave them as they are."""
-        return np.zeros(len(self.applied_names_for()))
+        return np.zeros(len(self.applied_names_for(1)))
 
     def extra_repr(self) -> str:
         return f"{list(self.ops)}, p={self.p}"
@@ -414,7 +411,7 @@ class _Untouched(BatchTransform):
     """Leaves images as they are, and stands for an operation that others of its table come after."""
 
     def __init__(self, op: Augmentation) -> None:
-        self._op, self.names, self.kind = op, op.applied_names_for(), op.kind
+        self._op, self.names, self.kind = op, op.applied_names_for(1), op.kind
 
     def applied_names_for(self, channels: int = 1) -> tuple[str, ...]:
         return self._op.applied_names_for(channels)

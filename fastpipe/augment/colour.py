@@ -49,7 +49,7 @@ class ColorJitter(BatchTransform):
     """
 
     names = (*_KINDS, *_PLACES)
-    step = "jitter"
+    native_step = "jitter"
     channels = (3, 1)
 
     def __init__(
@@ -137,7 +137,7 @@ class RandomGrayscale(BatchTransform):
     """
 
     names = ("is_grey",)
-    step = "grey"
+    native_step = "grey"
     channels = (3, 1)
 
     def __init__(self, p: float = 0.1) -> None:

@@ -170,7 +170,7 @@ class FusedRun(BatchTransform):
         maps = [f"map{at}" for at in range(IDENTITY.size)] if self.colours else []
         self.applied_names = (
             *((*MATRIX, *_BOX) if self.geometry else ()), *maps,
-            *(f"blur{at}.{name}" for at, op in enumerate(self.blurs) for name in op.applied_names_for()),
+            *(f"blur{at}.{name}" for at, op in enumerate(self.blurs) for name in op.applied_names_for(1)),
         )  # fmt: skip
 
     def shape_after(self, shape: Shape) -> Shape:
@@ -211,7 +211,7 @@ class FusedRun(BatchTransform):
             at += IDENTITY.size
         for op in self.blurs:
             found += _blur_steps(op, at)
-            at += len(op.applied_names_for())
+            at += len(op.applied_names_for(1))
         return [*found, Step("round", at)]
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
@@ -223,7 +223,7 @@ class FusedRun(BatchTransform):
                 images, columns, 255.0 if of_bytes else 1.0, 255.0 if gives_bytes else 1.0
             )
         for at, op in enumerate(self.blurs):
-            own = {name: columns[f"blur{at}.{name}"] for name in op.applied_names_for()}
+            own = {name: columns[f"blur{at}.{name}"] for name in op.applied_names_for(1)}
             images = op.on_tensors(images, own, of_bytes=False)
         return images.round().clamp(0, 255) if gives_bytes else images
 

@@ -304,7 +304,7 @@ class MaskWarp(BatchTransform):
     """Moves masks as images were by an operation, whose matrices begin at ``begins`` of what it applies."""
 
     def __init__(self, op: BatchTransform, fill: Fill, begins: Sequence[int] = (0,)) -> None:
-        self.op, self.names, self.begins = op, op.applied_names_for(), begins
+        self.op, self.names, self.begins = op, op.applied_names_for(1), begins
         self.fill = next(iter(fill_numbers(fill)), None)
 
     def shape_after(self, shape: Shape) -> Shape:

@@ -75,7 +75,7 @@ class MixUp(_Mixing):
 
     draws = BETA_DRAWS
     names = ("kept",)
-    step = "mix_up"
+    native_step = "mix_up"
 
     def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         return beta(self._numbers(u), self.alpha)[:, None]
@@ -106,7 +106,7 @@ class CutMix(_Mixing):
     draws = BETA_DRAWS + 2
     names = ("top", "left", "bottom", "right")
     applied_names = (*names, "kept")
-    step = "cut_mix"
+    native_step = "cut_mix"
 
     def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         _, height, width = shape

@@ -303,7 +303,7 @@ class MotionTransform(Augmentation, ABC):
 
     def neutral(self) -> Float64Array:
         """Return what is applied to leave sequences as they are: (len(applied_names),).  Default: zeros."""
-        return np.zeros(len(self.applied_names_for()))
+        return np.zeros(len(self.applied_names_for(1)))
 
 
 class _Factors(MotionTransform):

@@ -135,7 +135,7 @@ class _Policy(BatchTransform):
         return [Step("policy", at, options, fill_numbers(self.fill)) for at in places]
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
-        names = self.applied_names_for()
+        names = self.applied_names_for(1)
         for at in range(0, len(names), len(_OF_CHANGE)):
             own = {name: columns[of] for name, of in zip(_OF_CHANGE, names[at:], strict=False)}
             images = self._changed(images, own, of_bytes)

@@ -56,8 +56,9 @@ class SpecAugment(_OfSpectrograms):
     ) -> None:
         self.n_time_masks, self.time_mask_param = n_time_masks, time_mask_param
         self.n_freq_masks, self.freq_mask_param = n_freq_masks, freq_mask_param
-        for name, value in vars(self).items():
-            if name != "_chain" and (not isinstance(value, int) or value < 0):
+        for name in ("n_time_masks", "time_mask_param", "n_freq_masks", "freq_mask_param"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 0:
                 raise AugmentError(f"{name}= is a whole number of at least 0, got {value!r}")
         self.p, self.zero_masking = probability(p), zero_masking
         count = n_time_masks + n_freq_masks

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -386,11 +386,11 @@ class Bench(_Overview):
     def run(self, console: Console) -> int:
         self.keys = chosen(self.args.only)
         # As Ctrl-C, which leaves nothing behind.
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-        try:
+        with ExitStack() as undo:
+            if threading.current_thread() is threading.main_thread():
+                before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+                undo.callback(signal.signal, signal.SIGTERM, before)
             return max(super().run(console), int(self.is_wrong))
-        finally:
-            signal.signal(signal.SIGTERM, before)
 
     def result(self) -> dict[str, Any]:
         begun = time.monotonic()

@@ -231,8 +231,9 @@ class Plan:
             return self
         if self._bytes is None:
             how = replace(self._how, kind="bytes", word=np.uint8)
-            plan = self._bytes = self._changed("as_bytes", (), how, "uint8")
+            plan = self._changed("as_bytes", (), how, "uint8")
             plan.end, plan.kind = self._how, require("torch", extra="torch").Tensor
+            self._bytes = plan  # whole, for other threads
         return self._bytes
 
     def of_dtype(self, dtype: str) -> Plan:

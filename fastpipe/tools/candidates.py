@@ -155,7 +155,7 @@ def of_kept(watched: Watched) -> Iterator[Candidate]:
     )  # fmt: skip
 
 
-def knows_workers(dataset: Any) -> bool:
+def knows_workers(dataset: Any, _around: tuple[Any, ...] = ()) -> bool:
     """Return whether code of an ``IterableDataset`` names get_worker_info, to share it."""
     kinds = [kind for kind in type(dataset).__mro__ if kind.__module__.partition(".")[0] != "torch"]
     functions = [one for kind in kinds for one in vars(kind).values() if isinstance(one, FunctionType)]
@@ -165,4 +165,6 @@ def knows_workers(dataset: Any) -> bool:
             if isinstance(one, FunctionType) and "get_worker_info" in one.__code__.co_names:
                 return True
     inner = getattr(dataset, "__dict__", {}).values()
-    return any(knows_workers(one) for one in inner if not is_map_style(one))
+    around = (*_around, dataset)  # an inner dataset may know of an outer one
+    parts = [one for one in inner if not is_map_style(one) and all(one is not other for other in around)]
+    return any(knows_workers(one, around) for one in parts)

@@ -161,6 +161,8 @@ def _cannot_be_compared(value: Any, more: str = "") -> OptionError:
 
 # A transform of the user's is called twice for so many images, to see that it gives the same.
 TRIED_TWICE = 8
+# Of more failures only the number is kept: a disk that is gone makes one for every sample.
+MOST_KEPT = 1000
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,9 @@ class Failure:
     path: str
     stock: str | None
     fast: str | None
+
+
+_ONE_MORE = Failure(-1, "", None, None)
 
 
 @dataclass
@@ -242,7 +247,8 @@ def _add(outcome: Outcome, path: str, index: int, expected: _Try, made: _Try) ->
     if expected.error is not None or made.error is not None:
         failed_alike = expected.error is not None and made.error is not None
         failures = outcome.unreadable if failed_alike else outcome.one_sided
-        failures.append(Failure(index, path, expected.error, made.error))
+        is_kept = len(failures) < MOST_KEPT
+        failures.append(Failure(index, path, expected.error, made.error) if is_kept else _ONE_MORE)
         return
     (value, target), (other, other_target) = expected.sample, made.sample
     try:

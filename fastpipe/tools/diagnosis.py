@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import math
 import statistics
@@ -161,6 +162,10 @@ class Diagnosis:
             watched = watch.of(loader)
             assert watched is not None  # it is its loop that asks
             self._phases = self._phases_of(watch, watched)
+        if (
+            inspect.getgeneratorstate(self._phases) == inspect.GEN_RUNNING
+        ):  # for another loop, in another thread
+            return None
         with watch.paused():
             return next(self._phases, None)
 
@@ -180,6 +185,7 @@ class Diagnosis:
             if same_form(watched.loop.batch, first):
                 yield chain([first], batches)
                 self._tried[at] = measured()
+            del batches, first  # and the workers that make them, before the next is tried
         if self._tries:
             self._changes = list(self._step_changes(watched))
             for change in self._changes:

@@ -360,11 +360,12 @@ class Bars:
 
     def show(self, bar: Bar, steps: int, said: str) -> None:
         said = f"{steps}{'' if bar.total is None else f'/{bar.total}'}, {said}"
-        if self._progress is None or bar.task is None:
+        progress = self._progress  # which another thread may end now
+        if progress is None or bar.task is None:
             print_line(self._console, f"{bar.name}: {said}")
-        elif bar.task in self._progress.task_ids:
+        elif bar.task in progress.task_ids:
             fields: dict[str, Any] = {"said": printable(said)}
-            self._progress.update(bar.task, completed=steps, refresh=True, **fields)
+            progress.update(bar.task, completed=steps, refresh=True, **fields)
 
     def end(self, bar: Bar, text: str = "") -> None:
         with self._lock:

@@ -182,7 +182,6 @@ class Loop:
 
     def _advance(self, now: int) -> None:
         count, seconds = len(self.steps[self.phase]), (now - self._phase_began) / 1e9
-        settled_s = min(_SETTLE_S + self.ahead * self.steps[Phase.AS_IT_IS].seconds, _MOST_SETTLE_S)
         if self.phase is Phase.WARMING and count >= _WARM:
             self._enter(Phase.AS_IT_IS)
         elif self.phase is Phase.AS_IT_IS and (
@@ -198,7 +197,7 @@ class Loop:
                 self._enter(Phase.SETTLING)
             else:
                 self.finish()
-        elif self.phase is Phase.SETTLING and count and seconds > settled_s:
+        elif self.phase is Phase.SETTLING and count and self._is_settled(seconds):
             self._enter(Phase.INSTANT)
         elif self.phase is Phase.INSTANT and self._has_enough(count, seconds, self._seconds / 2):
             for meter in self._meters.get(self.phase, ()):
@@ -222,6 +221,9 @@ class Loop:
         if count >= _MOST_STEPS:
             return True
         return (seconds >= wanted and count >= _LEAST_STEPS) or (seconds >= 3 * wanted and count >= 2)
+
+    def _is_settled(self, seconds: float) -> bool:  # the loader has made all that it makes ahead
+        return seconds > min(_SETTLE_S + self.ahead * self.steps[Phase.AS_IT_IS].seconds, _MOST_SETTLE_S)
 
     def finish(self) -> None:
         self._wait_for_device()

@@ -65,7 +65,9 @@ class Profiling:
         self._report: Report | None = None
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a Profiling, which watches this process, cannot be copied: copy its report")
+        raise TypeError(
+            "a Profiling watches the loaders of this process, and cannot be copied: copy its report"
+        )
 
     def watch(self, loader: Iterable[Any]) -> Iterable[Any]:
         """Return what is to be iterated instead of a loader that is none of torch's."""

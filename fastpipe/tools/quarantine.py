@@ -213,7 +213,8 @@ class Quarantine:
 
     def _read(self) -> dict[str, dict[str, Any]]:
         # Closing another descriptor of it would end the lock.
-        text = os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
+        os.lseek(self._descriptor, 0, os.SEEK_SET)
+        text = b"".join(iter(lambda: os.read(self._descriptor, 1 << 20), b""))
         if text and not text.endswith(b"\n"):  # a write that was cut off: the file was not moved then
             self._write(b"\n")
         found: dict[str, dict[str, Any]] = {}

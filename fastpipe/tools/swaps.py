@@ -214,8 +214,13 @@ def _transform_of(dataset: Any) -> Any:
 
 def _images_in(batch: Any, sample: Any) -> Any:
     found: list[Any] = []
+
+    def look(leaf: Any) -> Any:
+        found.append(leaf)
+        return leaf  # a container of the script's may take nothing else
+
     if hasattr(sample, "shape"):
-        rebuilt(batch, found.append)
+        rebuilt(batch, look)
     return next(
         (one for one in found if len(getattr(one, "shape", ())) and same_form(one, sample[None])), None
     )

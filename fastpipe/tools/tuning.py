@@ -403,7 +403,11 @@ def _config(base: Base, settings: Settings, is_dataset: bool) -> str:
 @contextmanager
 def _generators_kept(loader: Any) -> Iterator[None]:
     torch = require("torch", extra="torch")
-    holders = (loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
+    holders = [loader, loader.sampler, loader.batch_sampler]
+    for holder in holders:  # samplers of samplers
+        inner = getattr(holder, "sampler", None)
+        if inner is not None and all(inner is not one for one in holders):
+            holders.append(inner)
     restore: list[Callable[[], object]] = [
         functools.partial(random.setstate, random.getstate()),
         functools.partial(np.random.set_state, np.random.get_state()),

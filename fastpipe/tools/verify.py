@@ -21,7 +21,7 @@ from fastpipe.bench.results import write_json
 from fastpipe.console import Progress, plain, print_line
 from fastpipe.core.extras import require
 from fastpipe.core.text import counted
-from fastpipe.tools.comparison import NAMED, Chain, Failure, Outcome, chain_of, compare_folder
+from fastpipe.tools.comparison import MOST_KEPT, NAMED, Chain, Failure, Outcome, chain_of, compare_folder
 
 SCHEMA = 1
 MOST_NAMED = 5  # failing files that are named on the terminal; the JSON file has more
@@ -165,7 +165,7 @@ def _finite(number: float | None) -> float | None:
 def _failures_json(failures: list[Failure]) -> dict[str, Any]:
     files = [
         {"index": one.index, "path": one.path, "torchvision": one.stock, "fastpipe": one.fast}
-        for one in failures
+        for one in failures[:MOST_KEPT]
     ]
     return {"count": len(failures), "files": files}
 

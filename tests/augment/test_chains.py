@@ -338,6 +338,33 @@ def test_what_a_subclass_does_with_tensors_is_done_on_the_processor(make_images:
     assert torch.equal(augment.Compose([Brighter(), augment.RandomVerticalFlip(0.0)])(images), images + 1)
 
 
+class Coarse(Halved):
+    """Somebody's own, with names that fastpipe does not keep for itself, and draws that it has inherited."""
+
+    names = ("factor", "unused")
+
+    def __init__(self, step: float) -> None:
+        self.step = self.inner = step
+
+    def applied_names_for(self, channels: int) -> tuple[str, ...]:  # type: ignore[override]
+        return self.names
+
+    def table(self, u: Any, shape: tuple[int, ...]) -> Any:
+        return np.repeat(super().table(u, shape), 2, axis=1)
+
+    def on_tensors(self, images: Tensor, columns: Any, of_bytes: bool) -> Tensor:
+        return super().on_tensors(images, columns, of_bytes) // self.step
+
+
+def test_an_operation_of_ones_own_has_its_attributes_and_inherits_its_draws(make_images: Make) -> None:
+    op: Any = Coarse(8.0)
+    assert (op.draws, Halved.draws) == (1, 1)
+    images = make_images()
+    found = augment.Compose([augment.RandomApply(augment.RandomGrayscale(0.3)), op])(images)
+    assert found.shape == (*images.shape[:2], images.shape[2] // 2, images.shape[3] // 2)
+    assert found.max() <= 255 / 8
+
+
 def test_an_operation_without_what_changes_samples_is_not_made() -> None:
     class Unfinished(augment.BatchTransform):
         draws = 1

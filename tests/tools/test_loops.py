@@ -57,6 +57,13 @@ def test_waiting_and_being_busy_are_told_apart_and_the_first_step_of_an_epoch_is
     assert len(loop.epoch_starts) == 2, "the same batch once more is no start"
 
 
+def test_a_step_costs_the_same_however_many_there_were(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Steps] = []
+    monkeypatch.setattr(Steps, "seconds", property(asked.append))
+    assert len(list(WatchedIterator(batches(clock, 100, 3), Loop(float("inf"), True)))) == 100
+    assert not asked
+
+
 def test_first_steps_of_later_epochs_count_where_workers_stay(clock: Any) -> None:
     loop = Loop(float("inf"), is_replayed=False)
     loop.counts_starts = True

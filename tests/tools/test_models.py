@@ -15,6 +15,9 @@ from torch.utils.data import DataLoader
 
 import fastpipe
 from fastpipe.tools import steps as models
+from fastpipe.tools.diagnosis import Diagnosis
+from fastpipe.tools.loaders import Watch
+from fastpipe.tools.loops import Loop
 from fastpipe.tools.stacks import Line
 from fastpipe.tools.steps import ModelChanges, SeenModels, bfloat16_is_fast
 
@@ -102,6 +105,18 @@ def test_each_way_is_tried_and_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {(one.predicted_s, one.tried_s) for one in advice} == {(0.75, 0.5)}
     assert all("takes 1 s as it is, and 500 ms so" in one.why for one in advice)
     assert "train.py:7 main" in advice[0].what
+
+
+def test_a_loop_of_another_thread_ends_while_one_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    diagnosis, watch = Diagnosis(0.1, tries=True), Watch(lambda _: Loop(1.0, True))
+    found: list[Any] = []
+    monkeypatch.setattr(watch, "of", lambda loader: loader)
+    monkeypatch.setattr(diagnosis, "look", lambda _: found.append(diagnosis.next_phase(watch, "other")))
+    monkeypatch.setattr(diagnosis, "_predictions", dict)
+    monkeypatch.setattr(diagnosis, "_step_changes", lambda _: iter(()))
+    watched: Any = SimpleNamespace(is_opaque=False, loop=Loop(1.0, True))
+    assert diagnosis.next_phase(watch, watched) is None
+    assert found == [None]
 
 
 def test_what_brings_little_is_no_advice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
+from fastpipe.tools.candidates import knows_workers
 from fastpipe.tools.costs import costs_of
 from fastpipe.tools.loaders import Watch
 from fastpipe.tools.loops import Loop, WatchedIterator
@@ -48,6 +49,24 @@ class Stream(IterableDataset[int]):
         worker = get_worker_info()
         first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
         return iter(range(first, 20, step))
+
+
+class Around(IterableDataset[int]):
+    """Gives what another one does."""
+
+    def __init__(self, inner: Any = None) -> None:
+        self.inner = inner
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.inner)
+
+
+def test_streams_within_streams_know_their_workers_if_one_does() -> None:
+    around = Around(Around())
+    around.inner.inner = around
+    assert not knows_workers(around), "each of them has the other"
+    around.inner.other = Stream()
+    assert knows_workers(around) and knows_workers(Stream())
 
 
 class WhoseDataset:

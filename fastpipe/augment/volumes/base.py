@@ -203,7 +203,7 @@ class PerChannel(VolumeTransform):
     """
 
     p_channel: float
-    step: str
+    native_step: str
     of_channel: tuple[str, ...]
 
     def draws_for(self, channels: int) -> int:
@@ -222,7 +222,7 @@ class PerChannel(VolumeTransform):
         return found.reshape(len(u), -1)
 
     def steps(self, column: int, shape: Shape) -> list[Step]:
-        return [Step(self.step, column, self.step_options())]
+        return [Step(self.native_step, column, self.step_options())]
 
     def step_options(self) -> tuple[int, ...]:
         """Return the options of its step."""

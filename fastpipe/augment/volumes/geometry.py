@@ -292,7 +292,7 @@ class _LabelAffine(_Geometry):
     """Moves labels as volumes were."""
 
     def __init__(self, op: RandomAffine3D) -> None:
-        self._op, self.names = op, op.applied_names_for()
+        self._op, self.names = op, op.applied_names_for(1)
 
     def shape_after(self, shape: Shape) -> tuple[int, ...]:
         return self._op.shape_after(shape)

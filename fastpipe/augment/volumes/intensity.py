@@ -31,7 +31,7 @@ class GaussianNoise3D(VolumeTransform):
     """
 
     names = ("std", "noise")
-    step = "noise"
+    native_step = "noise"
 
     def __init__(self, std: Any = (0.0, 0.1)) -> None:
         self.std = limits_of(std, "std", 0.0)
@@ -67,7 +67,7 @@ class Brightness3D(_Factor):
     tensor([2.])
     """
 
-    step = "brightness"
+    native_step = "brightness"
 
     def __init__(self, factor: Any = (0.75, 1.25), p_channel: float = 1.0) -> None:
         self.factor = self.limits = limits_of(factor, "factor", 0.0)
@@ -90,7 +90,7 @@ class Contrast3D(_Factor):
     tensor([3.5000])
     """
 
-    step = "contrast"
+    native_step = "contrast"
 
     def __init__(self, factor: Any = (0.75, 1.25), keep_range: bool = True, p_channel: float = 1.0) -> None:
         self.factor = self.limits = limits_of(factor, "factor", 0.0)
@@ -122,7 +122,7 @@ class Gamma3D(_Factor):
     tensor([0.0000, 0.2500, 1.0000])
     """
 
-    step = "gamma"
+    native_step = "gamma"
 
     def __init__(
         self, gamma: Any = (0.7, 1.5), inverted: bool = False, keep_stats: bool = True, p_channel: float = 1.0
@@ -167,7 +167,7 @@ class GaussianBlur3D(PerChannel):
     torch.Size([2, 1, 8, 8, 8])
     """
 
-    step = "blur"
+    native_step = "blur"
     of_channel = ("is_blurred", "sigma_depth", "sigma_height", "sigma_width")
 
     def __init__(
@@ -200,7 +200,7 @@ class LowResolution3D(PerChannel):
     torch.Size([2, 1, 8, 8, 8])
     """
 
-    step = "low_resolution"
+    native_step = "low_resolution"
     of_channel = ("is_changed", "scale")
 
     def __init__(

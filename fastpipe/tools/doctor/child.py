@@ -32,12 +32,14 @@ def ask(code: str, asked: Any = None, *, seconds: float) -> Answer:
     command, given = [sys.executable, "-c", _BEGIN + code], json.dumps([sys.path, asked]).encode()
     try:
         done = subprocess.run(command, input=given, capture_output=True, timeout=seconds, check=False)
-        output, why = done.stdout, _why(done) if done.returncode else ""
+        output, ending = done.stdout, _why(done)
+        why = ending if done.returncode else ""
     except subprocess.TimeoutExpired as error:
         output, why = error.stdout or b"", f"it took more than {seconds:.0f} s"
+        ending = why
     marked = [line for line in output.split(b"\n") if line.startswith(_MARK)]  # among what libraries print
     if not marked:
-        return Answer(None, why or "it ended with exit code 0")
+        return Answer(None, ending)
     with contextlib.suppress(ValueError):
         return Answer(json.loads(marked[-1][len(_MARK) :]), why)
     return Answer(None, why)

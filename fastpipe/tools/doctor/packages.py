@@ -41,6 +41,7 @@ look("driver", driver)
 import torch
 found.update(version=torch.__version__, cuda=torch.version.cuda, hip=torch.version.hip)
 found.update(threads=torch.get_num_threads())
+answer(found)
 look("numpy", lambda: torch.zeros(1).numpy().size)
 look("gpus", lambda: [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())])
 look("torchvision", lambda: __import__("torchvision").__version__)

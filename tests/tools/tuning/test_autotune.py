@@ -84,6 +84,19 @@ class OwnOrder(Sampler[int]):
         return iter(order)
 
 
+class Wrapped(Sampler[int]):
+    """A sampler of another one's, as those are that give each process a part."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.sampler)
+
+
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
     "order",
@@ -98,8 +111,17 @@ class OwnOrder(Sampler[int]):
         lambda: {"batch_size": 4, "sampler": OwnOrder(np.random.default_rng(5))},
         lambda: {"batch_size": 4, "sampler": OwnOrder(np.random.RandomState(5))},
         lambda: {"batch_sampler": BatchSampler(OwnOrder(random.Random(5)), 4, False)},
+        lambda: {"batch_size": 4, "sampler": Wrapped(Wrapped(OwnOrder(random.Random(5))))},
     ],
-    ids=["generator", "of a batch sampler", "Python", "NumPy", "NumPy's older", "behind a batch sampler"],
+    ids=[
+        "generator",
+        "of a batch sampler",
+        "Python",
+        "NumPy",
+        "NumPy's older",
+        "behind a batch sampler",
+        "behind samplers",
+    ],
 )
 def test_a_generator_of_the_loaders_goes_on(order: Callable[[], Any]) -> None:
     def loader() -> DataLoader[int]:

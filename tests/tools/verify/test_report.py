@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from fastpipe.bench.check import Check
-from fastpipe.tools.comparison import Chain, Failure, Outcome
+from fastpipe.tools.comparison import Chain, Failure, Outcome, _add, _Try
 from fastpipe.tools.verify import content, print_outcome, sentence
 
 FOLDER = Path("/data/photos")
@@ -137,3 +137,12 @@ def test_json_knows_no_infinity() -> None:
     json.dumps(made, allow_nan=False)
     assert made["values"]["largest"] is None and made["values"]["unit"] == "absolute"
     assert "inf" in sentence(outcome_of(check))
+
+
+def test_of_very_many_failures_only_the_number_is_kept() -> None:
+    outcome = outcome_of()
+    for index in range(1500):
+        _add(outcome, path(index), index, _Try(error="OSError: no"), _Try(error="OSError: no"))
+    told = content(outcome, CHAIN, FOLDER, 0)["unreadable"]
+    assert (told["count"], len(told["files"])) == (1500, 1000)
+    assert len(set(map(id, outcome.unreadable))) == 1001
