@@ -443,10 +443,10 @@ class Run:
     def _checked_journal(self, journal: Journal) -> Job:
         """The job of a journal, if it is the same, of no more rows."""
         folder, rows = folder_of(self._options.out), self._options.rows
-        anew = f"egin anew with resume=False, which removes {_rows_of(journal.blocks):,} rows"
+        removed = f"which removes {_rows_of(journal.blocks):,} rows"
         if journal.job is None:
             text = "is of a job, and its journal, which says of which, is damaged"
-            raise GenerationError(f"{folder} {text}. B{anew}")
+            raise GenerationError(f"{folder} {text}. Begin anew with resume=False, {removed}")
         job = Job.from_json(journal.job)
         found = self._differences(job)
         if not found and job.rows > rows:
@@ -455,7 +455,7 @@ class Run:
             accept = _ACCEPT if job.code != self._code.digest else ""
             raise GenerationError(
                 f"{folder} is of a job that was not finished, and {', '.join(found)}. Go on with the "
-                f"arguments that it was begun with; or b{anew}{accept}"
+                f"arguments that it was begun with; or begin anew with resume=False, {removed}{accept}"
             )
         return replace(job, code=self._code.digest, parts=self._code.parts)
 
