@@ -56,7 +56,7 @@ def copy_structure(source: Any, copy: Any, chunks: Mapping[str, Chunk], set_filt
 def _copy_member(
     source: Any,
     copy: Any,
-    name: str,
+    name: str | bytes,
     chunks: Mapping[int, Chunk],
     set_filters: SetFilters,
     seen: dict[int, str],

@@ -157,9 +157,9 @@ _SHOWN = 20  # parts of a path
 _NOT_THERE = ("doesn't exist", "component not found", "message type not found")
 
 
-def raw_name(name: str) -> bytes:
-    """Return a name as the file has it, which need not be UTF-8."""
-    return name.encode("utf-8", "surrogateescape")
+def raw_name(name: str | bytes) -> bytes:
+    """Return a name as the file has it, which need not be UTF-8; h5py iterates over such as bytes."""
+    return name if isinstance(name, bytes) else name.encode("utf-8", "surrogateescape")
 
 
 def name_of(item: Any) -> str:
