@@ -18,11 +18,11 @@ from fastpipe.generation.run import generate, probe
 
 EPILOG = """\
 FUNCTION(index, rng) returns a dict of arrays, numbers and strings. It is imported from
-MODULE, which is looked for in the current folder first. Row i is what it returns for
-i and numpy.random.default_rng([SEED, i]), and depends on nothing else.
+MODULE; the current folder is searched first. Row i is the result for i and
+numpy.random.default_rng([SEED, i]), and depends on nothing else.
 
-While the file grows there is a folder FILE.partial. Killed, or out of disk, the same
-command goes on from there; with a larger N it makes what is missing.
+While the file grows, its rows are in the folder FILE.partial. After a kill or a full disk,
+the same command continues from there; with a larger N it makes the missing rows.
 
 exit codes: 0 done, 2 bad input or a row failed, 130 interrupted
 """
@@ -39,17 +39,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, metavar="SEED", help="of all rows (default: 0)")
     add("--workers", type=_workers, default="auto", metavar="N",
         help="processes; 0 for none (default: one for each core, if they help)")  # fmt: skip
-    add("--threads", action="store_true", help="threads in the place of processes")
+    add("--threads", action="store_true", help="threads instead of processes")
     add("--chunk-rows", type=positive(int), default=None, metavar="N",
         help="rows of a chunk (default: as many as make 64 KiB)")  # fmt: skip
     add("--max-bytes", type=size, default=None, metavar="SIZE",
-        help="of a file, such as 4GiB: from there on several")  # fmt: skip
+        help="largest size of a file, such as 4GiB; more rows go to further files")  # fmt: skip
     add("--bad-samples", choices=("raise", "skip", "retry"), default="raise",
-        help="what happens where FUNCTION raises (default: raise)")  # fmt: skip
+        help="what to do if FUNCTION raises (default: raise)")  # fmt: skip
     add("--seed-globals", action="store_true", help="seed random, numpy.random and torch for each row, too")
-    add("--no-resume", action="store_true", help="begin anew, without what an interrupted run has left")
+    add("--no-resume", action="store_true", help="begin again, without the rows of an interrupted run")
     add("--dry-run", action="store_true",
-        help="only say how long it would take, and where the time goes; makes no file")  # fmt: skip
+        help="only report how long it would take, and where the time goes; make no file")  # fmt: skip
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:

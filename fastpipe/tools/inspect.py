@@ -13,16 +13,16 @@ from fastpipe.core.files import is_hdf5, is_url
 from fastpipe.errors import OptionError
 
 EPILOG = """\
-For uniform order, the epoch's order is random and a chunk is decoded once for each
-batch that has one of its samples. With Shuffle(window=W, unit="group") chunks are in
-random order, and samples are within W chunks: each chunk is decoded once. Without
-filters nothing is decoded, and samples are read by themselves.
+In uniform order, a chunk is decoded once for each batch that has one of its samples. With
+Shuffle(window=W, unit="group"), chunks are in random order and samples are shuffled within
+W chunks: each chunk is decoded once. Without filters nothing is decoded, and samples are
+read one by one.
 
-Of a volume (Zarr, N5, TIFF, NIfTI, .npy; behind a slash the name of an array within a
-file or folder) some is decoded, to see how fast that goes. With --patch it says what
-patches of that size cost: one by itself, in uniform order, and on a tour, the order of
-Shuffle(unit="group"); and whether other chunks would be better. Speeds are those of a
-file that the system has in memory, if it has been read just before.
+For a volume (Zarr, N5, TIFF, NIfTI, .npy; after a slash, the name of an array within a file
+or folder), a part is decoded to measure the speed. With --patch, the report has the cost of
+patches of that size: alone, in uniform order, and on a tour, the order of
+Shuffle(unit="group"); and whether other chunks would be better. If the file was read just
+before, speeds are those of the page cache.
 
 exit codes: 0 done, 2 bad input, 130 interrupted
 """
@@ -40,10 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = volumes.add_argument
     add("--patch", type=sides, default=None, metavar="Z,Y,X",
         help="a patch's size, along the last dimensions; FILE is then a volume")  # fmt: skip
-    add("--labels", default=None, metavar="FILE", help="a volume that is read at the same places")
+    add("--labels", default=None, metavar="FILE", help="a volume that is read at the same positions")
     add("--budget", type=size, default=None, metavar="SIZE",
-        help="memory for what is remembered and decoded, such as 8GiB (default: a quarter of what is "
-        "free)")  # fmt: skip
+        help="memory for decoded chunks, such as 8GiB (default: a quarter of the free "
+        "memory)")  # fmt: skip
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:

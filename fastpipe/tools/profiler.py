@@ -427,9 +427,9 @@ def _limited(seconds: float, run: _Run) -> Iterator[None]:
 
 
 EPILOG = """\
-SCRIPT runs as python SCRIPT ARGUMENTS would, until enough is known of its training loop;
-that ends it, after a minute at most. For a while the loop gets one batch again and again,
-which shows how long a step takes that need not wait: what is trained is not worth keeping.
+SCRIPT runs as python SCRIPT ARGUMENTS would, and is ended when its training loop has been
+measured, after a minute at most. For a while the loop gets the same batch again and again,
+which shows how long a step takes without waiting: the trained weights are not worth keeping.
 Then other settings and fastpipe's loaders are measured on the same data.
 
 exit codes: 0 done, 1 an error of the script's own, 2 bad input, 130 interrupted
@@ -439,9 +439,9 @@ exit codes: 0 done, 1 an error of the script's own, 2 bad input, 130 interrupted
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--seconds", type=positive(float), default=6.0, metavar="S",
-        help="how long the loop is measured as it is (default: 6)")  # fmt: skip
+        help="seconds for which the unchanged loop is measured (default: 6)")  # fmt: skip
     add("--limit", type=positive(float), default=50.0, metavar="S",
-        help="when the script is ended, or after what is being measured then (default: 50)")  # fmt: skip
+        help="seconds until the script is ended, after the running measurement (default: 50)")  # fmt: skip
     add("--try", dest="try_advice", action="store_true",
         help="try the best advice: the script's loop gets batches of the loader that it names")  # fmt: skip
     add("--json", type=Path, default=None, metavar="FILE", help="write everything there, as JSON")

@@ -12,23 +12,22 @@ from fastpipe.errors import OptionError
 from fastpipe.tools.inspect import is_volume
 
 EPILOG = """\
-What is packed anew are the datasets above 1 MiB, or those that --dataset names; all
-else, and everything about them but chunks and filters, is copied as it is. Virtual
-and external datasets get data of their own. With --chunk-rows auto a chunk has as
-many whole samples as make 64 KiB; data without filters become contiguous, unless
-the dataset can grow. With --sample-dims above 1 a chunk has --chunk-rows samples
-along the last of these dimensions, and one along those before.
+Datasets above 1 MiB, or those that --dataset names, get new chunks and filters; everything
+else is copied unchanged. Virtual and external datasets get their own data. With
+--chunk-rows auto, a chunk has as many whole samples as fit 64 KiB; data without filters
+become contiguous, unless the dataset can grow. With --sample-dims above 1, a chunk has
+--chunk-rows samples along the last of these dimensions, and one along those before.
 
-The copy is written to a file fastpipe-repack-….unfinished beside OUT, which takes the
-name OUT when every value that was read back from it equals the source's. What a killed
-run has left is removed by the next one with the same OUT.
+The copy is written to a file fastpipe-repack-….unfinished beside OUT. It is renamed to OUT
+when every value has been read back and equals the source's. The next run with the same OUT
+removes the unfinished file of a killed run.
 
-A volume (Zarr, N5, TIFF, NIfTI, .npy; behind a slash the name of an array within a
-file or folder) becomes a Zarr array in the folder OUT, in chunks of --chunks; so does
-one dataset of an HDF5 file, if OUT ends in .zarr. Of chunks that hold nothing but the
-fill value no files are written. What it holds in memory is no more than --memory,
-whatever the volume's size. While it grows it is in a folder fastpipe-repack-… beside
-OUT, which a killed run leaves: remove it.
+A volume (Zarr, N5, TIFF, NIfTI, .npy; after a slash, the name of an array within a file or
+folder) becomes a Zarr array in the folder OUT, in chunks of --chunks; so does one dataset
+of an HDF5 file, if OUT ends in .zarr. Chunks that contain only the fill value are not
+written. The data in memory take at most --memory, for any size of the volume. While the
+copy grows, it is in a folder fastpipe-repack-… beside OUT; remove the folder of a killed
+run.
 
 exit codes: 0 done, 2 bad input, 130 interrupted
 """
@@ -42,13 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="samples of a chunk, or 'auto' (default: auto)")  # fmt: skip
     add("--codec", default="keep", metavar="CODEC",
         help="keep, none, gzip[:LEVEL], lzf, lz4, zstd[:LEVEL] or blosc[:CODEC[:LEVEL]] (default: keep); "
-        "lz4, zstd and blosc need the package hdf5plugin; of volumes blosc-zstd, which "
-        "keep stands for, zstd or none")  # fmt: skip
+        "lz4, zstd and blosc need the package hdf5plugin; for volumes blosc-zstd (the "
+        "same as keep), zstd or none")  # fmt: skip
     add("--shuffle", action=argparse.BooleanOptionalAction, default=None,
         help="sort bytes by significance before a new codec (default: for elements of several "
         "bytes)")  # fmt: skip
     add("--dataset", action="append", default=[], metavar="PATH",
-        help="pack this dataset anew, of any size, and no other; may be given several times")  # fmt: skip
+        help="repack this dataset, of any size, and no other; may be given several times")  # fmt: skip
     add("--sample-dims", type=positive(int), default=1, metavar="N",
         help="how many first dimensions of a dataset count samples (default: 1)")  # fmt: skip
     add("--force", action="store_true", help="replace OUT if it exists")

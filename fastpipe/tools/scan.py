@@ -11,21 +11,20 @@ from fastpipe.console import Progress, positive
 from fastpipe.core.extras import load_part
 
 EPILOG = """\
-Every image that ImageFolder would find, or else that lies in the folder itself, is
-decoded, in threads, by the decoders of FastImageFolder. Corrupt is what torchvision's
-loader raises for; what is odd and is read all the same (a PNG that is a JPEG, an EXIF
-orientation, bytes behind the end) is noted. Of an HDF5 file every chunk of every
-dataset is decoded.
+Decodes every image that ImageFolder would find, or, without class folders, every image in
+the folder itself, in threads, with the decoders of FastImageFolder. An image is corrupt if
+torchvision's loader raises an error for it; oddities that are read all the same (a PNG that
+is a JPEG, an EXIF orientation, bytes after the end) are noted. In an HDF5 file, every chunk
+of every dataset is decoded.
 
---quarantine moves corrupt images to DIR, under the same relative paths; nothing is
-overwritten, and DIR/bad_samples.jsonl says where each came from. Files that cannot be
-read at all (permissions, links to nothing) stay, as the disk may be at fault. A link is
-moved as a link. What it leads to stays.
+--quarantine moves corrupt images to DIR, under the same relative paths. Nothing is
+overwritten, and DIR/bad_samples.jsonl lists where each came from. Files that cannot be read
+at all (permissions, dangling links) stay, because the disk may be at fault. A link is moved
+as a link; its target stays.
 
---fix gives images whose name says another kind than they are the ending of their kind:
-x.png becomes x.jpg. Nothing else can be repaired without loss: the end of a truncated
-JPEG is gone. Lists that have the old names must be changed, and a class whose files sort
-otherwise now has them in another order.
+--fix renames images whose extension belongs to another format: x.png becomes x.jpg. Nothing
+else can be repaired without loss: the end of a truncated JPEG is gone. Update lists that
+contain the old names; the order of a class changes if its files sort differently now.
 
 exit codes: 0 everything can be read, or was moved; 1 something remains that cannot be
 read; 2 bad input, 130 interrupted
@@ -43,13 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     add = what.add_argument
     add("--quarantine", metavar="DIR", default=None, help="move corrupt images there")
-    add("--fix", action="store_true", help="correct endings that are another kind's")
+    add("--fix", action="store_true", help="rename files whose extension belongs to another format")
     add("--restore", metavar="DIR", default=None,
         help="move everything from the quarantine DIR back, to FOLDER if that is named")  # fmt: skip
     add = parser.add_argument
     add("--json", type=Path, default=None, metavar="FILE", help="write everything there, as JSON")
     add("--threads", type=positive(int), default=None, metavar="N",
-        help="that read and decode (default: all cores; on a network more may be faster)")  # fmt: skip
+        help="threads that read and decode (default: all cores; more may help on a network)")  # fmt: skip
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:

@@ -18,13 +18,13 @@ from fastpipe.stores.stage import StageFolder
 _NAMED_AT_MOST = 10
 
 EPILOG = """\
-What is in the stage DIR is not downloaded again: stopped or killed, the same command
-goes on; and a training with FastImageFolder(URL, stage=DIR) finds it there. Credentials
-come from the environment or a credentials file, and are no options.
+Images in the stage DIR are not downloaded again: after a stop or a kill, the same command
+continues, and a training with FastImageFolder(URL, stage=DIR) uses them. Credentials come
+from the environment or a credentials file, not from options.
 
 --verify reads every staged image again and compares it with the checksum that its store
-listed, where that has one (an MD5 as ETag), else with its length; what differs is
-downloaded anew.
+listed (an MD5 as ETag) or, if there is none, with its length; images that differ are
+downloaded again.
 
 exit codes: 0 done, 1 some images could not be copied, 2 bad input, 130 interrupted
 """
@@ -38,9 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="class folders, such as s3://bucket/train; a local folder")  # fmt: skip
     what = parser.add_mutually_exclusive_group()
     add = what.add_argument
-    add("--status", action="store_true", help="say what the stage DIR holds")
-    add("--clear", action="store_true", help="remove what the stage DIR holds")
-    add("--verify", action="store_true", help="also compare what is staged with what was listed")
+    add("--status", action="store_true", help="report the content of the stage DIR")
+    add("--clear", action="store_true", help="remove the content of the stage DIR")
+    add("--verify", action="store_true", help="also compare staged images with the listing")
     add = parser.add_mutually_exclusive_group().add_argument
     add(
         "--classes",
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="these classes only",
     )
     add("--subset", type=positive(int), default=None, metavar="N",
-        help="so many classes, drawn by --seed as Subset(num, seed) draws them")  # fmt: skip
+        help="this many classes, drawn with --seed as Subset(num, seed) draws them")  # fmt: skip
     add = parser.add_argument
     add("--seed", type=int, default=0, metavar="N", help="of --subset (default: 0)")
     add("--max-bytes", type=size, default=None, metavar="SIZE",
@@ -58,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "disk)")  # fmt: skip
     add("--connections", type=positive(int), default=None, metavar="N",
         help="requests at a time (default: as many as latency and bandwidth need)")  # fmt: skip
-    add("--refresh", action="store_true", help="list the bucket anew, not as it was listed before")
-    add("--endpoint-url", default=None, metavar="URL", help="of a store that is not Amazon's")
+    add("--refresh", action="store_true", help="list the bucket again instead of using the cached listing")
+    add("--endpoint-url", default=None, metavar="URL", help="endpoint of a store that is not Amazon's")
     add("--anon", action="store_true", help="ask without credentials")
 
 

@@ -29,15 +29,14 @@ CHECKS: dict[str, Callable[[Examined], Iterator[Finding]]] = {
 _ORDER = ("decoders", "packages", "threads", "cores", "memory", "limits", "storage", "store", "cache folder")
 
 EPILOG = """\
-Looks at decoders and their speed here, at torch, torchvision, TensorFlow, DALI and CUDA
-and whether they fit together, at the cores and the memory that this process really has,
-/dev/shm, ulimits, threads and fastpipe's cache folder. Of FOLDER it says on which file
-system it is, and how fast its files are read, from memory and past it; of a URL how long
-its store takes to answer, and how many requests at a time that asks for. It only reads.
-Of FOLDER's files up to some hundred MiB are dropped from the system's memory first, as
-far as it lets go of them.
+Checks decoders and their speed; torch, torchvision, TensorFlow, DALI and CUDA, and whether
+they fit together; the cores and the memory that this process really has; /dev/shm, ulimits,
+threads and fastpipe's cache folder. For FOLDER it reports the file system, and how fast
+files are read from the page cache and from the disk; for a URL, the store's latency, and how
+many parallel requests that needs. It only reads. Up to some hundred MiB of FOLDER's files
+are dropped from the page cache first.
 
-Credentials come from the environment or a credentials file, and are no options.
+Credentials come from the environment or a credentials file, not from options.
 
 exit codes: 0 no problem (there may be warnings), 1 a problem, 2 bad input,
 130 interrupted
@@ -49,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("target", metavar="FOLDER|URL", nargs="?", default=None,
         help="your data: a folder, or a URL such as s3://bucket/train")  # fmt: skip
     add("--json", type=Path, default=None, metavar="FILE", help="write everything there, as JSON")
-    add("--endpoint-url", default=None, metavar="URL", help="of a store that is not Amazon's")
+    add("--endpoint-url", default=None, metavar="URL", help="endpoint of a store that is not Amazon's")
     add("--anon", action="store_true", help="ask without credentials")
 
 
