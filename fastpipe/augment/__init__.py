@@ -1,4 +1,4 @@
-"""Augmentation of whole batches, with parameters of its own for each sample.
+"""Augmentation of whole batches, with separate parameters for each sample.
 
 ::
 
@@ -13,18 +13,17 @@
     ])
     loader = FastLoader(dataset, batch_size=64, device="cuda", augment=views)
 
-Images are (N, C, H, W), spectrograms also (N, F, T), volumes (N, C, D, H, W) or (N, D, H, W), and motion is
-(N, T, J, C); a chain is of one of these.  Parameters are drawn first, in NumPy, and applied then:
-``op.draw(images.shape)`` and ``op.apply(images, parameters)`` are the two halves of ``op(images)``.  What a
-chain does is seen by ``preview(views, images, "views.png")``.
+Images are (N, C, H, W), spectrograms (N, F, T) or (N, C, F, T), volumes (N, C, D, H, W) or (N, D, H, W), and
+motion is (N, T, J, C).  A chain handles one of these kinds.  Parameters are first drawn in NumPy and then
+applied: ``op.draw(images.shape)`` and ``op.apply(images, parameters)`` are the two halves of ``op(images)``.
+``preview(views, images, "views.png")`` shows what a chain does.
 
-``FastLoader(dataset, augment="auto")`` makes such a chain of what follows the crop in the dataset's own
-transform.
+``FastLoader(dataset, augment="auto")`` builds such a chain from the steps that follow the crop in the
+dataset's own transform.
 
-On GPUs crops and blurs are matrix products and convolutions, which are as precise as
-``torch.set_float32_matmul_precision`` and ``torch.backends.cudnn.allow_tf32`` let them be.  Under
-``torch.compile`` a call without ``generator=`` and ``key=`` is traced as a whole; these are looked at by
-Python.
+On GPUs crops and blurs are matrix products and convolutions.  Their precision depends on
+``torch.set_float32_matmul_precision`` and ``torch.backends.cudnn.allow_tf32``.  Under ``torch.compile`` a
+call without ``generator=`` and ``key=`` is traced as a whole; Python handles calls with either of them.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ __all__ = [
     "TrivialAugmentWide", "from_torchvision", "nnunet_default", "preview",
 ]  # fmt: skip
 
-# Parameters need NumPy only, and serve TensorFlow as well; what applies them here needs torch.
+# Parameters need only NumPy, and TensorFlow uses them as well; the code here that applies them needs torch.
 _PARTS = {
     "base": ["Augmentation"],
     "colour": [

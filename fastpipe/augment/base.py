@@ -1,4 +1,4 @@
-"""What all augmentations of batches share: parameters are drawn first, and applied then."""
+"""The base of all augmentations of batches: parameters are drawn first and then applied."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from fastpipe.errors import AugmentError
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _Made = TypeVar("_Made")
-Ops = Sequence[Any]  # augmentations, of which the methods of ``Augmentation`` are called
+Ops = Sequence[Any]  # augmentations; only the methods of ``Augmentation`` are called
 Shape = tuple[int, ...]  # of a sample
-Table = npt.NDArray[Any]  # numbers or flags, a row for each sample
+Table = npt.NDArray[Any]  # numbers or flags, one row per sample
 
 
 def uploaded(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """Copy an array to a device, without waiting for it."""
-    found = torch.from_numpy(np.require(array, requirements="W"))  # torch warns of what is read-only
+    """Copy an array to a device without waiting for the copy."""
+    found = torch.from_numpy(np.require(array, requirements="W"))  # torch warns about read-only arrays
     return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found.to(device)
 
 
 def untraced(function: Callable[..., _Made], *args: Any) -> _Made:
-    """Call a function that torch.compile does not trace."""
+    """Call a function without letting torch.compile trace it."""
     # As a decorator, ``torch.compiler.disable`` would load the compiler, which takes more than a second.
     if torch.compiler.is_compiling():
         found: _Made = torch.compiler.disable(function)(*args)  # type: ignore[no-untyped-call]
@@ -45,8 +45,8 @@ def untraced(function: Callable[..., _Made], *args: Any) -> _Made:
 
 # ---- tables of a chain's numbers -------------------------------------------------------------------
 #
-# The parameters of a chain are one table, (N, columns), in which those of each operation come one after the
-# other; so are the numbers that are applied.
+# The parameters of a chain form one table, (N, columns), in which the operations' columns follow each other.
+# The applied numbers, which are computed from the parameters, form another such table.
 
 
 def shape_after(ops: Ops, shape: Shape) -> Shape:
@@ -64,7 +64,7 @@ def dtype_after(ops: Ops, dtype: torch.dtype) -> torch.dtype:
 
 
 def columns_of(ops: Ops, channels: int, of_applied: bool = False) -> Iterator[tuple[Any, slice]]:
-    """Yield each operation with its columns of parameters, or of what is applied."""
+    """Yield each operation with its columns in the table of parameters, or in that of applied numbers."""
     begin = 0
     for op in ops:
         names = op.applied_names_for(channels) if of_applied else op.names_for(channels)
@@ -73,7 +73,7 @@ def columns_of(ops: Ops, channels: int, of_applied: bool = False) -> Iterator[tu
 
 
 def for_masks(ops: Ops, channels: int) -> tuple[tuple[Any, ...], npt.NDArray[np.intp]]:
-    """Return what does the same with masks or labels, and which columns of what is applied it needs."""
+    """Return the operations that move masks or labels likewise, and the applied columns that they need."""
     twins, columns = [], [np.zeros(0, np.intp)]
     for op, own in columns_of(ops, channels, of_applied=True):
         if (twin := op.for_masks()) is not None:
@@ -83,17 +83,17 @@ def for_masks(ops: Ops, channels: int) -> tuple[tuple[Any, ...], npt.NDArray[np.
 
 
 class Layout:
-    """The columns of a chain's tables: of uniform numbers, of parameters, and of what is applied."""
+    """The columns of a chain's three tables: uniform numbers, parameters, and applied numbers."""
 
     def __init__(self, ops: Ops, channels: int) -> None:
         self.draws = self.names = self.applied = 0
-        self._parts: list[Any] = []  # an operation, and its columns of the three
-        self._gates: list[tuple[int, int, int, float]] = []  # whether operations are applied: columns, and p
+        self._parts: list[Any] = []  # an operation, and its columns in the three tables
+        self._gates: list[tuple[int, int, int, float]] = []  # of each RandomApply: its flag's columns, and p
         self._add(ops, channels)
 
     def _add(self, ops: Ops, channels: int) -> None:
         for op in ops:
-            if op._within is not None:  # a number of its own, and then those of its operations
+            if op._within is not None:  # its own number, and then those of its operations
                 self._gates.append((self.draws, self.names, self.applied, op.p))
                 self.draws, self.names, self.applied = self.draws + 1, self.names + 1, self.applied + 1
                 self._add(op._within, channels)
@@ -105,7 +105,7 @@ class Layout:
             self._parts.append((op, *map(slice, begins, (self.draws, self.names, self.applied))))
 
     def drawn(self, u: Float64Array, shape: Shape) -> Float64Array:
-        """Return parameters (N, names) for uniform numbers, of samples of this shape."""
+        """Return the parameters, (N, names), that uniform numbers give for samples of this shape."""
         found = np.empty((len(u), self.names))
         for draw, name, _, p in self._gates:
             found[:, name] = u[:, draw] < p
@@ -115,7 +115,7 @@ class Layout:
         return found
 
     def computed(self, table: Float64Array, shape: Shape) -> Float64Array:
-        """Compute what is applied for parameters of samples of this shape: (N, applied)."""
+        """Compute the applied numbers, (N, applied), from the parameters of samples of this shape."""
         found = np.empty((len(table), self.applied))
         for _, name, gate, _ in self._gates:
             found[:, gate] = table[:, name]
@@ -126,53 +126,53 @@ class Layout:
 
 
 def applied_table(ops: Ops, table: Float64Array, shape: Shape) -> Float64Array:
-    """Compute what is applied for the parameters of a chain."""
+    """Compute the applied numbers from the parameters of a chain."""
     return Layout(ops, shape[0]).computed(table, shape)
 
 
 # ---- augmentations and chains of them --------------------------------------------------------------
 
-_changes = 0  # how often an attribute of an augmentation was set anew
-_MOST_KEPT = 256  # forms of batches
-_SLOTS = 3  # batches whose memory is kept, for the next ones; what mixes needs two
+_changes = 0  # how often an attribute of an augmentation was changed
+_MOST_KEPT = 256  # cached results per chain, for example one per shape of batches
+_SLOTS = 3  # batches whose memory is kept for reuse; mixing needs two
 _Own = TypeVar("_Own", bound="Augmentation")
 
 
 class OfBatches:
-    """What is called with batches."""
+    """The methods that take a batch, shared by augmentations and ``Compose``."""
 
     _chain: Chain
 
     def __call__(
         self, images: Tensor, *others: Any, generator: torch.Generator | None = None, key: Key | None = None
     ) -> Any:
-        """Draw parameters, and apply them.
+        """Draw parameters and apply them to a batch.
 
         Args:
-            images: (N, C, H, W), uint8, float16, bfloat16 or float32, of any device; spectrograms are
+            images: (N, C, H, W), uint8, float16, bfloat16 or float32, on any device.  Spectrograms are
                 floats, also (N, F, T).  Volumes are (N, C, D, H, W) or (N, D, H, W), floats, or integers that
-                become float32 where values change; motion is (N, T, J, C), floats.
-            others: what belongs to the images.  Geometry takes along masks, boxes and keypoints, as
-                ``torchvision.tv_tensors``; of volumes all tensors of as many voxels, (N, D, H, W) or
-                (N, K, D, H, W), which are labels: of the nearest voxel, whatever their dtype.  Anything else,
-                such as numbers of classes, is handed through.
-            generator: of the CPU; gives one number to a batch.  Default: torch's global generator.
-            key: where the samples stand in an epoch, in the place of a generator.
+                become float32 if values change.  Motion is (N, T, J, C), floats.
+            others: annotations of the images.  Geometry also moves masks, boxes and keypoints that are
+                ``torchvision.tv_tensors``.  For volumes every tensor with the same voxels, (N, D, H, W) or
+                (N, K, D, H, W), is a label map of any dtype, resampled by the nearest voxel.  All else, such
+                as class numbers, is returned unchanged.
+            generator: a CPU generator, which gives one number per batch.  Default: torch's global one.
+            key: the samples' places in an epoch, used instead of a generator.
 
         Returns:
-            The new images; where there are ``others``, a tuple of them and the others.
+            The new images; with ``others``, a tuple of the new images and the others.
 
         Raises:
-            AugmentError: images of another kind, or an empty batch.
+            AugmentError: the images are of another kind, or the batch is empty.
         """
         return self._chain(images, others, generator, key)
 
     def apply(
         self, images: Tensor, parameters: Parameters | Sequence[Parameters], lengths: Tensor | None = None
     ) -> Any:
-        """Return images changed by parameters that were drawn before; errors as of a call.
+        """Apply parameters that were drawn before; raise the same errors as a call.
 
-        With the ``lengths`` of motion a tuple of it and its new lengths.
+        Return the new images.  With the ``lengths`` of motion, return a tuple of motion and its new lengths.
         """
         given = [parameters] if isinstance(parameters, Parameters) else parameters
         return self._chain.apply(images, given, lengths)
@@ -180,38 +180,38 @@ class OfBatches:
     def reference(
         self, images: Tensor, parameters: Parameters | Sequence[Parameters], lengths: Tensor | None = None
     ) -> Any:
-        """Return what torchvision's functions make of the images, one by one, with the same parameters.
+        """Compute the result with torchvision's functions, one image at a time, for the same parameters.
 
-        Of volumes and motion, what NumPy and SciPy make of them.  It is slow, and there to compare with; it
-        has the shape and the dtype of what ``apply`` gives.
+        Volumes and motion are computed with NumPy and SciPy.  This is slow and serves for comparison; the
+        result has the shape and the dtype of that of ``apply``.
         """
         given = [parameters] if isinstance(parameters, Parameters) else parameters
         return self._chain.reference(images, given, lengths)
 
     def margin(self, size: Sequence[int]) -> tuple[int, ...]:
-        """Return how many voxels more volumes should have, on each side, for a result of a size (D, H, W), so
-        that little of it is from beyond: ``margin=`` of a ``FastPatchDataset``.
+        """Return the ``margin=`` of a ``FastPatchDataset``: extra voxels on each side, (D, H, W), with which
+        little of a result of this size comes from outside the volume.
 
-        It is enough for rotation about one axis by any of the angles, for shifts, and, as in nnU-Net, for
-        what is scaled by up to 1 / 0.85; several at once may need more.
+        It suffices for rotation about one axis by any of the angles, for shifts and, as in nnU-Net, for
+        scaling by up to 1 / 0.85.  Several of these at once may need more.
 
         Raises:
-            AugmentError: an augmentation moves voxels and does not say what ``size=`` it cuts.
+            AugmentError: an augmentation moves voxels and has no ``size=``.
         """
         return self._chain.margin(size)
 
 
 class Augmentation(OfBatches):
-    """An augmentation of a batch, in which each sample has parameters of its own: what all kinds have.
+    """The base class of augmentations of a batch, in which each sample has its own parameters.
 
-    Images are changed by a ``BatchTransform``; volumes and motion have classes of their own.
+    ``BatchTransform`` is the base class for images; volumes and motion have their own.
 
     Attributes:
-        draws: uniform numbers that a sample needs; default: as many as ``names`` are.
-        names: of its parameters.
-        applied_names: of what is applied, where that is computed from the parameters first.
-        kind: what it is for: ``"images"``, which spectrograms are as well, ``"volumes"`` or ``"motion"``.
-        ranks: 4 for images (N, C, H, W), and 3 as well for spectrograms (N, F, T); 5 and 4 for volumes.
+        draws: how many uniform numbers a sample needs.  Default: one for each of ``names``.
+        names: the names of a sample's parameters.
+        applied_names: the names of the applied numbers, if they are computed from the parameters.
+        kind: ``"images"`` (also for spectrograms), ``"volumes"`` or ``"motion"``.
+        ranks: 4 for images (N, C, H, W); also 3 for spectrograms (N, F, T); 5 and 4 for volumes.
         mixes: whether samples depend on each other.
     """
 
@@ -221,22 +221,22 @@ class Augmentation(OfBatches):
     kind: str
     ranks: tuple[int, ...] = (4,)
     mixes: bool = False
-    chain_type: type[Chain]  # what calls it, alone or in a Compose
+    chain_type: type[Chain]  # runs it, alone or in a Compose
 
-    _has_draws: ClassVar[bool] = False  # by a number of its own, not by its names
-    _within: Sequence[Any] | None = None  # operations that it applies to some samples, by a number of its own
-    native_step: str | None = None  # the native core's name for it, where that takes no more than columns
+    _has_draws: ClassVar[bool] = False  # set as ``draws``, not by the number of names
+    _within: Sequence[Any] | None = None  # operations that it applies to some samples, by its own number
+    native_step: str | None = None  # the native core's name for it, if its step takes only columns
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         own = cls.__dict__
         if "draws" in own:
-            cls._has_draws = True  # which those that inherit from it have, too
+            cls._has_draws = True  # which subclasses inherit
         elif isinstance(own.get("names"), Sequence) and not cls._has_draws:
             cls.draws = len(cls.names)
 
     def __new__(cls: type[_Own], *args: Any, **options: Any) -> _Own:
-        # Here, where the compiler does not look.
+        # Done here because the compiler does not trace it.
         made = super().__new__(cls)
         made._chain = cls.chain_type([made], cls.__name__)
         return made
@@ -244,7 +244,7 @@ class Augmentation(OfBatches):
     def draw(
         self, shape: Sequence[int], *, generator: torch.Generator | None = None, key: Key | None = None
     ) -> Parameters:
-        """Return parameters for a batch of this shape; further arguments as of a call."""
+        """Draw parameters for a batch of this shape; other arguments are those of a call."""
         return self._chain.draw(shape, generator, key)[0]
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -259,7 +259,7 @@ class Augmentation(OfBatches):
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_chain"}
 
-    # ``RandomApply``, and what changes channels each in its own way, have more for more channels.
+    # ``RandomApply``, and augmentations that change each channel separately, need more for more channels.
 
     def draws_for(self, channels: int) -> int:
         """Return how many uniform numbers a sample needs."""
@@ -270,15 +270,15 @@ class Augmentation(OfBatches):
         return self.names
 
     def applied_names_for(self, channels: int = 1) -> tuple[str, ...]:
-        """Return the names of what is applied: ``applied_names``, or the parameters' own."""
+        """Return the names of the applied numbers: ``applied_names``, or by default ``names``."""
         return self.names_for(channels) if self.applied_names is None else self.applied_names
 
     def table(self, u: Float64Array, shape: Shape) -> Table:
-        """Return parameters for uniform numbers.  Default: these numbers.
+        """Turn uniform numbers into parameters.  Default: return the numbers unchanged.
 
         Args:
-            u: (N, draws), in [0, 1).
-            shape: of a sample, (C, H, W).
+            u: (N, draws), float64, in [0, 1).
+            shape: the shape of a sample, (C, H, W).
 
         Returns:
             (N, len(names)), numbers or flags.
@@ -286,46 +286,46 @@ class Augmentation(OfBatches):
         return u
 
     def applied(self, table: Float64Array, shape: Shape) -> Float64Array:
-        """Return what is applied for parameters of samples of this shape: (N, len(applied_names))."""
+        """Compute the applied numbers, (N, len(applied_names)), from parameters of samples of this shape."""
         return table
 
     def steps(self, column: int, shape: Shape) -> Sequence[Step] | None:
-        """Return the native core's steps for a sample of this shape; None, if there are none.
+        """Return the native core's steps for a sample of this shape, or None if it has none.
 
         Args:
-            column: where its numbers begin in what is applied for a chain.
-            shape: of a sample, (C, H, W).
+            column: the first of its columns in the chain's table of applied numbers.
+            shape: the shape of a sample, (C, H, W).
         """
         return None if self.native_step is None else [Step(self.native_step, column)]
 
     def shape_after(self, shape: Shape) -> Shape:
-        """Return the shape of a sample afterwards."""
+        """Return the shape that a sample of this shape has afterwards."""
         return shape
 
     def size_before(self, size: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the size of volumes, (D, H, W), for a result of this size in which nothing is missing."""
+        """Return the size of volumes, (D, H, W), that fill a result of this size completely."""
         return size
 
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the dtype of images afterwards.
+        """Return the dtype that images of this dtype have afterwards.
 
         Raises:
-            AugmentError: images of this dtype cannot be changed so.
+            AugmentError: it does not take images of this dtype.
         """
         return dtype
 
     def for_masks(self) -> Augmentation | None:
-        """Return what does the same with masks; None if masks stay as they are."""
+        """Return the augmentation that moves masks likewise, or None if masks stay as they are."""
         return None
 
     def check(self, shape: Sequence[int]) -> None:
-        """Raise an ``AugmentError`` for a batch of this shape that it cannot take."""
+        """Raise an ``AugmentError`` if it cannot take a batch of this shape."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.extra_repr()})"
 
     def extra_repr(self) -> str:
-        """Return the arguments, for ``repr``: those that are attributes of the same name."""
+        """Return the arguments for ``repr``: those that are attributes of the same name."""
         kinds = [kind for kind in type(self).__mro__ if "__init__" in kind.__dict__]
         signatures = [inspect.signature(kind.__dict__["__init__"]) for kind in kinds]
         names = {name: None for one in signatures for name in one.parameters}
@@ -333,18 +333,18 @@ class Augmentation(OfBatches):
 
 
 class Chain(ABC):
-    """Augmentations one after the other, as a call runs them.  Each kind has a class of its own.
+    """A sequence of augmentations that a call runs in order.  Each kind has its own subclass.
 
     Args:
         ops: the augmentations.
-        name: who is called, for messages.
-        steps: what is done in their place, with the same parameters in the same order; default: they are.
-        lengths_at: which part of a batch of motion has its lengths; None for none.
+        name: the caller's name, for messages.
+        steps: operations that replace them, with the same parameters in the same order.  Default: ``ops``.
+        lengths_at: index of the part of a motion batch that holds the lengths; None for none.
 
     Attributes:
-        one: what a sample is called, in messages.
-        shapes: of batches, the whole one last.
-        changes: the reference; default: torchvision's functions.
+        one: what messages call a sample.
+        shapes: the accepted shapes of batches, the full one last.
+        changes: the reference implementation.  Default: torchvision's functions.
     """
 
     one: ClassVar[str]
@@ -373,7 +373,7 @@ class Chain(ABC):
     def __call__(
         self, samples: Any, others: Sequence[Any], generator: torch.Generator | None, key: Key | None
     ) -> Any:
-        """Draw parameters and apply them: see ``Augmentation.__call__``."""
+        """Draw parameters and apply them; see ``OfBatches.__call__``."""
         batch = self.checked(samples)
         if torch.compiler.is_compiling() and generator is None and key is None:
             table: Tensor = torch.ops.fastpipe.drawn(self.number, batch.shape)
@@ -382,12 +382,12 @@ class Chain(ABC):
         return self.given(samples, batch, table, others)
 
     def given(self, samples: Tensor, batch: Tensor, table: Tensor, others: Sequence[Any]) -> Any:
-        """Apply parameters to a batch and to what belongs to it."""
+        """Apply parameters to a batch and to its annotations."""
         changed = shaped_as(samples, self.changed(batch, table))
         return (changed, *self.followed(table, batch.shape, others)) if others else changed
 
     def changed(self, samples: Tensor, table: Tensor) -> Tensor:
-        """Change a batch by parameters (N, columns); torch.compile does not trace kernels."""
+        """Change a batch by parameters, (N, columns); torch.compile does not trace the kernels."""
         if torch.compiler.is_compiling():
             found: Tensor = torch.ops.fastpipe.augmented(samples, table, self.number)
             return found
@@ -398,7 +398,7 @@ class Chain(ABC):
         """Change a batch by parameters (N, columns), on any device."""
 
     def followed(self, table: Tensor, shape: Sequence[int], others: Sequence[Any]) -> Sequence[Any]:
-        """Change what belongs to samples (N, …) as they are changed."""
+        """Change the annotations of samples (N, …) as the samples are changed."""
         return others
 
     # ---- parameters ----------------------------------------------------------------------------
@@ -409,7 +409,7 @@ class Chain(ABC):
         return layout.drawn(uniform_rows(shape[0], layout.draws, generator, key), tuple(shape[1:]))
 
     def applied(self, table: Tensor, shape: Sequence[int]) -> Float64Array:
-        """Compute what is applied for parameters of samples (N, …)."""
+        """Compute the applied numbers from parameters of samples (N, …)."""
         return self.layout(self.steps, shape[1]).computed(table.numpy(), tuple(shape[1:]))
 
     def layout(self, ops: Sequence[Augmentation], channels: int) -> Layout:
@@ -418,7 +418,7 @@ class Chain(ABC):
         return self.kept((ops is self.steps, channels), lambda: Layout(ops, channels))
 
     def kept(self, key: Any, make: Callable[[], _Made]) -> _Made:
-        """Return what ``make`` returned for this key; make it anew once an operation has changed."""
+        """Return the cached result of ``make`` for this key; make it again after an operation has changed."""
         if self._changes != _changes or len(self._kept) > _MOST_KEPT:
             self._kept, self._changes = {}, _changes
         if key not in self._kept:
@@ -427,7 +427,7 @@ class Chain(ABC):
         return made
 
     def form_after(self, shape: Sequence[int], dtype: torch.dtype) -> tuple[tuple[int, ...], torch.dtype]:
-        """Return shape and dtype of a batch, (N, C, H, W), afterwards."""
+        """Return the shape and dtype that a batch, (N, C, H, W), has afterwards."""
         return (shape[0], *shape_after(self.steps, tuple(shape[1:]))), dtype_after(self.steps, dtype)
 
     def margin(self, size: Sequence[int]) -> tuple[int, ...]:
@@ -440,19 +440,19 @@ class Chain(ABC):
     def draw(
         self, shape: Sequence[int], generator: torch.Generator | None, key: Key | None
     ) -> list[Parameters]:
-        """Return parameters of each operation."""
+        """Draw the parameters of each operation."""
         whole = self._check_shape(shape)
         table = self.table(whole, generator, key)
         own = columns_of(self.ops, whole[1])
         return [Parameters.of_table(op.names_for(whole[1]), table[:, columns]) for op, columns in own]
 
     def apply(self, samples: Any, parameters: Sequence[Parameters], lengths: Any = None) -> Any:
-        """Change samples by parameters of each operation; return motion with new lengths if it had any."""
+        """Apply each operation's parameters; motion that has lengths is returned with its new lengths."""
         batch, table = self.checked_with(samples, parameters)
         return shaped_as(samples, self.changed(batch, table))
 
     def reference(self, samples: Any, parameters: Sequence[Parameters], lengths: Any = None) -> Any:
-        """Change samples as ``apply``, by the reference."""
+        """Change samples as ``apply`` does, with the reference implementation."""
         batch, _ = self.checked_with(samples, parameters)
         found = chain_reference(self.ops, batch.cpu(), parameters, self.changes)
         return shaped_as(samples, found.to(batch.device))
@@ -460,7 +460,7 @@ class Chain(ABC):
     # ---- checks --------------------------------------------------------------------------------
 
     def checked_with(self, samples: Any, parameters: Sequence[Parameters]) -> tuple[Tensor, Tensor]:
-        """Return a batch of what was given, and its parameters, (N, columns); or raise an error."""
+        """Return the given samples as a batch with its parameters, (N, columns), or raise an error."""
         batch = self.checked(samples)
         if len(parameters) != len(self.ops):
             raise AugmentError(
@@ -476,7 +476,7 @@ class Chain(ABC):
         return batch, torch.from_numpy(np.concatenate(tables, axis=1))
 
     def checked(self, samples: Any) -> Tensor:
-        """Return what was given as a batch in its whole shape, (N, C, H, W), or raise an error."""
+        """Return the given samples as a batch in its full shape, (N, C, H, W), or raise an error."""
         if not isinstance(samples, Tensor):
             raise AugmentError(f"{self.name} takes a tensor {self.shapes[-1]}, got {type(samples).__name__}")
         if torch.compiler.is_compiling():
@@ -487,7 +487,7 @@ class Chain(ABC):
         return samples.unsqueeze(1) if samples.ndim < len(whole) else samples
 
     def _check_form(self, shape: Sequence[int], dtype: torch.dtype) -> Shape:
-        """Return the whole shape of a batch of this one, or raise an error."""
+        """Return the full shape of a batch of this shape, or raise an error."""
         whole = self._check_shape(shape)
         if dtype not in self.dtypes:
             told = [str(dtype).removeprefix("torch.") for dtype in self.dtypes]
@@ -496,7 +496,7 @@ class Chain(ABC):
         return whole
 
     def wanted(self) -> Sequence[str]:
-        """Return the shapes of batches that it takes, the whole one last."""
+        """Return the accepted shapes of batches, the full one last."""
         return self.shapes
 
     def _check_shape(self, shape: Sequence[int]) -> Shape:
@@ -518,7 +518,7 @@ class Chain(ABC):
         return whole
 
     def check_gradient(self, samples: Tensor) -> None:
-        """Raise an error where a gradient is wanted of what is not differentiated."""
+        """Raise an error if a gradient is required: augmentations are not differentiable here."""
         if samples.requires_grad and torch.is_grad_enabled():
             what = self.ops[0].kind
             raise AugmentError(
@@ -527,13 +527,13 @@ class Chain(ABC):
 
 
 def shaped_as(samples: Tensor, changed: Tensor) -> Tensor:
-    """Return a batch without the axis of channels where that was not given."""
+    """Return a batch without the channel axis if the given batch had none."""
     return changed.squeeze(1) if samples.ndim < changed.ndim else changed
 
 
 # ---- for torch.compile ---------------------------------------------------------------------------
 #
-# Drawing and the processor's kernels are opaque to the compiler: operations of torch's, which know a chain
+# Drawing and the CPU kernels are opaque to the compiler: they are custom torch operations that find a chain
 # by its number.
 
 _chains: weakref.WeakValueDictionary[int, Chain] = weakref.WeakValueDictionary()
@@ -551,7 +551,7 @@ def _like_drawn(number: int, shape: list[int]) -> Tensor:
 
 def _applied(table: Tensor, number: int, shape: list[int], is_pinned: bool) -> Tensor:
     found = _chains[number].applied(table, (len(table), *shape)).astype(np.float32)
-    # Nobody waits for pinned memory's way to the device.
+    # Pinned memory is copied to the device without a wait.
     return torch.from_numpy(found).pin_memory() if is_pinned else torch.from_numpy(found)
 
 
@@ -570,7 +570,7 @@ def _like_augmented(samples: Tensor, table: Tensor, number: int) -> Tensor:
 
 
 _ANY = "CompositeExplicitAutograd"
-_SEEDED = torch.Tag.nondeterministic_seeded  # two draws are not one
+_SEEDED = torch.Tag.nondeterministic_seeded  # two draws must not be merged
 for _signature, _backend, _function, _traced, _tags in (
     ("drawn(int number, SymInt[] shape)", _ANY, _drawn, _like_drawn, _SEEDED),
     (

@@ -1,4 +1,4 @@
-"""Augmentations of images and spectrograms: their base class, how chains of them run, and what goes along."""
+"""Augmentations of images and spectrograms: their base class, how chains run, and annotations."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from fastpipe.core.slots import SlotPool
 from fastpipe.core.types import Key
 from fastpipe.errors import AugmentError
 
-# What is applied, where the images are: name → float32 tensor (N,).
+# The applied numbers, on the images' device: name → float32 tensor (N,).
 Columns = Mapping[str, Tensor]
 Size = tuple[int, int]  # height and width
 _ELEMENTS = {
@@ -45,14 +45,14 @@ _ELEMENTS = {
 
 
 class Moves(NamedTuple):
-    """Where pixels go."""
+    """The places to which an operation moves pixels."""
 
     matrices: Float64Array  # (N, 6): see the module ``matrices``
-    clips: npt.NDArray[np.bool_]  # (N,), whether boxes are cut off at the image's borders
+    clips: npt.NDArray[np.bool_]  # (N,), whether boxes are clipped at the image's borders
 
 
 class ImageChain(Chain):
-    """Augmentations of images."""
+    """A chain of augmentations of images."""
 
     one = "image"
     shapes = ("(N, C, H, W)",)
@@ -91,14 +91,14 @@ class ImageChain(Chain):
     def native_batch(
         self, shape: Sequence[int], key: Key, out: Tensor, places: npt.NDArray[np.int64] | None = None
     ) -> Any:
-        """Return a ``native.AugmentBatch`` that changes images of bytes, given one by one, in any thread.
+        """Return a ``native.AugmentBatch`` that changes uint8 images one at a time, in any thread.
 
-        Each becomes what it would be in the whole batch, (N, C, H, W), and goes to ``out``, (M, …), at its
-        number or its place.
+        Each result is the same as in the whole batch, (N, C, H, W).  It is written to ``out``, (M, …), at the
+        image's number or its place.
         """
         rows = self.applied(torch.from_numpy(self.table(shape, None, key)), shape)
         (part,) = _parts(self.steps, tuple(shape[1:]), torch.uint8)
-        assert part.plan is not None  # there are only augmentations of fastpipe's, and none mixes
+        assert part.plan is not None  # only fastpipe's own augmentations, and none mixes
         elements = _ELEMENTS[torch.uint8], _ELEMENTS[out.dtype]
         return native.augment_batch(
             part.plan, rows, None, elements[0], _array(out), elements[1], shape[1:], places
@@ -108,12 +108,12 @@ class ImageChain(Chain):
 
 
 class BatchTransform(Augmentation, ABC):
-    """An augmentation of images; of spectrograms, where ``ranks`` says so.
+    """The base class of augmentations of images, and of spectrograms if ``ranks`` contains 3.
 
-    A class of your own needs ``on_tensors``, and ``table`` where it draws numbers.
+    A subclass must define ``on_tensors``, and ``table`` if it draws random numbers.
 
     Attributes:
-        channels: numbers of channels that it takes; empty for any.
+        channels: the accepted numbers of channels; empty for any.
     """
 
     kind = "images"
@@ -122,43 +122,43 @@ class BatchTransform(Augmentation, ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        # Steps are those of the operation that it was; what a script has instead is done here, too.
+        # Inherited native steps are the parent's: drop them if only ``on_tensors`` is redefined.
         if "on_tensors" in cls.__dict__ and not {"native_step", "steps"} & set(cls.__dict__):
             cls.native_step, cls.steps = None, Augmentation.steps  # type: ignore[method-assign]
 
     @abstractmethod
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
-        """Change images by operations of torch's on the whole batch.
+        """Change the whole batch by torch operations, and return it.
 
         Args:
             images: (N, C, H, W), float32.
-            columns: what is applied, on the same device.
-            of_bytes: whether they are whole numbers of 0 … 255, and have to be afterwards.
+            columns: the applied numbers, name → float32 (N,), on the same device.
+            of_bytes: whether values are whole numbers from 0 to 255, and the result's must be.
         """
 
     def columns(self, applied: Tensor) -> Columns:
-        """Return what is applied, float32 (N, len(applied_names)), as ``on_tensors`` takes it."""
+        """Return the applied numbers, float32 (N, len(applied_names)), as ``on_tensors`` takes them."""
         return dict(zip(self.applied_names_for(1), applied.unbind(1), strict=True))
 
     def moves(self, table: Float64Array, shape: Shape, of_points: bool) -> Moves | None:
-        """Return where pixels go, for boxes and keypoints; None if they stay.
+        """Return how boxes and keypoints move, or None if they stay.
 
         Args:
-            table: parameters.
-            shape: of an image, (C, H, W).
-            of_points: whether it is for keypoints, which torchvision mirrors as indices of pixels.
+            table: the parameters, (N, len(names)).
+            shape: the shape of an image, (C, H, W).
+            of_points: whether this is for keypoints, which torchvision mirrors as indices of pixels.
         """
         return None
 
     def check_labels(self, labels: Any, count: int) -> None:  # not all mix
-        """Raise an ``AugmentError`` for labels, or None, of ``count`` images that it cannot mix."""
+        """Raise an ``AugmentError`` if it cannot mix these labels, or None, of ``count`` images."""
 
     def mixed_labels(self, labels: Tensor, columns: Columns) -> Tensor:
-        """Mix labels as the images are mixed; called if it ``mixes``.
+        """Mix labels as the images are mixed; called only if ``mixes`` is true.
 
         Args:
-            labels: (N,), numbers of classes, or (N, classes), probabilities.
-            columns: what is applied, on their device.
+            labels: class numbers, (N,), or probabilities, (N, classes).
+            columns: the applied numbers, on the labels' device.
 
         Returns:
             (N, classes), floats.
@@ -176,17 +176,17 @@ class BatchTransform(Augmentation, ABC):
 
 
 def chosen(which: Tensor, changed: Tensor, images: Tensor) -> Tensor:
-    """Return changed images where ``which``, (N,), is not 0, and the others as they were."""
+    """Return the changed images for which ``which``, (N,), is not 0, and the other images as they were."""
     return torch.where(which.bool().view(-1, 1, 1, 1), changed, images)
 
 
 def per_channel(images: Tensor, numbers: Iterable[float]) -> Tensor:
-    """Return numbers as (1, K, 1, 1), where the images are; an upload would wait for the device."""
+    """Return numbers as (1, K, 1, 1) on the images' device; an upload would wait for the device."""
     return torch.cat([images.new_full((1, 1, 1, 1), number) for number in numbers], dim=1)
 
 
 def moves_of(ops: Ops, table: Float64Array, shape: Shape, of_points: bool) -> Moves:
-    """Return where pixels go by operations one after the other."""
+    """Return where pixels go by all operations in order."""
     matrices, clips = identity(len(table)), np.zeros(len(table), np.bool_)
     for op, own in columns_of(ops, shape[0]):
         part = op.moves(table[:, own], shape, of_points)
@@ -200,12 +200,12 @@ def moves_of(ops: Ops, table: Float64Array, shape: Shape, of_points: bool) -> Mo
 
 
 def on_device(ops: Ops, images: Tensor, applied: Tensor) -> Tensor:
-    """Change images by torch's operations, on whichever device they are; torch.compile traces this.
+    """Change images by torch operations on their own device; torch.compile traces this.
 
     ``applied`` is float32, on the same device.
     """
     dtype = images.dtype
-    # Mixed precision is for the model: half a digit less of weights and coordinates would show.
+    # Mixed precision is for the model: weights and coordinates of lower precision would be visible.
     with torch.autocast(images.device.type, enabled=False):
         values = images.float()
         for op, own in columns_of(ops, 1, of_applied=True):
@@ -220,17 +220,17 @@ def _layout(images: Tensor) -> torch.memory_format:
 
 
 class _Part(NamedTuple):
-    """Operations that are done together: by the kernels, or one of a script's own."""
+    """Operations that run together: a run of kernels, or one operation defined by a script."""
 
-    op: Any  # None if kernels do it
+    op: Any  # None if kernels run it
     plan: Any  # a ``native.AugmentPlan``; None for ``op``
     end: int  # of its columns
     shape: Shape  # of images afterwards
-    dtype: torch.dtype  # of images afterwards, if they are bytes or this part is the last; else float32
+    dtype: torch.dtype  # of images afterwards, if bytes or if this part is the last; else float32
 
 
 def _parts(ops: Ops, shape: Shape, dtype: torch.dtype) -> Iterator[_Part]:
-    """Yield a chain in as few parts as can be: what mixes images begins one."""
+    """Yield a chain in as few parts as possible; an operation that mixes images begins a new part."""
     steps: list[Step] = []
     begin = end = 0
     is_first = True
@@ -254,10 +254,10 @@ def _parts(ops: Ops, shape: Shape, dtype: torch.dtype) -> Iterator[_Part]:
 def on_processor(ops: Ops, images: Tensor, applied: Float64Array, memory: SlotPool) -> Tensor:
     """Change images by the native core: each goes through the whole chain while it is in cache.
 
-    New images are in ``memory``: fresh memory costs more time than most augmentations.
+    New images reuse ``memory``: allocating fresh memory takes longer than most augmentations.
     """
     is_last, begin = _layout(images) is torch.channels_last, 0
-    # Kernels write to tensors that are made here: they are in neither mode of the caller's.
+    # Kernels write to tensors that are made here, outside the caller's gradient and inference modes.
     with torch.inference_mode(False), torch.no_grad():
         images = images.detach()
         parts = list(_parts(ops, tuple(images.shape[1:]), images.dtype))
@@ -279,7 +279,7 @@ def on_processor(ops: Ops, images: Tensor, applied: Float64Array, memory: SlotPo
 
 
 def _array(images: Tensor) -> npt.NDArray[Any]:
-    """Return a tensor's memory, halves as int16: NumPy has no bfloat16."""
+    """Return a tensor's memory as an array, 16-bit floats as int16: NumPy has no bfloat16."""
     halves = images.dtype in (torch.float16, torch.bfloat16)
     found: npt.NDArray[Any] = (images.view(torch.int16) if halves else images).numpy()
     return found
@@ -300,12 +300,12 @@ class RandomApply(BatchTransform):
     """Apply augmentations to some images, volumes or sequences.
 
     Args:
-        ops: one or several, which keep the size and the dtype.
-        p: the part of the images.
+        ops: one augmentation or several, which must keep the size and the dtype.
+        p: the probability that a sample is changed, from 0 to 1.
     """
 
-    # It is of the kind of its operations, and has what runs each: ``steps`` on the processor, elsewhere
-    # ``on_tensors`` of images, ``on_canvas`` of volumes and ``onto`` of motion.
+    # It has the kind of its operations, and the methods that run them: ``steps`` on the CPU; elsewhere
+    # ``on_tensors`` for images, ``on_canvas`` for volumes and ``onto`` for motion.
 
     def __init__(self, ops: Augmentation | Sequence[Augmentation], p: float = 0.5) -> None:
         self.ops = checked_ops([ops] if isinstance(ops, Augmentation) else ops, "RandomApply")
@@ -396,7 +396,7 @@ class RandomApply(BatchTransform):
             op.onto(sequences, np.where(rows[:, :1] > 0, rows[:, 1:][:, own], op.neutral()))
 
     def neutral(self) -> Float64Array:
-        """Return what is applied to sequences to leave them as they are."""
+        """Return the applied numbers that leave sequences as they are."""
         return np.zeros(len(self.applied_names_for(1)))
 
     def extra_repr(self) -> str:
@@ -408,7 +408,7 @@ def _nested(names: Sequence[Sequence[str]]) -> list[str]:
 
 
 class _Untouched(BatchTransform):
-    """Leaves images as they are, and stands for an operation that others of its table come after."""
+    """A placeholder that leaves images as they are and keeps an operation's columns in the table."""
 
     def __init__(self, op: Augmentation) -> None:
         self._op, self.names, self.kind = op, op.applied_names_for(1), op.kind
@@ -427,7 +427,7 @@ class _Untouched(BatchTransform):
 
 
 def checked_ops(ops: Sequence[Augmentation], name: str) -> tuple[Any, ...]:
-    """Return augmentations, or raise an error if they are something else, or of several kinds."""
+    """Return the augmentations, or raise an error if one is not an augmentation or if the kinds differ."""
     for op in ops:
         if not isinstance(op, Augmentation):
             raise AugmentError(
@@ -440,7 +440,7 @@ def checked_ops(ops: Sequence[Augmentation], name: str) -> tuple[Any, ...]:
 
 
 def kind_of(ops: Sequence[Augmentation]) -> Any:
-    """Return something that is of the kind of augmentations that were checked: images' if there are none."""
+    """Return one of the checked augmentations, to read their kind; ``BatchTransform`` if there are none."""
     return ops[0] if ops else BatchTransform
 
 
@@ -448,9 +448,9 @@ def kind_of(ops: Sequence[Augmentation]) -> Any:
 
 
 def follow(ops: Ops, table: Tensor, shape: Sequence[int], others: Sequence[Any]) -> Sequence[Any]:
-    """Change masks, boxes and keypoints as images (N, C, H, W) were changed, as torchvision does.
+    """Move masks, boxes and keypoints as images (N, C, H, W) were moved, as torchvision does.
 
-    All else is handed through.  They may be in dictionaries, and in lists of one item for each image.
+    They may be in dictionaries, and in lists with one item per image.  All else is returned unchanged.
     """
     kinds = sys.modules.get("torchvision.tv_tensors")  # without it there are none
     if kinds is None or not any(_has_any(other, kinds.TVTensor) for other in others):
@@ -470,14 +470,14 @@ def _has_any(thing: Any, kind: type) -> bool:
 
 
 class _Follower:
-    """Changes what belongs to the images of one batch."""
+    """The annotations of one batch, moved as its images are."""
 
     def __init__(self, ops: Ops, table: Float64Array, shape: Sequence[int], kinds: Any) -> None:
         self.ops, self.table, self.kinds = ops, table, kinds
         self.count, self.shape, self.size = shape[0], tuple(shape[1:]), (shape[2], shape[3])
 
     def changed(self, thing: Any, at: int | None = None) -> Any:
-        """Change what belongs to all images, in the order of these, or to the one of a number."""
+        """Move the annotations of all images, in their order, or only those of the image at ``at``."""
         if isinstance(thing, dict):
             return {name: self.changed(value, at) for name, value in thing.items()}
         if isinstance(thing, (list, tuple)):
@@ -502,7 +502,7 @@ class _Follower:
         return self._moved(thing, values, slice(None))
 
     def _moved(self, thing: Any, values: Tensor, rows: slice, is_one: bool = False) -> Any:
-        """Change a ``TVTensor`` as some images were; ``values`` is a batch of it."""
+        """Move a ``TVTensor`` as the images in ``rows`` were moved; ``values`` are its values as a batch."""
         is_mask, further = isinstance(thing, self.kinds.Mask), {}
         size = tuple(thing.shape[-2:] if is_mask else thing.canvas_size)
         if size != self.size:
@@ -520,13 +520,13 @@ class _Follower:
 
     @cached_property
     def _mask_chain(self) -> tuple[Ops, Float64Array]:
-        """The chain for masks, and what is applied."""
+        """The chain for masks, and its applied numbers."""
         twins, columns = for_masks(self.ops, self.shape[0])
         return twins, applied_table(self.ops, self.table, self.shape)[:, columns]
 
     def _of_masks(self, masks: Tensor, rows: slice) -> Tensor:
         chain, applied = self._mask_chain
-        # Numbers of classes and of objects are exact as floats, up to 2**24.
+        # As floats, class and object numbers are exact up to 2**24.
         planes = masks.reshape(len(masks), -1, *self.size).float()
         if planes.device.type == "cpu":
             found = on_processor(chain, planes, applied[rows], SlotPool(0))
@@ -562,7 +562,7 @@ class _Follower:
         return boxes
 
     def _moves(self, of_points: bool) -> Iterator[tuple[Any, Shape]]:
-        """Yield the ``Moves`` of each operation of geometry, and the size of images afterwards."""
+        """Yield the ``Moves`` of each geometric operation, and the images' size after it."""
         shape = self.shape
         for op, own in columns_of(self.ops, shape[0]):
             moves, shape = op.moves(self.table[:, own], shape, of_points), op.shape_after(shape)

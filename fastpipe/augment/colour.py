@@ -1,4 +1,4 @@
-"""Colours, blurs and erased boxes: torchvision's v2 transforms, with parameters of its own for each image."""
+"""Colours, blurs and erased boxes: torchvision's v2 transforms, with separate parameters for each image."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from fastpipe.errors import AugmentError
 _KINDS = ("brightness", "contrast", "saturation", "hue")
 _PLACES = ("first", "second", "third", "fourth")
 _GREY = (0.2989, 0.587, 0.114)
-# torchvision makes bytes of floats by this: 1.0 becomes 255, and all bytes are equally wide.
+# torchvision's factor from floats to bytes: 1.0 becomes 255, and each byte covers an equal range.
 _TO_BYTE = 255.999
 
 
 class ColorJitter(BatchTransform):
-    """Change brightness, contrast, saturation and hue of each image, in an order of its own.
+    """Change brightness, contrast, saturation and hue of each image, in an order drawn for that image.
 
     Args:
-        brightness, contrast, saturation: factors are drawn from [max(0, 1 - value), 1 + value], or from the
-            two numbers given.
-        hue: parts of a turn are drawn from [-value, value], or from the two numbers given; at most 0.5.
+        brightness, contrast, saturation: factors are drawn from [max(0, 1 - value), 1 + value], or between
+            the two numbers given.  Default: 0, no change.
+        hue: fractions of a full turn are drawn from [-value, value], or between two numbers; at most 0.5.
 
-    Images have 3 channels or 1; floats are in [0, 1].  Each change is cut off at the range's ends, and of
-    bytes rounded down, as torchvision's are.
+    Images have 3 channels or 1; floats are in [0, 1].  As in torchvision, each change clips its result to the
+    range and rounds bytes down.
 
     >>> import torch
     >>> ColorJitter(brightness=(0.5, 0.5))(torch.ones(1, 3, 2, 2)).unique()
@@ -77,7 +77,7 @@ class ColorJitter(BatchTransform):
 def blended(values: Tensor, kinds: Tensor, factors: Sequence[Tensor], of_bytes: bool) -> Tensor:
     """Change images (N, C, H, W) in brightness, contrast, saturation or hue, by ``kinds``, (N, 1, 1, 1).
 
-    ``factors`` are of the four, or all but the hue.  With ``of_bytes`` values are whole numbers of 0 … 255.
+    ``factors`` are of these four; that of hue may be missing.  With ``of_bytes`` values are integers to 255.
     """
     bound = 255.0 if of_bytes else 1.0
     brightness, contrast, saturation, *hue = factors
@@ -88,7 +88,7 @@ def blended(values: Tensor, kinds: Tensor, factors: Sequence[Tensor], of_bytes: 
     other = torch.where(kinds == 0, torch.zeros_like(other), other)
     blended = (values * factor + other * (1 - factor)).clamp(0, bound)
     blended = blended.floor() if of_bytes else blended
-    if values.shape[1] == 1:  # has neither saturation nor hue
+    if values.shape[1] == 1:  # grey: neither saturation nor hue
         return torch.where(is_blended & (kinds <= 1), blended, values)
     changed = torch.where(is_blended, blended, values)
     if not hue:
@@ -99,7 +99,7 @@ def blended(values: Tensor, kinds: Tensor, factors: Sequence[Tensor], of_bytes: 
 
 
 def _luminance(values: Tensor, of_bytes: bool) -> Tensor:
-    """Return one channel, (N, 1, H, W)."""
+    """Return the luminance, (N, 1, H, W)."""
     if values.shape[1] == 1:
         return values
     red, green, blue = (values[:, c : c + 1] * part for c, part in enumerate(_GREY))
@@ -108,7 +108,7 @@ def _luminance(values: Tensor, of_bytes: bool) -> Tensor:
 
 
 def _turned(values: Tensor, shift: Tensor) -> Tensor:
-    """Turn the hue of colours in [0, 1], by the formulas of the native core's ``turn_hue``."""
+    """Turn the hue of colours in [0, 1] with the formulas of the native core's ``turn_hue``."""
     red, green, _ = values.unbind(1)
     high, low = values.amax(1), values.amin(1)
     span = high - low
@@ -130,10 +130,10 @@ def _turned(values: Tensor, shift: Tensor) -> Tensor:
 
 
 class RandomGrayscale(BatchTransform):
-    """Make some images grey, of as many channels as they had.
+    """Turn some images grey, and keep their number of channels.
 
     Args:
-        p: the part of them.
+        p: the probability that an image turns grey, from 0 to 1.
     """
 
     names = ("is_grey",)
@@ -152,10 +152,10 @@ class RandomGrayscale(BatchTransform):
 
 
 class Normalize(BatchTransform):
-    """Subtract a mean from each channel, and divide it by a standard deviation.
+    """Subtract a mean from each channel, and divide the difference by a standard deviation.
 
     Args:
-        mean, std: one number for each channel, of images in [0, 1].
+        mean, std: one number per channel, for float images in [0, 1]; those of ``std`` are above 0.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
@@ -184,7 +184,7 @@ class Normalize(BatchTransform):
 
 
 class ToDtype(BatchTransform):
-    """Convert images, as torchvision's ``ToDtype(dtype, scale=True)``: bytes become floats in [0, 1].
+    """Convert images as torchvision's ``ToDtype(dtype, scale=True)`` does: bytes become floats in [0, 1].
 
     Args:
         dtype: float32, float16, bfloat16 or uint8.
@@ -216,11 +216,11 @@ class GaussianBlur(BatchTransform):
     """Blur each image by a Gaussian, along rows and then along columns.
 
     Args:
-        kernel_size: odd numbers of pixels across and down, as torchvision has them, or one for both.
-        sigma: standard deviations are drawn from this range, in pixels; one number is that for all.
+        kernel_size: odd numbers of pixels across and down, in torchvision's order, or one for both.
+        sigma: the range from which standard deviations are drawn, in pixels; one number is used for all.
 
-    Weights are torchvision's, whose Gaussian is of standard deviation ``sigma`` for a kernel that is
-    ``sqrt(2)`` times narrower.  Images are mirrored at their borders.
+    Weights are torchvision's: its Gaussian has standard deviation ``sigma`` for a kernel ``sqrt(2)`` times
+    narrower.  Images are mirrored at their borders.
     """
 
     names = ("sigma",)
@@ -276,14 +276,14 @@ class RandomErasing(BatchTransform):
     """Fill a box in some images.
 
     Args:
-        p: the part of the images.
-        scale: least and greatest part of the image's area.
+        p: the probability that an image is changed, from 0 to 1.
+        scale: least and greatest area of the box, as a fraction of the image's area.
         ratio: least and greatest height / width.
-        value: what fills the box: one number, one for each channel, or ``"random"`` for normal noise.
+        value: the fill: one number, one per channel, or ``"random"`` for normal noise, which needs floats.
 
-    Arguments and results are those of ``torchvision.transforms.v2.RandomErasing``: of boxes ten are tried
-    that are smaller than the image; where none is, it stays as it is.  Noise is a function of the parameter
-    ``noise`` and of where a pixel is.  Masks, boxes and keypoints stay as they are.
+    Arguments and results are those of ``torchvision.transforms.v2.RandomErasing``: up to ten boxes are tried,
+    and if none is smaller than the image, the image stays as it is.  Noise depends only on the parameter
+    ``noise`` and the pixel's position.  Masks, boxes and keypoints stay as they are.
 
     >>> RandomErasing(1.0, value=1.0)(torch.zeros(2, 3, 32, 32)).amax((1, 2, 3))
     tensor([1., 1.])
@@ -336,7 +336,7 @@ class RandomErasing(BatchTransform):
         return torch.where(inside, per_channel(images, numbers), images)
 
     def noise(self, images: Tensor, seeds: Tensor) -> Tensor:
-        """Return normal noise for every pixel of images, of the parameter ``noise``, (N,)."""
+        """Return normal noise for every pixel of images, from the parameter ``noise``, (N,)."""
         places = torch.arange(images[0].numel(), device=images.device).view(images.shape[1:])
         mixed = _mixed(_mixed(places) ^ seeds.long().view(-1, 1, 1, 1))
         first, second = _mixed(mixed ^ 0x5851F42D), _mixed(mixed ^ 0x14057B7E)
@@ -349,7 +349,7 @@ class RandomErasing(BatchTransform):
 
 
 def _mixed(values: Tensor) -> Tensor:
-    """Return MurmurHash3's finaliser, of 32 bits in 64: products overflow above those that are kept."""
+    """Return MurmurHash3's finaliser: 32 bits computed in 64, of which products keep the low 32."""
     values = values ^ (values >> 16)
     values = (values * 0x85EBCA6B) & _BITS
     values = values ^ (values >> 13)

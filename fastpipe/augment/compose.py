@@ -1,4 +1,4 @@
-"""Several augmentations as one, also of torchvision's transforms."""
+"""Chains of augmentations, also built from torchvision's transforms."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ from fastpipe.images.steps import is_pristine, is_torchvision
 
 
 class Compose(OfBatches):
-    """Augmentations one after the other: images are what torchvision's transforms in this order make of them.
+    """A chain of augmentations, whose result is that of torchvision's transforms in the same order.
 
-    On the processor each image goes through all of them before the next, in as many threads as torch uses.
+    On the CPU each image goes through the whole chain before the next, in as many threads as torch uses.
 
     Args:
-        ops: the augmentations.
-        fuse: read and write each image once: all geometry before a blur becomes one resampling, all changes
-            of colours one matrix, and blurs come last.  Parameters are the same.  What differs then:
+        ops: the augmentations, all for images, all for volumes or all for motion.
+        fuse: read and write each image once (images only): all geometry before a blur becomes one resampling,
+            all colour changes one matrix, and blurs come last.  Parameters are the same; results differ:
 
-            * colours are cut off and rounded once, in the end, and not after each change; hue is turned by a
-              rotation of colours about the greys, which is the same at thirds of a turn;
+            * colours are clipped and rounded once, at the end, and not after each change; hue is turned by a
+              rotation of colours about the grey axis, which is exact at thirds of a turn;
             * blurs leave out weights below 1/2000 of their sum;
-            * contrast is about the mean before colours are cut off;
-            * rotated images are bilinear, whatever the interpolation, and show what was around the box of a
-              ``RandomResizedCrop`` before them, not the fill.
+            * contrast uses the mean of the colours before clipping;
+            * rotated images are bilinear, whatever the interpolation; after a ``RandomResizedCrop`` they show
+              the surroundings of its box, not the fill.
 
-            Crops and flips alone are the same as without.
+            Crops and flips alone give the same result as without ``fuse``.
 
-        lengths: of motion, which part of a batch has the lengths of its sequences, whole numbers (N,) of
-            frames: 1 is what comes right behind the motion.  They become what they are afterwards.
+        lengths: for motion, the index of the batch's part that holds the lengths of its sequences, integers
+            (N,) in frames; 1 is the part right after the motion.  The new lengths replace them.
 
     >>> import torch
     >>> from fastpipe import augment
@@ -81,7 +81,7 @@ class Compose(OfBatches):
     def draw(
         self, shape: Sequence[int], *, generator: torch.Generator | None = None, key: Key | None = None
     ) -> list[Parameters]:
-        """Return the parameters of each augmentation, for images of a shape (N, C, H, W)."""
+        """Draw the parameters of each augmentation, for a batch of this shape, such as (N, C, H, W)."""
         return self._chain.draw(shape, generator, key)
 
     def __repr__(self) -> str:
@@ -94,19 +94,19 @@ class Compose(OfBatches):
 
 
 def from_torchvision(transform: Any, *, fuse: bool = False) -> Compose:
-    """Return augmentations of batches that do what a transform of torchvision's does with samples.
+    """Translate a torchvision transform of samples to augmentations of batches.
 
     Args:
-        transform: of ``torchvision.transforms`` or its ``v2``, also a ``Compose`` of several, nested, or a
-            ``torch.nn.Sequential``.  What makes tensors of images (``ToImage``, ``PILToTensor``) is left out,
-            as batches are tensors already; ``ToTensor`` also converts bytes to floats.
-        fuse: as of ``Compose``.
+        transform: a transform of ``torchvision.transforms`` or its ``v2``, also a nested ``Compose`` or
+            ``torch.nn.Sequential``.  Conversions to tensors (``ToImage``, ``PILToTensor``) are left out, as
+            batches already are tensors; ``ToTensor`` also converts bytes to floats.
+        fuse: see ``Compose``.
 
     Returns:
-        The augmentations, whose draws are others, of the same distributions.
+        The augmentations.  They draw other numbers from the same distributions.
 
     Raises:
-        AugmentError: names the transform, or its argument, that there is no augmentation of batches for.
+        AugmentError: a transform or an argument has no counterpart for batches; the error names it.
 
     >>> from torchvision.transforms import v2
     >>> from_torchvision(v2.Compose([v2.RandomHorizontalFlip(0.3), v2.RandomGrayscale()]))
@@ -124,7 +124,7 @@ def translated(transform: Any) -> list[BatchTransform]:
     if isinstance(transform, (list, tuple)) or kind is torch.nn.Sequential:
         return [op for one in transform for op in translated(one)]
     name = kind.__name__
-    # A class of its own may do anything, whatever it is derived from; so may a function in a method's place.
+    # A subclass may do anything, and so may a function that replaces a method.
     if not (is_torchvision(transform) and name in _TRANSLATIONS and is_pristine(transform)):
         raise AugmentError(
             f"there is no augmentation of batches for {kind.__module__}.{name}: it belongs in the "
@@ -134,7 +134,7 @@ def translated(transform: Any) -> list[BatchTransform]:
 
 
 def _with(kind: type[BatchTransform]) -> Callable[[Any], list[BatchTransform]]:
-    """Return what makes an augmentation of a transform that has its arguments as attributes."""
+    """Return a function that translates a transform whose attributes are the augmentation's arguments."""
 
     def translate(transform: Any) -> list[BatchTransform]:
         names = list(inspect.signature(kind.__init__).parameters)[1:]

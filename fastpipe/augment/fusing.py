@@ -1,4 +1,4 @@
-"""Fused augmentation: all geometry of a run as one resampling, all linear colour as one matrix."""
+"""Fused augmentation: all geometry of a run as one resampling, all linear colour changes as one matrix."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fastpipe.augment.steps import Step
 # ---- several changes of colours as one map, for each sample ----------------------------------------
 #
 # With x a pixel's red, green and blue in [0, 1] and m their means over the image, each change is
-# ``x → A x + B m + c``, and so is one after the other.  A map is ``[A | B | c]``, (N, 3, 7).
+# ``x → A x + B m + c``, and so are several in sequence.  A map is ``[A | B | c]``, (N, 3, 7).
 
 IDENTITY: Float64Array = np.concatenate([np.eye(3), np.zeros((3, 4))], axis=1)
 _GREY = np.array([0.2989, 0.587, 0.114])
@@ -40,7 +40,7 @@ _ONES = np.ones((3, 1))
 
 
 def _colour_maps(changes: Sequence[tuple[BatchTransform, Float64Array]]) -> Float64Array:
-    """Return the maps, (N, 21), of changes one after the other, each with its parameters."""
+    """Return the maps, (N, 21), of several changes in sequence, each with its parameters."""
     maps = np.tile(IDENTITY, (len(changes[0][1]), 1, 1))
     for op, table in changes:
         maps = _after(maps, op, table)
@@ -72,16 +72,16 @@ def _jittered(maps: Float64Array, kinds: Float64Array, factors: Float64Array) ->
     kind = kinds.astype(np.int64)[:, None, None]
     factor = np.where(kind < 3, np.take_along_axis(factors, kind[:, 0], axis=1)[:, :, None], 1.0)
     grey = (_ONES * _GREY) @ maps
-    # The mean of an image's luminance is that of its mean colour.
+    # The mean of an image's luminance is the luminance of its mean colour.
     mean = np.concatenate([0 * grey[:, :, :3], grey[:, :, :3] + grey[:, :, 3:6], grey[:, :, 6:]], axis=2)
     blended = factor * maps + (1 - factor) * np.where(kind == 1, mean, np.where(kind == 2, grey, 0.0))
     return np.where(kind == 3, _turns(factors[:, 3]) @ maps, blended)
 
 
 def _turns(parts: Float64Array) -> Float64Array:
-    """Return rotations of colours about the greys, by parts of a turn: (N, 3, 3).
+    """Return rotations of colours about the grey axis (1, 1, 1), by fractions of a turn: (N, 3, 3).
 
-    They turn the hue at thirds of a turn, and nearly so between.  By Rodrigues's formula, for (1, 1, 1).
+    They turn the hue exactly at thirds of a turn, and approximately in between.  By Rodrigues's formula.
     """
     angle = 2 * np.pi * parts[:, None, None]
     across = np.array([[0.0, -1.0, 1.0], [1.0, 0.0, -1.0], [-1.0, 1.0, 0.0]]) / np.sqrt(3)
@@ -90,7 +90,7 @@ def _turns(parts: Float64Array) -> Float64Array:
 
 
 def _bounds_of(ops: Sequence[BatchTransform]) -> tuple[Float64Array, Float64Array]:
-    """Return the least and the greatest value of each colour: jitter cuts off what is outside of [0, 1]."""
+    """Return the least and the greatest value of each colour: jitter clips colours to [0, 1]."""
     low, high = np.full(3, -np.inf), np.full(3, np.inf)
     for op in ops:
         if isinstance(op, ColorJitter):
@@ -105,16 +105,16 @@ def _bounds_of(ops: Sequence[BatchTransform]) -> tuple[Float64Array, Float64Arra
 _GEOMETRY = (RandomHorizontalFlip, RandomVerticalFlip, RandomAffine, RandomRotation)
 _COLOUR = (ColorJitter, RandomGrayscale, Normalize, ToDtype)
 _MOST_TAPS = 16  # along each side of a pixel
-_LEAST_WEIGHT = 2.0**19  # of blurs, in 2**-30 of the sum of all: less changes no byte
+_LEAST_WEIGHT = 2.0**19  # of blurs, in units of 2**-30 of their sum: less changes no byte
 _NEAR = 1e-9
-# Where a map is that of a box: how far that goes, and whether it is mirrored; and what it becomes.
+# For maps that only cut and resize a box: its extent, whether it is mirrored, and the size of the result.
 _BOX = (
     "is_box", "top", "extent_y", "is_up", "left", "extent_x", "is_left", "wanted_height", "wanted_width",
 )  # fmt: skip
 
 
 def fused(ops: Sequence[BatchTransform]) -> list[BatchTransform]:
-    """Return a chain in which runs of augmentations are fused, of the same parameters in the same order."""
+    """Return a chain in which runs of augmentations are fused; parameters and their order stay the same."""
     found: list[BatchTransform] = []
     run: list[BatchTransform] = []
     for op in ops:
@@ -136,7 +136,7 @@ def _of_run(run: list[BatchTransform]) -> list[BatchTransform]:
 
 
 def _kind(op: BatchTransform) -> str:
-    """Return what becomes of it: a part of the resampling, of the matrix, a blur after both, or nothing."""
+    """Return how it is fused: in the resampling, in the colour matrix, as a blur after both, or not ("")."""
     if isinstance(op, RandomApply):
         kinds = {_kind(inner) for inner in op.ops}
         return kinds.pop() if len(kinds) == 1 and (kinds != {"blur"} or len(op.ops) == 1) else ""
@@ -148,10 +148,10 @@ def _kind(op: BatchTransform) -> str:
 
 
 class FusedRun(BatchTransform):
-    """Geometry, then colours, then blurs, whatever their order was.
+    """A fused run: geometry, then colours, then blurs, regardless of their original order.
 
     Args:
-        ops: the augmentations, of which those of geometry come before any blur.
+        ops: the augmentations; those of geometry come before any blur.
     """
 
     def __init__(self, ops: Sequence[BatchTransform]) -> None:
@@ -237,7 +237,7 @@ class FusedRun(BatchTransform):
             down = torch.where(columns["is_up"].view(-1, 1, 1) > 0, down.flip(1), down)
             found: Tensor = down.unsqueeze(1) @ (images @ across.transpose(1, 2).unsqueeze(1))
             return found.clamp(0, 255) if self.is_cubic and of_bytes else found
-        # As many samples of each pixel as the largest box asks for: what was drawn is not known here.
+        # The draws are unknown here, so each pixel takes as many samples as the largest box needs.
         steps = [_samples(size, one) for size, one in zip(images.shape[2:], wanted, strict=True)]
         shifts = [[(at + 0.5) / count - 0.5 for at in range(count)] for count in steps]
         values, total = torch.cat([images, torch.ones_like(images[:, :1])], dim=1), None
@@ -255,7 +255,7 @@ class FusedRun(BatchTransform):
         values = images.flatten(2) / unit
         means = values.mean(2, keepdim=True).expand(-1, 3, -1)
         linear, added = maps[:, :, :3], maps[:, :, 6:] + maps[:, :, 3:6] @ means
-        if channels == 1:  # all three colours are what it is
+        if channels == 1:  # all three colours equal it
             linear, added = linear.sum(2, keepdim=True)[:, :1], added[:, :1]
         found = (linear @ values + added) * new_unit
         low, high = (bound * new_unit for bound in self.bounds)
@@ -270,12 +270,12 @@ def _size(shape: Shape) -> Size:
 
 
 def _samples(size: float, wanted: int) -> int:
-    """Return how many samples are taken along a side of a pixel."""
+    """Return the number of samples along a side of a pixel."""
     return min(max(math.ceil(size / wanted - _NEAR), 1), _MOST_TAPS)
 
 
 def _blur_steps(op: BatchTransform, column: int) -> list[Step]:
-    """Return the steps of a blur, or of one of some images."""
+    """Return the steps of a blur, which may be in a ``RandomApply``."""
     if isinstance(op, RandomApply):
         return [Step("skip", column, (1,)), *_blur_steps(op.ops[0], column + 1)]
     assert isinstance(op, GaussianBlur)
@@ -287,13 +287,13 @@ def _inner(ops: Iterable[BatchTransform]) -> list[BatchTransform]:
 
 
 def _boxes(back: Float64Array, size: Size, wanted: Size) -> Float64Array:
-    """Return where maps are of boxes inside of the image, without rotation or shear: (N, len(_BOX))."""
+    """Return the boxes, (N, len(_BOX)), of maps without rotation or shear that stay inside the image."""
     is_box = (np.abs(back[:, 1]) < _NEAR) & (np.abs(back[:, 3]) < _NEAR)
     columns: list[Float64Array] = []
     for diagonal, shift, most, target in ((4, 5, size[0], wanted[0]), (0, 2, size[1], wanted[1])):
         begin, extent = back[:, shift], back[:, diagonal] * target
         begin, extent = np.where(extent < 0, begin + extent, begin), np.abs(extent)
-        # Whole numbers, as they were drawn, but for rounding.
+        # Edges were drawn as whole numbers; undo rounding errors.
         begin, extent = (
             np.where(np.abs(one - np.rint(one)) < 1e-6, np.rint(one), one) for one in (begin, extent)
         )

@@ -1,4 +1,4 @@
-"""Flips, crops and affine maps: torchvision's v2 transforms, with parameters of its own for each image."""
+"""Flips, crops and affine maps: torchvision's v2 transforms, with separate parameters for each image."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class RandomHorizontalFlip(_RandomFlip):
     """Mirror some images, left and right.
 
     Args:
-        p: the part of them.
+        p: the probability that an image is mirrored, from 0 to 1.
 
     >>> RandomHorizontalFlip(1.0)(torch.tensor([[[[1.0, 2.0]]]]))
     tensor([[[[2., 1.]]]])
@@ -78,7 +78,7 @@ class RandomVerticalFlip(_RandomFlip):
     """Mirror some images, top and bottom.
 
     Args:
-        p: the part of them.
+        p: the probability that an image is mirrored, from 0 to 1.
 
     >>> RandomVerticalFlip(0.0)(torch.tensor([[[[1.0], [2.0]]]])).flatten()
     tensor([1., 2.])
@@ -91,14 +91,14 @@ class RandomResizedCrop(BatchTransform):
     """Cut a box out of each image, and resize it.
 
     Args:
-        size: height and width afterwards, or one number for both.
-        scale: least and greatest part of the image's area.
-        ratio: least and greatest width / height.
-        interpolation: ``"bilinear"`` or ``"bicubic"``, with antialiasing, or ``"nearest"``; or torchvision's
-            name for it.
+        size: height and width of the result in pixels, or one number for both.
+        scale: least and greatest area of the box, as a fraction of the image's area.
+        ratio: least and greatest width / height of the box.
+        interpolation: ``"bilinear"`` or ``"bicubic"``, both with antialiasing, or ``"nearest"``; also
+            torchvision's enumeration.
 
-    Arguments and results are those of ``torchvision.transforms.v2.RandomResizedCrop``: ten boxes are
-    tried, then the largest central one is taken.
+    Arguments and results are those of ``torchvision.transforms.v2.RandomResizedCrop``: up to ten boxes are
+    tried; if none fits, the largest central one is taken.
 
     >>> RandomResizedCrop(4)(torch.ones(2, 3, 8, 8)).shape
     torch.Size([2, 3, 4, 4])
@@ -146,10 +146,10 @@ class RandomResizedCrop(BatchTransform):
 
 
 def axis_weights(begin: Tensor, extent: Tensor, size: int, wanted: int, interpolation: str) -> Tensor:
-    """Return what each input pixel adds to each output pixel along an axis: (N, wanted, size).
+    """Return the weight of each input pixel in each output pixel along an axis: (N, wanted, size).
 
-    As ``torch.nn.functional.interpolate`` has it with ``antialias=True``: a filter as wide as the input's
-    pixels are for one of the output, cut off at the box's borders, of which the sum is 1.
+    Weights are those of ``torch.nn.functional.interpolate`` with ``antialias=True``: the filter is as wide as
+    the input pixels of one output pixel, it is clipped at the box's borders, and its sum is 1.
     """
     begin, extent = begin.view(-1, 1, 1), extent.view(-1, 1, 1)
     step = extent / wanted
@@ -177,7 +177,7 @@ def _cubic(distance: Tensor) -> Tensor:
 
 # ---- rotation, translation, scale and shear --------------------------------------------------------
 
-# What is applied: from pixels about the centre of the result to those about the image's.
+# The applied numbers map pixels relative to the result's centre to pixels relative to the image's centre.
 MATRIX = ("xx", "xy", "x1", "yx", "yy", "y1")
 
 
@@ -185,7 +185,7 @@ Maps = tuple[Float64Array, Float64Array, Float64Array, Float64Array]
 
 
 class _Affine(BatchTransform, ABC):
-    """Resamples images by affine maps about a centre."""
+    """The base class of affine maps about a centre."""
 
     applied_names = MATRIX
 
@@ -204,7 +204,7 @@ class _Affine(BatchTransform, ABC):
 
     @abstractmethod
     def _maps(self, table: Float64Array) -> Maps:
-        """Return what ``matrices`` makes maps of: angles, translations, scales and shears."""
+        """Return angles, translations, scales and shears, as the functions of ``matrices`` take them."""
 
     def check(self, shape: Sequence[int]) -> None:
         check_fill(self.fill, shape[1])
@@ -227,7 +227,7 @@ class _Affine(BatchTransform, ABC):
         return MaskWarp(self, self.fill)
 
     def _about_centre(self, height: int, width: int) -> Float64Array:
-        """Return the centre of the map, from the image's."""
+        """Return the centre of the map relative to the image's centre."""
         if self.center is None:
             return np.zeros(2)
         x, y = self.center
@@ -238,16 +238,16 @@ class RandomAffine(_Affine):
     """Rotate, shift, scale and shear each image about its centre.
 
     Args:
-        degrees: angles are drawn from [-degrees, degrees], or from the two numbers given; clockwise.
-        translate: greatest shifts along x and y, as parts of width and height; they are whole pixels.
-        scale: least and greatest factor.
-        shear: angles along x are drawn from [-shear, shear], or from two numbers; of four, the last two are
-            of angles along y.  Degrees.
-        interpolation: ``"nearest"`` or ``"bilinear"``, or torchvision's name for it.
-        fill: what is outside, one number or one for each channel; None is 0.
-        center: x and y that stay, in pixels from the upper left corner.  Default: the image's centre.
+        degrees: angles are drawn from [-degrees, degrees], or between the two numbers given; clockwise.
+        translate: greatest shifts along x and y, as fractions of width and height; rounded to whole pixels.
+        scale: least and greatest factor.  Default: no scaling.
+        shear: angles along x, in degrees, are drawn from [-shear, shear], or between two numbers.  With four
+            numbers, the last two are the range along y.
+        interpolation: ``"nearest"`` or ``"bilinear"``, or torchvision's enumeration.
+        fill: the value outside the image, one number or one per channel; None is 0.
+        center: the fixed point, x and y in pixels from the upper left corner.  Default: the image's centre.
 
-    Arguments and results are those of ``torchvision.transforms.v2.RandomAffine``; the result is as large as
+    Arguments and results are those of ``torchvision.transforms.v2.RandomAffine``; the result has the size of
     the image.
 
     >>> shift = RandomAffine(0, translate=(0.5, 0.0))
@@ -283,11 +283,11 @@ class RandomRotation(_Affine):
     """Rotate each image.
 
     Args:
-        degrees: angles are drawn from [-degrees, degrees], or from the two numbers given; counter-clockwise.
-        interpolation, fill, center: as of ``RandomAffine``.
+        degrees: angles are drawn from [-degrees, degrees], or between two numbers given; counter-clockwise.
+        interpolation, fill, center: see ``RandomAffine``.
 
-    Arguments and results are those of ``torchvision.transforms.v2.RandomRotation``, but for ``expand``: all
-    images of a batch are of one size.
+    Arguments and results are those of ``torchvision.transforms.v2.RandomRotation``, without ``expand``: all
+    images of a batch have one size.
     """
 
     names = ("angle",)
@@ -301,7 +301,7 @@ class RandomRotation(_Affine):
 
 
 class MaskWarp(BatchTransform):
-    """Moves masks as images were by an operation, whose matrices begin at ``begins`` of what it applies."""
+    """A warp that moves masks as an operation moved images; ``begins`` are its matrices' first columns."""
 
     def __init__(self, op: BatchTransform, fill: Fill, begins: Sequence[int] = (0,)) -> None:
         self.op, self.names, self.begins = op, op.applied_names_for(1), begins
@@ -326,26 +326,26 @@ class MaskWarp(BatchTransform):
 
 
 def warp_step(column: int, is_nearest: bool, fill: Fill, size: Size) -> Step:
-    """Return the step that resamples by a matrix, to images of this size."""
+    """Return the step that resamples images by a matrix to this size."""
     return Step("warp", column, (is_nearest, is_fused(*size), *size), fill_numbers(fill))
 
 
-# Below so many multiplications torch computes the product of two matrices by a loop of its own.
+# Below this number of multiplications torch computes a matrix product with its own loop.
 _LEAST_PRODUCTS = 400
 
 
 def is_fused(height: int, width: int) -> bool:
-    """Return whether products in torchvision's grid for a result of this size are rounded after being added.
+    """Return whether torchvision's grid for a result of this size is computed with fused multiply-adds.
 
-    The grid is a product of matrices, (H · W, 3) by (3, 2), by a library: on some processors it does so with
-    fused instructions, on others without.
+    A library computes the grid as a matrix product, (H · W, 3) by (3, 2).  It uses fused instructions on some
+    processors and not on others.
     """
     return height * width * 6 >= _LEAST_PRODUCTS and _library_fuses()
 
 
 @functools.cache
 def _library_fuses() -> bool:
-    """Return whether a product of matrices here is that of fused instructions."""
+    """Return whether matrix products on this machine use fused multiply-adds."""
     x, y = torch.rand(2, 1000, generator=torch.Generator().manual_seed(0)) * 200 - 100
     xx, xy, x1 = (np.float32(number) for number in (0.7123, 0.3317, 0.25))
     points, column = torch.stack([x, y, torch.ones_like(x)], dim=1)[None], torch.tensor([[[xx], [xy], [x1]]])
@@ -359,10 +359,10 @@ def _library_fuses() -> bool:
 def resampled(
     images: Tensor, columns: Columns, interpolation: str, fill: Fill, of_bytes: bool, size: Size | None = None
 ) -> Tensor:
-    """Resample images by the matrices in ``columns``, to a size or to their own.
+    """Resample images by the matrices in ``columns``, to ``size`` or to their own size.
 
-    Where a pixel is partly outside of the image and there is a fill, torchvision's is weighted once more with
-    what is inside; so is this.
+    With a fill, torchvision weights a pixel at the image's edge twice by the fraction of it that is inside;
+    so does this.
     """
     _, channels, height, width = images.shape
     grid = sampling_grid(columns, height, width, size or (height, width))
@@ -382,16 +382,16 @@ def resampled(
 def sampling_grid(
     columns: Columns, height: int, width: int, wanted: Size, shift: tuple[float, float] = (0.0, 0.0)
 ) -> Tensor:
-    """Return where pixels of ``wanted`` come from, (N, *wanted, 2), x and y in [-1, 1].
+    """Return the sources of the pixels of ``wanted``: (N, *wanted, 2), x and y in [-1, 1].
 
-    ``height`` and ``width`` are the images'; ``shift``, along y and x, is from the middles of the pixels.
+    ``height`` and ``width`` are the images'; ``shift``, along y and x, is relative to the pixels' centres.
     """
     device = columns["xx"].device
     x = torch.arange(wanted[1], device=device) + (0.5 * (1 - wanted[1]) + shift[1])
     y = torch.arange(wanted[0], device=device) + (0.5 * (1 - wanted[0]) + shift[0])
     to_x = torch.stack([columns[name].view(-1) / (0.5 * width) for name in MATRIX[:3]], dim=1)
     to_y = torch.stack([columns[name].view(-1) / (0.5 * height) for name in MATRIX[3:]], dim=1)
-    # A product of matrices, as torchvision computes it: the last bit decides which pixel is the nearest.
+    # A matrix product, as in torchvision: its last bit decides which pixel is the nearest.
     points = torch.stack([x.expand(*wanted), y.view(-1, 1).expand(*wanted), x.new_ones(wanted)], dim=2)
     maps = torch.stack([to_x, to_y], dim=2)
     return points.view(1, -1, 3).expand(len(maps), -1, -1).bmm(maps).view(-1, *wanted, 2)

@@ -1,6 +1,6 @@
-"""Affine maps of pixels, a matrix for each sample, and rotations of volumes.
+"""Affine maps of pixels, one matrix per sample, and rotations of volumes.
 
-Matrices of pixels are (N, 6), in rows of three, as torchvision's: a point (x, y) goes to
+Matrices of pixels are (N, 6), two rows of three, as in torchvision: a point (x, y) goes to
 ``(m0 x + m1 y + m2, m3 x + m4 y + m5)``.  Images are resampled by the inverse.
 """
 
@@ -14,7 +14,7 @@ from fastpipe.augment.parameters import Float64Array
 
 
 def identity(count: int) -> Float64Array:
-    """Return matrices that move nothing."""
+    """Return identity matrices."""
     return np.tile(np.array([1.0, 0.0, 0.0, 0.0, 1.0, 0.0]), (count, 1))
 
 
@@ -28,14 +28,14 @@ def forward_affine(
     """Return where pixels go.
 
     Args:
-        angle: (N,), degrees, clockwise as the image is seen.
+        angle: (N,), degrees, clockwise as one sees the image.
         translate: (N, 2), pixels along x and y.
         scale: (N,), above 0.
         shear: (N, 2), degrees along x and y.
-        centre: (2,) or (N, 2), x and y, of rotation, shear and scale.
+        centre: (2,) or (N, 2), x and y of the centre of rotation, shear and scale.
 
-    The linear part is ``scale · R(angle) · ShearY · ShearX``, of which torchvision documents the factors
-    (``torchvision.transforms.functional.affine``).
+    The linear part is ``scale · R(angle) · ShearY · ShearX``; torchvision documents the factors in
+    ``torchvision.transforms.functional.affine``.
     """
     a, b, c, d = _linear(angle, shear)
     matrices = np.stack([a, b, 0 * a, c, d, 0 * a], axis=1) * scale[:, None]
@@ -52,7 +52,7 @@ def inverse_affine(
     shear: Float64Array,
     centre: Float64Array,
 ) -> Float64Array:
-    """Return where pixels come from; arguments as of ``forward_affine``."""
+    """Return where pixels come from; the arguments are those of ``forward_affine``."""
     a, b, c, d = _linear(angle, shear)
     # The determinant of a … d is 1.
     matrices = np.stack([d, -b, 0 * a, -c, a, 0 * a], axis=1) / scale[:, None]
@@ -70,26 +70,26 @@ def _linear(angle: Float64Array, shear: Float64Array) -> tuple[Float64Array, ...
 
 
 def of_crops(boxes: Float64Array, height: int, width: int) -> Float64Array:
-    """Return where pixels go if boxes (N, 4), top, left, height and width, are resized to this size."""
+    """Return where pixels go if boxes, (N, 4) top, left, height and width, are resized to this size."""
     top, left, h, w = boxes.T
     nothing = 0 * top
     return np.stack([width / w, nothing, -left * width / w, nothing, height / h, -top * height / h], axis=1)
 
 
 def after(first: Float64Array, second: Float64Array) -> Float64Array:
-    """Return the maps that do two maps one after the other."""
+    """Return the composition of two maps."""
     return (_square(second) @ _square(first))[:, :2].reshape(-1, 6)
 
 
 def inverted(matrices: Float64Array) -> Float64Array:
-    """Return the maps back."""
+    """Return the inverse maps."""
     return np.asarray(np.linalg.inv(_square(matrices))[:, :2].reshape(-1, 6), np.float64)
 
 
 def about_centres(matrices: Float64Array, size: Sequence[int], wanted: Sequence[int]) -> Float64Array:
-    """Return maps (N, 6) of coordinates from upper left corners, for coordinates from the images' centres.
+    """Convert maps, (N, 6), from coordinates relative to upper left corners to ones relative to centres.
 
-    ``size`` is height and width of the images that they lead to, ``wanted`` of those that they come from.
+    ``size`` is height and width of the images that the maps lead to, ``wanted`` of those they start from.
     """
     found = matrices.copy()
     for row, middle in ((0, size[1] / 2), (3, size[0] / 2)):
@@ -110,7 +110,7 @@ def rotations(degrees: Float64Array) -> Float64Array:
     turns = np.zeros((3, len(degrees), 3, 3))
     for axis, turn in enumerate(turns):
         turn[:, axis, axis] = 1.0
-        # Each is a rotation from the axis that comes next to the one after: of depth 1 → 2, of height 2 → 0.
+        # Each rotates from the axis after it to the one after that: about depth 1 → 2, about height 2 → 0.
         first, second = (axis + 1) % 3, (axis + 2) % 3
         turn[:, first, first] = turn[:, second, second] = cosines[axis]
         turn[:, second, first] = sines[axis]
@@ -120,12 +120,12 @@ def rotations(degrees: Float64Array) -> Float64Array:
 
 
 def covering(size: Float64Array, degrees: Sequence[tuple[float, float]]) -> Float64Array:
-    """Return the size of a box that covers one of a size, (3,), turned about any one axis by these angles."""
+    """Return the size, (3,), of a box that covers one of ``size`` turned about any axis by these angles."""
     found = size.astype(np.float64)
     for axis, limits in enumerate(degrees):
         most = np.deg2rad(min(90.0, max(map(abs, limits))))
         plane = [(axis + 1) % 3, (axis + 2) % 3]
         for own, other in (plane, plane[::-1]):
-            angle = min(most, np.arctan2(size[other], size[own]))  # beyond, it covers less again
+            angle = min(most, np.arctan2(size[other], size[own]))  # beyond it the extent shrinks again
             found[own] = max(found[own], size[own] * np.cos(angle) + size[other] * np.sin(angle))
     return found

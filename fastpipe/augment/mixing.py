@@ -1,4 +1,4 @@
-"""Mixing of samples: each image with the one before it in the batch, and labels likewise."""
+"""Mixing of samples: each image, and its label, is mixed with the one before it in the batch."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class _Mixing(BatchTransform):
         self.alpha, self.num_classes, self.per_sample = float(alpha), num_classes, per_sample
 
     def _numbers(self, u: Float64Array) -> Float64Array:
-        """Return the uniform numbers that count: for the whole batch those of its first sample."""
+        """Return the uniform numbers in use: without ``per_sample`` the first sample's serve the batch."""
         return u if self.per_sample else np.broadcast_to(u[:1], u.shape)
 
     def mixed_labels(self, labels: Tensor, columns: Columns) -> Tensor:
         kept = columns["kept"].view(-1, 1)
-        if labels.ndim == 1:  # torch's one_hot would wait for the device, to look at them
+        if labels.ndim == 1:  # torch's one_hot would wait for the device
             labels = labels.unsqueeze(1) == torch.arange(self.num_classes or 0, device=labels.device)
         values = labels if labels.is_floating_point() else labels.float()
         found: Tensor = (values.roll(1, 0) * (1.0 - kept) + values * kept).to(values.dtype)
@@ -58,15 +58,15 @@ class _Mixing(BatchTransform):
 
 
 class MixUp(_Mixing):
-    """Add to each image another one, by weights (H. Zhang et al., "mixup", 2017, arXiv:1710.09412).
+    """Blend each image with another (H. Zhang et al., "mixup", 2017, arXiv:1710.09412).
 
     Args:
-        alpha: the weight kept is of a Beta(alpha, alpha) distribution.
-        num_classes: of labels that are numbers of classes, which are one-hot afterwards.
-        per_sample: draw a weight for each image, where torchvision has one for the batch.
+        alpha: the image's own weight has a Beta(alpha, alpha) distribution.  Default: 1.0.
+        num_classes: number of classes; required for integer labels (N,), which become one-hot floats.
+        per_sample: draw a weight for each image; torchvision draws one per batch, and so does the default.
 
-    Images are floats.  They come with labels, ``MixUp(num_classes=10)(images, labels)``, and each is mixed
-    with the one before it; results are those of ``torchvision.transforms.v2.MixUp``.
+    Images are floats and come with labels, (N,) or (N, classes): ``MixUp(num_classes=10)(images, labels)``.
+    Each is mixed with the one before it.  Results are those of ``torchvision.transforms.v2.MixUp``.
 
     >>> images, labels = MixUp(num_classes=10)(torch.rand(4, 3, 8, 8), torch.tensor([1, 2, 3, 4]))
     >>> labels.shape, bool(torch.allclose(labels.sum(1), torch.ones(4)))
@@ -94,9 +94,9 @@ class CutMix(_Mixing):
     """Put a box of another image into each (S. Yun et al., "CutMix", 2019, arXiv:1905.04899).
 
     Args:
-        alpha: the part kept of an image is of a Beta(alpha, alpha) distribution, before boxes are cut off at
-            its borders.
-        num_classes, per_sample: as of ``MixUp``; so is the rest.
+        alpha: the fraction of the image that is kept has a Beta(alpha, alpha) distribution, before the box is
+            clipped at the borders.
+        num_classes, per_sample: see ``MixUp``; images may be uint8 as well, all else is as for ``MixUp``.
 
     >>> images, labels = CutMix(num_classes=10)(torch.rand(4, 3, 8, 8), torch.tensor([1, 2, 3, 4]))
     >>> images.shape, labels.shape

@@ -30,22 +30,22 @@ from fastpipe.core.slots import SlotPool
 from fastpipe.errors import AugmentError
 
 Int64Array = npt.NDArray[np.int64]
-# Numbers of types in the native core; NumPy sees halves as int16.
+# The native core's numbers of dtypes; NumPy sees 16-bit floats as int16.
 _TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
 class Sequences:
-    """Sequences, and what is to be done to them: a speed, and of each frame ``scale * frame[order] + shift``.
+    """Sequences and their pending changes: a speed, and for each frame ``scale * frame[order] + shift``.
 
-    A speed changes no frame's map, and a map no speed, so both wait until they are needed.
+    Speeds and the maps of frames are independent, so both are postponed until ``end``.
 
     Args:
-        values: (N, T, J, C), float32; on the processor also float16 or bfloat16, and with any strides.  It is
-            only read.
-        lengths: int64 (N,), in frames, perhaps on another device; None if all frames are motion, and have to
-            be afterwards.
-        memory: of the processor, where new sequences are.
-        is_host: whether the processor's kernels work on them.
+        values: (N, T, J, C), float32; on the CPU also float16 or bfloat16, and with any strides.  It is only
+            read.
+        lengths: int64 (N,), in frames, possibly on another device; None if all frames are motion and must
+            be so afterwards.
+        memory: host memory for the new sequences.
+        is_host: whether the CPU kernels are used.
     """
 
     def __init__(self, values: Tensor, lengths: Tensor | None, memory: SlotPool, is_host: bool) -> None:
@@ -54,16 +54,16 @@ class Sequences:
         self.begin()
 
     def begin(self) -> None:
-        """Leave sequences as they are, so far."""
+        """Reset the pending changes."""
         count, _, self.joints, coordinates = self.values.shape
         self.speeds: Float64Array | None = None
         self.scales, self.shifts = np.ones((count, coordinates)), np.zeros((count, coordinates))
-        # What shifts have of joints in the first frame: (N, C) factors, and which joint, (N,).
+        # Shifts that depend on the first frame: factors (N, C), and the index of the joint, (N,).
         self.of_first: list[tuple[Float64Array, Int64Array]] = []
         self.order = np.tile(np.arange(self.joints), (count, 1))
 
     def end(self, dtype: torch.dtype = torch.float32) -> None:
-        """Do what waits: afterwards ``values``, of this dtype, and ``lengths`` are the new ones."""
+        """Apply the pending changes: replace ``values``, now of this dtype, and ``lengths``."""
         speeds = np.ones(len(self.values)) if self.speeds is None else self.speeds
         self.values, after = (self._on_host if self._is_host else self._on_device)(speeds, dtype)
         self.lengths = None if self.lengths is None else after.to(self.lengths.device)
@@ -102,7 +102,7 @@ class Sequences:
         place = torch.minimum(time, new_lengths - 1) * speed
         at = torch.minimum(place.long(), lengths - 1)
         weight = (place - at).float()
-        # Of what has no part in a frame NaN is none of its.
+        # A frame of weight 0 must not pass on its NaN.
         next_at = torch.where(weight > 0, torch.minimum(at + 1, lengths - 1), at)
         weight = weight[:, :, None, None]
         found = values[rows, at] * (1 - weight) + values[rows, next_at] * weight
@@ -110,7 +110,7 @@ class Sequences:
         found = found.take_along_dim(order, dim=2) * scales[:, None, None] + shifts[:, None, None]
         if self.lengths is None:
             return found.to(dtype), after
-        # Beyond a sequence's end is what was there, or nothing where that is another now.
+        # Frames beyond the end keep their values, or become zeros if a speed moved the end.
         rest = torch.where((speed == 1)[:, :, None, None], values, values.new_zeros(()))
         return torch.where(is_beyond[:, :, None, None], rest, found).to(dtype), after
 
@@ -123,7 +123,7 @@ Values = Any  # float64 (T, J, C), of NumPy
 def motion_reference(
     ops: Sequence[Any], motion: Tensor, parameters: Sequence[Parameters], lengths: Tensor | None
 ) -> Any:
-    """Change sequences in a loop; return a tuple with new lengths, if there were any."""
+    """Change sequences in a loop; with lengths, return a tuple of the sequences and their new lengths."""
     found, after = [], []
     for at, sequence in enumerate(motion.double().numpy()):
         state = sequence, len(sequence) if lengths is None else int(lengths[at]), lengths is not None
@@ -136,7 +136,7 @@ def motion_reference(
     return made if lengths is None else (made, torch.tensor(after, dtype=lengths.dtype))
 
 
-# A sequence, the length of its motion, and whether that was given.
+# A sequence, the length of its motion, and whether the length was given.
 _State = tuple[Values, int, bool]
 
 
@@ -194,7 +194,7 @@ _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class MotionChain(Chain):
-    """Augmentations of motion, of which a batch may have the lengths."""
+    """A chain of augmentations of motion; a batch may contain the sequences' lengths."""
 
     one = "sequence"
     shapes = ("(N, T, J, C)",)
@@ -214,7 +214,7 @@ class MotionChain(Chain):
         return (changed, *rest)
 
     def moved(self, motion: Tensor, table: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Change motion and its lengths by parameters, (N, columns)."""
+        """Change motion and its lengths by a table of parameters, (N, columns)."""
 
         def moved() -> tuple[Tensor, Tensor | None]:
             return on_motion(self.steps, motion, self.applied(table, motion.shape), lengths, self.memory)
@@ -247,7 +247,7 @@ def _checked_lengths(lengths: Any, motion: Tensor) -> Tensor:
             f"({len(motion)},), got {seen} there"
         )
     if lengths.device.type != "cpu":
-        return lengths  # to look at them would be to wait for the device
+        return lengths  # a check would wait for the device
     numbers = lengths.numpy()
     if numbers.min() < 1 or numbers.max() > motion.shape[1]:
         bad = int(np.flatnonzero((numbers < 1) | (numbers > motion.shape[1]))[0])
@@ -262,7 +262,7 @@ def on_motion(
     ops: Ops, motion: Tensor, applied: Float64Array, lengths: Tensor | None,
     memory: SlotPool, is_host: bool | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Return changed sequences and their lengths: by the native core if ``is_host``, else by torch."""
+    """Return changed sequences and their lengths, made by the native core if ``is_host``, else by torch."""
     is_host = motion.device.type == "cpu" if is_host is None else is_host
     with torch.inference_mode(False), torch.no_grad():
         values = motion.detach() if is_host else motion.detach().float()
@@ -288,10 +288,10 @@ _MOST_COORDINATES = 3  # where one number is given for all
 
 
 class MotionTransform(Augmentation, ABC):
-    """An augmentation of motion, (N, T, J, C): T frames of J joints with C coordinates, floats.
+    """The base class of augmentations of motion, (N, T, J, C): T frames of J joints, C coordinates, floats.
 
-    ``Compose(ops, lengths=1)`` says that the batch has the sequences' lengths behind them; frames from a
-    sequence's length on are left as they are.
+    ``Compose(ops, lengths=1)`` declares that the batch holds the sequences' lengths right after them; frames
+    beyond a sequence's length are left as they are.
     """
 
     kind = "motion"
@@ -299,15 +299,15 @@ class MotionTransform(Augmentation, ABC):
 
     @abstractmethod
     def onto(self, sequences: Sequences, rows: Float64Array) -> None:
-        """Say what is to be done to sequences, by what is applied, (N, len(applied_names))."""
+        """Add the pending changes to sequences, from the applied numbers, (N, len(applied_names))."""
 
     def neutral(self) -> Float64Array:
-        """Return what is applied to leave sequences as they are: (len(applied_names),).  Default: zeros."""
+        """Return the applied numbers, (len(applied_names),), of no change.  Default: zeros."""
         return np.zeros(len(self.applied_names_for(1)))
 
 
 class _Factors(MotionTransform):
-    """Draws a factor for each sequence, of which the logarithm is uniform."""
+    """The base class of factors that are drawn for each sequence, uniform in their logarithm."""
 
     limits: tuple[float, float]
 
@@ -320,14 +320,14 @@ class _Factors(MotionTransform):
 
 
 class MotionSpeed(_Factors):
-    """Play sequences faster or slower: linearly between frames.
+    """Play sequences faster or slower, with linear interpolation between frames.
 
     Args:
-        speed: least and greatest; 2 takes half as many frames, up to T.  As likely to be faster than slower:
-            its logarithm is uniform.
+        speed: least and greatest speed; at 2 a sequence takes half as many frames.  The logarithm is uniform,
+            so with limits such as 0.5 and 2 faster and slower are equally likely.
 
-    Sequences that become longer than T frames end there.  Where lengths are given they become others, with
-    zeros behind; else the last frame stays until the end.
+    Sequences that would become longer than T frames are cut at T.  If lengths are given, they are updated and
+    zeros follow a sequence's new end; otherwise the last frame is repeated until the end.
 
     >>> import torch
     >>> MotionSpeed((2.0, 2.0))(torch.arange(5.0).view(1, 5, 1, 1)).flatten()
@@ -341,7 +341,7 @@ class MotionSpeed(_Factors):
 
     def onto(self, sequences: Sequences, rows: Float64Array) -> None:
         if sequences.speeds is not None:
-            # What is between frames that are themselves between frames is not between the first ones.
+            # Interpolating twice differs from interpolating once: apply the first speed before the second.
             sequences.end()
             sequences.begin()
         sequences.speeds = np.ascontiguousarray(rows[:, 0])
@@ -351,7 +351,7 @@ class MotionTranslation(MotionTransform):
     """Move sequences as a whole.
 
     Args:
-        most: greatest shift along each coordinate, both ways; a number is for up to three coordinates.
+        most: the greatest shift along each coordinate, both ways; one number serves up to three coordinates.
 
     >>> import torch
     >>> MotionTranslation((0.0, 0.5))(torch.zeros(2, 4, 3, 2))[..., 0].abs().max()
@@ -385,8 +385,8 @@ class MotionScale(_Factors):
     """Make sequences larger or smaller in space.
 
     Args:
-        factor: least and greatest; its logarithm is uniform.
-        about: the joint whose place in the first frame stays; None keeps the origin where it is.
+        factor: least and greatest factor; its logarithm is uniform.
+        about: index of the joint whose position in the first frame is kept; None keeps the origin.
 
     >>> import torch
     >>> MotionScale((2.0, 2.0), about=0)(torch.tensor([1.0, 3.0]).view(1, 1, 2, 1)).flatten()
@@ -409,7 +409,7 @@ class MotionScale(_Factors):
         if self.about is None:
             sequences.shifts *= rows
             sequences.of_first = [(part * rows, joint) for part, joint in sequences.of_first]
-        else:  # with a place p of the joint: by * (x - p) + p, and p = scale * first + shift
+        else:  # with the joint at p: by * (x - p) + p, where p = scale * first + shift
             joint = sequences.order[:, self.about].copy()
             sequences.of_first.append(((1 - rows) * sequences.scales, joint))
         sequences.scales = sequences.scales * rows
@@ -419,11 +419,11 @@ class MotionMirror(MotionTransform):
     """Mirror some sequences: left becomes right.
 
     Args:
-        pairs: joints that change places, such as ((left_hand, right_hand), …), or a mapping of one of each
-            pair to the other; joints in none are in the middle.
+        pairs: indices of joints that swap places, such as ((left_hand, right_hand), …), or a mapping from one
+            of each pair to the other.  Joints in no pair keep their index.
         axis: the coordinate that points from left to right.
-        p: the part of the sequences.
-        about: where the mirror is on that coordinate.
+        p: the probability that a sequence is mirrored, from 0 to 1.
+        about: the position of the mirror on that coordinate.
 
     >>> import torch
     >>> MotionMirror([(0, 1)], p=1.0)(torch.tensor([[1.0, 5.0], [2.0, 6.0]])[None, None]).tolist()
@@ -440,7 +440,7 @@ class MotionMirror(MotionTransform):
         about: float = 0.0,
     ) -> None:
         given = list(pairs.items()) if isinstance(pairs, Mapping) else [tuple(pair) for pair in pairs]
-        # A mapping may have both of a pair.
+        # A mapping may name a pair in both directions.
         self.pairs = tuple(sorted({(min(pair), max(pair)) for pair in given if len(pair) == 2}))
         joints = [joint for pair in self.pairs for joint in pair]
         is_whole = all(len(pair) == 2 and all(isinstance(one, int) for one in pair) for pair in given)

@@ -1,4 +1,4 @@
-"""Parameters of a batch, where their random numbers come from, and checks of arguments: NumPy only."""
+"""Parameters of a batch, their random numbers, and checks of arguments: NumPy only."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Float64Array = npt.NDArray[np.float64]
 
 
 class Parameters(Mapping[str, Float64Array]):
-    """Named columns, each with a number for each sample.
+    """A mapping of named columns, each with one number per sample.
 
-    All kinds of parameters are kept as float64: flags as 0 and 1, pixels and indices as whole numbers.
+    All parameters are stored as float64: flags as 0 and 1, pixels and indices as whole numbers.
 
     Args:
         columns: name → array (N,) of numbers or flags.
@@ -54,7 +54,7 @@ class Parameters(Mapping[str, Float64Array]):
         return len(self._names)
 
     def rows(self, which: Any) -> Parameters:
-        """Return those of some samples: an index, a slice or a mask over them."""
+        """Return the parameters of some samples, given by an index array, a slice or a mask."""
         return Parameters.of_table(self._names, self.table[which])
 
     def __repr__(self) -> str:
@@ -63,7 +63,7 @@ class Parameters(Mapping[str, Float64Array]):
 
 # ---- arguments, checked ----------------------------------------------------------------------------
 
-# What is outside of an image: one number, or one for each channel; None is 0.
+# The value outside an image: one number, or one per channel; None is 0.
 Fill = float | tuple[float, ...] | None
 
 
@@ -85,8 +85,8 @@ def increasing(value: Any, name: str, most: float = np.inf) -> tuple[float, floa
 def limits_of(
     value: Any, name: str, least: float = -np.inf, most: float = np.inf, about: float | None = None
 ) -> tuple[float, float]:
-    """Return two numbers that increase, or for one number what is as far below and above ``about``; or, where
-    that is None, the number twice; or raise an error."""
+    """Return two increasing numbers, or raise an error.  A single number gives the range that extends by it
+    on both sides of ``about``; if ``about`` is None, it is both limits."""
     given = plain(value)
     if isinstance(given, Sequence):
         low, high = two_numbers(given)
@@ -103,7 +103,7 @@ def limits_of(
 
 
 def plain(value: Any) -> Any:
-    """Return an argument that may be an array as a list or a number."""
+    """Return an argument, with a NumPy array or scalar converted to a list or a number."""
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
 
 
@@ -117,7 +117,7 @@ def two_numbers(value: Any) -> tuple[float, float]:
 
 
 def interpolation_of(value: Any, allowed: Sequence[str]) -> str:
-    """Return the name of an interpolation, also of torchvision's and Pillow's enumerations."""
+    """Return the name of an interpolation; torchvision's and Pillow's enumerations are accepted, too."""
     name = getattr(value, "value", value)
     if isinstance(name, int):  # Pillow's numbers, which torchvision takes, too
         name = {0: "nearest", 2: "bilinear", 3: "bicubic"}.get(name, name)
@@ -127,7 +127,7 @@ def interpolation_of(value: Any, allowed: Sequence[str]) -> str:
 
 
 def filling_of(fill: Any, name: str = "fill") -> Fill:
-    """Return one number or one for each channel as floats, or raise an error."""
+    """Return a fill as one float or one per channel, or raise an error."""
     if fill is None:
         return None
     try:
@@ -137,13 +137,13 @@ def filling_of(fill: Any, name: str = "fill") -> Fill:
 
 
 def check_fill(numbers: Fill, channels: int, name: str = "fill") -> None:
-    """Raise an error for numbers of channels that images do not have."""
+    """Raise an error if a fill has another number of channels than the images."""
     if isinstance(numbers, tuple) and len(numbers) not in (1, channels):
         raise AugmentError(f"{name}= has {len(numbers)} numbers for images of {channels} channels")
 
 
 def fill_numbers(fill: Fill) -> tuple[float, ...]:
-    """Return the numbers of a fill; none for None."""
+    """Return the numbers of a fill; () for None."""
     if fill is None:
         return ()
     return fill if isinstance(fill, tuple) else (fill,)
@@ -151,14 +151,14 @@ def fill_numbers(fill: Fill) -> tuple[float, ...]:
 
 # ---- random numbers --------------------------------------------------------------------------------
 
-# Keyed numbers of batches are another stream than those of samples, which the same key gives to a transform.
+# With the same key, batches draw from another stream than a dataset's transform does for samples.
 _STREAM = 0x6175676D656E74
 
 
 def uniform_rows(count: int, columns: int, generator: Any = None, key: Key | None = None) -> Float64Array:
-    """Return uniform numbers in [0, 1), (count, columns), a row for each sample of a batch.
+    """Return uniform numbers in [0, 1), (count, columns), one row per sample of a batch.
 
-    They are of a key; else of one number that a ``torch.Generator``, or torch's global one, gives.
+    They depend on the key, or else on one number from the given ``torch.Generator`` or torch's global one.
     """
     if key is not None:
         if generator is not None:

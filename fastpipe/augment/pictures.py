@@ -1,4 +1,4 @@
-"""A picture of what augmentations make of a batch, drawn by Pillow."""
+"""A picture of the effect of augmentations on a batch, drawn by Pillow."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 Pixels = npt.NDArray[np.uint8]  # (H, W, 3)
 INK, MUTED, LINE = "#1f2328", "#6a717b", "#e3e6ea"
-_LARGE, _SMALL = 14, 12  # sizes of letters
+_LARGE, _SMALL = 14, 12  # font sizes
 _LARGE_LINE, _SMALL_LINE = 19, 16
 _MARGIN, _GAP, _ROW_GAP = 18, 10, 20
-_LEAST_COLUMN = 104  # has room for the longest of most captions
-_FEW_PIXELS = 3  # enlarged so often, pixels are shown as squares
-# Of matplotlib's viridis, evenly spaced.
+_LEAST_COLUMN = 104  # wide enough for most captions
+_FEW_PIXELS = 3  # enlarged this much, pixels are shown as squares
+# Evenly spaced colours of matplotlib's viridis.
 _HEAT = (
     (68, 1, 84), (71, 45, 123), (59, 82, 139), (44, 114, 142), (33, 145, 140), (40, 174, 128),
     (94, 201, 98), (173, 220, 48), (253, 231, 37),
@@ -45,7 +45,7 @@ _GREY = ((0, 0, 0), (255, 255, 255))
 
 
 class GridRow(NamedTuple):
-    """A row of a grid: lines at its left, the first of them a name, and pictures with lines below each."""
+    """A row of a grid: lines of text at its left, the first a name, and pictures with text below each."""
 
     title: Sequence[str]
     pictures: Sequence[Pixels]
@@ -55,7 +55,7 @@ class GridRow(NamedTuple):
 def heat(
     values: npt.NDArray[np.float32], low: float, high: float, colours: Sequence[Sequence[int]] = _HEAT
 ) -> Pixels:
-    """Return colours of numbers (H, W), from dark to bright; those outside of the range are its ends."""
+    """Return colours for numbers (H, W), from dark to bright; numbers outside the range are clipped."""
     span = high - low if high > low else 1.0
     place = np.nan_to_num((values - low) / span, nan=0.0, posinf=1.0, neginf=0.0).clip(0, 1)
     ends = np.linspace(0, 1, len(colours))
@@ -64,20 +64,20 @@ def heat(
 
 
 def fitted(pixels: Pixels, width: int, height: int, keeps_shape: bool = True) -> Pixels:
-    """Return a picture as large as a tile, or not larger, in its own shape."""
+    """Return a picture resized to fit a tile, in its own proportions."""
     image = require("PIL.Image", extra="image")
     across, down = width / pixels.shape[1], height / pixels.shape[0]
     if keeps_shape:
         across = down = min(across, down)
     size = (max(1, round(pixels.shape[1] * across)), max(1, round(pixels.shape[0] * down)))
-    # A box filter repeats pixels where it enlarges.
+    # When it enlarges, a box filter repeats pixels.
     is_smooth = keeps_shape and across < _FEW_PIXELS
     filters = image.Resampling.LANCZOS if is_smooth else image.Resampling.BOX
     return np.asarray(image.fromarray(pixels).resize(size, filters))
 
 
 def draw_grid(headings: Sequence[str], rows: Sequence[GridRow], note: str = "") -> Image:
-    """Return a picture of all rows, with a heading above each column and a note at the bottom."""
+    """Draw all rows, with a heading above each column and a note at the bottom."""
     image = require("PIL.Image", extra="image")
     column = max(_LEAST_COLUMN, *(one.shape[1] for row in rows for one in row.pictures))
     left = _MARGIN + max(_width(line, _LARGE) for row in rows for line in row.title) + 2 * _GAP
@@ -107,7 +107,7 @@ def draw_grid(headings: Sequence[str], rows: Sequence[GridRow], note: str = "") 
         if row is not rows[0]:
             canvas.line([(_MARGIN, y - _ROW_GAP // 2), (width - _MARGIN, y - _ROW_GAP // 2)], LINE)
         for at, line in enumerate(row.title):
-            # The last line of several is about the first ones.
+            # The last of several lines refers to the others.
             form = (_LARGE, INK) if at == 0 or at < len(row.title) - 1 else (_SMALL, MUTED)
             write((_MARGIN, y + at * _LARGE_LINE), line, left, *form)
         for x, pixels, caption in zip(columns, row.pictures, row.captions, strict=True):
@@ -130,14 +130,14 @@ def _width(text: str, size: int) -> int:
 
 # ---- captions: what was drawn for a sample, in few words ---------------------------------------------
 #
-# Words are of ASCII, and ``°`` and ``±``: the font that Pillow brings has little else.
+# Texts use ASCII, ``°`` and ``±`` only: Pillow's own font has little else.
 
 Row = Mapping[str, float]
 NOTHING = "-"
 
 
 def title(op: Any) -> list[str]:
-    """Return an augmentation's name, and what part of the samples it changes, in lines."""
+    """Return lines with an augmentation's name and the fraction of the samples that it changes."""
     kind = type(op).__name__
     if kind == "RandomApply":
         return [*(line for inner in op.ops for line in title(inner)), f"p = {op.p:g}"]
@@ -148,9 +148,9 @@ def title(op: Any) -> list[str]:
 
 
 def caption(op: Any, row: Row, before: str = "") -> list[str]:
-    """Return what was drawn for a sample, in lines; an augmentation of the user's own shows its numbers.
+    """Return lines that describe a sample's draws; for a user's own augmentation, its parameters.
 
-    ``before`` is how the sample before this one is called, which augmentations that mix take.
+    ``before`` is the name of the sample before this one, with which mixing augmentations mix it.
     """
     kinds = [kind.__name__ for kind in type(op).__mro__]
     if "RandomApply" in kinds:
@@ -170,7 +170,7 @@ def _without(prefix: str, row: Row) -> Row:
 
 
 def _box(height: float, width: float) -> list[str]:
-    """Return a box's size, width first, as sizes of pictures are given; nothing if it has no area."""
+    """Return a line with a box's size, width first; no line if the box has no area."""
     return [f"{width:.0f} x {height:.0f}"] if height and width else []
 
 
@@ -179,7 +179,7 @@ def _placed_box(op: Any, row: Row) -> list[str]:
 
 
 def _jitter(op: Any, row: Row) -> list[str]:
-    """Changes in the order in which they are made, without those that the arguments leave out."""
+    """Return the changes in the order in which they are made, without unused ones."""
     kinds = ("brightness", "contrast", "saturation", "hue")
     order = [kinds[int(row[place])] for place in ("first", "second", "third", "fourth")]
     still = {kind for kind in kinds if getattr(op, kind) == ((0, 0) if kind == "hue" else (1, 1))}
@@ -205,7 +205,7 @@ def _affine(op: Any, row: Row) -> list[str]:
 
 
 def _signed(number: float) -> str:
-    """Return a number with one decimal, which is not -0.0."""
+    """Return a number with one decimal, but never -0.0."""
     return f"{round(number, 1) + 0.0:+.1f}"
 
 
@@ -215,7 +215,7 @@ def _policy(op: Any, row: Row) -> list[str]:
 
 
 def _masks(op: Any, row: Row) -> list[str]:
-    """Return frames and bins that are masked, as Python's ranges."""
+    """Return the masked frames and bins as Python ranges."""
     pairs = zip(op.names[::2], op.names[1::2], strict=True)
     return [f"{a[:4]} {row[a]:.0f}:{row[b]:.0f}" for a, b in pairs if row[b] > row[a]]
 
@@ -234,7 +234,7 @@ def _affine_3d(op: Any, row: Row) -> list[str]:
 
 
 def _of_channels(words: Callable[[Row], str]) -> Callable[[Any, Row], list[str]]:
-    """Return words for each channel that is changed, with its number if there are several."""
+    """Return a text for each changed channel, with its number if there are several channels."""
 
     def found(op: Any, row: Row) -> list[str]:
         flag, channels = op.of_channel[0], len(row) // len(op.of_channel)
@@ -252,7 +252,7 @@ def _sigmas(row: Row) -> str:
     return "sigma " + ", ".join(f"{row[name]:.1f}" for name in ("sigma_depth", "sigma_height", "sigma_width"))
 
 
-# In the order of the numbers that policies draw.
+# In the order of the policies' ``change`` numbers.
 _CHANGES: tuple[Callable[[float], str], ...] = (
     lambda by: "Identity",
     lambda by: f"ShearX {by:+.2f}",
@@ -303,7 +303,7 @@ _WORDS: dict[str, Callable[[Any, Row], list[str]]] = {
 
 _TILE = (32, 1024)  # least and greatest
 _WIDER = 1.5  # spectrograms than images
-# Resampling by a cubic goes beyond the range, though not far.
+# Bicubic resampling exceeds the range slightly.
 _RANGE = (-0.25, 1.25)
 
 
@@ -321,33 +321,33 @@ def preview(
     std: Sequence[float] | None = None,
     tile: int = 160,
 ) -> Image:
-    """Show what augmentations make of a batch: the originals, and below them the images after each step.
+    """Draw a picture of a batch: the originals, and below them the images after each augmentation.
 
-    Below each image is what was drawn for its sample.  ``Normalize`` is undone for the picture.  Spectrograms
-    are drawn as heat maps, low frequencies at the bottom, with the colours of each sample's original; of
-    volumes the plane in the middle of the depth is, in greys that are those of the original's values.
+    Below each image are the parameters drawn for its sample.  ``Normalize`` is undone for the picture.
+    Spectrograms are heat maps, low frequencies at the bottom; volumes are shown by the plane in the middle of
+    their depth, in greys.  Both use the range of values of each sample's original.
 
     Args:
-        ops: the augmentations: ``Compose``, one of them, or several.
+        ops: the augmentations: a ``Compose``, a single one, or a sequence.
         images: a batch, as the augmentations take it: (N, C, H, W) of 3 channels or 1, uint8 or floats in
             [0, 1]; or spectrograms, floats (N, F, T) or (N, C, F, T); or volumes, (N, D, H, W) or
             (N, C, D, H, W).
-        path: a PNG file to write, which appears whole or not at all; its folder is made if it is missing.
-        draws: show so many results of the whole chain, in the place of its steps.
-        count: greatest number of samples that are shown; the first ones of the batch.
-        names: what samples are called beside their numbers, such as labels: one for each.
-        generator, key: where parameters come from, as of calling the augmentations; with ``draws=`` each
-            draw is of the next epoch of the key.  Default: torch's global generator, which is left as it was.
-        mean, std: what the images have been normalised with before.
-        tile: pixels of an image's longer side in the picture.
+        path: a PNG file, written atomically; its folder is created if it is missing.
+        draws: show this many results of the whole chain instead of its steps.
+        count: the greatest number of samples to show, from the start of the batch.
+        names: one label per sample, such as its class, shown beside its number.
+        generator, key: sources of the parameters, as in a call of the augmentations; with ``draws=`` each
+            draw uses the key's next epoch.  Default: torch's global generator, whose state is restored.
+        mean, std: the values with which the images were normalised before.
+        tile: length of an image's longer side in the picture, in pixels.
 
     Returns:
-        The picture, ``PIL.Image.Image``, which notebooks display.
+        The picture, a ``PIL.Image.Image``, which notebooks display.
 
     Raises:
-        AugmentError: images that the augmentations do not take or that cannot be shown, or an argument that
-            cannot work.
-        OptionError: ``key`` is of another number of samples.
+        AugmentError: the augmentations do not take the images, the images cannot be shown, or an argument is
+            invalid.
+        OptionError: ``key`` has another number of samples.
 
     >>> from fastpipe import augment
     >>> views = augment.Compose([augment.RandomResizedCrop(32), augment.RandomHorizontalFlip()])
@@ -393,12 +393,12 @@ def preview(
 
 
 class _Pictures:
-    """The samples that are shown, and how."""
+    """The samples to show, and how to draw them."""
 
     def __init__(
         self, chain: Compose, images: Tensor, count: int, tile: int, given: Normalize | None
     ) -> None:
-        # Of ops that mix, the first sample is mixed with the batch's last.
+        # Mixing operations mix the first sample with the batch's last.
         is_whole = any(op.mixes for op in chain.ops)
         self.fuse = chain.fuse
         self.images = images if is_whole else images[:count]
@@ -414,12 +414,12 @@ class _Pictures:
             _check_colours(original, images)
 
     def after(self, ops: Sequence[Augmentation], parameters: Sequence[Parameters]) -> list[Pixels]:
-        """Return what some augmentations make of the samples."""
+        """Return the samples after some of the augmentations."""
         rows = [one.rows(slice(len(self.images))) for one in parameters]
         images = Compose(ops, fuse=self.fuse).apply(self.images, rows) if ops else self.images
         values = self._values(images, ops)
         if self.is_heat or self.is_plane:
-            # Channels one below the other.
+            # Channels are stacked vertically.
             rows, colours = (values, _GREY) if self.is_plane else (values[..., ::-1, :], _HEAT)
             flat = rows.reshape(len(values), -1, values.shape[-1])
             found = [heat(one, *limits, colours) for one, limits in zip(flat, self.ranges, strict=True)]
@@ -430,7 +430,7 @@ class _Pictures:
         return [fitted(one, *self.tile, keeps_shape=not self.is_heat) for one in found]
 
     def _values(self, images: Tensor, ops: Sequence[Augmentation]) -> Any:
-        """Return numbers without normalisation, bytes as parts of their range: float32."""
+        """Return the values as float32 with normalisation undone; bytes become fractions of their range."""
         values = images[: self.count]
         if self.is_plane:
             return values[..., values.shape[-3] // 2, :, :].float().cpu().numpy()
@@ -449,7 +449,7 @@ def _headings(names: Any, count: int, total: int) -> list[str]:
     given = names.tolist() if hasattr(names, "tolist") else list(names)
     if len(given) != total:
         raise AugmentError(f"names= has one for each of the {total} samples, got {len(given)}")
-    # Without accents, and without letters that Pillow's font does not have.
+    # Drop accents, and letters that Pillow's font does not have.
     decomposed = [unicodedata.normalize("NFKD", str(name)) for name in given[:count]]
     texts = [name.encode("ascii", "ignore").decode() for name in decomposed]
     return [f"{at} · {text}" if text else f"sample {at}" for at, text in enumerate(texts)]
@@ -506,7 +506,7 @@ def _png(path: str | os.PathLike[str]) -> Path:
 
 
 def _check_colours(values: Any, images: Tensor) -> None:
-    """Raise an error for values (N, C, H, W) that are no colours."""
+    """Raise an error if values, (N, C, H, W), are not colours."""
     if values.shape[1] not in (1, 3):
         raise AugmentError(
             f"preview shows images of 3 channels or 1, got shape {tuple(images.shape)}: images[:, :1] is the "

@@ -1,4 +1,4 @@
-"""Policies: for each image changes of a list, of one magnitude (RandAugment) or a drawn one."""
+"""Policies: changes drawn from a list for each image, with a fixed (RandAugment) or drawn magnitude."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fastpipe.augment.parameters import (
 from fastpipe.augment.steps import Step
 from fastpipe.errors import AugmentError
 
-# torchvision's list, in its order; ``change`` is an index of it.
+# torchvision's list, in its order; the parameter ``change`` is an index into it.
 _CHANGES = (
     "Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast",
     "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize",
@@ -42,14 +42,14 @@ _OF_CHANGE = ("change", "magnitude", *MATRIX)
 
 
 class _Policy(BatchTransform):
-    """Changes of the list, drawn for each image; subclasses say of which magnitudes.
+    """The base class of policies: changes are drawn for each image; subclasses define the magnitudes.
 
-    ``prefixes`` are of the names of each change's parameters; there are as many changes.
+    ``prefixes`` has one entry for each change of an image: the prefix of its parameters' names.
     """
 
     channels: tuple[int, ...] = (3, 1)
-    # The greatest magnitudes: tangents, degrees, parts of the size or None for 32 pixels, factors beside 1,
-    # and bits that "Posterize" takes away.
+    # The greatest magnitudes: tangents, degrees, fractions of the size (None: 32 pixels), differences of
+    # factors from 1, and bits that "Posterize" removes.
     _shear: float
     _angle: float
     _shift: float | None = None
@@ -82,7 +82,7 @@ class _Policy(BatchTransform):
         found = np.empty((len(u), 2 * self.num_ops))
         for at in range(self.num_ops):
             change = integers(u[:, 2 * at], len(_CHANGES))
-            # Magnitudes that have a sign are below 0 in half of the images.
+            # Signed magnitudes are negative in half of the images.
             is_negative = (u[:, 2 * at + 1] <= 0.5) & np.isin(change, _SIGNED)
             sizes = magnitudes[bins, change.astype(np.int64)]
             found[:, 2 * at], found[:, 2 * at + 1] = change, np.where(is_negative, -sizes, sizes)
@@ -90,13 +90,13 @@ class _Policy(BatchTransform):
 
     @abstractmethod
     def _bins(self, u: Float64Array) -> Any:
-        """Return the index of the magnitude of all changes of an image: one, or (N,)."""
+        """Return the index of the magnitude of each image's changes: one for all images, or (N,)."""
 
     def _magnitudes(self, height: int, width: int) -> Float64Array:
         """Return all magnitudes of all changes, (bins, changes).
 
-        Factors are above or below 1 by them; shears are tangents, shifts pixels, angles degrees; posterising
-        keeps bits, and solarising has a threshold as a part of the range.
+        Factors are given as their difference from 1, shears as tangents, shifts in pixels, angles in degrees,
+        posterising as bits that are kept, and solarising as a threshold, a fraction of the range.
         """
         count, first, last = self.num_magnitude_bins, np.zeros(len(_CHANGES)), np.zeros(len(_CHANGES))
         across, down = (32.0, 32.0) if self._shift is None else (self._shift * width, self._shift * height)
@@ -126,7 +126,7 @@ class _Policy(BatchTransform):
         return Moves(found, np.any(np.isin(table[:, ::2], _GEOMETRY), axis=1))
 
     def for_masks(self) -> BatchTransform:
-        # Matrices of other changes move nothing.
+        # The matrices of other changes are identities.
         return MaskWarp(self, self.fill, [2 + at * len(_OF_CHANGE) for at in range(self.num_ops)])
 
     def steps(self, column: int, shape: Shape) -> list[Step]:
@@ -142,7 +142,7 @@ class _Policy(BatchTransform):
         return images
 
     def _changed(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
-        """Make all changes of all images, and take one for each: which one is not known on the host."""
+        """Make all changes of all images and select one for each: the host does not know the choice."""
         change, magnitude = (columns[name].view(-1, 1, 1, 1) for name in ("change", "magnitude"))
         factor, bound = 1.0 + magnitude, 255.0 if of_bytes else 1.0
         found = images
@@ -164,24 +164,24 @@ class _Policy(BatchTransform):
 
 
 class RandAugment(_Policy):
-    """Change each image in some ways, drawn from fourteen (E. D. Cubuk et al., 2019, arXiv:1909.13719).
+    """Apply changes drawn from fourteen to each image (E. D. Cubuk et al., 2019, arXiv:1909.13719).
 
     Args:
-        num_ops: changes of each image.
-        magnitude: of all changes, from 0 to ``num_magnitude_bins`` - 1.
-        num_magnitude_bins: how many magnitudes there are.
-        interpolation: of geometry: ``"nearest"`` or ``"bilinear"``, or torchvision's name for it.
-        fill: what is outside of the image, one number or one for each channel; None is 0.
+        num_ops: the number of changes of each image.
+        magnitude: the magnitude of all changes, from 0 to ``num_magnitude_bins`` - 1.
+        num_magnitude_bins: the number of magnitudes, at least 2.
+        interpolation: for geometry: ``"nearest"`` or ``"bilinear"``, or torchvision's enumeration.
+        fill: the value outside the image, one number or one per channel; None is 0.
 
     Arguments and results are those of ``torchvision.transforms.v2.RandAugment``; masks, boxes and keypoints
-    go along, too.  Images have 3 channels or 1; floats are in [0, 1].
+    move along as well.  Images have 3 channels or 1; floats are in [0, 1].
 
     >>> RandAugment()(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape
     torch.Size([2, 3, 32, 32])
     """
 
     _shear, _angle, _shift, _factor, _most_bits = 0.3, 30.0, 150.0 / 331.0, 0.9, 4
-    # Seeds keep their parameters, though of some magnitudes the last bit is not torchvision's.
+    # A seed keeps its parameters, though the last bit of some magnitudes differs from torchvision's.
     _precision = np.float32
 
     def __init__(
@@ -204,16 +204,16 @@ class RandAugment(_Policy):
 
 
 class TrivialAugmentWide(_Policy):
-    """Change each image in one way, drawn from fourteen, by a magnitude that is drawn as well (S. G. Müller
-    and F. Hutter, 2021, arXiv:2103.10158).
+    """Apply one change, drawn from fourteen, with a drawn magnitude to each image (S. G. Müller and
+    F. Hutter, 2021, arXiv:2103.10158).
 
     Args:
-        num_magnitude_bins: how many magnitudes there are, all equally likely.
-        interpolation: of geometry: ``"nearest"`` or ``"bilinear"``, or torchvision's name for it.
-        fill: what is outside of the image, one number or one for each channel; None is 0.
+        num_magnitude_bins: the number of magnitudes, at least 2; all are equally likely.
+        interpolation: for geometry: ``"nearest"`` or ``"bilinear"``, or torchvision's enumeration.
+        fill: the value outside the image, one number or one per channel; None is 0.
 
     Arguments and results are those of ``torchvision.transforms.v2.TrivialAugmentWide``; masks, boxes and
-    keypoints go along, too.  Images have 3 channels or 1; floats are in [0, 1].
+    keypoints move along as well.  Images have 3 channels or 1; floats are in [0, 1].
 
     >>> TrivialAugmentWide()(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape
     torch.Size([2, 3, 32, 32])
@@ -237,8 +237,8 @@ class TrivialAugmentWide(_Policy):
 def _spaced(
     first: Float64Array, last: Float64Array, count: int, precision: type[np.floating[Any]]
 ) -> Float64Array:
-    """Return ``torch.linspace(first, last, count)`` in columns, with products of this precision."""
-    # torch's sums are rounded once, as by ``numpy.float64``.
+    """Return ``torch.linspace(first, last, count)`` in columns, with products in this precision."""
+    # torch rounds its sums once, as ``numpy.float64`` does.
     begin, end = first.astype(np.float32), last.astype(np.float32)
     step = ((end - begin) / np.float32(count - 1)).astype(precision)
     at = np.arange(count)[:, None].astype(precision)
@@ -249,11 +249,11 @@ def _spaced(
 def _affine_of(
     change: Float64Array, magnitude: Float64Array, height: int, width: int
 ) -> tuple[Float64Array, Float64Array, Float64Array, Float64Array, Float64Array]:
-    """Return arguments of ``matrices``, from the centre; for other changes those that move nothing."""
+    """Return the arguments of ``matrices``, relative to the centre; other changes get those of identity."""
     count, none = len(change), np.zeros(len(change))
     of = {name: np.where(change == _AT[name], magnitude, none) for name in _CHANGES[1:6]}
     shear = np.degrees(np.arctan(np.stack([of["ShearX"], of["ShearY"]], axis=1)))
-    is_sheared = np.isin(change, (_AT["ShearX"], _AT["ShearY"]))[:, None]  # from the upper left corner
+    is_sheared = np.isin(change, (_AT["ShearX"], _AT["ShearY"]))[:, None]  # about the upper left corner
     centre = np.where(is_sheared, np.array([[-0.5 * width, -0.5 * height]]), 0.0)
     translate = np.trunc(np.stack([of["TranslateX"], of["TranslateY"]], axis=1))
     return -of["Rotate"], translate, np.ones(count), shear, centre

@@ -1,6 +1,6 @@
-"""What torchvision makes of the images, one by one, by its own functions and the same parameters.
+"""The reference: torchvision's own functions, applied to one image at a time with the same parameters.
 
-It is slow, and there to compare with: ``op.reference(images, parameters)`` beside ``op.apply``.
+It is slow and serves for comparison: ``op.reference(images, parameters)`` with ``op.apply``.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from fastpipe.augment.parameters import Parameters
 from fastpipe.core.extras import require
 
 Row = dict[str, float]
-Changes = Mapping[str, Callable[[Any, Any, Row], Any]]  # what changes a sample, by an operation's name
+Changes = Mapping[str, Callable[[Any, Any, Row], Any]]  # by an operation's name
 
 
 def chain_reference(
     ops: Sequence[Any], images: Tensor, parameters: Sequence[Parameters], changes: Changes | None = None
 ) -> Tensor:
-    """Change images as torchvision does, or by ``changes``, one operation after the other."""
+    """Change images as torchvision does, or with ``changes``, one operation after the other."""
     for op, one in zip(ops, parameters, strict=True):
         images = _reference(op, images, one, _CHANGES if changes is None else changes)
     return images
 
 
 def _reference(op: Any, images: Tensor, parameters: Parameters, changes: Changes) -> Tensor:
-    """Change images by one operation; halves are worked on as float32, and rounded once."""
+    """Change images by one operation; 16-bit floats are computed as float32 and rounded once."""
     dtype, values = op.dtype_after(images.dtype), images
     is_float = op.kind == "volumes" and dtype == torch.float32
     if is_float or dtype in (torch.float16, torch.bfloat16):
@@ -44,7 +44,7 @@ def _reference(op: Any, images: Tensor, parameters: Parameters, changes: Changes
 
 
 def changed_sample(op: Any, image: Any, p: Row, changes: Changes) -> Any:
-    """Change a sample by one operation, also by those that it has inside."""
+    """Change a sample by one operation, including operations nested in it."""
     if any(kind.__name__ == "RandomApply" for kind in type(op).__mro__):
         for at, inner in enumerate(op.ops if p["is_applied"] else ()):
             own = {name: p[f"{at}.{name}"] for name in inner.names_for(len(image))}
@@ -55,7 +55,7 @@ def changed_sample(op: Any, image: Any, p: Row, changes: Changes) -> Any:
 
 
 class _Functional:
-    """torchvision's functions, imported when one is first asked for."""
+    """torchvision's functions, imported on first use."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(require("torchvision.transforms.v2.functional", extra="torch"), name)
@@ -101,7 +101,7 @@ def _normalized(op: Any, image: Tensor, p: Row) -> Any:
 
 def _erased(op: Any, image: Tensor, p: Row) -> Any:
     top, left, height, width = (int(p[name]) for name in ("top", "left", "height", "width"))
-    if op.value is None:  # of which every pixel has its own: torchvision's is drawn anew
+    if op.value is None:  # noise differs for each pixel; torchvision would draw it again
         noise = op.noise(image[None], torch.tensor([p["noise"]]))[0]
         value = noise[:, top : top + height, left : left + width]
     else:
@@ -121,7 +121,7 @@ def _policy(op: Any, image: Tensor, p: Row) -> Any:
     return image
 
 
-# ---- spectrograms: what torchaudio's do, of which the functions draw for themselves ----------------
+# ---- spectrograms: torchaudio's formulas, as its functions draw their own numbers ------------------
 
 
 def _masked(op: Any, image: Tensor, p: Row) -> Any:
@@ -152,7 +152,7 @@ def _shifted(op: Any, image: Tensor, p: Row) -> Any:
 
 def _mixed(op: Any, images: Tensor, parameters: Parameters) -> Tensor:
     mix = require("torchvision.transforms.v2", extra="torch").MixUp(num_classes=1)
-    mixed: dict[float, Tensor] = {}  # one for the batch, or many
+    mixed: dict[float, Tensor] = {}  # one for the batch, or one per sample
     rows = []
     for at, lam in enumerate(parameters["kept"].tolist()):
         if lam not in mixed:

@@ -33,13 +33,13 @@ class SpecAugment(_OfSpectrograms):
     """Mask bands of time and of frequency (D. S. Park et al., "SpecAugment", 2019, arXiv:1904.08779).
 
     Args:
-        n_time_masks, n_freq_masks: masks of each sample.
-        time_mask_param, freq_mask_param: what a mask's frames, or bins, are fewer than.
-        p: greatest part of the frames, or bins, that one mask may take.
-        zero_masking: fill with 0 in the place of the sample's mean.
+        n_time_masks, n_freq_masks: the number of masks of each sample.
+        time_mask_param, freq_mask_param: upper limits of a mask's width, in frames or bins; exclusive.
+        p: the greatest fraction of the frames, or bins, that one mask may cover.
+        zero_masking: fill with 0 instead of the sample's mean.
 
     Arguments and results are those of ``torchaudio.transforms.SpecAugment`` for each sample: a mask's width
-    is uniform below ``mask_param``, then its begin in what is left.  All channels have the same masks.
+    is uniform below ``mask_param``, then its start in the rest.  All channels have the same masks.
 
     >>> SpecAugment(2, 30, 2, 20, zero_masking=True)(torch.ones(8, 80, 400)).shape
     torch.Size([8, 80, 400])
@@ -104,10 +104,10 @@ class RandomGain(_OfSpectrograms):
     """Make each sample louder or quieter.
 
     Args:
-        gain_db: decibels are drawn from [-gain_db, gain_db], or from the two numbers given.
-        scale: what the values are: ``"amplitude"``, ``"power"``, or ``"decibel"``, which gains are added to.
+        gain_db: gains in decibels are drawn from [-gain_db, gain_db], or between the two numbers given.
+        scale: the unit of values: ``"amplitude"``, ``"power"``, or ``"decibel"``, to which gains are added.
 
-    Amplitudes are multiplied by ``10 ** (dB / 20)``, as by ``torchaudio.functional.gain``.
+    Amplitudes are multiplied by ``10 ** (dB / 20)``, as in ``torchaudio.functional.gain``.
 
     >>> RandomGain((20.0, 20.0))(torch.ones(1, 2, 2)).unique()
     tensor([10.])
@@ -145,11 +145,11 @@ class TimeShift(_OfSpectrograms):
     """Shift each sample in time.
 
     Args:
-        most: greatest shift: frames, if it is a whole number, else a part of the sample's, at most 1.0.
-        rolls: what leaves at one end comes in at the other; else ``fill`` does.
-        fill: a number.
+        most: the greatest shift: frames if it is an int, else a fraction of the sample's frames, 0 to 1.
+        rolls: frames that leave at one end enter at the other; if false, ``fill`` enters.
+        fill: the value that enters if ``rolls`` is false.
 
-    Shifts are whole frames, to later ones where positive, as those of ``torch.roll``.
+    Shifts are whole frames; positive ones move frames to later times, as in ``torch.roll``.
 
     >>> TimeShift(0.25)(torch.ones(8, 80, 400)).shape
     torch.Size([8, 80, 400])

@@ -1,4 +1,4 @@
-"""Steps: augmentations as the native core takes them, each with its columns of a table of numbers."""
+"""Steps: augmentations in the form that the native core takes, each with its columns in a table."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _NO_MEMORY = 1  # of fastpipe/native/augment.h
 
 
 class Step(NamedTuple):
-    """A change of each sample.
+    """One change of each sample.
 
     Attributes:
-        kind: its name in the native core.  ``"skip"`` leaves out the next ``options[0]`` steps of samples
-            whose number is 0.
-        column: where its numbers begin in a sample's row of the table.
-        options: whole numbers, the same for all samples.
-        numbers: the same for all samples.
+        kind: its name in the native core.  ``"skip"`` skips the next ``options[0]`` steps for samples whose
+            number is 0.
+        column: the first of its columns in the table.
+        options: integers, the same for all samples.
+        numbers: floats, the same for all samples.
     """
 
     kind: str
@@ -33,7 +33,7 @@ class Step(NamedTuple):
 
 @lru_cache(maxsize=256)
 def plan_of(steps: tuple[Step, ...], columns: int) -> Any:
-    """Return the ``native.AugmentPlan`` of steps whose numbers are rows of so many columns."""
+    """Return the ``native.AugmentPlan`` of steps, for a table of this number of columns."""
     return native.AugmentPlan(list(steps), columns)
 
 
@@ -45,7 +45,7 @@ def run_plan(
     elements: tuple[str, str],
     threads: int,
 ) -> None:
-    """Change a batch of images by a plan, without Python's lock."""
+    """Change a batch of images by a plan; the GIL is released meanwhile."""
     try:
         batch = native.augment_batch(plan, rows, images, elements[0], out, elements[1])
     except ValueError as wrong:
@@ -55,7 +55,7 @@ def run_plan(
 
 
 def check_change(problem: int, number: int) -> None:
-    """Raise an error for what the native core says of a changed image."""
+    """Raise an error if the native core reports one for a changed image."""
     if problem == _NO_MEMORY:
         raise MemoryError("there is no memory to augment images in")
     if problem:

@@ -1,4 +1,4 @@
-"""fastpipe behind TensorFlow's own interfaces: datasets for ``tf.data`` and Keras."""
+"""fastpipe for TensorFlow: datasets and augmentation for ``tf.data`` and Keras."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fastpipe.core.epoch_times import EpochTimes
 from fastpipe.core.extras import load_part, require
 from fastpipe.core.processes import load_triton_apart
 
-# First, so that the error of a missing package names the pip command that installs it.
+# Import this first: if a package is missing, the error names the pip command that installs it.
 require("tensorflow", extra="tf")
 require("keras", extra="tf")
 load_triton_apart()
@@ -29,7 +29,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("hdf5_dataset", "patch_dataset"):  # users of images do not need the kernels of arrays
+    if name in (
+        "hdf5_dataset",
+        "patch_dataset",
+    ):  # imported lazily: image-only users do not need the array kernels
         value = getattr(load_part("fastpipe.tf.arrays"), name)
         globals()[name] = value
         return value

@@ -54,48 +54,48 @@ def hdf5_dataset(
     storage_options: Mapping[str, Any] | None = None,
     threads: int | Literal["auto"] = "auto",
 ) -> Dataset:
-    """A ``tf.data.Dataset`` of the rows of HDF5 datasets, as ``h5py`` gives them.
+    """Create a ``tf.data.Dataset`` of the rows of HDF5 datasets, with the values that ``h5py`` gives.
 
-    It replaces a generator over an ``h5py.File``, in which one thread reads row by row and inflates
-    each chunk once for every row in it: chunks are read and decoded in threads, without the HDF5 library's
-    lock, and kept where they fit.
+    It replaces a generator over an ``h5py.File``, in which one thread reads row by row and decompresses each
+    chunk once for every row in it.  Here threads read and decode chunks without the HDF5 library's lock, and
+    keep them in a cache if they fit.
 
     Args:
-        path: an HDF5 file; or several, whose rows follow each other.  With a ``stage``, also URLs.
-        keys: a dataset's path in the file, for inputs that are a tensor; a sequence of paths, for tuples, of
-            which two are inputs and labels to Keras; or a mapping to paths, for dicts.
-        labels: path of the dataset with the labels: elements are then pairs of inputs and labels.
-        batch_size: rows in a batch; None for single rows.
-        shuffle: each epoch has an order of its own; ``Shuffle(window=…, unit="group")`` shuffles chunks, and
-            then the rows of some of them, each decoded once.
-        seed: makes orders a function of (seed, epoch).  Without one, NumPy's global generator gives a number.
-        rows: those that are used, such as the rows of a fold: whole numbers, a mask (N,), or a slice.
-        sample_dims: how many of the first dimensions count rows.
+        path: an HDF5 file; or several, whose rows are concatenated.  With a ``stage``, also URLs.
+        keys: a dataset's path in the file, for inputs that are a tensor; a sequence of paths, for tuples (Keras
+            takes two as inputs and labels); or a mapping to paths, for dicts.
+        labels: path of the dataset with the labels; elements are then pairs of inputs and labels.
+        batch_size: rows per batch; None for single rows.
+        shuffle: draw a new order for each epoch.  ``Shuffle(window=…, unit="group")`` shuffles chunks, and
+            then the rows of some of them, so that each chunk is decoded once.
+        seed: makes orders depend only on (seed, epoch).  Default: a number from NumPy's global generator.
+        rows: the rows to use, such as those of a fold: indices, a mask (N,), or a slice.
+        sample_dims: how many leading dimensions count rows.
         drop_remainder: leave out the last batch if it is smaller.
-        augment: a :class:`fastpipe.tf.Augment`, whose numbers are then a function of (seed, epoch, position);
-            or a function of (inputs, labels), or of inputs, for each batch.
+        augment: a :class:`fastpipe.tf.Augment`, whose numbers then depend only on (seed, epoch, position); or
+            a function of (inputs, labels), or of inputs, for each batch.
         cache: where decoded chunks are kept, a :class:`fastpipe.Cache` or its ``where``; see
             :class:`fastpipe.FastHDF5Dataset`.
-        shard: this process's part of each epoch, as for :func:`fastpipe.tf.image_dataset`.
-        bad_samples: what happens to rows that cannot be read, a :class:`fastpipe.BadSamples` or its policy's
+        shard: this process's part of each epoch; see :func:`fastpipe.tf.image_dataset`.
+        bad_samples: how to handle rows that cannot be read, a :class:`fastpipe.BadSamples` or its policy's
             name.
-        stage: a folder on a local disk, or a :class:`fastpipe.Stage`, to which files that are URLs are copied
-            whole.
-        storage_options: for URLs: credentials and endpoint, as fsspec's file system for them takes them.
-        threads: reading threads; ``"auto"`` is the number of cores.
+        stage: a folder on a local disk, or a :class:`fastpipe.Stage`, to which whole files are copied from
+            URLs.
+        storage_options: credentials and endpoint for URLs, as their fsspec file system takes them.
+        threads: number of reading threads; ``"auto"`` is the number of cores.
 
     Returns:
-        :class:`fastpipe.tf.Dataset` of tensors (n, …) of the datasets' types; texts are ``tf.string``.
+        A :class:`fastpipe.tf.Dataset` of tensors (n, …) with the datasets' dtypes; texts are ``tf.string``.
 
     Raises:
         FileNotFoundError, PermissionError: as ``open`` raises them.
         KeyError: the file has no such dataset.
-        HDF5Error: it is no HDF5 file, it is damaged, or somebody has it open for writing.
-        StageError, StoreError: as for :class:`fastpipe.FastHDF5Dataset`.
-        OptionError: an option's value cannot work, TensorFlow has no type for a dataset's elements, or there
-            are no rows.
+        HDF5Error: the file is not HDF5, is damaged, or is open for writing elsewhere.
+        StageError, StoreError: see :class:`fastpipe.FastHDF5Dataset`.
+        OptionError: an option is invalid, TensorFlow has no dtype for a dataset's elements, or there are no
+            rows.
 
-    While it is iterated over, an error names row and file.
+    Errors during iteration name row and file.
 
     >>> import h5py, os, tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -108,7 +108,7 @@ def hdf5_dataset(
     [(TensorShape([32, 64, 128]), TensorShape([32]))]
     >>> folder.cleanup()
     """
-    # HDF5 and volumes are imported by those who use them.
+    # HDF5 and volumes are imported only when they are used.
     from fastpipe.hdf5.samples import H5pyRows, HDF5Samples
 
     form = Form.of(keys)
@@ -140,7 +140,7 @@ def hdf5_dataset(
 
 
 def _selected_rows(rows: Any, count: int) -> Int64Array:
-    """Return the rows that ``rows=`` means."""
+    """Return the rows that ``rows=`` selects."""
     every = np.arange(count)
     try:
         if rows is not None and not isinstance(rows, slice):
@@ -178,40 +178,40 @@ def patch_dataset(
     storage_options: Mapping[str, Any] | None = None,
     threads: int | Literal["auto"] = "auto",
 ) -> Dataset:
-    """A ``tf.data.Dataset`` of patches of volumes, as NumPy cuts them from the whole array.
+    """Create a ``tf.data.Dataset`` of patches of volumes, with the values that NumPy slicing gives.
 
-    It replaces a generator that slices a Zarr array or an image: what is decoded for a patch is
-    remembered, within a budget, for those that follow.
+    It replaces a generator that slices a Zarr array or an image.  Chunks decoded for one patch are kept,
+    within a memory budget, for later patches.
 
     Args:
-        volume, patch_size, labels, mask, sampling, padding, nan, cache, stage, storage_options: as for
+        volume, patch_size, labels, mask, sampling, padding, nan, cache, stage, storage_options: see
             :class:`fastpipe.FastPatchDataset`.
-        batch_size: patches in a batch; None for single patches.
-        shuffle: each epoch has an order of its own; ``Shuffle(unit="group")`` is one that decodes little more
-            than it uses.
-        seed: makes places and orders a function of (seed, epoch).  Without one, a number of NumPy's global
-            generator is taken.
-        channels: where dimensions in front of those that patches are cut along are: ``"as_stored"``, or
-            ``"last"``, as Keras's layers have them: there is one then, of size 1 where there is none.
+        batch_size: patches per batch; None for single patches.
+        shuffle: draw a new order for each epoch.  ``Shuffle(unit="group")`` decodes little more than is
+            used.
+        seed: makes places and orders depend only on (seed, epoch).  Default: a number from NumPy's global
+            generator.
+        channels: the position of dimensions that patches are not cut along: ``"as_stored"``, or ``"last"``
+            for Keras's layers.  With ``"last"`` there is exactly one, of size 1 if the volume has none.
         drop_remainder: leave out the last batch if it is smaller.
-        augment: a function of (inputs, labels), or of inputs, for each batch; or, for patches of two
-            dimensions with their channels last, a :class:`fastpipe.tf.Augment`.
-        shard: this process's part of each epoch, as for :func:`fastpipe.tf.image_dataset`.
-        bad_samples: what happens to patches that cannot be read, a :class:`fastpipe.BadSamples` or its
+        augment: a function of (inputs, labels), or of inputs, for each batch; or, for two-dimensional patches
+            with channels last, a :class:`fastpipe.tf.Augment`.
+        shard: this process's part of each epoch; see :func:`fastpipe.tf.image_dataset`.
+        bad_samples: how to handle patches that cannot be read, a :class:`fastpipe.BadSamples` or its
             policy's name.
-        threads: reading threads; ``"auto"`` is the number of cores.
+        threads: number of reading threads; ``"auto"`` is the number of cores.
 
     Returns:
-        :class:`fastpipe.tf.Dataset` of tensors (n, \\*channels, \\*patch_size) of the volume's type; with
+        A :class:`fastpipe.tf.Dataset` of tensors (n, \\*channels, \\*patch_size) with the volume's dtype; with
         labels, or a mask, of tuples (volume, labels[, mask]).
 
     Raises:
         FileNotFoundError, PermissionError: as ``open`` raises them.
         VolumeError: a volume cannot be opened, or is damaged.
-        StoreError: a store does not answer as it must.
-        OptionError: an option's value cannot work, or the volumes do not fit together.
+        StoreError: a store gives an unusable answer.
+        OptionError: an option is invalid, or the volumes do not fit together.
 
-    While it is iterated over, an error names volume and place.
+    Errors during iteration name volume and place.
 
     >>> volume = np.arange(4 * 6 * 6, dtype=np.uint16).reshape(4, 6, 6)
     >>> from fastpipe.sampling import Grid
@@ -247,7 +247,7 @@ def patch_dataset(
 
 
 def _this_process(threads: int | str, name: str) -> Process:
-    """Return this process, with the threads of a dataset: batches are used where they are made."""
+    """Return this process's context with a dataset's threads: batches are used where they are made."""
     return Process(ThreadPool(default_threads() if threads == "auto" else int(threads), name))
 
 
@@ -282,8 +282,8 @@ def _reference(stream: _ArrayStream, is_single: bool) -> Dataset:
 class _ArrayStream(Stream):
     """The batches of rows of HDF5 datasets, or of patches of volumes.
 
-    ``rows``, int64 (N,), are those that an epoch has; ``arrangement`` has groups that are shuffled, None to
-    shuffle samples; ``stock`` gives them in order, as batches of one, read by the formats' own libraries.
+    ``rows``, int64 (N,), are an epoch's samples; ``arrangement`` has the groups to shuffle, None to shuffle
+    samples; ``stock`` yields samples in order, in batches of one, read by the formats' own libraries.
     """
 
     def __init__(
@@ -363,7 +363,7 @@ class _ArrayStream(Stream):
 
 
 class _Value(NamedTuple):
-    """One of a sample's values: its name for messages, and its array's type and shape."""
+    """One value of a sample: its name for messages, and its array's dtype and shape."""
 
     name: str
     dtype: np.dtype[Any]
@@ -371,10 +371,10 @@ class _Value(NamedTuple):
 
 
 class _ArrayForm:
-    """The form of elements, and TensorFlow's types of their tensors.
+    """The structure of elements, and the TensorFlow dtypes of their tensors.
 
-    If there is one value more than the form has, the last is the label.  ``channels_of`` is the number of
-    dimensions of patches, if what is in front of them becomes the last one; None to leave arrays as they are.
+    If there is one value more than the structure has, the last one is the label.  ``channels_of`` is the
+    number of dimensions of patches if those before them become the last dimension; None leaves arrays alone.
     """
 
     def __init__(self, form: Form, values: Sequence[_Value], channels_of: int | None = None) -> None:
@@ -410,7 +410,7 @@ class _ArrayForm:
         return self._form.sample(parts[:-1]), parts[-1]
 
     def _native(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        if not array.dtype.isnative:  # TensorFlow knows the machine's order of bytes only
+        if not array.dtype.isnative:  # TensorFlow supports only the machine's byte order
             array = array.astype(array.dtype.newbyteorder("="))
         if self._channels_of is None:
             return array
@@ -425,9 +425,9 @@ class _ArrayForm:
 
 
 def _type_of(value: _Value) -> Any:
-    """Return TensorFlow's type of a value's elements."""
+    """Return the TensorFlow dtype of a value's elements."""
     dtype = value.dtype
-    metadata: Mapping[str, Any] = dtype.metadata or {}  # of h5py: objects may be texts, or arrays
+    metadata: Mapping[str, Any] = dtype.metadata or {}  # from h5py: objects may be texts or arrays
     if dtype.kind == "S" or (dtype.kind == "O" and metadata.get("vlen") in (str, bytes)):
         return tf.string
     try:

@@ -1,4 +1,4 @@
-"""``Augment``: augmentation of batches as a Keras layer, or as a function of a dataset's elements."""
+"""``Augment``: augmentation of batches as a Keras layer or as a function for ``dataset.map``."""
 
 from __future__ import annotations
 
@@ -32,53 +32,53 @@ _REPLICA = 1 << 40  # draws of one replica, before those of the next
 
 @keras.saving.register_keras_serializable(package="fastpipe")
 class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
-    """Change each image of a batch by numbers of its own.
+    """A Keras layer that changes each image of a batch with its own random numbers.
 
-    In a model it works while training only; ``dataset.map(augment)`` and ``augment(inputs, labels)`` change
-    the inputs and hand the labels through; ``image_dataset(augment=…)`` makes the numbers a function of the
-    dataset's seed, the epoch and the sample's position in it, on any number of threads or ranks.
+    In a model it is active only in training.  ``dataset.map(augment)`` and ``augment(inputs, labels)`` change
+    the inputs and return the labels unchanged.  With ``image_dataset(augment=…)`` the numbers depend only on
+    the dataset's seed, the epoch and the sample's position, for any number of threads or ranks.
 
     Args:
-        horizontal_flip, vertical_flip: the part of the images that is mirrored.
-        rotation: angles are drawn from [-rotation, rotation], or from the two numbers given; degrees,
-            clockwise.
-        translation: greatest shifts along x and y, as parts of width and height; one number for both.
-        zoom: least and greatest factor; of one number, from 1 - zoom to 1 + zoom.
-        brightness, contrast, saturation: factors are drawn from [max(0, 1 - value), 1 + value], or from the
-            two numbers given.
-        hue: parts of a turn are drawn from [-value, value], or from the two numbers given; at most 0.5.
-        cutout: the part of the images in which a box is filled with ``fill``.
-        cutout_scale, cutout_ratio: least and greatest part of the image's area, and height / width.
+        horizontal_flip, vertical_flip: the probability that an image is mirrored, from 0 to 1.
+        rotation: angles in degrees, clockwise, are drawn from [-rotation, rotation], or between the two
+            numbers given.
+        translation: greatest shifts along x and y, as fractions of width and height; one number for both.
+        zoom: least and greatest factor; one number means from 1 - zoom to 1 + zoom.
+        brightness, contrast, saturation: factors are drawn from [max(0, 1 - value), 1 + value], or between
+            the two numbers given.
+        hue: fractions of a full turn are drawn from [-value, value], or between two numbers; at most 0.5.
+        cutout: the probability that a box in an image is filled with ``fill``.
+        cutout_scale, cutout_ratio: least and greatest fraction of the image's area, and height / width.
         interpolation: ``"bilinear"`` or ``"nearest"``.
-        fill: the value outside of images and in boxes that are cut out, within ``value_range``.
-        value_range: of floats, as Keras's layers have it.  Bytes are 0 to 255.
-        modalities: names of the images among inputs that are a dict; default: all of four dimensions.  All
-            images of a sample move alike, whatever their sizes.
-        colours: names of those whose colours are changed; default: all images of 1 or 3 channels.
-        seed: of the numbers; default: NumPy's global generator gives one.
-        jit_compile: compile TensorFlow's operations with XLA, which makes few loops of them; once for each
-            size of a batch.
-        name: of the layer.
+        fill: the value outside images and in boxes that are cut out, within ``value_range``.
+        value_range: the range of floats, as for Keras's layers.  Bytes are 0 to 255.
+        modalities: names of the images in dict inputs.  Default: all inputs with four dimensions.  All images
+            of a sample move alike, whatever their sizes.
+        colours: names of the images whose colours are changed.  Default: all images of 1 or 3 channels.
+        seed: the seed of the numbers.  Default: a number from NumPy's global generator.
+        jit_compile: compile the TensorFlow operations with XLA, which fuses them into few loops; once for
+            each size of a batch.
+        name: the layer's name.
 
-    On the processor fastpipe's native core changes a batch, in as many threads as TensorFlow's operations
-    have: in ``dataset.map(augment)``, in fastpipe's own datasets, and where ``augment(inputs)`` is called
-    with values that do not lie on a GPU.  Models, and every other ``tf.function``, use TensorFlow's
-    operations, on whichever device: they may be compiled by XLA, saved, and sent to other processes.
-    ``dataset.map(tf.function(augment))`` uses them in a dataset, as ``tf.data``'s service needs it.  Both
-    ways draw the same numbers; their results differ by roundings.
+    On the CPU fastpipe's native core changes a batch, in as many threads as TensorFlow's operations use.
+    This applies to ``dataset.map(augment)``, to fastpipe's own datasets, and to calls of ``augment(inputs)``
+    whose values are not on a GPU.  Models, and every other ``tf.function``, use TensorFlow operations on any
+    device: these can be compiled by XLA, saved, and sent to other processes.  In a dataset,
+    ``dataset.map(tf.function(augment))`` uses them; ``tf.data``'s service needs that.  Both ways draw the
+    same numbers; their results differ by rounding.
 
-    A layer has a weight, so making one initialises TensorFlow: configure its devices before.  Each layer
-    draws numbers of its own; one layer moves all images of a sample alike.
+    A layer has a weight, so creating one initialises TensorFlow: configure its devices before.  Each layer
+    draws its own numbers; one layer moves all images of a sample alike.
 
-    Images are (N, H, W, C), uint8, float16, bfloat16 or float32, and stay so.  The changes, their order and
-    the numbers that are drawn are those of a ``Compose`` of ``fastpipe.augment``'s ``RandomHorizontalFlip``,
-    ``RandomVerticalFlip``, ``RandomAffine``, ``ColorJitter`` and ``RandomErasing``, without those that are
-    not used; formulas are torchvision's.
+    Images are (N, H, W, C), uint8, float16, bfloat16 or float32, and keep their dtype.  Changes, order and
+    drawn numbers are those of a ``Compose`` of ``fastpipe.augment``'s ``RandomHorizontalFlip``,
+    ``RandomVerticalFlip``, ``RandomAffine``, ``ColorJitter`` and ``RandomErasing``, without unused ones;
+    the formulas are torchvision's.
 
-    Keras's layers draw some numbers differently.  ``RandomFlip()`` mirrors an image both ways or not at all,
-    with one number for both; ``RandomRotation`` counts angles the other way round; ``RandomZoom`` draws the
-    inverse of the factor; ``RandomTranslation`` shifts by parts of pixels; ``RandomBrightness`` adds; and
-    ``RandomContrast(0.2)`` means factors from 1.0 to 1.2, ``RandomContrast((0.2, 0.2))`` from 0.8 to 1.2.
+    Keras's layers draw some numbers differently.  ``RandomFlip()`` mirrors an image both ways or not at all;
+    ``RandomRotation`` counts angles in the opposite direction; ``RandomZoom`` draws the inverse of the factor;
+    ``RandomTranslation`` shifts by fractions of pixels; ``RandomBrightness`` adds.  ``RandomContrast(0.2)``
+    means factors from 1.0 to 1.2, ``RandomContrast((0.2, 0.2))`` from 0.8 to 1.2.
 
     >>> augment = Augment(horizontal_flip=0.5, rotation=10, brightness=0.2, value_range=(0, 1), seed=1)
     >>> augment(tf.ones((2, 8, 8, 3))).shape
@@ -141,33 +141,33 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
             raise AugmentError(f"value_range= must be two numbers that increase, got {value_range!r}")
         self._steps = self._used()
         self.supports_jit = True
-        # The number of calls is a part of the state, so that a loaded model goes on with other numbers.
+        # The number of calls is part of the state, so that a loaded model continues with new numbers.
         self.calls = self.add_weight(
             name="calls", shape=(), dtype="int64", initializer="zeros", trainable=False,
             aggregation="only_first_replica",
         )  # fmt: skip
         self._memory = SlotPool(KEPT_SLOTS)
         self._change = tf.function(self._change_by_operations)
-        # Each step is compiled by itself: together, XLA repeats steps for each pixel of the next.
+        # Each step is compiled separately: compiled together, XLA repeats a step for each pixel of the next.
         compiled = partial(tf.function, jit_compile=self._arguments["jit_compile"] or None, autograph=False)
         self._uniforms = compiled(uniforms)
         self._by_step = {step: compiled(partial(self._step, step)) for step in self._steps}
 
     def call(self, inputs: Any, labels: Any = None, training: bool | None = None, key: Any = None) -> Any:
-        """Change a batch.
+        """Change the images of a batch.
 
         Args:
-            inputs: images (N, H, W, C), or a dict of them and others.
-            labels: handed through.
-            training: in the model: whether to change anything.  Default: yes.
-            key: (seed, epoch, draws), as ``fastpipe.core.types.Key``, where the script has one: draws are
+            inputs: images (N, H, W, C), or a dict that contains them and other inputs.
+            labels: returned unchanged.
+            training: whether to change anything; set by a model.  Default: true.
+            key: (seed, epoch, draws), as in ``fastpipe.core.types.Key``, if the script has one; ``draws`` are
                 int64 (N,), the samples' positions in the epoch.
 
         Returns:
-            The inputs, changed; with labels, a pair.
+            The changed inputs; with labels, a pair (inputs, labels).
 
         Raises:
-            AugmentError: there are no images, or of another kind.
+            AugmentError: there are no images, or they are of another kind.
         """
         if training is not None and not training:
             return inputs if labels is None else (inputs, labels)
@@ -189,24 +189,24 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
     def __call__(self, inputs: Any, labels: Any = None, **options: Any) -> Any:
         """See ``call``."""
         if options.get("key") is not None:
-            options["key"] = tuple(_word(one) for one in options["key"])  # Keras wants all to be tensors
+            options["key"] = tuple(_word(one) for one in options["key"])  # Keras requires tensors
         return super().__call__(inputs, labels=labels, **options)
 
     def compute_output_shape(self, input_shape: Any, *others: Any, **more: Any) -> Any:
-        """Shapes stay as they are."""
+        """Return the shape of the inputs, which does not change."""
         return input_shape
 
     def compute_output_spec(self, inputs: Any, labels: Any = None, **options: Any) -> Any:
-        """The type of the result, which is that of the inputs."""
+        """Return the type of the inputs, which does not change."""
         same = keras.tree.map_structure(lambda one: keras.KerasTensor(one.shape, one.dtype), inputs)
         return same if labels is None else (same, labels)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments."""
+        """Return the arguments."""
         return {**super().get_config(), **self._arguments}
 
     def _key(self, count: Any) -> tuple[Any, Any, Any]:
-        """Return the key of this call, another one for each replica."""
+        """Return the key of this call, which differs between replicas."""
         call = tf.convert_to_tensor(self.calls.value)
         self.calls.assign(self.calls + 1)
         replica = tf.distribute.get_replica_context()
@@ -215,7 +215,7 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
         return self._arguments["seed"], call, first + tf.range(tf.cast(count, tf.int64))
 
     def _used(self) -> dict[str, slice]:
-        """Return the steps that change anything, and the columns of their numbers."""
+        """Return the steps in use, and the columns of their numbers."""
         arguments = self._arguments
         is_still = arguments["rotation"] == (0, 0) and arguments["translation"] == (0, 0)
         used = {
@@ -234,14 +234,14 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
         return steps
 
     def _natively(self, images: dict[str, Any], seed: Any, epoch: Any, draws: Any) -> dict[str, Any]:
-        """Change images by the native core: now, or whenever the function that is traced runs."""
+        """Change images by the native core, now or whenever the traced function runs."""
         names, given = list(images), list(images.values())
 
         def changed(seed: Any, epoch: Any, draws: Any, *images: Any) -> list[Any]:
             u = uniform_rows(len(draws), self._count, key=Key(int(seed), int(epoch), draws))
             made = []
             for name, image in zip(names, images, strict=True):
-                # Grey images stay unchanged in the colours that they do not have.
+                # Grey images have no saturation or hue to change.
                 is_coloured = bool(self._ranges(image.shape[3], name))
                 colours = [self._arguments[kind] for kind in _COLOURS] if is_coloured else []
                 made.append(change_natively(image, u, self._steps, self._arguments, colours, self._memory))
@@ -284,7 +284,7 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
         return change(step, self._arguments, self._ranges(values.shape[3], name), values, u, of_bytes)
 
     def _ranges(self, channels: int, name: str) -> dict[int, tuple[float, float]]:
-        """Return the ranges of those of brightness, contrast, saturation and hue that change images."""
+        """Return the ranges of brightness, contrast, saturation and hue, without unused ones."""
         colours = self._arguments["colours"]
         if channels not in (1, 3) or (colours is not None and name and name not in colours):
             return {}
@@ -309,8 +309,8 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
 def _is_on_cpu(images: Sequence[Any]) -> bool:
     """Return whether the native core changes these images.
 
-    It does if their values are in the processor's memory, and while a function of ``tf.data`` is traced.
-    Any other trace may be compiled by XLA, run on any device, or be saved, and is used wherever it is called.
+    It does if their values are in host memory, and while a function of ``tf.data`` is traced.  Any other trace
+    may be compiled by XLA, run on any device or saved, so it uses TensorFlow operations.
     """
     if tf.executing_eagerly():
         return all(tf.DeviceSpec.from_string(one.backing_device).device_type == "CPU" for one in images)
@@ -351,10 +351,10 @@ def change_natively(
     images: npt.NDArray[Any], u: Float64Array, used: Mapping[str, slice], arguments: Mapping[str, Any],
     colours: Sequence[tuple[float, float]], memory: SlotPool,
 ) -> npt.NDArray[Any]:  # fmt: skip
-    """Change images, to the same bits as the chains of ``fastpipe.augment``, without Python's lock.
+    """Change images to the same bits as the chains of ``fastpipe.augment``; the GIL is released meanwhile.
 
-    Images are (N, H, W, C), in any order of memory, and have a row of ``u`` each, of which ``used`` says the
-    steps' columns; ``colours`` has the ranges of brightness, contrast, saturation and hue, or is empty.
+    Images are (N, H, W, C), in any memory order, with one row of ``u`` each; ``used`` gives the columns of
+    each step.  ``colours`` has the ranges of brightness, contrast, saturation and hue, or is empty.
     """
     out: npt.NDArray[Any] = memory.take(images.shape, images.dtype)
     count, size = len(images), images.shape[1:3]
@@ -403,7 +403,9 @@ def change_natively(
     is_half = element in ("float16", "bfloat16")
     # NumPy and the native core know halves as words.
     source, target = (one.view(np.uint16) if is_half else one for one in (images, out))
-    threads = tf.config.threading.get_intra_op_parallelism_threads() or _cores()  # as TensorFlow's operations
+    threads = (
+        tf.config.threading.get_intra_op_parallelism_threads() or _cores()
+    )  # as TensorFlow's operations do
     run_plan(
         plan_of(tuple(steps), rows.shape[1]), rows, source.transpose(0, 3, 1, 2),
         target.transpose(0, 3, 1, 2), (element, element), threads,

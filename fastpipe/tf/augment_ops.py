@@ -1,4 +1,4 @@
-"""The steps of ``Augment`` in TensorFlow's operations, of which XLA makes few loops.
+"""The steps of ``Augment`` in TensorFlow operations, which XLA fuses into few loops.
 
 Random numbers, distributions and formulas are those of ``fastpipe.augment``.
 """
@@ -11,11 +11,11 @@ from typing import Any
 
 import tensorflow as tf
 
-# As ``augment.draws`` has it: augmentations of batches draw from another stream than a dataset's transform.
+# As in ``augment.parameters``: augmentations of batches draw from another stream than a dataset's transform.
 STREAM = 0x6175676D656E74
 
 _GREY = (0.2989, 0.587, 0.114)
-_TO_BYTE = 255.999  # as torchvision makes bytes of floats: 1.0 becomes 255, and all bytes are equally wide
+_TO_BYTE = 255.999  # torchvision's factor from floats to bytes: each byte covers an equal range
 _TRIES = 10
 
 
@@ -25,8 +25,8 @@ def change(
 ) -> Any:  # fmt: skip
     """Do one step of ``Augment`` on float32 (N, H, W, C), with its uniform numbers, float64 (N, K).
 
-    ``ranges`` are of those of brightness, contrast, saturation and hue, which are 0 to 3, that change images;
-    ``of_bytes`` says whether values are whole numbers to 255, and have to be afterwards.
+    ``ranges`` are those of the colour changes in use: 0 to 3 are brightness, contrast, saturation and hue.
+    ``of_bytes`` says whether values are whole numbers to 255; the result's must be, too.
     """
     low, high = (0.0, 1.0) if of_bytes else arguments["value_range"]
     if step in ("horizontal_flip", "vertical_flip"):
@@ -63,7 +63,7 @@ def _between(u: Any, low: float, high: float) -> Any:
 def _affine_matrices(u: Any, images: Any, arguments: Mapping[str, Any]) -> Any:
     """Draw where pixels come from, about centres, as ``augment.matrices.inverse_affine``: float32 (N, 6).
 
-    The last two of the six numbers in ``u`` are for shears, which there are not.
+    The last two of the six numbers in ``u`` would be shears; they are unused.
     """
     shape = tf.shape(images)
     turn = _between(u[:, 0], *arguments["rotation"]) * (math.pi / 180)
@@ -78,9 +78,9 @@ def _affine_matrices(u: Any, images: Any, arguments: Mapping[str, Any]) -> Any:
 
 
 def _warped(images: Any, matrices: Any, *, is_nearest: bool, fill: float, of_bytes: bool) -> Any:
-    """Resample images by maps (N, 6) from pixels of the result to theirs, about centres.
+    """Resample images by maps, (N, 6), from pixels of the result to their pixels, relative to the centres.
 
-    ``fill`` is outside; it fades in at the border as torchvision's does.
+    ``fill`` is the value outside; it is blended at the border as in torchvision.
     """
     shape = tf.shape(images)
     height, width, channels = shape[1], shape[2], images.shape[3]
@@ -93,7 +93,7 @@ def _warped(images: Any, matrices: Any, *, is_nearest: bool, fill: float, of_byt
     pixels = tf.reshape(images, (shape[0], height * width, channels))
 
     def at(row: Any, column: Any) -> tuple[Any, Any]:
-        """Return the pixels at whole places, 0 outside; and 1 for those inside, 0 outside."""
+        """Return the pixels at integer positions, 0 outside, and a mask: 1 inside, 0 outside."""
         inside = (column >= 0) & (column < wide) & (row >= 0) & (row < tall)
         place = tf.clip_by_value(row, 0, tall - 1) * wide + tf.clip_by_value(column, 0, wide - 1)
         flat = tf.reshape(tf.cast(place, tf.int32), (shape[0], -1))
@@ -122,9 +122,9 @@ def _warped(images: Any, matrices: Any, *, is_nearest: bool, fill: float, of_byt
 
 
 def _jittered(images: Any, factors: Any, order: Any, kinds: Sequence[int], of_bytes: bool) -> Any:
-    """Change brightness, contrast, saturation and hue, which are 0 to 3, by factors (N, K) of some ``kinds``.
+    """Change colours by factors, (N, K), of ``kinds``: 0 to 3 are brightness, contrast, saturation and hue.
 
-    ``order``, (N, K), says which of the K factors comes first, and so on.  Images are in [0, 1], or bytes.
+    ``order``, (N, K), is the order in which the K factors are applied.  Images are in [0, 1], or bytes.
     """
     by_kind = {kind: (place, factors[:, place, None, None, None]) for place, kind in enumerate(kinds)}
     mixed = {kind: found for kind, found in by_kind.items() if kind < 3}
@@ -139,9 +139,9 @@ def _jittered(images: Any, factors: Any, order: Any, kinds: Sequence[int], of_by
 
 
 def _blended(images: Any, turn: Any, used: Mapping[int, tuple[int, Any]], of_bytes: bool) -> Any:
-    """Mix images with black, with their mean, or with their greys, as it is their turn.
+    """Blend images with black, with their mean, or with their greys, whichever is due.
 
-    ``used`` has the place and the factors (N, 1, 1, 1) of each kind; ``turn`` is the place whose turn it is.
+    ``used`` has the place and the factors, (N, 1, 1, 1), of each kind; ``turn`` is the current place.
     """
     grey = _luminance(images, of_bytes) if set(used) != {0} else None
     factor, other = tf.ones_like(images[:, :1, :1, :1]), tf.zeros((), images.dtype)
@@ -166,7 +166,7 @@ def _luminance(images: Any, of_bytes: bool) -> Any:
 
 
 def _hue_turned(images: Any, shift: Any, of_bytes: bool) -> Any:
-    """Turn the hue of colours by parts of a turn (N, 1, 1, 1), through hue, saturation and value."""
+    """Turn the hue of colours by fractions of a turn, (N, 1, 1, 1), through hue, saturation and value."""
     images = images / (255.0 if of_bytes else 1.0)
     red, green, _ = tf.unstack(images, axis=3)
     high, low = tf.reduce_max(images, axis=3), tf.reduce_min(images, axis=3)
@@ -195,9 +195,9 @@ def _hue_turned(images: Any, shift: Any, of_bytes: bool) -> Any:
 
 
 def _erased(images: Any, u: Any, arguments: Mapping[str, Any]) -> Any:
-    """Fill a box in each of some images, as ``augment.RandomErasing`` draws it.
+    """Fill a box in some images, as ``augment.RandomErasing`` draws it.
 
-    The last of the 24 numbers in ``u`` is for noise, which there is not.
+    The last of the 24 numbers in ``u`` would seed noise; it is unused.
     """
     shape = tf.shape(images)
     tall, wide = tf.cast(shape[1], tf.float64), tf.cast(shape[2], tf.float64)
@@ -230,7 +230,7 @@ _MIX_2 = 0x94D0_49BB_1331_11EB
 def uniforms(seed: Any, epoch: Any, draws: Any, count: int) -> Any:
     """Return the numbers of ``core.keys.uniforms``, in or outside a graph, also under XLA.
 
-    Of seed and epoch, int64 modulo 2**64, and draws, int64 (N,): float64 (N, count), in [0, 1).
+    Seed and epoch are int64 modulo 2**64, draws int64 (N,).  The result is float64 (N, count), in [0, 1).
     """
     golden = _word(_GOLDEN)
     one = _word(1)
@@ -238,7 +238,7 @@ def uniforms(seed: Any, epoch: Any, draws: Any, count: int) -> Any:
     states = _mix(state + (_bits(draws) + one) * golden)
     steps = tf.range(1, count + 1, dtype=tf.int64)
     words = _mix(states[:, None] + (_bits(steps) * golden)[None, :])
-    # Of 53 bits, which are exact as float64; through int64, as no device converts unsigned words.
+    # 53 bits are exact as float64; convert through int64, as no device converts unsigned words.
     whole = tf.cast(tf.bitcast(_shifted(words, 11), tf.int64), tf.float64)
     return whole * tf.constant(2.0**-53, tf.float64)
 

@@ -1,4 +1,4 @@
-"""What all augmentations of volumes share, and how chains of them run."""
+"""The base of all augmentations of volumes, and how chains of them run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 
 
 class VolumeChain(Chain):
-    """Augmentations of volumes."""
+    """A chain of augmentations of volumes."""
 
     one = "volume"
     changes = VOLUME_CHANGES
@@ -88,18 +88,18 @@ def on_volumes(
     is_host: bool | None = None,
     kept: Callable[[Any, Callable[[], Any]], Any] = lambda key, make: make(),
 ) -> Tensor:
-    """Return changed volumes, wherever they are.
+    """Return changed volumes, on the device of the given ones.
 
-    On a device there are at a time the volumes, those that are made of them, and less than two volumes more.
+    A device's memory holds the given volumes, the new ones, and less than two further volumes at a time.
 
     Args:
         ops: the chain.
         volumes: (N, C, D, H, W).
-        applied: what is applied.
-        memory: of the processor, where the new volumes are.
-        channels: of the volumes that numbers were drawn for, where these are labels of them.
-        is_host: whether the native core does it, or torch's operations.  Default: where it can.
-        kept: keeps plans of these operations; see ``Chain.kept``.
+        applied: the applied numbers, (N, columns).
+        memory: host memory for the new volumes.
+        channels: for labels, the number of channels of the volumes for which numbers were drawn.
+        is_host: use the native core, not torch operations.  Default: for volumes on the CPU.
+        kept: caches plans of these operations; see ``Chain.kept``.
     """
     device, shape, channels = volumes.device.type, tuple(volumes.shape[1:]), channels or volumes.shape[1]
     after, dtype = (len(volumes), *shape_after(ops, shape)), dtype_after(ops, volumes.dtype)
@@ -111,7 +111,7 @@ def on_volumes(
         out = torch.empty(after, dtype=dtype, device=volumes.device)
         volumes, goal = volumes.detach(), out
         if dtype in _SIGNED and dtype == volumes.dtype:
-            # Devices move bits of these as those of numbers with a sign: few operations know them.
+            # Few operations of devices take these unsigned dtypes: view them as signed, bits are only moved.
             volumes, goal = volumes.view(_SIGNED[dtype]), out.view(_SIGNED[dtype])
         _on_device(ops, volumes, applied, goal, channels)
     return out
@@ -120,7 +120,7 @@ def on_volumes(
 def _on_device(ops: Ops, volumes: Tensor, applied: Float64Array, out: Tensor, channels: int) -> None:
     columns = list(columns_of(ops, channels, of_applied=True))
     steps = [(op, np.ascontiguousarray(applied[:, own])) for op, own in columns]
-    # Half precision is of what is given and taken: ops would lose digits with each.
+    # 16-bit floats are only for input and output: each operation would lose precision.
     is_half = out.dtype in (torch.float16, torch.bfloat16)
     for number, target in enumerate(out):
         goal = target.new_empty(target.shape, dtype=torch.float32) if is_half else target
@@ -144,7 +144,7 @@ def _on_host(
 
 
 def _plan(ops: Ops, channels: int, shape: Shape, dtype: torch.dtype) -> Any:
-    """Return the native core's plan for volumes of a shape (C, D, H, W)."""
+    """Return the native core's plan for volumes of this shape, (C, D, H, W)."""
     steps: list[Step] = []
     at = (channels, *shape[1:])
     for op, own in columns_of(ops, channels, of_applied=True):
@@ -158,11 +158,11 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _is_of(thing: Tensor, shape: Sequence[int]) -> bool:
-    """Return whether a tensor has a value for each of the volumes' voxels, as labels have."""
+    """Return whether a tensor is of labels: whether it has a value for each of the volumes' voxels."""
     if thing.ndim not in (4, 5) or len(thing) != shape[0]:
         return False
     is_whole = tuple(thing.shape[-3:]) == tuple(shape[-3:])
-    if thing.ndim == 5 and not is_whole:  # of four axes it may be something else
+    if thing.ndim == 5 and not is_whole:  # with four axes it may be something else
         raise AugmentError(
             f"volumes of {tuple(shape[-3:])} come with others of {tuple(thing.shape[-3:])}, which cannot be "
             "moved as they are: make labels of other sizes after the augmentation"
@@ -176,9 +176,9 @@ AXES = ("depth", "height", "width")
 
 
 class VolumeTransform(Augmentation, ABC):
-    """An augmentation of volumes, (N, C, D, H, W) or (N, D, H, W).
+    """The base class of augmentations of volumes, (N, C, D, H, W) or (N, D, H, W).
 
-    What is drawn is known to the host, so that nothing is done with volumes that an augmentation leaves out.
+    The host knows the draws, so volumes that an augmentation leaves unchanged cost no work.
     """
 
     kind = "volumes"
@@ -190,16 +190,16 @@ class VolumeTransform(Augmentation, ABC):
 
     @abstractmethod
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
-        """Change one volume on a device by torch's operations, for what is applied to it."""
+        """Change one volume on a device by torch operations, with its row of applied numbers."""
 
 
 class PerChannel(VolumeTransform):
-    """Changes some channels, each with numbers of its own.
+    """The base class of augmentations that change some channels, each with its own numbers.
 
     Attributes:
-        p_channel: the part of the channels that are changed.
-        of_channel: names of a channel's parameters, each of a uniform number of its own; the first says
-            whether the channel is changed.
+        p_channel: the probability that a channel is changed, from 0 to 1.
+        of_channel: names of a channel's parameters, each from its own uniform number; the first says whether
+            the channel is changed.
     """
 
     p_channel: float
@@ -225,12 +225,12 @@ class PerChannel(VolumeTransform):
         return [Step(self.native_step, column, self.step_options())]
 
     def step_options(self) -> tuple[int, ...]:
-        """Return the options of its step."""
+        """Return the options of the native step."""
         return ()
 
     @abstractmethod
     def numbers(self, u: Float64Array) -> Float64Array:
-        """Return the parameters of channels behind the first, for uniform numbers (N, C, K)."""
+        """Turn uniform numbers, (N, C, K), into the channels' parameters after the first."""
 
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
         for channel, (is_changed, *numbers) in enumerate(row.reshape(-1, len(self.of_channel)).tolist()):
@@ -239,7 +239,7 @@ class PerChannel(VolumeTransform):
 
     @abstractmethod
     def on_channel(self, canvas: Volume, channel: int, *numbers: float) -> None:
-        """Change a channel of a volume."""
+        """Change one channel of a volume in place."""
 
 
 def axes_of(value: int | Sequence[int], name: str = "axes") -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What moves the voxels of volumes, and their labels along."""
+"""Augmentations that move the voxels of volumes, and labels along with them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fastpipe.augment.volumes.base import AXES, VolumeTransform, axes_of
 from fastpipe.augment.volumes.volume import SEEDS, Fill3D, Volume, cropped, normal_noise, warped
 from fastpipe.errors import AugmentError
 
-# Up to this factor nothing is missing in scaled volumes, as in nnU-Net: for more their patches would have
-# to be several times as large.
+# Up to this factor scaled volumes fill the result, as in nnU-Net: beyond it, patches would have to be several
+# times as large.
 _MOST_COVERED = 1 / 0.85
 _STILL = np.array([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0])  # parameters of volumes that stay as they are
 _IDENTITY = np.concatenate([np.eye(3), np.full((3, 1), -0.0)], axis=1).ravel()
@@ -25,7 +25,7 @@ MATRIX = tuple(f"{row}{column}" for row in "zyx" for column in ("z", "y", "x", "
 
 
 class _Geometry(VolumeTransform):
-    """Has nothing to do with what values are: labels go the same way."""
+    """The base class of augmentations that only move voxels, so labels move in the same way."""
 
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
         return dtype
@@ -35,11 +35,11 @@ class _Geometry(VolumeTransform):
 
 
 class RandomFlip3D(_Geometry):
-    """Mirror volumes, along each axis some of them.
+    """Mirror some volumes along each axis.
 
     Args:
-        axes: 0, 1 and 2 are depth, height and width.
-        p: the part of the volumes that are mirrored along an axis; each axis for itself.
+        axes: one or several of 0, 1 and 2: depth, height and width.
+        p: the probability that a volume is mirrored along an axis, drawn for each axis separately.
 
     >>> RandomFlip3D(2, p=1.0)(torch.arange(3.0).view(1, 1, 1, 1, 3)).flatten()
     tensor([2., 1., 0.])
@@ -65,11 +65,11 @@ class RandomRotate90(_Geometry):
     """Turn volumes by 90, 180 or 270 degrees, all equally likely.
 
     Args:
-        axes: the plane in which they are turned: two of 0, 1 and 2, depth, height and width, along which
-            volumes are of the same size.
-        p: the part of the volumes that are turned.
+        axes: the plane of rotation: two of 0, 1 and 2 (depth, height and width), along which volumes must
+            have the same size.
+        p: the probability that a volume is turned, from 0 to 1.
 
-    As ``numpy.rot90``, from the first axis to the second.
+    The direction is that of ``numpy.rot90``, from the first axis to the second.
 
     >>> RandomRotate90(p=1.0)(torch.ones(2, 1, 4, 8, 8)).shape
     torch.Size([2, 1, 4, 8, 8])
@@ -106,21 +106,21 @@ class RandomAffine3D(VolumeTransform):
     """Rotate, scale and shift volumes about their centres, in one resampling; labels by the nearest voxel.
 
     Args:
-        degrees: angles about the axes of depth, height and width are drawn from [-degrees, degrees], or from
-            two numbers given; three of either are for one axis each.
-        scale: least and greatest factor between places in the result and in the volume: above 1 more of the
-            volume is seen, and smaller, as nnU-Net and MONAI have it.
-        translate: greatest shifts along depth, height and width, as parts of the size; or one for all.
-        p_rotation, p_scale: the parts of the volumes that are rotated, and scaled; independently.
-        scale_axes: along which axes a volume is scaled; all by the same factor.
-        spacing: how far apart voxels are along depth, height and width, in any unit, so that rotated things
-            keep their form.
-        size: (D, H, W) of the result, at most that of the volumes, of which it is the middle.  Default: as
-            large as they are.
-        fill, label_fill: what is outside of volumes, and of labels; ``fill="edge"`` is the nearest voxel, of
-            both.
+        degrees: angles about the axes of depth, height and width are drawn from [-degrees, degrees], or
+            between two numbers; three of either give one range per axis.
+        scale: least and greatest factor from coordinates of the result to those of the volume: above 1 the
+            result shows more of the volume, at a smaller size, as in nnU-Net and MONAI.
+        translate: greatest shifts along depth, height and width, as fractions of the size; or one for all.
+        p_rotation, p_scale: probabilities that a volume is rotated, and scaled; drawn independently.
+        scale_axes: the axes along which a volume is scaled, all by the same factor.
+        spacing: distances between voxels along depth, height and width, in any unit, so that rotated objects
+            keep their shape.
+        size: (D, H, W) of the result, the central part of the volumes and at most as large as they are.
+            Default: their size.
+        fill, label_fill: the values outside volumes, and outside labels; ``fill="edge"`` is the nearest voxel
+            for both.
 
-    Between voxels values are linear.
+    Values between voxels are interpolated linearly.
 
     >>> RandomAffine3D(30, (0.7, 1.4))(torch.rand(2, 1, 8, 16, 16)).shape
     torch.Size([2, 1, 8, 16, 16])
@@ -216,7 +216,7 @@ class RandomAffine3D(VolumeTransform):
         warped(canvas, size, np.ascontiguousarray(row[1:13]), bends, self._fill(is_labels), is_labels)
 
     def _fill(self, is_labels: bool) -> float | None:
-        """Return what is outside; None if it is the nearest voxel."""
+        """Return the value outside volumes; None for the nearest voxel."""
         return None if self.fill == "edge" else self.label_fill if is_labels else self.fill
 
     def steps(self, column: int, shape: Shape, is_labels: bool = False) -> list[Step]:
@@ -225,7 +225,7 @@ class RandomAffine3D(VolumeTransform):
         return [Step(kind, column, options, (self._fill(is_labels) or 0.0, *self.sigma))]
 
     def moves_of_points(self, bend: int) -> Float32Array:
-        """Return how far control points are moved, in voxels, for the parameter ``bend``: (3, Z, Y, X)."""
+        """Return the shifts of control points, (3, Z, Y, X), in voxels, for the parameter ``bend``."""
         count = 3 * int(np.prod(self.points))
         even, odd = normal_noise(0, count, bend, torch.device("cpu"))
         normal = torch.stack([even, odd], dim=1).flatten()[:count].numpy().reshape(3, *self.points)
@@ -236,14 +236,14 @@ class RandomAffine3D(VolumeTransform):
 class RandomElastic3D(RandomAffine3D):
     """Bend volumes, and rotate, scale and shift them in the same resampling.
 
-    Control points, spread evenly over a volume from its first voxels to its last ones, are moved at random,
-    and what is between them accordingly.
+    Control points are spread evenly over a volume, from its first to its last voxels, and are moved at
+    random.  Voxels between them move accordingly.
 
     Args:
-        points: control points along depth, height and width, at least 2, or one number for all.
-        sigma: standard deviation of their moves along depth, height and width, in voxels; or one number.
-        p: the part of the volumes that are bent.
-        degrees … label_fill: as of ``RandomAffine3D``.
+        points: numbers of control points along depth, height and width, at least 2; or one number for all.
+        sigma: standard deviation of their shifts along depth, height and width, in voxels; or one number.
+        p: the probability that a volume is bent, from 0 to 1.
+        degrees … label_fill: see ``RandomAffine3D``.
 
     >>> RandomElastic3D((3, 4, 4), 2.0)(torch.rand(2, 1, 8, 16, 16)).shape
     torch.Size([2, 1, 8, 16, 16])
@@ -273,7 +273,7 @@ class RandomElastic3D(RandomAffine3D):
         self.points, self.sigma, self.p = given, _three(sigma, "sigma", 0.0), probability(p)
 
     def size_before(self, size: Shape) -> tuple[int, ...]:
-        # Two standard deviations more on each side, of those that are cut at all.
+        # Add two standard deviations on each side, if volumes are bent at all.
         largest = super().size_before(size)
         more = self.sigma if self.p else (0.0,) * 3
         return tuple(one + 2 * int(np.ceil(2 * by)) for one, by in zip(largest, more, strict=True))
@@ -289,7 +289,7 @@ class RandomElastic3D(RandomAffine3D):
 
 
 class _LabelAffine(_Geometry):
-    """Moves labels as volumes were."""
+    """An augmentation that moves labels as volumes were moved."""
 
     def __init__(self, op: RandomAffine3D) -> None:
         self._op, self.names = op, op.applied_names_for(1)

@@ -1,4 +1,4 @@
-"""Changes of the values of volumes, which leave voxels where they are: intensity, noise, blur, resolution."""
+"""Augmentations that change values and move no voxels: intensity, noise, blur and resolution."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class GaussianNoise3D(VolumeTransform):
     """Add normal noise to each volume.
 
     Args:
-        std: least and greatest standard deviation, of which one is drawn for all channels; or a number.
+        std: least and greatest standard deviation, of which one is drawn for all channels; or one number.
 
-    Noise is a function of the parameters and of where a voxel is: the same on every device.
+    Noise depends only on the parameters and the voxel's position: it is the same on every device.
 
     >>> import torch
     >>> GaussianNoise3D(0.1)(torch.zeros(2, 1, 8, 8, 8)).shape
@@ -45,7 +45,7 @@ class GaussianNoise3D(VolumeTransform):
 
 
 class _Factor(PerChannel):
-    """Has a factor for each channel."""
+    """The base class of augmentations with one factor per channel."""
 
     of_channel: tuple[str, ...] = ("is_changed", "factor")
     limits: tuple[float, float]
@@ -56,11 +56,11 @@ class _Factor(PerChannel):
 
 
 class Brightness3D(_Factor):
-    """Multiply each channel of each volume.
+    """Multiply each channel of each volume by a factor.
 
     Args:
-        factor: least and greatest factor; half of them are below 1 if 1 is between.
-        p_channel: the part of the channels that are changed.
+        factor: least and greatest factor; if 1 is in between, half of the factors are below it.
+        p_channel: the probability that a channel is changed, from 0 to 1.
 
     >>> import torch
     >>> Brightness3D((2.0, 2.0))(torch.ones(1, 1, 2, 2, 2)).unique()
@@ -78,12 +78,12 @@ class Brightness3D(_Factor):
 
 
 class Contrast3D(_Factor):
-    """Move the values of each channel of each volume away from their mean, or nearer to it.
+    """Move the values of each channel of each volume away from their mean, or closer to it.
 
     Args:
-        factor: least and greatest factor; half of them are below 1 if 1 is between.
-        keep_range: cut off what becomes less or more than any value was.
-        p_channel: the part of the channels that are changed.
+        factor: least and greatest factor; if 1 is in between, half of the factors are below it.
+        keep_range: clip the result to the channel's original range of values.
+        p_channel: the probability that a channel is changed, from 0 to 1.
 
     >>> import torch
     >>> Contrast3D((0.0, 0.0))(torch.arange(8.0).view(1, 1, 2, 2, 2)).unique()
@@ -109,13 +109,13 @@ class Contrast3D(_Factor):
 
 
 class Gamma3D(_Factor):
-    """Raise the values of each channel of each volume to a power, as parts of their range.
+    """Raise the values of each channel of each volume, as fractions of their range, to a power.
 
     Args:
-        gamma: least and greatest exponent; half of them are below 1 if 1 is between.
-        inverted: of the negative values, which are turned back afterwards: dark becomes what bright was.
-        keep_stats: give the values their mean and standard deviation back.
-        p_channel: the part of the channels that are changed.
+        gamma: least and greatest exponent; if 1 is in between, half of the exponents are below it.
+        inverted: negate the values before and after, so that dark values change as bright ones would.
+        keep_stats: restore the mean and the standard deviation of the values.
+        p_channel: the probability that a channel is changed, from 0 to 1.
 
     >>> import torch
     >>> Gamma3D((2.0, 2.0), keep_stats=False)(torch.tensor([0.0, 0.5, 1.0]).view(1, 1, 1, 1, 3)).flatten()
@@ -135,7 +135,7 @@ class Gamma3D(_Factor):
         (gamma,) = numbers
         mean, deviation, low, high = canvas.statistics(channel)
         extent = high - low
-        # Of negative values what is raised is (high - x) / extent, and what comes of it is subtracted.
+        # Of negated values, (high - x) / extent is raised, and the result is subtracted from high.
         base, sign = (high, -1.0) if self.inverted else (low, 1.0)
         scale = sign / extent.clamp(min=_LEAST)
         values = canvas.values[channel]
@@ -149,16 +149,16 @@ class Gamma3D(_Factor):
         return int(self.inverted), int(self.keep_stats)
 
 
-_BLURRED = 1e-3  # voxels; less is no blur
+_BLURRED = 1e-3  # voxels; a smaller sigma is no blur
 
 
 class GaussianBlur3D(PerChannel):
-    """Blur each channel of each volume, along each axis with a width of its own.
+    """Blur each channel of each volume by a Gaussian, with a separate width along each axis.
 
     Args:
-        sigma: least and greatest standard deviation in voxels, or one number.
-        axes: along which: 0, 1 and 2 are depth, height and width.
-        p_channel: the part of the channels that are blurred.
+        sigma: least and greatest standard deviation, in voxels, or one number.
+        axes: the axes along which to blur: 0, 1 and 2 are depth, height and width.
+        p_channel: the probability that a channel is blurred, from 0 to 1.
 
     Results are those of ``scipy.ndimage.gaussian_filter1d`` with ``truncate=3`` and ``mode="mirror"``.
 
@@ -186,14 +186,14 @@ class GaussianBlur3D(PerChannel):
 
 
 class LowResolution3D(PerChannel):
-    """Keep some of each channel's voxels, spread evenly, and make those between them linearly.
+    """Keep some of each channel's voxels, spread evenly, and interpolate the others linearly.
 
     Args:
-        scale: least and greatest part of the voxels along an axis that are kept, up to 1; or one number.
-        axes: along which: 0, 1 and 2 are depth, height and width.
-        p_channel: the part of the channels that are changed.
+        scale: least and greatest fraction of the voxels kept along an axis, at most 1; or one number.
+        axes: the axes to which this applies: 0, 1 and 2 are depth, height and width.
+        p_channel: the probability that a channel is changed, from 0 to 1.
 
-    As nnU-Net simulates low resolution: nearest neighbours downwards, trilinear upwards.
+    nnU-Net simulates low resolution in this way: nearest neighbours to shrink, trilinear to enlarge.
 
     >>> import torch
     >>> LowResolution3D((0.5, 1.0))(torch.rand(2, 1, 8, 8, 8)).shape

@@ -17,7 +17,7 @@ from fastpipe.augment.volumes.intensity import (
 )
 from fastpipe.errors import AugmentError
 
-# How much longer than deep a patch is from which on nnU-Net augments its planes only.
+# The ratio of length to depth of a patch above which nnU-Net augments within planes only.
 _ANISOTROPIC = 3
 
 
@@ -31,23 +31,23 @@ def nnunet_default(
     """Return nnU-Net's default augmentation, with its order, probabilities and ranges (F. Isensee et al.,
     "nnU-Net", Nature Methods 18, 2021; the values are those of nnunetv2 2.8's ``nnUNetTrainer``).
 
-    Volumes are floats, normalised to a mean of about 0 and a standard deviation of about 1.  Labels, given
-    beside them, go along.
+    Volumes are floats, normalised to a mean of about 0 and a standard deviation of about 1.  Labels passed
+    with them move along.
 
     Args:
-        size: (D, H, W) of the result: the middle of volumes that may be larger, so that nothing is missing in
-            the corners of rotated ones.  Default: as large as they are.
-        mirror_axes: along which volumes are mirrored; () for none.
-        spacing: how far apart voxels are along depth, height and width.  nnU-Net rotates as if that were the
-            same for all, and so does the default.
-        planes: rotate and scale within planes of height and width only.  Default: as nnU-Net decides, if
+        size: (D, H, W) of the result, the centre of the volumes.  With larger volumes the corners of rotated
+            ones are filled.  Default: the volumes' size.
+        mirror_axes: the axes along which volumes are mirrored; () for none.
+        spacing: distances between voxels along depth, height and width.  By default they are equal, as
+            nnU-Net assumes.
+        planes: rotate and scale only within planes of height and width.  Default: nnU-Net's rule, true if
             ``size`` is more than 3 times as long as deep.
 
     Raises:
-        AugmentError: an argument cannot work.
+        AugmentError: an argument is invalid.
 
-    What differs from nnU-Net: labels are those of the nearest voxel, where it weights the labels around; and
-    blurs go on to three standard deviations, where it rounds that to an odd number of voxels.
+    There are two differences from nnU-Net: labels are those of the nearest voxel, while nnU-Net weights the
+    labels around; blurs reach three standard deviations, which nnU-Net rounds to an odd number of voxels.
 
     >>> import torch
     >>> from fastpipe import augment

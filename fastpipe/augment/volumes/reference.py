@@ -1,4 +1,4 @@
-"""What NumPy and SciPy make of volumes with the same parameters: slow, and there to compare with."""
+"""The reference for volumes: NumPy and SciPy with the same parameters, slow and for comparison only."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _affine(op: Any, volume: Values, p: Row) -> Values:
     places = (whole[:3, :3] @ places + whole[:3, 3:]).reshape(3, *size)
     if op.fill == "edge":
         options: dict[str, Any] = {"mode": "nearest"}
-    else:  # what is beyond the outermost voxels is between them and the fill: with a rim it is so in SciPy
+    else:  # a rim makes SciPy interpolate between the outermost voxels and the fill
         volume, places = np.stack([np.pad(one, 1, constant_values=op.fill) for one in volume]), places + 1
         options = {"mode": "constant", "cval": op.fill}
     ndimage = require("scipy.ndimage", extra="dev")
@@ -51,7 +51,7 @@ def _affine(op: Any, volume: Values, p: Row) -> Values:
 
 
 def _bends(op: Any, size: Values, p: Row) -> Values | None:
-    """Return how far each voxel is moved, (3, D · H · W): linear between control points."""
+    """Return each voxel's shift, (3, D · H · W), linear between control points."""
     if not p.get("is_bent"):
         return None
     points = op.moves_of_points(int(p["bend"])).astype(np.float64)

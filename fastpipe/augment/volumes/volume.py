@@ -1,4 +1,4 @@
-"""One volume on a device, changed by torch's operations: resampled, smoothed, and with noise."""
+"""One volume on a device, changed by torch operations: resampling, smoothing and noise."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from torch.nn.functional import grid_sample, interpolate
 from fastpipe.augment.base import uploaded
 from fastpipe.augment.parameters import Float32Array, Float64Array
 
-PIECE = 1 << 17  # voxels that are worked on where more memory is needed for them
+PIECE = 1 << 17  # voxels processed at a time by operations that need extra memory
 
 
 class Volume:
-    """A volume that is worked on in place: float32, or labels of any dtype, (C, D, H, W).
+    """A volume that is changed in place: float32, or labels of any dtype, (C, D, H, W).
 
-    It is read when its values are first asked for, so that geometry that comes first reads what was given.
+    It is copied when its values are first requested, so a first geometric operation reads the given volume.
 
     Attributes:
-        source: what was given.
-        goal: where it is in the end; of another shape where geometry changes that.  Its dtype is worked with.
-        channels: of the volume that numbers were drawn for; labels may have others.
+        source: the given volume.
+        goal: memory for the result; its shape differs if geometry changes the shape.  Its dtype is used.
+        channels: the channels of the volume for which numbers were drawn; labels may have other channels.
     """
 
     def __init__(self, source: Tensor, goal: Tensor, channels: int) -> None:
@@ -36,45 +36,45 @@ class Volume:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return (C, D, H, W), as it is now."""
+        """The current shape, (C, D, H, W)."""
         return tuple((self.source if self._values is None else self._values).shape)
 
     @property
     def values(self) -> Tensor:
-        """Return (C, D, H, W), contiguous, to be changed in place."""
+        """The values, (C, D, H, W), contiguous, which may be changed in place."""
         if self._values is None:
             self._values = self.empty(self.source.shape)
             self._values.copy_(self.source, non_blocking=True)
         return self._values
 
     def given(self) -> Tensor:
-        """Return the values to read only: those that were given, if they are what ``values`` would be."""
+        """Return the values for reading only; before any change this is the given volume, if possible."""
         is_plain = self.source.dtype == self.goal.dtype and self.source.is_contiguous()
         return self.source if self._values is None and is_plain else self.values
 
     def empty(self, shape: Sequence[int]) -> Tensor:
-        """Return memory for other values of a shape: the goal, if it can be."""
+        """Return memory for new values of this shape: the goal if it fits and is free."""
         fits = tuple(shape) == tuple(self.goal.shape) and self._values is not self.goal
         return self.goal if fits else self.goal.new_empty(tuple(shape))
 
     def replace(self, values: Tensor) -> None:
-        """Go on with other values."""
+        """Continue with other values."""
         self._values = values
 
     def end(self) -> None:
-        """Put the values where they go."""
+        """Copy the values to the goal, unless they are there."""
         if self.values is not self.goal:
             self.goal.copy_(self.values, non_blocking=True)
 
     def statistics(self, channel: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return mean, standard deviation (of n - 1), least and greatest value of a channel, as tensors."""
+        """Return a channel's mean, standard deviation (n - 1), minimum and maximum, as tensors."""
         values = self.given()[channel]
         deviation, mean = torch.std_mean(values, correction=min(1, values.numel() - 1))
         return mean, deviation, *torch.aminmax(values)
 
 
 def _ranges(size: Sequence[int], axis: int) -> list[slice]:
-    """Return ranges along an axis of (D, H, W), of at most PIECE voxels each, but at least one plane."""
+    """Split an axis of (D, H, W) into ranges of at most PIECE voxels each, but at least one plane."""
     count = size[axis]
     step = max(1, PIECE // (math.prod(size) // count))
     return [slice(begin, min(begin + step, count)) for begin in range(0, count, step)]
@@ -86,7 +86,7 @@ Fill3D = float | Literal["edge"]
 
 
 def cropped(volume: Volume, size: tuple[int, ...]) -> None:
-    """Keep the middle, of a size (D, H, W) that is at most the volume's."""
+    """Keep the central part of a size (D, H, W), which is at most the volume's."""
     if volume.shape[1:] == size:
         return
     edges = [(old - new) // 2 for old, new in zip(volume.shape[1:], size, strict=True)]
@@ -108,11 +108,11 @@ def warped(
     """Resample to a size (D, H, W).
 
     Args:
-        matrix: (12,), from places about the centre of the result to those about the volume's: three rows.
-        bends: (3, Z, Y, X), how far voxels are moved before: control points, the first and the last of each
-            axis at the result's first and last voxel.
-        fill: what is outside; None for the nearest voxel.
-        is_nearest: whether values are labels, of the nearest voxel; else they are linear between voxels.
+        matrix: (12,), three rows, from places about the centre of the result to places about the volume's.
+        bends: (3, Z, Y, X), shifts of control points that come before the matrix.  The first and last control
+            points of each axis are at the result's first and last voxels.
+        fill: the value outside; None for the nearest voxel.
+        is_nearest: take the nearest voxel, as for labels; else interpolate linearly.
     """
     given = volume.given()
     out = volume.empty((len(given), *size))
@@ -139,7 +139,7 @@ def _places(
     matrix: Float64Array, bends: Tensor | None, sizes: tuple[int, ...], wanted: tuple[int, ...], begin: int,
     end: int, device: torch.device,
 ) -> list[Tensor]:  # fmt: skip
-    """Return where voxels of some planes come from, along each axis: (end - begin, h, w) each."""
+    """Return the source positions of voxels of some planes, along each axis: (end - begin, h, w) each."""
     spans = ((begin, end), (0, wanted[1]), (0, wanted[2]))
     axes = [
         torch.arange(first, last, dtype=torch.float32, device=device) - 0.5 * (size - 1)
@@ -147,7 +147,7 @@ def _places(
     ]
     about = [axis.view([-1 if at == own else 1 for at in range(3)]) for own, axis in enumerate(axes)]
     if bends is not None:
-        # The planes between control points, of which only these are made.
+        # Interpolate the control points for these planes only.
         at = torch.arange(begin, end, dtype=torch.float32, device=device)
         at = at * ((bends.shape[2] - 1) / max(wanted[0] - 1, 1))
         below = at.floor().clamp_(max=max(bends.shape[2] - 2, 0))
@@ -167,7 +167,7 @@ def _places(
 
 
 def _parts_inside(places: list[Tensor], sizes: tuple[int, ...]) -> Tensor:
-    """Return how much of the voxels around places is inside, by their weights."""
+    """Return the total weight of the voxels around each place that are inside."""
     found: Tensor | None = None
     for place, size in zip(places, sizes, strict=True):
         part = torch.minimum(place + 1, size - place).clamp_(0, 1)
@@ -177,7 +177,7 @@ def _parts_inside(places: list[Tensor], sizes: tuple[int, ...]) -> Tensor:
 
 
 def _take(given: Tensor, places: list[Tensor], fill: float | None, out: Tensor) -> None:
-    """Copy the nearest voxels, of any dtype, to ``out``."""
+    """Copy the nearest voxels to ``out``, for any dtype."""
     index, inside = None, None
     for place, size in zip(places, given.shape[1:], strict=True):
         place = place.clamp(0, size - 1) if fill is None else place
@@ -187,7 +187,7 @@ def _take(given: Tensor, places: list[Tensor], fill: float | None, out: Tensor) 
         at = at.clamp_(0, size - 1).long()
         index = at if index is None else index * size + at
     assert index is not None and inside is not None
-    # Integers as they are with another sign.
+    # Unsigned integers are viewed as signed: the fill is converted likewise.
     outside = torch.tensor(fill or 0.0, dtype=torch.float64)
     outside = (outside if given.dtype.is_floating_point else outside.long()).to(given.dtype).to(given.device)
     for channel, target in zip(given, out, strict=True):
@@ -197,17 +197,17 @@ def _take(given: Tensor, places: list[Tensor], fill: float | None, out: Tensor) 
 
 # ---- noise -----------------------------------------------------------------------------------------
 #
-# A function of a seed and of where a voxel is: the same on every device, but for the last digits.
+# Noise depends only on a seed and the voxel's position: the same on every device up to the last digits.
 
 SEEDS = 2**32
-# Of MurmurHash3's finaliser (A. Appleby, 2011), as numbers of 32 bits with a sign.
+# Constants of MurmurHash3's finaliser (A. Appleby, 2011), as signed 32-bit numbers.
 _FIRST, _SECOND = 0x85EBCA6B - 2**32, 0xC2B2AE35 - 2**32
 _GOLDEN = 0x9E3779B9  # between channels
 _UNIT = 2.0**-24
 
 
 def add_noise(volume: Volume, std: float, seed: int) -> None:
-    """Add noise of a standard deviation to all channels."""
+    """Add noise of this standard deviation to all channels."""
     for channel, values in enumerate(volume.values):
         begin, own = 0, (seed + channel * _GOLDEN) % SEEDS
         for piece in torch.split(values.view(-1), PIECE):
@@ -218,19 +218,19 @@ def add_noise(volume: Volume, std: float, seed: int) -> None:
 
 
 def normal_noise(begin: int, count: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return normal numbers of ``count`` voxels from ``begin``, which is even: even and odd ones."""
-    # By Box and Muller.
+    """Return normal numbers of ``count`` voxels from ``begin``, which is even: those of even and odd ones."""
+    # Box and Muller's method.
     pairs = torch.arange(begin // 2, begin // 2 + (count + 1) // 2, dtype=torch.int32, device=device)
     mixed = _mixed(_mixed(pairs) ^ _signed(seed))
     first, second = _mixed(mixed ^ _signed(0x5851F42D)), _mixed(mixed ^ _signed(0x14057B7E))
-    # In (0, 1], of which the logarithm is finite.
+    # In (0, 1], so that the logarithm is finite.
     radius = _high(first).add_(1).mul_(_UNIT).log_().mul_(-2).sqrt_()
     angle = _high(second).mul_(2 * math.pi * _UNIT)
     return angle.cos().mul_(radius), angle.sin_().mul_(radius)
 
 
 def _mixed(values: Tensor) -> Tensor:
-    """Return the finaliser's values: products keep their low 32 bits."""
+    """Return the finaliser's values; products keep their low 32 bits."""
     values = values ^ ((values >> 16) & 0xFFFF)
     values.mul_(_FIRST)
     values.bitwise_xor_((values >> 13) & 0x7FFFF)
@@ -255,7 +255,7 @@ TRUNCATE = 3.0  # standard deviations, beyond which a Gaussian has no weights
 
 
 def gaussian(length: int, sigma: float) -> Taps:
-    """Return a Gaussian as ``scipy.ndimage.gaussian_filter1d`` has it, with ``truncate=3, mode="mirror"``."""
+    """Return the taps of ``scipy.ndimage.gaussian_filter1d`` with ``truncate=3, mode="mirror"``."""
     radius = int(TRUNCATE * sigma + 0.5)
     steps = np.arange(-radius, radius + 1)
     weights = np.exp(-0.5 * (steps / sigma) ** 2)
@@ -270,7 +270,7 @@ def gaussian(length: int, sigma: float) -> Taps:
 
 @lru_cache(maxsize=64)
 def lower_resolution(length: int, fewer: int) -> Taps:
-    """Return taps that keep ``fewer`` voxels, spread evenly, and make those between linearly."""
+    """Return taps that keep ``fewer`` voxels, spread evenly, and interpolate the others linearly."""
     kept = (2 * np.arange(fewer) + 1) * length // (2 * fewer)
     at = ((np.arange(length) + 0.5) * (fewer / length) - 0.5).clip(0, fewer - 1)
     below = np.floor(at).astype(np.int64)
@@ -283,7 +283,7 @@ def along(volume: Volume, channel: int, axis: int, taps: Taps) -> None:
     """Sum along an axis of (D, H, W), in place."""
     values, (index, weights) = volume.values[channel], taps
     across = 1 if axis == 0 else 0  # what the pieces are pieces of
-    # Sums, and no matrix product, which may have fewer digits on a GPU.
+    # Use sums: a matrix product may be less precise on a GPU.
     places, factors = uploaded(index, values.device), uploaded(weights, values.device)
     form = [-1 if at == axis else 1 for at in range(3)]
     for piece in _ranges(volume.shape[1:], across):
