@@ -29,10 +29,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in (
-        "hdf5_dataset",
-        "patch_dataset",
-    ):  # imported lazily: image-only users do not need the array kernels
+    if name in ("hdf5_dataset", "patch_dataset"):  # image-only users do not need the array kernels
         value = getattr(load_part("fastpipe.tf.arrays"), name)
         globals()[name] = value
         return value

@@ -62,8 +62,8 @@ def hdf5_dataset(
 
     Args:
         path: an HDF5 file; or several, whose rows are concatenated.  With a ``stage``, also URLs.
-        keys: a dataset's path in the file, for inputs that are a tensor; a sequence of paths, for tuples (Keras
-            takes two as inputs and labels); or a mapping to paths, for dicts.
+        keys: a dataset's path in the file, for inputs that are a tensor; a sequence of paths, for tuples
+            (Keras takes two as inputs and labels); or a mapping to paths, for dicts.
         labels: path of the dataset with the labels; elements are then pairs of inputs and labels.
         batch_size: rows per batch; None for single rows.
         shuffle: draw a new order for each epoch.  ``Shuffle(window=…, unit="group")`` shuffles chunks, and
@@ -202,7 +202,7 @@ def patch_dataset(
         threads: number of reading threads; ``"auto"`` is the number of cores.
 
     Returns:
-        A :class:`fastpipe.tf.Dataset` of tensors (n, \\*channels, \\*patch_size) with the volume's dtype; with
+        A :class:`fastpipe.tf.Dataset` of tensors (n, \\*channels, \\*patch_size) of the volume's dtype; with
         labels, or a mask, of tuples (volume, labels[, mask]).
 
     Raises:

@@ -76,7 +76,7 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
     the formulas are torchvision's.
 
     Keras's layers draw some numbers differently.  ``RandomFlip()`` mirrors an image both ways or not at all;
-    ``RandomRotation`` counts angles in the opposite direction; ``RandomZoom`` draws the inverse of the factor;
+    ``RandomRotation`` counts angles the other way round; ``RandomZoom`` draws the inverse of the factor;
     ``RandomTranslation`` shifts by fractions of pixels; ``RandomBrightness`` adds.  ``RandomContrast(0.2)``
     means factors from 1.0 to 1.2, ``RandomContrast((0.2, 0.2))`` from 0.8 to 1.2.
 
@@ -309,7 +309,7 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
 def _is_on_cpu(images: Sequence[Any]) -> bool:
     """Return whether the native core changes these images.
 
-    It does if their values are in host memory, and while a function of ``tf.data`` is traced.  Any other trace
+    It does if their values are in host memory, and while ``tf.data`` traces a function.  Any other trace
     may be compiled by XLA, run on any device or saved, so it uses TensorFlow operations.
     """
     if tf.executing_eagerly():
@@ -401,11 +401,9 @@ def change_natively(
     rows = np.concatenate(tables, axis=1)
     element = images.dtype.name
     is_half = element in ("float16", "bfloat16")
-    # NumPy and the native core know halves as words.
+    # NumPy and the native core handle 16-bit floats as integers.
     source, target = (one.view(np.uint16) if is_half else one for one in (images, out))
-    threads = (
-        tf.config.threading.get_intra_op_parallelism_threads() or _cores()
-    )  # as TensorFlow's operations do
+    threads = tf.config.threading.get_intra_op_parallelism_threads() or _cores()  # as TensorFlow's operations
     run_plan(
         plan_of(tuple(steps), rows.shape[1]), rows, source.transpose(0, 3, 1, 2),
         target.transpose(0, 3, 1, 2), (element, element), threads,

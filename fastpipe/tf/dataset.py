@@ -24,24 +24,25 @@ _DATA = tf.data.experimental
 
 
 class About(NamedTuple):
-    """What is known of a dataset, whatever is done to its elements."""
+    """Facts about a dataset that hold whatever is done to its elements."""
 
-    plan: Callable[[], str]  # lines that say which engine makes what
-    reference: Callable[[], Any]  # makes the dataset of stock parts that gives the same
+    plan: Callable[[], str]  # returns lines that say which engine makes what
+    reference: Callable[[], Any]  # returns the equal dataset made of stock parts
     stream: Stream | None  # makes its batches in this process
     class_names: list[str] | None = None
     file_paths: Any = None
-    keeps: Any = None  # what else has to live as long as the dataset
+    keeps: Any = None  # what else must live as long as the dataset
 
 
 class Dataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow ships no types
     """A ``tf.data.Dataset`` whose batches are made by fastpipe.
 
-    Its own methods, such as ``map``, ``batch``, ``prefetch`` or ``take``, give another that knows the same.
+    Methods such as ``map``, ``batch``, ``prefetch`` and ``take`` return another ``Dataset`` with the same
+    properties.
     """
 
-    # The two names that a subclass has to have, ``element_spec`` and ``_inputs``, and ``_variant_tensor`` are
-    # all of TensorFlow's insides that are touched.
+    # Only three names of TensorFlow's internals are used: ``element_spec`` and ``_inputs``, which a subclass
+    # must define, and ``_variant_tensor``.
 
     def __init__(self, dataset: Any, about: About) -> None:
         self._dataset, self._about = dataset, about
@@ -57,28 +58,28 @@ class Dataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow ships no typ
 
     @property
     def plan(self) -> str:
-        """What makes the batches, how, and what is kept."""
+        """A text that says what makes the batches, how, and what is cached."""
         return self._about.plan()
 
     @property
     def stage_seconds(self) -> dict[str, float]:
-        """Seconds spent in this process, by stage, summed over the threads; empty for the engine
+        """The seconds spent in this process, by stage, summed over threads; empty for the engine
         ``"graph"``."""
         stream = self._about.stream
         return {} if stream is None else stream.clock.totals()
 
     def reference(self) -> Any:
-        """Return the same samples from stock parts, to compare with, one after the other in the order of the
-        rows: images by ``tf.py_function`` with Pillow, or with TensorFlow's operations; rows and patches by
-        the formats' own libraries."""
+        """Return a dataset of the same samples made by stock parts, for comparison, in the order of the rows.
+        Images come from ``tf.py_function`` with Pillow, or from TensorFlow's operations; rows and patches
+        from the formats' own libraries."""
         return self._about.reference()
 
     def set_epoch(self, epoch: int) -> None:
-        """Number the epoch that is begun next: ``model.fit(…, initial_epoch=3)`` goes on with the order of
-        epoch 3 after ``set_epoch(3)``.
+        """Set the number of the next epoch: after ``set_epoch(3)``, ``model.fit(…, initial_epoch=3)``
+        continues with the order of epoch 3.
 
         Raises:
-            OptionError: the engine ``"graph"`` has no numbers of epochs.
+            OptionError: the engine is ``"graph"``, which does not number epochs.
         """
         if self._about.stream is None:
             raise OptionError("set_epoch needs engine='threads': TensorFlow's shuffle cannot go to an epoch")
@@ -89,8 +90,8 @@ class ImageDataset(Dataset):
     """A :class:`fastpipe.tf.Dataset` of images, made by :func:`fastpipe.tf.image_dataset`.
 
     Attributes:
-        class_names: names of the labels, as Keras's datasets have them; None without.
-        file_paths: the files, in the order of the rows; for modalities, a dict of them.
+        class_names: the names of the classes, as in Keras's datasets; None if labels have none.
+        file_paths: the files, in the order of the rows; with modalities, a dict of such lists.
     """
 
     def __init__(self, dataset: Any, about: About) -> None:
@@ -122,7 +123,7 @@ for _name in (
 def stream_dataset(stream: Stream, is_single: bool, augment: Callable[..., Any] | None) -> Any:
     """Return a stream as a plain ``tf.data.Dataset``.
 
-    ``augment`` is an ``Augment``, with numbers of seed, epoch and position; or a function; or None.
+    ``augment`` is an ``Augment``, which draws by seed, epoch and position; or a function; or None.
     """
     keyed = augment if isinstance(augment, Augment) else None
     made = _batches(stream, keyed)
@@ -139,8 +140,8 @@ def stream_dataset(stream: Stream, is_single: bool, augment: Callable[..., Any] 
 
 def _batches(stream: Stream, augment: Augment | None) -> Any:
     batching = stream.batching
-    # TensorFlow never releases this function.  The dataset that is returned, those made from it and their
-    # iterators keep the stream.
+    # TensorFlow never releases this function, so it holds no reference to the stream.  The returned dataset,
+    # datasets made from it and their iterators keep the stream alive.
     living = weakref.ref(stream)
 
     def elements() -> Iterator[Any]:
@@ -182,15 +183,15 @@ def _batches(stream: Stream, augment: Augment | None) -> Any:
 def dataset_options(batching: Batching, *, is_streamed: bool) -> Any:
     """Return the ``tf.data.Options`` of a dataset."""
     options = tf.data.Options()
-    # Only one policy is right for data that is in no files; without it TensorFlow tries another, and warns.
+    # Data that is not in files needs this policy; otherwise TensorFlow tries another one and warns.
     policy = _DATA.AutoShardPolicy
     options.experimental_distribute.auto_shard_policy = policy.DATA if batching.shard is None else policy.OFF
-    # There is nothing to tune, and where TensorFlow tunes, an epoch's end waits for the thread that does.
+    # There is nothing to tune, and with autotuning the end of an epoch waits for the tuning thread.
     options.autotune.enabled = not is_streamed
     return options
 
 
-# Stateful operations that only read, and those whose numbers begin anew with each iterator.
+# Stateful operations that only read, and those whose numbers restart with each iterator.
 _READING = {"Assert", "LookupTableFindV2", "LookupTableSizeV2", "ReadVariableOp", "ResourceGather"}
 _ANEW = {
     "Multinomial", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoissonV2", "RandomShuffle",
@@ -200,11 +201,11 @@ _ANEW = {
 
 
 def map_function(made: Any, function: Callable[..., Any]) -> Any:
-    """Return a dataset whose elements a function of the script changes.
+    """Return a dataset whose elements are changed by a function of the script.
 
-    What it draws and does depends on the batches that were handed out, not on threads: a function with a
-    state is called for one element after the other, and if the state outlives the iterator, as variables and
-    Python do, only when the element is asked for.
+    The function's draws and effects depend on the batches that were delivered, not on threads.  A function
+    with state is called for one element after the other.  If its state outlives the iterator (variables,
+    Python), it is called only when the element is requested.
     """
     traced = tf.function(lambda *parts: function(*parts))
     spec = made.element_spec
@@ -217,7 +218,7 @@ def map_function(made: Any, function: Callable[..., Any]) -> Any:
 
 # ---- the end of the interpreter ------------------------------------------------------------------
 
-_SETTLED_S = 0.05  # a thread that left so long ago does not come back: buffers are full, or the epoch is over
+_SETTLED_S = 0.05  # a thread that left this long ago does not return: buffers are full, or the epoch is over
 _LEAVE_S = 10.0
 
 _changed = threading.Condition()
@@ -229,15 +230,15 @@ _is_registered = False
 
 @contextmanager
 def _delay_exit() -> Iterator[bool]:
-    """Let the interpreter wait for a block that a thread of TensorFlow runs; False if the epoch has to end.
+    """Make the interpreter's exit wait for a block in a TensorFlow thread; yield False if the epoch must end.
 
-    Python ends a thread that asks for the GIL once the interpreter is taken down, and TensorFlow waits for it
-    for ever when its iterator is freed a little later.
+    During shutdown Python ends a thread that requests the GIL.  TensorFlow would then wait for that thread
+    forever when its iterator is freed shortly afterwards.
     """
     global _inside, _left_s, _is_registered
     with _changed:
         _inside += 1
-        if not _is_registered:  # late: what is registered last is called first, before threads are ended
+        if not _is_registered:  # late: the last one registered is called first, before threads end
             _is_registered = True
             atexit.register(_wait_for_threads)
     try:
@@ -263,18 +264,18 @@ def _wait_for_threads() -> None:
 
 # ---- malloc --------------------------------------------------------------------------------------
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
-_LARGEST = 32 << 20  # to which glibc raises the threshold by itself, as memory of such sizes is freed
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
+_LARGEST = 32 << 20  # up to which glibc raises the threshold on its own when such memory is freed
 
 _is_done = False
 
 
 def _reuse_freed_memory() -> None:
-    """Let glibc use freed memory again, as it does by default, unless the environment sets a threshold.
+    """Let glibc reuse freed memory, as it does by default, unless the environment sets a threshold.
 
-    The first generator dataset of a process makes TensorFlow set ``M_TRIM_THRESHOLD`` to 128 KiB, upon which
-    glibc leaves ``M_MMAP_THRESHOLD`` there as well: every larger piece of memory is then mapped anew, a tenth
-    of the time of image decoders.  Called once TensorFlow has done so.
+    The first generator dataset of a process makes TensorFlow set ``M_TRIM_THRESHOLD`` to 128 KiB.  glibc then
+    no longer raises ``M_MMAP_THRESHOLD`` either: every larger block is mapped again, which costs a tenth of
+    the time of image decoders.  Call this after TensorFlow has done so.
     """
     global _is_done
     if _is_done:
@@ -287,4 +288,4 @@ def _reuse_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _LARGEST)
-        mallopt(_M_TRIM_THRESHOLD, 2 * _LARGEST)  # twice the other one, as glibc has it
+        mallopt(_M_TRIM_THRESHOLD, 2 * _LARGEST)  # twice the other one, as in glibc

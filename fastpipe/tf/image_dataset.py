@@ -1,4 +1,4 @@
-"""``fastpipe.tf.image_dataset``, and its form of TensorFlow's operations alone."""
+"""``fastpipe.tf.image_dataset``, and its variant that uses TensorFlow operations only."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from fastpipe.tf.rows import Column, Form, RowOptions, Rows, rows_of_directory, 
 from fastpipe.tf.stream import Batching, batching_of
 
 # ----------------------------------------------------------------------------------------------------
-# The engine ``"graph"``, of TensorFlow's operations alone, and the reference that tests compare with.
+# The engine ``"graph"``, which uses TensorFlow operations only, and the reference for tests.
 
 _FORMATS = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
-_MAGIC = (b"\x89PNG", b"BM", b"GIF8")  # of all but JPEG
+_MAGIC = (b"\x89PNG", b"BM", b"GIF8")  # for all formats but JPEG
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
 def why_not_graph(rows: Rows, batching: Batching, options: ImageOptions) -> str:
-    """Return why TensorFlow's operations cannot make these samples; empty if they can."""
+    """Return why TensorFlow operations cannot make these samples; empty if they can."""
     for column in rows.columns:
         why = _why_not(column)
         if why:
@@ -68,7 +68,7 @@ def _why_not(column: Column) -> str:
 
 
 def graph_dataset(rows: Rows, batching: Batching, form: Form) -> Any:
-    """Return the dataset, batched; serialisable."""
+    """Return the dataset in batches; it is serialisable."""
     slices: dict[str, Any] = {f"tabular {name}": values for name, values in rows.tabular.items()}
     for number, column in enumerate(rows.columns):
         slices[f"path {number}"] = list(map(os.fsencode, column.paths))
@@ -118,7 +118,7 @@ def _image(column: Column, path: Any, box: Any, form: Form) -> Any:
 
 
 def _finished(image: Any, form: Form) -> Any:
-    """Return an image, float32 (H, W, C), in the type and order of memory that elements have."""
+    """Return an image, float32 (H, W, C), in the dtype and memory order of the elements."""
     if form.output == "uint8":
         image = tf.clip_by_value(tf.round(image), 0, 255)
     return form.arrange(tf.cast(image, form.output))
@@ -128,7 +128,7 @@ def _finished(image: Any, form: Form) -> Any:
 
 
 def reference_dataset(rows: Rows, form: Form, batch_size: int, drop_remainder: bool) -> Any:
-    """Return the rows in their order, made one by one by ``tf.py_function``, as batches."""
+    """Return batches of the rows in their order, each row made by ``tf.py_function``."""
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def sample(row: Any) -> Any:
@@ -168,7 +168,7 @@ def _reference_image(column: Column, number: Any) -> npt.NDArray[np.float32]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# ``image_dataset``: Keras's ``image_dataset_from_directory``, for tables and several images as well.
+# ``image_dataset``: Keras's ``image_dataset_from_directory``, extended to tables and several images.
 
 _log = logging.getLogger("fastpipe.tf")
 
@@ -215,84 +215,83 @@ def image_dataset(
     decode: Decode = Decode(),  # noqa: B008 - immutable
     threads: int | Literal["auto"] = "auto",
 ) -> Any:
-    """A ``tf.data.Dataset`` of images: from one line to several modalities with boxes.
+    """Create a ``tf.data.Dataset`` of images: from one folder to several modalities with boxes.
 
-    For a folder it gives what ``keras.utils.image_dataset_from_directory`` gives with the same arguments; the
-    first eighteen are Keras's.  For a table it gives what ``tf.py_function`` with Pillow gives.
+    For a folder the result equals that of ``keras.utils.image_dataset_from_directory`` with the same
+    arguments; the first eighteen are Keras's.  For a table it equals that of ``tf.py_function`` with Pillow.
 
     Args:
-        source: a folder with a folder for each class; a list of files; or a table: a pandas or Polars data
+        source: a folder with one folder per class; a list of files; or a table: a pandas or Polars data
             frame, or a dict of columns.
         labels: as in Keras.  For a table: the name of a column, the names of several, or the labels
-            themselves, an array or a list.  Names become the numbers of their classes; numbers, one or
-            several in each row, stay what ``tf.data.Dataset.from_tensor_slices`` makes of them.
+            themselves, an array or a list.  Names become class numbers; numbers, one or several per row, are
+            converted as ``tf.data.Dataset.from_tensor_slices`` does.
         label_mode, class_names, color_mode, batch_size, image_size, validation_split, subset, follow_links,
             crop_to_aspect_ratio, pad_to_aspect_ratio, data_format, verbose: as in Keras.
         interpolation: as in Keras; with Pillow's pixels "bilinear", "nearest", "bicubic", "area" (Pillow's
             box), "hamming" or "lanczos".
-        shuffle: each epoch has an order of its own, of all rows (Keras mixes eight batches at a time).
-        seed: makes orders and ``rng`` a function of (seed, epoch).  Without one, NumPy's global generator
-            gives a number, as in Keras; for a table only if something is random.
-        files: the column of the file names.  Default: "files", "file", "filename" or "path".
-        folder: in which the files of a table are.
-        boxes, box_format, outside: the part of each image that is used: an array (N, 4), a column of four
-            numbers each, or the names of four columns; ``box_format`` is ``"xyxy"`` (left, top, right, bottom
-            in pixels, the last two excluded), ``"yxyx"``, ``"xywh"``, ``"center_xywh"``, or with ``"rel_"``
-            before the first three in parts of the image.  A box that reaches outside its image is an error,
-            unless ``outside`` is ``"clip"``, or ``"pad"`` for black there.
-        modalities: several images of each row: their names to :class:`fastpipe.tf.Modality` or a dict of its
-            arguments.  The inputs are then a dict of them.
-        tabular: further inputs: their names to a column, or several.  float32 (n,) or (n, k); a whole number
-            that float32 cannot hold exactly is an error.
-        preprocess: a function of the script's, called with the part of the image that is used (a PIL image)
-            before it is resized.  It returns an image, or uint8 (h, w, C), which is resized then; or floats
-            (H, W, C), which are taken as they are.  An argument ``rng`` gets a NumPy generator that depends
-            on (seed, epoch, row).
+        shuffle: draw a new order of all rows for each epoch (Keras mixes eight batches at a time).
+        seed: makes orders and ``rng`` depend only on (seed, epoch).  Default: a number from NumPy's global
+            generator, as in Keras; for a table, only if something is random.
+        files: the column with the file names.  Default: "files", "file", "filename" or "path".
+        folder: the folder that contains a table's files.
+        boxes, box_format, outside: the part of each image to use: an array (N, 4), a column with four numbers
+            per row, or the names of four columns.  ``box_format`` is ``"xyxy"`` (left, top, right, bottom in
+            pixels, the last two exclusive), ``"yxyx"``, ``"xywh"`` or ``"center_xywh"``.  The prefix
+            ``"rel_"`` before the first three means fractions of the image.  A box that reaches outside its
+            image is an error, unless ``outside`` is ``"clip"``, or ``"pad"`` to fill with black.
+        modalities: several images per row: a mapping from their names to :class:`fastpipe.tf.Modality` or a
+            dict of its arguments.  The inputs are then a dict of images.
+        tabular: further inputs: a mapping from their names to one or several columns.  They become float32
+            (n,) or (n, k); an integer that float32 cannot hold exactly is an error.
+        preprocess: a function of the script, called with the used part of the image (a PIL image) before it
+            is resized.  It returns an image or uint8 (h, w, C), which is then resized; or floats (H, W, C),
+            which are used as they are.  An argument ``rng`` receives a NumPy generator that depends on (seed,
+            epoch, row).
         thread_safe: promise that several threads may call it at once, in any order.  Otherwise one thread
             calls it when a batch is requested, and batches wait for it.
         antialias: whether filters widen when they shrink images.  Default: as ``parity`` does.
         rescale: a factor such as ``1/255``, or (factor, offset): ``image * factor + offset``.
-        output: type of the images; default "float32", but "uint8" for a folder with
+        output: dtype of the images.  Default: "float32", but "uint8" for a folder with
             ``interpolation="nearest"``, as in Keras.
         drop_remainder: leave out the last batch if it is smaller.
-        augment: a :class:`fastpipe.tf.Augment`, whose numbers are then a function of (seed, epoch, position);
-            or a function of (inputs, labels), or of inputs, for each batch.  One that draws random numbers
-            is called for one batch after the other; one that changes variables, or calls Python, only when
-            a batch is asked for.
+        augment: a :class:`fastpipe.tf.Augment`, whose numbers then depend only on (seed, epoch, position); or
+            a function of (inputs, labels), or of inputs, for each batch.  If it draws random numbers, it is
+            called for one batch after the other; if it changes variables or calls Python, only when a batch
+            is requested.
         parity: ``"pil"`` gives, bit for bit, the pixels of
             ``Image.open(f).convert("RGB").crop(box).resize(size)``; ``"tf"`` those of
             ``tf.image.decode_image`` and ``tf.image.resize``.  ``"auto"`` is ``"tf"`` for a folder and
             ``"pil"`` for a table.
-        engine: ``"threads"`` makes batches by fastpipe's decoders, in threads of this process; ``"graph"`` by
-            TensorFlow's operations, which can be sent to other processes (tf.data service).  ``"auto"`` is
-            ``"threads"``.
-        cache: where samples are stored as they are before they are scaled: a :class:`fastpipe.Cache` or its
-            ``where``.  Datasets that are made with one ``Cache`` object share them.  ``"auto"`` is memory if
-            all fit there, else none.
-        shard: this process's part of each epoch.  ``"auto"`` is that of this worker of ``TF_CONFIG``, a
+        engine: ``"threads"`` uses fastpipe's decoders in threads of this process; ``"graph"`` uses TensorFlow
+            operations, which can be sent to other processes (tf.data service).  ``"auto"`` is ``"threads"``.
+        cache: where samples are stored before they are scaled: a :class:`fastpipe.Cache` or its ``where``.
+            Datasets with the same ``Cache`` object share samples.  ``"auto"`` is memory if all samples fit
+            there, else no cache.
+        shard: this process's part of each epoch.  ``"auto"`` is that of this worker in ``TF_CONFIG``, a
             ``tf.distribute.InputContext`` that of its pipeline: each sample comes once.  The ``mode`` of a
-            :class:`fastpipe.Shard` says what happens if ranks cannot have equally many.  None is right
-            under a ``MultiWorkerMirroredStrategy`` too, but each worker decodes all samples, of which
-            TensorFlow drops the others'.  ``batch_size`` is as of any dataset there: of all replicas for
-            ``experimental_distribute_dataset``, of a worker for ``distribute_datasets_from_function``.
-        bad_samples: what happens to rows whose files or boxes cannot be read, a
+            :class:`fastpipe.Shard` applies if the ranks cannot have equally many samples.  None also works
+            under a ``MultiWorkerMirroredStrategy``, but then each worker decodes all samples and TensorFlow
+            drops the others'.  As for any dataset, ``batch_size`` counts all replicas for
+            ``experimental_distribute_dataset``, and one worker for ``distribute_datasets_from_function``.
+        bad_samples: how to handle rows whose files or boxes cannot be read, a
             :class:`fastpipe.BadSamples` or its policy's name.
-        decode: options of decoding, a :class:`fastpipe.Decode`.  With ``backend="dali"`` the JPEGs of a
-            batch, of all modalities, are decoded by one call, to the same pixels; not by ``engine="graph"``.
-        threads: decoding threads; ``"auto"`` is the number of cores.
+        decode: decoding options, a :class:`fastpipe.Decode`.  With ``backend="dali"`` one call decodes the
+            JPEGs of a batch, of all modalities, to the same pixels; not with ``engine="graph"``.
+        threads: number of decoding threads; ``"auto"`` is the number of cores.
 
     Returns:
-        :class:`fastpipe.tf.ImageDataset` of ``(images, labels)``, or of ``images`` without labels; with
-        ``subset="both"`` a list of two.  Images are ``output`` (n, H, W, C), 0 to 255.  Labels of classes are
-        int32 (n,), given numbers (n,) or (n, …) in the type that TensorFlow gives them; "binary" makes them
-        float32 (n, 1), "categorical" float32 (n, classes).
+        A :class:`fastpipe.tf.ImageDataset` of ``(images, labels)``, or of ``images`` without labels; with
+        ``subset="both"`` a list of two.  Images are ``output`` (n, H, W, C), 0 to 255.  Class labels are
+        int32 (n,); given numbers are (n,) or (n, …) in the dtype that TensorFlow gives them.  "binary" makes
+        them float32 (n, 1), "categorical" float32 (n, classes).
 
     Raises:
-        OptionError: arguments that do not go together, a label that is missing or no class, a number that its
-            type cannot hold, an empty box, a row without a file name.
-        ValueError: Keras's own, for its arguments.
+        OptionError: arguments contradict each other, a label is missing or is no class, a number does not fit
+            its dtype, a box is empty, or a row has no file name.
+        ValueError: Keras rejects one of its arguments.
 
-    While it is iterated over, an error names row, modality and file.
+    Errors during iteration name row, modality and file.
 
     >>> train = image_dataset({"file": ["a.jpg", "b.jpg"], "label": ["cat", "dog"]}, image_size=(64, 64))
     >>> train.class_names, train.element_spec[0].shape
@@ -310,7 +309,7 @@ def image_dataset(
     is_folder = isinstance(source, (str, os.PathLike))
     several = [Modality.of(str(name), one) for name, one in (modalities or {}).items()]
     has_code = preprocess is not None or any(one.preprocess is not None for one in several)
-    # For a folder Keras takes a number whether or not something is random.
+    # For a folder Keras draws a number even if nothing is random.
     draws = is_folder or has_code or isinstance(augment, Augment)
     batching = batching_of(batch_size, drop_remainder, bool(shuffle), seed, shard, bad_samples, draws=draws)
     if output is None:
@@ -383,7 +382,7 @@ def _rows_dataset(
 
 
 def _check_scale(column: Column, output: str) -> None:
-    """Refuse a scale whose images are of another type, or beyond its largest number."""
+    """Raise an error for a scale that does not fit the images' dtype or exceeds its largest number."""
     of = f" of {column.name!r}" if column.name else ""
     if column.rescale is not None and output == "uint8":
         raise OptionError(f"rescale= makes floats: it cannot go with output='uint8'{of}")

@@ -40,7 +40,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class ImageOptions(NamedTuple):
-    """The arguments of ``image_dataset`` that say how images are made."""
+    """The arguments of ``image_dataset`` that determine how images are made."""
 
     output: Literal["float32", "uint8", "float16"]
     cache: Cache
@@ -97,7 +97,7 @@ class RowStream(Stream):
 
 
 class _Runtime:
-    """Threads, decoders, memory and the cache of one stream in one process."""
+    """The threads, decoders, memory and cache of one stream in one process."""
 
     def __init__(self, rows: Rows, batching: Batching, options: ImageOptions, clock: StageClock) -> None:
         self.pid = os.getpid()
@@ -108,7 +108,7 @@ class _Runtime:
         self._channel = native.Channel(threads)
         self._bad = BadSampleLog(batching.bad_samples)
         pixels = [pixel_maker(column.spec, options.decode) for column in rows.columns]
-        # Columns are all Pillow's or all TensorFlow's: one decoder is enough.
+        # All columns use Pillow's pixels, or all TensorFlow's: one decoder is enough.
         dct = next((one.dct for one in pixels if one.dct is not None), None)
         self._decoder = None if dct is None else make_batch_decoder(options.decode.backend, threads, dct)
         caches = _column_caches(options.cache, rows.columns, pixels)
@@ -156,7 +156,7 @@ class _Runtime:
         return PendingBatch(finish, pending.cancel)
 
     def describe(self) -> list[str]:
-        """Return lines that say who decodes, and what the cache is."""
+        """Return lines that name the decoders and the cache."""
         lines = [f"threads  →  {self._pool.threads}"]
         if self._decoder is not None:
             lines.append(said_of(self._decoder))
@@ -174,7 +174,7 @@ class _Runtime:
         return _RowItem(int(rows.numbers[row]), column.paths[row], target, column.name, row, seed)
 
     def _shaped(self, arrays: Sequence[Array]) -> list[Array]:
-        """Return images in the dataset's shape and type."""
+        """Return images in the dataset's shape and dtype."""
         made = []
         for array, maker in zip(arrays, self._makers, strict=True):
             spec = maker.column.spec
@@ -187,9 +187,9 @@ class _Runtime:
 
 
 class _ColumnCache:
-    """The samples of one column as they are before they are scaled, or as the script's code is given them.
+    """A cache of one column's samples before they are scaled, or before the script's code receives them.
 
-    Other columns and datasets with the same images share them.
+    It is shared by other columns and datasets with the same images.
     """
 
     def __init__(self, store: EntryStore, column: Column, pixels: PixelMaker) -> None:
@@ -198,15 +198,15 @@ class _ColumnCache:
         self._native: tuple[bytes, Any] | None = None
         self._tags: dict[
             tuple[str, int | None], bytes
-        ] = {}  # by the reader's rules, which a script may change
+        ] = {}  # one for each state of the reader's rules, which a script may change
 
     def identify(self, row: int) -> FileIdentity:
-        """Return the identity of a row's sample: its file as it is now, its box, and the reader's rules."""
+        """Return the identity of a row's sample: its file's state, its box, and the reader's rules."""
         boxes, tag = self._column.boxes, self._current_tag()
         return identify(self._column.paths[row], tag if boxes is None else tag + boxes.edges[row].tobytes())
 
     def begin_batch(self) -> tuple[Any, int]:
-        """Return a ``native.KeptImages`` that finds samples, and the most bytes that a new one may have."""
+        """Return a ``native.KeptImages`` that finds samples, and the size limit of a new one in bytes."""
         tag = self._current_tag()
         if self._native is None or self._native[0] != tag:
             self._native = tag, self.store.images(tag, marks=False)
@@ -214,7 +214,7 @@ class _ColumnCache:
         return self._native[1], self.store.max_bytes if self.store.has_room(1) else 0
 
     def put(self, identity: FileIdentity, sample: UInt8Array, pixels: int) -> None:
-        """Store a sample, uint8 (h, w, bytes of a pixel), if there is room and Pillow warns of no image."""
+        """Store a sample, uint8 (h, w, bytes per pixel), if there is room and Pillow would not warn."""
         if identity.is_settled and not self._reader.objects_to(pixels):
             note = b"" if self.store.is_in_memory else identity.note()
             self.store.put(identity.digest, sample, note=note)
@@ -230,7 +230,7 @@ class _ColumnCache:
 def _column_caches(
     option: Cache, columns: Sequence[Column], pixels: Sequence[PixelMaker]
 ) -> list[_ColumnCache] | None:
-    """Return the caches that an option asks for; ``"auto"`` is memory, if all samples fit."""
+    """Return the caches that an option requests; ``"auto"`` is memory if all samples fit."""
     store = None if option.where == "off" else open_cache_store(option)
     if store is None:
         return None
@@ -249,14 +249,14 @@ def _column_caches(
 
 @dataclass(frozen=True)
 class _RowItem(Item):
-    """A row; ``index`` is its number in the script's table."""
+    """A row to make; ``index`` is its number in the script's table."""
 
     position: int = -1  # among the dataset's rows
     seed: int = 0  # of its random numbers in this epoch
 
 
 class _Opened(NamedTuple):
-    """A sample before it is made: an entry of the cache; else an image, and its box (None: all of it)."""
+    """A sample before it is made: a cache entry, or else an image and its box (None: all of it)."""
 
     identity: FileIdentity | None
     entry: Entry | None
@@ -265,7 +265,7 @@ class _Opened(NamedTuple):
 
 
 class _ColumnMaker:
-    """Makes the samples of one column, of the NumPy type ``word``: uint8 or float32."""
+    """The maker of one column's samples, in the NumPy dtype ``word``: uint8 or float32."""
 
     def __init__(
         self, column: Column, pixels: PixelMaker, cache: _ColumnCache | None, output: str, clock: StageClock
@@ -281,7 +281,7 @@ class _ColumnMaker:
         self._native: tuple[Any, Any] | None = None
 
     def native_plan(self) -> Any:
-        """Return a ``native.ImagePlan`` of this column; None if Python makes it."""
+        """Return a ``native.ImagePlan`` of this column, or None if Python makes the column."""
         if self._preprocessing is not None:
             return None
         reader = self.pixels.reader
@@ -292,8 +292,8 @@ class _ColumnMaker:
         return self._native[1]
 
     def begin_natively(self, plan: Any, rows: Int64Array, out: Array, statuses: UInt8Array) -> Any:
-        """Return a ``native.ImageBatch`` that makes some rows into ``out``, (N, H * W * C), and writes
-        ``statuses``, uint8 (N, 8)."""
+        """Return a ``native.ImageBatch`` that writes some rows to ``out``, (N, H * W * C), and their results
+        to ``statuses``, uint8 (N, 8)."""
         boxes, paths, count = self.column.boxes, self._paths, len(rows)
         edges = np.empty((count, 0)) if boxes is None else boxes.edges[rows]
         images, most = (None, 0) if self.cache is None else self.cache.begin_batch()
@@ -304,7 +304,7 @@ class _ColumnMaker:
         )  # fmt: skip
 
     def store(self, item: _RowItem, whole: tuple[bytes, bytes, UInt8Array, int]) -> None:
-        """Store what the native core made of a row in the cache."""
+        """Store a sample that the native core made in the cache."""
         assert self.cache is not None
         digest, state, sample, pixels = whole
         identity = FileIdentity(digest, state, self.column.paths[item.position], True)
@@ -341,9 +341,9 @@ class _ColumnMaker:
 
     @ranged("sample")
     def make(self, item: _RowItem, out: Array, opened: _Opened | None = None) -> UInt8Array | None:
-        """Make one sample into ``out``, (H * W * C,); or return what ``finish`` has to give to the script.
+        """Write one sample to ``out``, (H * W * C,), or return the input of the script for ``finish``.
 
-        Raises an UnreadableError where the file is bad, and what the script's code raises.
+        Raise an UnreadableError if the file is bad, and any error of the script's code.
         """
         try:
             sample = self._sample(opened or self.open(item))
@@ -374,7 +374,7 @@ class _ColumnMaker:
 
     @ranged("decode")
     def _sample(self, opened: _Opened) -> Array:
-        """Return the sample before it is scaled, or what the script's code is given."""
+        """Return the sample before it is scaled, or the input of the script's code."""
         start, cache, spec = perf_counter_ns(), self.cache, self.column.spec
         identity, entry, image, box = opened
         if cache is not None and entry is not None:
@@ -395,24 +395,24 @@ class _ColumnMaker:
 
 
 class _PendingRows(PendingSamples):
-    """Rows that are being made, into an array (N, H * W * C) for each column."""
+    """Rows that are being made, written to one array (N, H * W * C) per column."""
 
     def __init__(
         self, items: Sequence[_RowItem], makers: Sequence[_ColumnMaker], arrays: Sequence[Array],
         policy: str, bad: BadSampleLog, substitute: Callable[[int, int], Item | None] | None,
     ) -> None:  # fmt: skip
         super().__init__(items, policy, bad, substitute)
-        self.made: list[_RowItem] = list(items)  # the rows that are there, some of them replaced
+        self.made: list[_RowItem] = list(items)  # the rows in the batch, some of them replacements
         self._makers, self._arrays = makers, arrays
         self._left: dict[tuple[int, int], UInt8Array] = {}  # by row and column, for ``_ColumnMaker.finish``
-        # By columns that the native core makes: its batches, the rows it made, those for the cache.
+        # For each column that the native core makes: its batch, the rows it made, and those for the cache.
         self._batches: dict[int, Any] = {}
         self._is_made: dict[int, npt.NDArray[np.bool_]] = {}
         self._whole: dict[int, set[int]] = {}
         self._rows_left: list[int] = []
 
     def finish(self) -> list[int]:
-        """Wait, run the script's code that is not thread-safe, and return the numbers of the rows there."""
+        """Wait, run the script's code that is not thread-safe, and return the numbers of the rows made."""
         there = self.wait()
         for number in there:
             for place, maker in enumerate(self._makers):
@@ -427,7 +427,7 @@ class _PendingRows(PendingSamples):
         return there
 
     def begin_natively(self, pool: ThreadPool, channel: Any) -> None:
-        """Begin them in the native core; the threads of ``pool`` make what that leaves."""
+        """Begin the rows in the native core; threads of ``pool`` make the rest."""
         plans = {place: plan for place, maker in enumerate(self._makers) if (plan := maker.native_plan())}
         if not plans:
             self.begin(pool)
@@ -454,7 +454,7 @@ class _PendingRows(PendingSamples):
                 rest.cancel(error)
                 raise
 
-        # ``wait`` waits for ``rest`` first: once it is done, no thread has anything left to do.
+        # ``wait`` first waits for ``rest``, after which no thread has work left.
         self.jobs = [rest]
         try:
             for batch in self._batches.values():
@@ -465,7 +465,7 @@ class _PendingRows(PendingSamples):
             raise
 
     def _find_left(self, statuses: Mapping[int, UInt8Array]) -> int:
-        """Count the rows that the native core left."""
+        """Count the rows that the native core did not make."""
         left = np.zeros(len(self.items), np.bool_)
         for place, batch in self._batches.items():
             outcomes = statuses[place][:, 0]
@@ -486,7 +486,7 @@ class _PendingRows(PendingSamples):
         return len(self._rows_left)
 
     def _make_left(self, place: int) -> None:
-        """Make the rest of a row, or store it in the cache."""
+        """Make the missing parts of a row, or store them in the cache."""
         number = self._rows_left[place]
         for column, numbers in self._whole.items():
             if number in numbers:
