@@ -1,1 +1,1 @@
-"""Batches of images: described here, made by the native core."""
+"""Batches of images, described here and made by the native core."""

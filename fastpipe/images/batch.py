@@ -1,4 +1,4 @@
-"""A batch of images: described by arrays, made by the native engine; what that declines is made here."""
+"""A batch of images: the native engine makes it from arrays, and samples that it declines are made here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fastpipe.images.plan import Plan
 if TYPE_CHECKING:
     from fastpipe.images.cache import KeptBatch
 
-PENDING, MADE = 0, 1  # outcomes of fastpipe/native/status.h
+PENDING, MADE = 0, 1  # outcomes, from fastpipe/native/status.h
 
 
 class RowsOf(Sequence[Any]):
@@ -38,39 +38,39 @@ class RowsOf(Sequence[Any]):
 
 
 class Then(NamedTuple):
-    """A change of images of bytes, made by the thread that decoded them."""
+    """A change of uint8 images, made by the thread that decoded them."""
 
-    batch: Any  # a ``native.AugmentBatch`` that changes each, and says where it goes
-    value: Any  # of a sample that is there then
+    batch: Any  # a ``native.AugmentBatch`` that changes each image, and decides where it is written
+    value: Any  # the value of a sample that was written there
 
 
 class Described(NamedTuple):
-    """What the engine is told of a batch, beside what a ``PendingBatch`` has."""
+    """The engine's inputs for a batch, in addition to those of a ``PendingBatch``."""
 
     plan: Any  # a ``native.ImagePlan``
     paths: PackedPaths
-    info: Callable[[bytes, str], dict[Any, Any]]  # of an encoded file and its path, what Pillow says of it
-    kept: KeptBatch | None = None  # where decoded images are looked for and kept
-    arriving: Arriving | None = None  # how images come here that are no files
-    then: Then | None = None  # what is done to them then, as ``finish`` does it to what the engine declines
+    info: Callable[[bytes, str], dict[Any, Any]]  # returns Pillow's ``info`` for an encoded file and its path
+    kept: KeptBatch | None = None  # the cache of decoded images
+    arriving: Arriving | None = None  # how images that are not files are fetched
+    then: Then | None = None  # a further change; ``finish`` does it for samples that the engine declines
 
 
 class Arriving(NamedTuple):
-    """How the images of a batch come here that are objects of a store."""
+    """How images of a batch that are objects of a store are fetched."""
 
-    states: npt.NDArray[np.uint64] | None  # (N, 5): which objects and versions; None where nothing is kept
-    away: Sequence[int]  # numbers of those that are not on this machine yet; the paths of others are files
-    fetch: Callable[[int], bytes]  # gives the encoded file of one of those; raises what went wrong
+    states: npt.NDArray[np.uint64] | None  # (N, 5): objects and their versions; None without a cache
+    away: Sequence[int]  # numbers of objects that are not on this machine yet; other paths are files
+    fetch: Callable[[int], bytes]  # returns the encoded file of one of them, or raises an error
 
 
 class ImageBatch(PendingBatch):
-    """A batch that the native engine makes, as far as it can.  Begun by ``begin_natively``.
+    """A batch that the native engine makes as far as it can, begun by ``begin_natively``.
 
-    Arguments as of ``PendingBatch``; with ``memory`` an array (N, …) or ``RowsOf`` one, or None.
+    Arguments are those of ``PendingBatch``; ``memory`` is an array (N, …), ``RowsOf`` one, or None.
 
     Attributes:
         when_seen: called with the number of images whose sizes the engine knows, and their decoded bytes.
-        note: called with the path of a sample before Python finishes it, by the thread that does.
+        note: called with a sample's path before Python finishes the sample, in the thread that does so.
     """
 
     when_seen: Callable[[int, int], None] | None = None
@@ -88,11 +88,11 @@ class ImageBatch(PendingBatch):
     ) -> None:
         super().__init__(maker, items, plan, parameters, memory, finish, substitute)
         self._image_plan = plan
-        self._numbers: Sequence[int] = ()  # of samples that are left for Python
+        self._numbers: Sequence[int] = ()  # of samples that are left to Python
         self._batch: Any = None
         self._arriving: Arriving | None = None
-        self._at_hand: dict[int, Any] = {}  # by indices, those of samples that are left for Python
-        self._files: dict[int, Any] = {}  # by samples, their encoded files, or why one did not come
+        self._at_hand: dict[int, Any] = {}  # files of samples that are left to Python, by index
+        self._files: dict[int, Any] = {}  # encoded files, or errors of fetching them, by sample
         self._kept: KeptBatch | None = None
         self._then: Then | None = None
         self._statuses = np.zeros((len(items), 8), np.uint8)
@@ -100,9 +100,9 @@ class ImageBatch(PendingBatch):
     def begin_natively(
         self, described: Described, pool: ThreadPool | None, channel: Any, threads: int
     ) -> None:
-        """Make it in ``threads`` threads of a ``native.Channel``, and in the pool what is left to Python.
+        """Make the batch in ``threads`` threads of a ``native.Channel``; the pool makes what is left to Python.
 
-        Without a pool, all of the batch is made in the calling thread.
+        Without a pool, the calling thread makes the whole batch.
         """
         self._file_info, self._kept, self._arriving = described.info, described.kept, described.arriving
         self._then = described.then
@@ -136,7 +136,7 @@ class ImageBatch(PendingBatch):
                 rest.cancel(error)
                 raise
 
-        # The last one's beginning is waited for: then threads have nothing to do.
+        # ``wait`` waits for the last job to begin; by then no thread has work left.
         self.jobs = [rest]
         if away:
             self.jobs.append(pool.submit(lambda place: self._fetch(away[place]), len(away), begin))
@@ -144,7 +144,7 @@ class ImageBatch(PendingBatch):
             begin()
 
     def _away(self) -> Sequence[int]:
-        """Return the samples whose files have to be fetched."""
+        """Return the samples whose files must be fetched."""
         arriving, kept = self._arriving, self._kept
         if arriving is None:
             return ()
@@ -154,7 +154,7 @@ class ImageBatch(PendingBatch):
         return [number for number in arriving.away if not is_kept[number]]
 
     def _fetch(self, number: int) -> None:
-        """Have the file of a sample; what went wrong is raised when Python makes it."""
+        """Fetch the file of a sample; an error is raised later, when Python makes the sample."""
         assert self._arriving is not None
         if self.note is not None:
             self.note(self.items[number].path)
@@ -188,7 +188,7 @@ class ImageBatch(PendingBatch):
             places = numbers * (flat.size // max(len(whole), 1))
             size = plan.output.shape[1:]
         kept, arriving, files = described.kept, described.arriving, self._files
-        # False of a file that did not come: Python makes that sample.
+        # False if a file was not fetched: Python makes that sample.
         arrived = {n: not isinstance(file, Exception) and file for n, file in files.items()}
         inputs = [arrived.get(number) for number in range(count)] if files else None
         return native.image_batch(
@@ -201,7 +201,7 @@ class ImageBatch(PendingBatch):
         )  # fmt: skip
 
     def _look(self) -> None:
-        """Find out what is left to be done, when the engine has done its part."""
+        """Find out which samples are left when the engine has finished."""
         if self.when_seen is not None:
             images, pixels = self._batch.seen
             self.when_seen(images, 3 * pixels)
@@ -228,11 +228,11 @@ class ImageBatch(PendingBatch):
 
     @property
     def _is_done_then(self) -> bool:
-        """True if the engine writes samples to where they belong."""
+        """Whether the engine writes samples to their final memory."""
         return self._then is not None or (self.memory is not None and self._finish is None)
 
     def _make_left(self, place: int) -> None:
-        """Make, or finish, one of the samples that are left."""
+        """Make or finish one of the samples that are left."""
         number = self._numbers[place]
         if self.note is not None:
             self.note(self.items[number].path)
@@ -249,12 +249,12 @@ class ImageBatch(PendingBatch):
                 memory, (height, width), self._parameters[number], lambda: self._info(number)
             )
             self.values[number] = self._finish(value, number) if self._finish else value
-        except BaseException as error:  # ``wait`` raises it, where its sample is the first that failed
+        except BaseException as error:  # ``wait`` raises it if its sample is the first that failed
             say_where(error, self.items[number])
             self._errors[number] = error
 
     def _keep(self, number: int) -> None:
-        """Put the whole image of a sample where others find it."""
+        """Store the whole image of a sample in the cache."""
         assert self._kept is not None
         from fastpipe.core.file_identity import FileIdentity
 
@@ -263,10 +263,10 @@ class ImageBatch(PendingBatch):
         self._kept.keep(file, pixels, count, self._kept.rules)
 
     def _info(self, number: int) -> dict[Any, Any]:
-        """Return what Pillow says of a sample's file."""
+        """Return Pillow's ``info`` for a sample's file."""
         return self._file_info(self._batch.take_file(number), self.items[number].path)
 
 
 def _raise(error: Exception, path: str) -> None:
-    """Raise what went wrong when a file was fetched, where it would have been read."""
+    """Raise the error of fetching a file, at the point where the file would have been read."""
     raise error

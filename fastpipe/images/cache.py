@@ -1,4 +1,4 @@
-"""Decoded images, found by the file they were decoded from."""
+"""A cache of decoded images, found by the file that they were decoded from."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from fastpipe.images.pixels import fold, render
 from fastpipe.images.steps import described_short_side, resized_size
 from fastpipe.options import Cache
 
-_ENOUGH = 32  # entries whose mean size says how large the others will be
+_ENOUGH = 32  # entries whose mean size predicts the size of the others
 
 
 class KeptBatch(NamedTuple):
-    """Where the native core looks for the images of a batch."""
+    """The cache as the native core uses it for one batch."""
 
     images: Any  # a ``native.KeptImages``
-    most_nbytes: int  # of images that are to be kept; 0 where none is
+    most_nbytes: int  # of images that are to be kept; 0 if none is
     rules: str  # as of ``ImageCache.identify``
     keep: Callable[[FileIdentity, UInt8Array, int, str], None]
 
 
 class ImageCache:
-    """Decoded images of files, each for one way to decode.
+    """A cache of decoded images of files, for one way to decode.
 
     Args:
-        store: where they are kept; may be that of other datasets as well.
-        tag: everything about decoding that makes a difference to the pixels, and stays the same.
-        expected: images that this dataset has, for a cache that is only used if all of them
-            fit and for those that come up a second time; None for one that takes all it can.
+        store: the memory or disk store; other datasets may share it.
+        tag: identifies everything about decoding that affects the pixels and does not change.
+        expected: the number of the dataset's images, for a cache that is used only if all of them fit, and
+            only for images that come up a second time; None for one that takes all it can.
     """
 
     def __init__(self, store: EntryStore, tag: str, expected: int | None = None) -> None:
@@ -47,15 +47,15 @@ class ImageCache:
         self._seen = self._seen_nbytes = 0
 
     def describe(self) -> str:
-        """Return where images are kept, in one line."""
+        """Return a line that says where images are stored."""
         where = "memory" if self.store.is_in_memory else "files"
         when = "" if self._expected is None else ", from their second use on and if all fit"
         return f"decoded images  →  kept in {where}, up to {self.store.max_bytes / 1e9:.1f} GB{when}"
 
     def identify(self, path: str, rules: str = "") -> FileIdentity:
-        """Identify a file by its present state; OSError if there is none.
+        """Identify a file by its present state; raise an OSError if there is no file.
 
-        ``rules`` are what else makes a difference to the pixels, and may change while the program runs.
+        ``rules`` identifies what else affects the pixels and may change while the program runs.
         """
         return identify(path, self._tag_of(rules))
 
@@ -71,9 +71,9 @@ class ImageCache:
     def begin_batch(
         self, rules: str, keep: Callable[[FileIdentity, UInt8Array, int, str], None]
     ) -> KeptBatch | None:
-        """Return what the native core is told; None where no image may be there, nor be put there.
+        """Return the cache for a batch of the native core; None if it can neither have nor take images.
 
-        ``keep`` gets each that is to be kept: the file, its pixels, how many the file has, the rules.
+        ``keep`` is called for each image to store: the file, its pixels, the file's pixel count, the rules.
         """
         if not self.is_worth_asking:
             return None
@@ -91,22 +91,22 @@ class ImageCache:
         return self.store.find(file.digest)
 
     def rows(self, entry: Entry, first: int, count: int) -> UInt8Array:
-        """Return rows of an image, uint8 (count, width, channels); OSError if they are gone."""
+        """Return rows of an image, uint8 (count, width, channels); raise an OSError if they are gone."""
         return self.store.read(entry, first, count)
 
     def saw(self, images: int, nbytes: int) -> None:
-        """Hear how large decoded images are."""
+        """Record the sizes of decoded images."""
         self._seen, self._seen_nbytes = self._seen + images, self._seen_nbytes + nbytes
 
     @property
     def is_worth_asking(self) -> bool:
-        """Return whether images may be there, or may be put there."""
+        """Return whether the cache may have images or may take some."""
         if self._expected is None or len(self.store) or self._seen < _ENOUGH:
             return True
         return self._expected * self._seen_nbytes / self._seen <= self.store.max_bytes
 
     def wants(self, file: FileIdentity, nbytes: int) -> bool:
-        """Return whether an image of this many bytes would be kept: only then is it worth decoding whole."""
+        """Return whether an image of this many bytes would be kept: only then decode it whole."""
         if not file.is_settled or not self.store.has_room(nbytes):
             return False
         if self._expected is not None and not self.store.mark(file.digest):
@@ -114,7 +114,7 @@ class ImageCache:
         return self._fits(nbytes)
 
     def _fits(self, nbytes: int) -> bool:
-        """Return whether all images fit, if those that are not there yet are of so many bytes."""
+        """Return whether all images fit, if those that are missing have this many bytes."""
         if self._expected is None:
             return True
         count = len(self.store)
@@ -123,15 +123,15 @@ class ImageCache:
 
     def keep(self, file: FileIdentity, pixels: UInt8Array, flags: int = 0) -> bool:
         """Keep an image, uint8 (H, W, C), C-contiguous; return whether it is kept now."""
-        # Who opens files later looks at the notes; memory goes with those who use it.
+        # Notes are for those who open the files later; memory does not outlive its users.
         note = b"" if self.store.is_in_memory else file.note()
         return self.store.put(file.digest, pixels, flags, note)
 
 
 def open_cache(option: Cache, tag: str, count: int) -> ImageCache | None:
-    """Return the cache that an option asks for; None if it is off or cannot be had.
+    """Return the cache that an option requests; None if it is off or unavailable.
 
-    ``tag`` is as of ``ImageCache``, ``count`` the number of images of the dataset.
+    ``tag`` is that of ``ImageCache``, ``count`` the number of images in the dataset.
     """
     if option.where == "off":
         return None
@@ -146,10 +146,10 @@ class WholeImage:
     """An opened image whose pixels come as rows, not as regions of a file.
 
     Args:
-        size: of the image.
-        rows: from the first row and their number to uint8 (count, width, 3), C-contiguous; not
-            written to, and not kept longer than the image.
-        info: what ``info`` returns.
+        size: the size of the image.
+        rows: returns rows, uint8 (count, width, 3), C-contiguous, for the first row and the number of rows.
+            They are not written to, and not kept longer than the image.
+        info: the result of ``info``.
     """
 
     def __init__(
@@ -165,24 +165,24 @@ class WholeImage:
         return np.ascontiguousarray(rows[:, box.left : box.left + box.width])
 
     def reduced(self, factor: int) -> None:
-        """Return None: there is nothing left to save."""
+        """Return None: decoding at a reduced size would save nothing."""
 
     def encoded(self) -> None:
-        """Return None: nothing is left to decode, or all of it is to be kept."""
+        """Return None: the image is decoded already, or all of it is to be kept."""
 
     def give(self, box: Box, pixels: UInt8Array) -> None:
-        """Not asked for anything, it is given nothing."""
+        """Do nothing, as it requests no decoding."""
         raise AssertionError("the pixels of a whole image come as rows")
 
     def pil(self) -> Any:
-        """Return the image for user code, as Pillow would give it."""
+        """Return the image for user code, as Pillow would open it."""
         image = require("PIL.Image", extra="image").fromarray(self.rows(0, self.size.height))
         image.info = self.info()
         return image
 
 
 class ShortSide:
-    """Shrinks images whose shorter side is longer than ``side``, as ``torchvision.transforms.Resize`` does.
+    """A resize of images whose shorter side is longer than ``side``, as ``torchvision.transforms.Resize``.
 
     >>> ShortSide(256).size(Size(375, 500))
     Size(height=256, width=341)
@@ -198,7 +198,7 @@ class ShortSide:
         return image if min(image) <= self.side else resized_size(self._resize, image)
 
     def pixels(self, image: EncodedImage) -> UInt8Array:
-        """Return a whole image, shrunk: uint8 (H, W, 3)."""
+        """Return a whole image, resized: uint8 (H, W, 3)."""
         to = self.size(image.size)
         steps = [] if to == image.size else [self._step]
         region = None if None in steps else fold(steps, image.size)

@@ -1,4 +1,4 @@
-"""Decoding by NVIDIA DALI, on the CPU or on a GPU: the parts of a whole batch by one run of a pipeline."""
+"""Decoding by NVIDIA DALI, on the CPU or on a GPU: one pipeline run decodes the parts of a whole batch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import numpy as np
 from fastpipe.core.extras import require
 from fastpipe.core.types import Box
 
-# https://github.com/NVIDIA/nvImageCodec/issues/55: there, parts of ordinary JPEGs end in errors on some GPUs,
-# and in a crash of the process on others.
+# https://github.com/NVIDIA/nvImageCodec/issues/55: before this version, parts of ordinary JPEGs cause errors
+# on some GPUs, and crash the process on others.
 _WITHOUT = ("0.9.0",)
 
 
 def decodes_regions(version: str) -> bool:
-    """Return whether a version of nvImageCodec, with which DALI decodes too, may be asked for parts on a GPU.
+    """Return whether a version of nvImageCodec, which DALI uses as well, can decode parts on a GPU.
 
     >>> decodes_regions("0.9.0"), decodes_regions("0.9.0.20"), decodes_regions("0.9.1")
     (False, False, True)
@@ -31,7 +31,7 @@ def decodes_regions(version: str) -> bool:
 
 
 def region_of(image: Any, box: Box) -> Any | None:
-    """Return a part of a decoded image (H, W, 3), a view of it; None where that does not have it."""
+    """Return a part of a decoded image, (H, W, 3), as a view; None if the image does not contain it."""
     height, width, channels = image.shape
     if channels != 3 or box.top + box.height > height or box.left + box.width > width:
         return None
@@ -44,13 +44,13 @@ _LEAVE_S = 10.0
 
 _Part = tuple[bytes, Box]
 
-# Pipelines that this process has made or is making, and whether it was forked from one that has: DALI's own
-# threads are not there then, and a pipeline would wait for them for ever, also when one of the parent's is
-# taken down.
+# Pipelines that this process has made or is making, and whether it was forked from a process that has.  In a
+# forked process DALI's threads do not exist, so a pipeline would wait for them forever, also when one of the
+# parent's pipelines is destroyed.
 _made: weakref.WeakSet[Any] = weakref.WeakSet()
 _decoders: weakref.WeakSet[DaliDecoder] = weakref.WeakSet()
 _has_made = _is_forked = _is_registered = False
-_importing: list[None] = []  # by threads that are about to
+_importing: list[None] = []  # by threads that are about to make one
 
 
 def _after_fork() -> None:
@@ -66,9 +66,9 @@ def _after_fork() -> None:
 
 
 def _end() -> None:
-    """Give the pipelines up, before DALI takes them down when the interpreter ends.
+    """Abandon the pipelines before the interpreter ends, when DALI would destroy them.
 
-    It would do so while threads are inside one of them, or make another."""
+    It would do so while threads use one of them or make another."""
     if not _is_forked:
         for decoder in list(_decoders):
             decoder.close()
@@ -81,7 +81,7 @@ if hasattr(os, "register_at_fork"):
 def make_batch_decoder(
     backend: str, threads: int, dct: Literal["exact", "fast"] = "exact"
 ) -> DaliDecoder | None:
-    """Return what decodes the images of a batch by one call; None where threads decode them."""
+    """Return a decoder of whole batches; None if threads decode images one by one."""
     if backend != "dali":
         return None
     if _is_forked:
@@ -95,14 +95,13 @@ def make_batch_decoder(
 
 
 class DaliDecoder:
-    """A pipeline that decodes rectangles of JPEGs; on the CPU no driver is needed for it.
+    """A pipeline that decodes rectangles of JPEGs; on the CPU it needs no driver.
 
-    A pipeline that has met a file which it cannot decode is of no more use.  It is made anew then, and the
-    files of that batch are tried in halves, until it is known which it was; that one is declined from then
-    on.
+    A pipeline that meets a file which it cannot decode becomes unusable.  Then a new one is made, and the
+    files of that batch are tried in halves until the bad file is found.  That file is declined from then on.
 
     Args:
-        device_id: of the GPU on which it decodes; None for the CPU.
+        device_id: the number of the GPU on which it decodes; None for the CPU.
         array: makes an array of the caller's kind over DALI's memory, without a copy.
         dct: libjpeg's transform: ``"exact"`` gives Pillow's pixels, ``"fast"`` TensorFlow's.
     """
@@ -115,13 +114,13 @@ class DaliDecoder:
         dct: Literal["exact", "fast"] = "exact",
     ) -> None:
         global _is_registered
-        _importing.append(None)  # a child that is forked now would wait for the import for ever
+        _importing.append(None)  # a child forked now would wait for the import forever
         try:
             self._dali = require("nvidia.dali", extra="dali")
             self._fn = require("nvidia.dali.fn", extra="dali")
         finally:
             _importing.pop()
-        if not _is_registered:  # once DALI is imported: what is registered last is called first
+        if not _is_registered:  # after DALI's import: the last one registered is called first
             _is_registered = True
             atexit.register(_end)
         self._threads, self._device_id, self._array = threads, device_id, array
@@ -130,15 +129,15 @@ class DaliDecoder:
         self._is_closed = False
         _decoders.add(self)
         self._pipeline: Any = None
-        self._most = 0  # images that it takes in a run
+        self._most = 0  # images per run
         self._by_region = device_id is None or decodes_regions(
-            require("nvidia.nvimgcodec", extra="image").__version__  # with which DALI decodes
+            require("nvidia.nvimgcodec", extra="image").__version__  # DALI's decoding threads
         )
-        self._failures = 0  # of single files, since something was decoded
-        self._declined: dict[int, set[int]] = {}  # by length, as that costs nothing, hashes of files
+        self._failures = 0  # of single files, since the last success
+        self._declined: dict[int, set[int]] = {}  # hashes of files by length, which costs nothing to compare
 
     def decode(self, parts: Sequence[_Part], stream: Any = None) -> list[Any]:
-        """Decode parts of trusted JPEGs: uint8 (H, W, 3), on a GPU by a stream; None for what is declined."""
+        """Decode parts of trusted JPEGs: uint8 (H, W, 3), on a GPU by a stream; None for declined files."""
         found: list[Any] = [None] * len(parts)
         if self._is_closed:  # the lock may be one of the parent's
             return found
@@ -149,14 +148,14 @@ class DaliDecoder:
             numbers = [
                 number
                 for number, (blob, box) in enumerate(parts)
-                # Of one column libjpeg does not always interpolate the colours of a 4:2:0 image.
+                # For a single column libjpeg does not always interpolate the colours of a 4:2:0 image.
                 if box.width > 1 and not (len(blob) in declined and hash(blob) in declined[len(blob)])
             ]
             self._decode(parts, numbers, found, stream)
         return found
 
     def close(self) -> None:
-        """Decline everything from now on; what is being decoded is waited for, but not for ever."""
+        """Decline everything from now on; wait for running decodes, but not forever."""
         self._is_closed = True
         if self._lock.acquire(timeout=_LEAVE_S):
             try:
@@ -165,18 +164,18 @@ class DaliDecoder:
                 self._lock.release()
 
     def describe(self) -> str:
-        """Return its name and what it does, in a few words."""
+        """Return its name and its task, in a few words."""
         where = "" if self._device_id is None else f" on GPU {self._device_id}"
         what = "only the region that is needed" if self._by_region else "whole images"
         return f"DALI {self._dali.__version__}{where}, {what}, a batch at a time"
 
     def _decode(self, parts: Sequence[_Part], numbers: list[int], found: list[Any], stream: Any) -> None:
-        """Decode these, or halves of them where that fails."""
+        """Decode these files, or halves of them if that fails."""
         if not numbers or self._is_closed or self._failures >= _MOST_FAILURES:
             return
         try:
             images = self._run([parts[number] for number in numbers], stream)
-        except RuntimeError as error:  # DALI has no other for a file's faults
+        except RuntimeError as error:  # DALI has no other error for bad files
             self._pipeline = None
             if len(numbers) == 1:
                 text = str(error)  # not the error: its traceback has the whole batch
@@ -184,7 +183,7 @@ class DaliDecoder:
                 _log.info("DALI does not decode a file of %d bytes: %s", len(blob), text)
                 self._declined.setdefault(len(blob), set()).add(hash(blob))
                 self._failures += 1
-                if self._failures == _MOST_FAILURES:  # it is not for the files
+                if self._failures == _MOST_FAILURES:  # the error is not about the files
                     _log.warning(
                         "DALI has failed for %d images one after the other, and is not asked again: they are "
                         "decoded without it. The last error: %s", _MOST_FAILURES, text,
@@ -212,8 +211,8 @@ class DaliDecoder:
         global _has_made
         _has_made = True  # before, as it imports more, and starts threads
         fn, types = self._fn, self._dali.types
-        # Batches are handed to it as they come, so there is nothing to be made ahead; and what a run returns
-        # stays as it is for as long as somebody has it.
+        # Batches are passed in as they come, so there is nothing to prefetch; the result of a run
+        # stays valid while something refers to it.
         pipeline = self._dali.Pipeline(
             batch_size=self._most, num_threads=self._threads, device_id=self._device_id,
             prefetch_queue_depth=1, exec_dynamic=True,
@@ -222,7 +221,7 @@ class DaliDecoder:
             files = fn.external_source(name="files", dtype=types.UINT8, ndim=1, no_copy=True)
             options: dict[str, Any] = {
                 "output_type": types.RGB, "adjust_orientation": False, "use_fast_idct": self._is_fast,
-                # As libjpeg does, on a GPU only where it is asked for.
+                # As libjpeg does; on a GPU only if requested.
                 "jpeg_fancy_upsampling": self._device_id is not None,
                 "device": "cpu" if self._device_id is None else "mixed",
             }  # fmt: skip

@@ -26,29 +26,29 @@ from fastpipe.images.pixels import Resampling
 from fastpipe.options import Decode
 
 # ----------------------------------------------------------------------------------------------------
-# Resample images on a GPU to the very bytes of the CPU's kernels: by torch, or by one kernel of Triton's.
+# Resample images on a GPU to exactly the bytes of the CPU's kernels, by torch or by one Triton kernel.
 #
-# An output pixel's horizontal sums are made for each of the rows that its vertical sum takes, so nothing
-# is stored between the two passes; where an image is made smaller, a row is needed by about two of the
-# output.
+# An output pixel's horizontal sums are computed for each row of its vertical sum, so nothing is stored
+# between the two passes.  When an image is made smaller, about two output rows need each row of the
+# input.
 
 # The CPU computes each image's weights, as it does for its own kernels: Pillow's, in 22-bit fixed point.
 # The device multiplies and adds integers, and rounds to bytes between the two passes. So a batch differs
-# from one made on the CPU only where its images were decoded differently.
+# from one made on the CPU only if its images were decoded differently.
 
 _HALF, _BITS = 1 << 21, 22
 _FIELDS = [Axis._fields.index(name) for name in ("length", "low", "pitch")]
 
 
 class Tables(NamedTuple):
-    """How the images of a batch are resampled.
+    """The tables by which the images of a batch are resampled.
 
     Attributes:
-        numbers: int64 (N, 7), of each image: the first input of the pixels that are there, from the left and
-            from the top; where the tables of columns and of rows begin in ``flat``; how many weights each has
-            for an output; whether columns are resampled first.
-        flat: int32 (M,): of each axis, for each output its first input, then their numbers of inputs, then
-            their weights; see `fastpipe.images.kernels.axis_tables`.
+        numbers: int64 (N, 7), for each image: the first input pixel that is present, from the left and from
+            the top; the starts of its tables of columns and of rows in ``flat``; their weights per output;
+            whether columns are resampled first.
+        flat: int32 (M,), for each axis: the outputs' first inputs, then their numbers of inputs, then their
+            weights; see `fastpipe.images.kernels.axis_tables`.
     """
 
     numbers: npt.NDArray[np.int64]
@@ -69,10 +69,10 @@ def tables_of(images: Sequence[Resampling]) -> Tables:
 
 
 def resample_by_torch(sources: Sequence[Any], tables: Tables, out: Any) -> None:
-    """Resample images one after the other, by torch's own operations: anywhere torch computes.
+    """Resample images one after the other, by torch operations on any device of torch's.
 
-    Of each image ``sources`` has the pixels of its box, a uint8 tensor (H, W, 3) on the device; ``out``,
-    uint8 (N, 3, height, width) there, is written.
+    ``sources`` has the pixels of each image's box, a uint8 tensor (H, W, 3) on the device.  The results are
+    written to ``out``, uint8 (N, 3, height, width) on the device.
     """
     torch = require("torch", extra="torch")
     flat = uploaded(torch.from_numpy(tables.flat), out.device)
@@ -86,11 +86,11 @@ def resample_by_torch(sources: Sequence[Any], tables: Tables, out: Any) -> None:
 
 
 def _resampled(torch: Any, pixels: Any, table: Any, count: int, pitch: int, first: int, dim: int) -> Any:
-    """Do one pass: uint8 (H, W, 3) with the axis ``dim`` resampled to ``count``."""
+    """Do one pass: return uint8 (H, W, 3) with the axis ``dim`` resampled to ``count``."""
     starts, taps = table[:count].view(-1, 1) - first, table[count : 2 * count].view(-1, 1)
     weights = table[2 * count : (2 + pitch) * count].view(count, pitch)
     inputs = torch.arange(pitch, device=table.device, dtype=torch.int32).view(1, -1)
-    is_there = inputs < taps  # memory behind an output's last weight holds anything
+    is_there = inputs < taps  # memory after an output's last weight is undefined
     weights = torch.where(is_there, weights, 0)
     places = torch.where(is_there, starts + inputs, 0).view(-1)
     taken = pixels.index_select(dim, places).to(torch.int32)
@@ -113,7 +113,7 @@ tl: Any = None  # Triton's language, which the kernel's code finds by this name
 
 
 def resample_by_triton(sources: Sequence[Any], tables: Tables, out: Any) -> None:
-    """Resample images by one kernel, as ``resample_by_torch``."""
+    """Resample images by one kernel, with the arguments of ``resample_by_torch``."""
     torch = require("torch", extra="torch")
     height, width = out.shape[2:]
     places = np.array([(pixels.data_ptr(), pixels.stride(0)) for pixels in sources], np.int64)
@@ -127,8 +127,8 @@ _compiling = threading.Lock()
 
 
 def jitted() -> Any:
-    """Return the kernel, to be compiled at its first use."""
-    with _compiling:  # a cache lets several threads make what is not there yet
+    """Return the kernel, which is compiled at its first use."""
+    with _compiling:  # a cache lets several threads make a missing entry
         return _jitted()
 
 
@@ -141,7 +141,7 @@ def _jitted() -> Any:
 
 
 def _byte(total):  # type: ignore[no-untyped-def]
-    """A sum of products with weights of 22 bits, as a byte."""
+    """Return a sum of products with 22-bit weights as a byte."""
     return tl.minimum(tl.maximum((total + (1 << 21)) >> 22, 0), 255)
 
 
@@ -149,8 +149,8 @@ def _kernel(  # type: ignore[no-untyped-def]
     numbers, tables, out, height, width, n_stride, c_stride, y_stride, x_stride,
     columns: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """A block of an output row, of one image."""
-    # A batch may have more bytes than 32 bits count.
+    """Compute a block of an output row of one image."""
+    # A batch may have more bytes than 32 bits can count.
     image, y = tl.program_id(0).to(tl.int64), tl.program_id(1)
     x = tl.program_id(2) * block + tl.arange(0, block)
     is_inside = x < width
@@ -190,26 +190,26 @@ def _kernel(  # type: ignore[no-untyped-def]
 
 
 # ----------------------------------------------------------------------------------------------------
-# Decoding on a GPU by nvImageCodec, which has nvJPEG: the parts of a whole batch by one call.
+# Decoding on a GPU by nvImageCodec, which uses nvJPEG: one call decodes the parts of a whole batch.
 
-# Batches that are decoded at once: while the GPU's engines are at one, another is parsed and sent.
+# Batches that are decoded at once: while the GPU's engines decode one, another is parsed and sent.
 _AT_ONCE = 2
-# Threads of a decoder of engines, which parse files for them; with one, or four, it decodes a tenth less.
+# Threads of an engine decoder, which parse files; with one thread, or four, it is a tenth slower.
 _PARSING = 2
 
 
 def _require_nvimgcodec() -> Any:
-    """Import nvImageCodec, which says nothing on stderr of what it cannot decode: that comes back as None."""
+    """Import nvImageCodec, set to print nothing for files that it cannot decode: it returns None for them."""
     with briefly_set("PYNVIMGCODEC_VERBOSITY", "0"):
         return require("nvidia.nvimgcodec", extra="gpu")
 
 
 class NvJpegDecoder:
-    """nvImageCodec on the engines that a GPU has for JPEGs, or on its kernels where it has none.
+    """A decoder by nvImageCodec, on a GPU's JPEG engines, or on its kernels if it has no engines.
 
-    Where there are engines, they alone decode: nvImageCodec would share a batch with its kernels, which need
-    the CPU for half of the work and are slower than it (H200: 9,400 images/s shared, 9,900 by the engines).
-    What these decline is decoded by the threads that would do so without a GPU.  May be used from any thread.
+    If there are engines, only they decode: nvImageCodec would share a batch with its kernels, which need the
+    CPU for half of the work and are slower than it (H200: 9,400 images/s shared, 9,900 by the engines).
+    CPU threads decode the files that engines decline, as without a GPU.  May be used from any thread.
     """
 
     def __init__(self, device: Any, threads: int) -> None:
@@ -228,8 +228,8 @@ class NvJpegDecoder:
             self._idle.put(decoder)
 
     def decode(self, parts: Sequence[tuple[bytes, Box]], stream: Any) -> list[Any]:
-        """Begin to decode parts of trusted JPEGs: uint8 tensors (H, W, 3) on the device, on a
-        ``torch.cuda.Stream``; None for those that are declined."""
+        """Begin to decode parts of trusted JPEGs to uint8 tensors (H, W, 3) on the device, on a
+        ``torch.cuda.Stream``; return None for declined ones."""
         found: list[Any] = [None] * len(parts)
         streams = {number: self._part(*part) for number, part in enumerate(parts)}
         numbers = [number for number, part in streams.items() if part is not None]
@@ -242,25 +242,25 @@ class NvJpegDecoder:
         return found
 
     def describe(self) -> str:
-        """Return its name and what it does, in a few words."""
+        """Return its name and its task, in a few words."""
         what = "only the region that is needed" if self._by_region else "whole images"
         how = "its engines for JPEGs" if self.has_engines else "its kernels and the CPU"
         return f"nvImageCodec {self._codec.__version__} on {self.device}, by {how}, {what}"
 
     def _first(self, threads: int) -> tuple[Any, bool]:
-        """Return a decoder, and whether it is one of engines."""
+        """Return a decoder, and whether it uses engines."""
         try:
             decoder, file = self._new(threads, True), io.BytesIO()
             require("PIL.Image", extra="image").new("RGB", (256, 256)).save(file, "JPEG")
             if decoder.decode(self._codec.CodeStream(file.getvalue()), params=self._params) is not None:
                 return decoder, True
-        except RuntimeError:  # what the library raises where it has no such decoder
+        except RuntimeError:  # raised by the library if it has no such decoder
             pass
         return self._new(threads, False), False
 
     def _new(self, threads: int, has_engines: bool) -> Any:
         kinds = self._codec.BackendKind
-        # Not CPU_ONLY: what a GPU does not decode is decoded by the threads that would do so without one.
+        # Not CPU_ONLY: files that a GPU declines are decoded by the CPU threads, as without a GPU.
         wanted = [kinds.HW_GPU_ONLY] if has_engines else [kinds.GPU_ONLY, kinds.HYBRID_CPU_GPU]
         return self._codec.Decoder(
             device_id=self._index, max_num_cpu_threads=_PARSING if has_engines else threads,
@@ -270,7 +270,7 @@ class NvJpegDecoder:
 
     @contextmanager
     def _decoder(self) -> Iterator[Any]:
-        """Lend a decoder that nobody else uses meanwhile."""
+        """Lend a decoder for exclusive use."""
         decoder = self._idle.get()
         try:
             yield decoder
@@ -284,7 +284,7 @@ class NvJpegDecoder:
                 return whole
             region = self._codec.Region(box.top, box.left, box.top + box.height, box.left + box.width)
             return whole.get_sub_code_stream(region=region)
-        except RuntimeError:  # what the library raises for a stream that it cannot parse
+        except RuntimeError:  # raised by the library for a stream that it cannot parse
             return None
 
     def _tensor(self, image: Any, box: Box, stream: Any) -> Any:
@@ -295,21 +295,21 @@ class NvJpegDecoder:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Batches that are made on a GPU: decoded there, resampled there, and there when they are used.
+# Batches that are made on a GPU: decoded and resampled there, and used there.
 
 _log = logging.getLogger("fastpipe.torch")
-_TELLING = 8  # images of a batch that tell of a decoder
+_TELLING = 8  # images of a batch that suffice to judge a decoder
 DeviceDecoder = NvJpegDecoder | DaliDecoder
 
 
 class BatchThere:
-    """A batch on a device, uint8 (N, 3, H, W): whole after a CUDA event, or where there is none."""
+    """A batch on a device, uint8 (N, 3, H, W), complete after a CUDA event, or at once without an event."""
 
     def __init__(self, tensor: Any, done: Any) -> None:
         self._tensor, self._done = tensor, done
 
     def tensor(self) -> Any:
-        """Return the batch, for work on the stream that is current in this thread."""
+        """Return the batch for work on this thread's current stream."""
         if self._done is not None:
             current = require("torch", extra="torch").cuda.current_stream(self._tensor.device)
             current.wait_event(self._done)
@@ -318,7 +318,7 @@ class BatchThere:
 
 
 class DeviceMaker:
-    """Makes the batches of a dataset on a device, on a stream of its own.  May be used from any thread."""
+    """A maker of a dataset's batches on a device, on its own stream.  May be used from any thread."""
 
     def __init__(self, device: Any, decoder: DeviceDecoder, share: Share) -> None:
         self._torch = require("torch", extra="torch")
@@ -327,11 +327,11 @@ class DeviceMaker:
         self._resample = _resampler(device)
         self._lock = threading.Lock()
         self._has_decoded = False
-        # Pixels that a kernel may still be reading: memory of the decoder's own is not torch's to keep.
+        # Pixels that a kernel may still read: torch does not manage the decoder's own memory.
         self._in_use: deque[tuple[Any, list[Any]]] = deque()
 
     def describe(self) -> str:
-        """Return who decodes and resamples, in a few words."""
+        """Return what decodes and resamples, in a few words."""
         how = "Triton's kernel" if self._resample is not resample_by_torch else "torch's operations"
         share = self._share.describe()
         return f"{self._decoder.describe()}, resampled there by {how}{share and f'; {share}'}"
@@ -342,21 +342,21 @@ class DeviceMaker:
         return Turn(self, self._share)
 
     def waited(self, seconds: float) -> None:
-        """Hear how long the script waited for the batch that was handed out last."""
+        """Record how long the script waited for the batch that was delivered last."""
         self._forget()
         self._share.waited(seconds)
 
     def decode(self, parts: Sequence[tuple[bytes, Box]]) -> Sequence[Any]:
         """Begin to decode parts of trusted JPEGs, each a rectangle inside the image.
 
-        Return tensors on the device; None for those that are declined.
+        Return tensors on the device, and None for declined parts.
         """
         with self._on_stream():
             found = self._decoder.decode(parts, self._stream)
         with self._lock:
             is_first = not self._has_decoded and len(parts) >= _TELLING
             self._has_decoded = self._has_decoded or is_first
-        if is_first and all(image is None for image in found):  # which tells of the decoder, not of files
+        if is_first and all(image is None for image in found):  # the decoder fails, not the files
             _log.warning(
                 "images are decoded on the CPU, not on %s: %s declined all %d of a batch; it needs nvJPEG "
                 "13.2 or later (pip install 'fastpipe[gpu]')",
@@ -368,10 +368,10 @@ class DeviceMaker:
     def finish(
         self, plan: Any, images: Mapping[int, tuple[Any, Resampling]], rows: Mapping[int, Any], count: int
     ) -> BatchThere:
-        """Begin to make a batch of ``count`` samples; those that are in neither mapping hold anything.
+        """Begin to make a batch of ``count`` samples; samples in neither mapping are undefined.
 
-        ``images`` are of samples by their numbers, pixels and how they are resampled; ``rows`` of others,
-        their bytes as the plan, which writes bytes, writes them on the CPU.
+        ``images`` maps numbers of samples to their pixels and resampling; ``rows`` maps numbers of others to
+        their bytes, as the plan writes them on the CPU.
         """
         torch, spec = self._torch, plan.output
         numbers = sorted(images)
@@ -401,7 +401,7 @@ class DeviceMaker:
         return nullcontext() if self._stream is None else on_stream(self._stream)
 
     def _ended(self, pixels: list[Any]) -> Any:
-        """The event of all that was begun so far, until which these are kept."""
+        """Return an event after all work begun so far; keep these pixels until then."""
         if self._stream is None:
             return None
         done = self._stream.record_event()
@@ -410,14 +410,14 @@ class DeviceMaker:
         return done
 
     def _forget(self) -> None:
-        """Let go of pixels that are not needed any more."""
+        """Release pixels that are no longer needed."""
         with self._lock:
             while self._in_use and self._in_use[0][0].query():
                 self._in_use.popleft()
 
 
 class Turn:
-    """One batch of a maker's, of which it decodes a share.  What an engine asks of a device."""
+    """One batch of a maker, which decodes a share of it: the device as an engine uses it."""
 
     def __init__(self, maker: DeviceMaker, share: Share) -> None:
         self._share, self._part = share, share.begin()
@@ -426,20 +426,20 @@ class Turn:
         self.decode, self.finish, self.describe = maker.decode, maker.finish, maker.describe
 
     def takes(self, number: int) -> bool:
-        """Return whether the sample of this number is decoded there."""
+        """Return whether the sample of this number is decoded on the device."""
         return takes(self._part, number)
 
     def given(self) -> None:
-        """Hear that the batch is handed out."""
+        """Record that the batch is delivered."""
         self._share.given(self._part)
 
 
 def _resampler(device: Any) -> Any:
-    """Return what resamples on a device: the kernel, if it does so there."""
+    """Return the resampling function for a device: the Triton kernel if it works there."""
     if device.type == "cuda":
         try:
             _try_kernel(device)
-        except Exception as error:  # Triton is not there, or has no compiler, or not for this device
+        except Exception as error:  # Triton is missing, or has no compiler for this device
             text = f"{type(error).__name__}: {error}"
             _log.info("torch's operations resample on %s, as Triton's kernel does not: %s", device, text)
         else:
@@ -448,7 +448,7 @@ def _resampler(device: Any) -> Any:
 
 
 def _try_kernel(device: Any) -> None:
-    """Resample an image of one pixel, which has the kernel compiled as well; or raise an error."""
+    """Resample an image of one pixel, which also compiles the kernel; raise an error if that fails."""
     torch = require("torch", extra="torch")
     pixel = axis(BILINEAR, 1, 1)
     tables = tables_of([Resampling(Box(0, 0, 1, 1), BILINEAR, pixel, pixel, False)])
@@ -464,7 +464,7 @@ def _try_kernel(device: Any) -> None:
 
 
 def share_of(decode: Decode) -> float | Literal["auto"]:
-    """Return which part of each batch is to be decoded on a device.
+    """Return the share of each batch to decode on a device: from 0 to 1, or ``"auto"``.
 
     >>> share_of(Decode()), share_of(Decode("dali")), share_of(Decode(gpu_share="auto"))
     (0.0, 1.0, 'auto')
@@ -475,9 +475,9 @@ def share_of(decode: Decode) -> float | Literal["auto"]:
 
 
 def device_decoder(decode: Decode, device: Any, threads: int) -> DeviceDecoder | None:
-    """Return what decodes on a device; None where images are decoded on the CPU.
+    """Return the decoder for a device; None if images are decoded on the CPU.
 
-    Only where the options name a back end or a share is decoded elsewhere, as pixels differ there.
+    A device decodes only if the options name a back end or a share, as its pixels differ.
     """
     if device.type != "cuda" or not share_of(decode) or decode.scaled:
         return None

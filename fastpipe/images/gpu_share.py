@@ -1,4 +1,4 @@
-"""Which part of each batch's images a device decodes: a given number, or what is found to be best."""
+"""The share of each batch's images that a device decodes: a given one, or the best one measured."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _log = logging.getLogger("fastpipe.torch")
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 _SECONDS = 1.0  # for all of them
 _LEAST = 4  # batches of each
-_KEEPS_UP = 0.02  # of the time from batch to batch that is waited at most by a step that needs no device
-_BETTER = 0.97  # of another's time from batch to batch, for a larger share to be worth the device's time
+_KEEPS_UP = 0.02  # the CPU keeps up if waits are at most this fraction of the time from batch to batch
+_BETTER = 0.97  # a larger share must reach this fraction of another's time from batch to batch
 
 
 def takes(share: float, number: int) -> bool:
-    """Whether a sample of this number in its batch is of a share: evenly among the others.
+    """Return whether the sample of this number in its batch belongs to a share, which is spread evenly.
 
     >>> [number for number in range(8) if takes(0.25, number)]
     [3, 7]
@@ -28,15 +28,14 @@ def takes(share: float, number: int) -> bool:
 
 
 class Share:
-    """Which part of each batch a device decodes: a given one, or the one with which batches follow each other
-    fastest, for ``"auto"``.
+    """The share of each batch that a device decodes: a given one, or for ``"auto"`` the one with the fastest
+    sequence of batches.
 
-    What the CPU has left beside a training, and what a device's decoding takes of its steps, shows in one
-    figure: the time from one batch to the next, as the script's own step asks for them.  That is measured for
-    about a second, share after share, and its median decides, so that a pause between epochs does not count.
-    Where the CPU alone keeps up, nothing else is tried; where a larger share is not clearly better it is not
-    taken, since the step has the device for itself then.  It takes ``seconds``, and longer where batches are
-    slow.
+    The time from one batch to the next, as the script's step requests them, reflects both the CPU time that
+    training leaves and the device time that decoding takes from the steps.  It is measured for one share
+    after the other, for ``seconds`` in all, or longer if batches are slow.  The median decides, so that a
+    pause between epochs does not count.  If the CPU alone keeps up, nothing else is tried.  A larger share is
+    chosen only if it is clearly better, since otherwise the step has the device to itself.
     """
 
     def __init__(
@@ -49,10 +48,10 @@ class Share:
         self._lock = threading.Lock()
         self._times: dict[float, list[float]] = {one: [] for one in _SHARES}
         self._waited = 0.0
-        self._now = _SHARES[0] if share == "auto" else None  # what is measured
+        self._now = _SHARES[0] if share == "auto" else None  # the share being measured
         self._best = 1.0 if share == "auto" else share
-        self._last: float | None = None  # when the batch before was given, if it was of this share
-        self._is_first = True  # the first of a share was made beside others
+        self._last: float | None = None  # when the batch before was delivered, if it had this share
+        self._is_first = True  # a share's first batch was made together with others
 
     def begin(self) -> float:
         """Return the share of the next batch, from 0 to 1."""
@@ -60,7 +59,7 @@ class Share:
             return self._best if self._now is None else self._now
 
     def given(self, share: float) -> None:
-        """Hear that a batch of that share is handed out."""
+        """Record that a batch of that share is delivered."""
         with self._lock:
             if self._now is None or share != self._now:
                 return
@@ -77,13 +76,13 @@ class Share:
                 self._go_on(share)
 
     def waited(self, seconds: float) -> None:
-        """Hear how long the script waited for the batch that was handed out last."""
+        """Record how long the script waited for the batch that was delivered last."""
         with self._lock:
             if self._now is not None and self._times[self._now]:
                 self._waited += seconds
 
     def describe(self) -> str:
-        """Return the share, and why, in a few words; empty where all is decoded there."""
+        """Return the share and the reason, in a few words; empty if the device decodes everything."""
         with self._lock:
             if self._now is not None:
                 return "the share of each batch is being measured"
@@ -94,7 +93,7 @@ class Share:
         return f"{self._best:.0%} of each batch, by the time from batch to batch: {found}"
 
     def _go_on(self, share: float) -> None:
-        """Measure the next share, or decide."""
+        """Measure the next share, or choose one."""
         keeps_up = share == 0 and self._waited < _KEEPS_UP * sum(self._times[share])
         rest = _SHARES[_SHARES.index(share) + 1 :]
         self._waited, self._last, self._is_first = 0.0, None, True

@@ -1,4 +1,4 @@
-"""The native kernels that resample, for whoever has pixels: see fastpipe/native/resample.h."""
+"""The native resampling kernels, for any source of pixels; see fastpipe/native/resample.h."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy.typing as npt
 from fastpipe.core.native import native
 from fastpipe.core.types import UInt8Array
 
-# Filters, as of fastpipe/native/resample.h.
-# A flag: weights of 16 bits, as torch and Pillow-SIMD have them, instead of Pillow's 22.
+# Filters, from fastpipe/native/resample.h.
+# A flag: weights of 16 bits, as in torch and Pillow-SIMD, instead of Pillow's 22.
 NARROW = 16
 # Pillow's filters, which widen when they shrink an image (antialiasing) …
 BOX, BILINEAR, HAMMING, BICUBIC, LANCZOS = 0, 1, 2, 3, 4
@@ -30,11 +30,11 @@ class Axis(NamedTuple):
         in_size: pixels before.
         start8, extent8: the part of the input that becomes the output, in eighths of a pixel.
         out_size: pixels after.
-        first, length: the part of the output that is wanted.
+        first, length: the requested part of the output.
         turned: resample the input as if it had been mirrored before.
         mirrored: mirror the output.
-        low, high: the range of input pixels that is needed, and has to be there.
-        pitch: weights kept for each output pixel.
+        low, high: the range of input pixels that is needed and must be present.
+        pitch: weights stored for each output pixel.
     """
 
     in_size: int
@@ -72,7 +72,7 @@ def axis(
 
 
 def axis_tables(axes: list[tuple[int, Axis]]) -> npt.NDArray[np.int32]:
-    """Return the tables of several axes with their filters, one behind the other: int32 (M,).
+    """Return the tables of several axes with their filters, concatenated: int32 (M,).
 
     Each has ``length * (pitch + 2)`` numbers: the outputs' first inputs, numbers of inputs, and weights.
     """
@@ -89,24 +89,24 @@ def resample(
     pixels: npt.NDArray[np.uint8], mode: int, x: Axis, y: Axis, vertical_first: bool, grey: int, how: Any,
     out: npt.NDArray[Any],
 ) -> None:  # fmt: skip
-    """Resample pixels, and write all of ``out``, which is in one piece, by a ``native.Conversion``.
+    """Resample pixels, convert them by a ``native.Conversion``, and fill ``out``, which is contiguous.
 
     Args:
-        pixels: uint8 (y.high - y.low, x.high - x.low, 1 or 3), each row in one piece.
+        pixels: uint8 (y.high - y.low, x.high - x.low, 1 or 3), each row contiguous.
         mode: the filter, a constant of this module.
         vertical_first: the order of the two passes, each of which rounds.
-        grey: 1 to make the colours luma before resampling, 2 after, 0 not.
+        grey: 1 converts colours to luma before resampling, 2 after, 0 not at all.
     """
     native.resample(pixels, mode, x, y, vertical_first, grey, how, out.view(np.uint8))
 
 
 def noise(size: tuple[int, int]) -> UInt8Array:
-    """Return an image of a height and width in which every difference shows: uint8 (H, W, 3)."""
+    """Return a noise image, uint8 (H, W, 3), in which every difference of arithmetic shows."""
     return np.random.Generator(np.random.PCG64(1)).integers(0, 256, (*size, 3), np.uint8)
 
 
 def resized(image: UInt8Array, to: tuple[int, int], mode: int) -> UInt8Array:
-    """Resize a whole image, uint8 (H, W, C), to a height and a width, rows first."""
+    """Resize a whole image, uint8 (H, W, C), to a height and a width; rows are resampled first."""
     (height, width, channels), (out_height, out_width) = image.shape, to
     made = np.empty(out_height * out_width * channels, np.uint8)
     how = native.conversion(0, channels, True, 1, True, [], [], b"")

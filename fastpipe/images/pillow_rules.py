@@ -1,15 +1,15 @@
-"""Find out how the installed Pillow and torchvision decode, resize and turn images grey, by trying them.
+"""Tests that find out how the installed Pillow and torchvision decode, resize and turn images grey.
 
-Versions of Pillow and relatives (Pillow-SIMD) differ in ways that show in the last bit:
+Versions of Pillow and its forks (Pillow-SIMD) differ in the last bit:
 
-* The weights have 22 bits; Pillow-SIMD's have as many as fit into 16, as torch's.
-* Each of the two passes rounds.  The rows come first, but Pillow 13 begins with the columns
-  where that leaves less to do, and some versions before it where the image is more than a
-  hundred times as tall as wide.
+* Weights have 22 bits; those of Pillow-SIMD have as many as fit into 16, like torch's.
+* Each of the two passes rounds.  Rows come first, except that Pillow 13 begins with the columns
+  if that needs less work, and some earlier versions if the image is more than a hundred times as
+  tall as wide.
 * Pillow-SIMD rounds some grey values down that are rounded up elsewhere.
 
-torchvision resizes tensors of bytes as floats, and rounds, where torch has no fast code for bytes on
-this processor or torchvision does not know that it has; that differs in the last bit too.
+torchvision resizes uint8 tensors as floats and rounds if torch has no fast code for bytes on this
+processor, or if torchvision does not know of it; that differs in the last bit, too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fastpipe.images.kernels import noise, resized
 
 _log = logging.getLogger("fastpipe.read")
 
-# By the names of Pillow's ``Resampling``, in lower case: as torchvision's ``InterpolationMode`` has them.
+# By the lower-case names of Pillow's ``Resampling``, which are those of torchvision's ``InterpolationMode``.
 FILTERS = {
     "nearest": kernels.NEAREST, "box": kernels.BOX, "bilinear": kernels.BILINEAR,
     "hamming": kernels.HAMMING, "bicubic": kernels.BICUBIC, "lanczos": kernels.LANCZOS,
@@ -37,14 +37,14 @@ FILTERS = {
 
 
 class _Rules(NamedTuple):
-    flag: int | None  # what is added to a filter's constant; None for arithmetic not known here
+    flag: int | None  # added to a filter's constant; None for unknown arithmetic
     by_size: bool
     by_shape: bool
     grey: bool
 
 
 def pillow_filter(mode: int) -> tuple[int, int] | None:
-    """Return the filter that equals the installed Pillow's, and the order of its passes; None if none does.
+    """Return the filter equal to the installed Pillow's, and the order of its passes; None if there is none.
 
     The order is a ``PassOrder`` of fastpipe/native/geometry.h.
     """
@@ -57,7 +57,7 @@ def pillow_filter(mode: int) -> tuple[int, int] | None:
 
 
 def grey_is_known() -> bool:
-    """Return whether the kernels turn colours grey as the installed Pillow does."""
+    """Return whether the kernels turn colours grey exactly as the installed Pillow does."""
     return _rules().grey
 
 
@@ -72,14 +72,14 @@ def _rules() -> _Rules:
 
 
 def _resizes_columns_first(size: tuple[int, int], to: tuple[int, int]) -> bool:
-    """Return whether Pillow resizes an image of this size as if its columns and then its rows were."""
+    """Return whether Pillow resamples columns before rows for an image of this size."""
     image, mode = noise(size), kernels.BILINEAR
     at_once = _by_pillow(image, to, mode)
     return np.array_equal(at_once, _by_pillow(_by_pillow(image, (to[0], size[1]), mode), to, mode))
 
 
 def _flag() -> int | None:
-    """Return how to get the weights of all filters."""
+    """Return the flag that gives the installed Pillow's weights for all filters."""
     weighted = [mode for mode in FILTERS.values() if mode != kernels.NEAREST]
     image, to = noise((48, 52)), (37, 31)
     expected = [_by_pillow(image, to, mode) for mode in weighted]
@@ -115,7 +115,7 @@ _KINDS: tuple[dict[str, Any], ...] = (  # of the files that are trusted
 def decodes_as_pillow() -> bool:
     """Return whether the native core decodes small JPEGs of each trusted kind as Pillow does."""
     pillow = require("PIL.Image", extra="image")
-    # With its class for JPEGs, and a name instead of a format: else it would load plugins of other formats.
+    # Use Pillow's class for JPEGs and a name instead of a format: otherwise it loads other formats' plugins.
     jpegs = require("PIL.JpegImagePlugin", extra="image")
     pixels = noise((37, 45))
     for kind in _KINDS:
@@ -137,7 +137,7 @@ def decodes_as_pillow() -> bool:
     return True
 
 
-# By name and whether it is with antialiasing.
+# By name, and whether it antialiases.
 _TORCH_MODES = {
     ("bilinear", True): kernels.TORCH_BILINEAR, ("bicubic", True): kernels.TORCH_BICUBIC,
     ("bilinear", False): kernels.SHARP_BILINEAR, ("bicubic", False): kernels.SHARP_BICUBIC,
@@ -145,7 +145,7 @@ _TORCH_MODES = {
 
 
 def torch_filter(interpolation: Any, antialias: bool) -> int | None:
-    """Return the filter that equals what ``torchvision.transforms.v2`` does with a uint8 tensor, or None."""
+    """Return the filter equal to ``torchvision.transforms.v2``'s for uint8 tensors; None if there is none."""
     if (interpolation, antialias) not in _TORCH_MODES or not _torch_is_equal(interpolation, antialias):
         return None
     return _TORCH_MODES[interpolation, antialias]
@@ -153,7 +153,7 @@ def torch_filter(interpolation: Any, antialias: bool) -> int | None:
 
 @functools.cache
 def _torch_is_equal(interpolation: str, antialias: bool) -> bool:
-    """Return whether a kernel gives the same pixels as torchvision, for a smaller and for a larger output."""
+    """Return whether a kernel gives torchvision's pixels, for a smaller and for a larger output."""
     torch = require("torch", extra="torch")
     resize = require("torchvision.transforms.v2.functional", extra="torch").resize
     mode = require("torchvision.transforms", extra="torch").InterpolationMode(interpolation)

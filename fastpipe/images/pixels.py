@@ -19,26 +19,26 @@ Fill = tuple[int, int, int]
 
 
 class Flip(NamedTuple):
-    """Mirror left to right and, or, top to bottom."""
+    """Mirroring left to right, top to bottom, or both."""
 
     horizontal: bool
     vertical: bool
 
 
 class Region(NamedTuple):
-    """What to decode and how to get from there to the output.
+    """The part of an image to decode, and the way from there to the output.
 
     Attributes:
-        source: the part of the image that is used; it lies inside the image.
-        placed: where ``source`` lies on the canvas, which is what is resampled.
-        canvas: size of the canvas; where ``source`` does not cover it, it is filled.
-        fill: the colour of that.
+        source: the part of the image to use; it lies inside the image.
+        placed: where ``source`` lies on the canvas, which is resampled.
+        canvas: size of the canvas; the part that ``source`` does not cover is filled.
+        fill: the colour of the filled part.
         size: the size to which the canvas is resampled.
-        mode: the filter, a constant of ``kernels``; None where nothing is resampled.
+        mode: the filter, a constant of ``kernels``; None if nothing is resampled.
         vertical_first: the order of the passes.
         window: the part of the resampled canvas that is the output.
         flip_before, flip_after: mirror before and after resampling (rounding differs).
-        grey: when to turn the colours to grey, if at all.
+        grey: when to turn colours grey, if at all.
         grey_channels: 1 or 3.
     """
 
@@ -57,7 +57,7 @@ class Region(NamedTuple):
 
     @property
     def filter(self) -> int:
-        """The filter, one that copies where nothing is resampled."""
+        """The filter, or one that copies if nothing is resampled."""
         return kernels.NEAREST_FLOOR if self.mode is None else self.mode
 
 
@@ -65,11 +65,11 @@ _GREY: tuple[Literal["before", "after"] | None, ...] = (None, "before", "after")
 
 
 def fold(steps: Sequence[Any], image: Size, parameters: npt.ArrayLike = ()) -> Region | None:
-    """Fold a chain of ``native.Step``, which read a sample's parameters, for an image of a given size.
+    """Fold a chain of ``native.Step``, with a sample's parameters, into one region of an image of a size.
 
-    Return None where one pass of the kernel cannot give the same pixels: a second resize, a crop that reaches
-    outside after a resize or after another filled crop of another colour, a fill by channel of an image
-    without colours, grey before and after; and where torchvision raises an error.
+    Return None if one kernel pass cannot give the same pixels: for a second resize, a crop that reaches
+    outside after a resize or after a filled crop of another colour, a fill by channel of an image without
+    colours, or grey before and after.  Return None also if torchvision raises an error.
 
     >>> from fastpipe.images.steps import BOX, RESIZE, described_step
     >>> steps = [described_step(BOX, outside=2), described_step(RESIZE, size=(50, 50), filter=1)]
@@ -88,24 +88,24 @@ def fold(steps: Sequence[Any], image: Size, parameters: npt.ArrayLike = ()) -> R
 
 Words = npt.NDArray[Any]
 
-# What decoding a pixel costs at 1 / factor of the size, beyond reading its bits, which is always
-# done; in units of the same at full size.  Measured on photographs of 12 megapixels: libjpeg-turbo
-# has no vector code for a half.
+# The cost of decoding a pixel at 1 / factor of the size, relative to that at full size, without
+# reading its bits, which is always done.  Measured on photographs of 12 megapixels: libjpeg-turbo
+# has no vector code for 1 / 2.
 _COST = {8: 0.11, 4: 0.41, 2: 1.6}
-_RESAMPLING = 0.93  # the same unit: resampling a pixel
+_RESAMPLING = 0.93  # the cost of resampling a pixel, in the same unit
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """How bytes become the output's values.
+    """A conversion of bytes to the output's values.
 
     Attributes:
-        kind: ``"bytes"`` leaves them, ``"affine"`` computes float32, ``"table"`` looks up.
-        interleaved: channels-last memory.
-        word: NumPy type of an output element in memory.
-        divide, mean, std: of an affine one, which computes ``(v / 255 - mean) / std`` in float32, or with
-            ``v * (1 / 255)``.
-        table: of 256 values for each channel, their bit patterns as unsigned integers.
+        kind: ``"bytes"`` keeps them, ``"affine"`` computes float32, ``"table"`` looks values up.
+        interleaved: whether memory is channels-last.
+        word: NumPy dtype of an output element in memory.
+        divide, mean, std: for ``"affine"``, ``(v / 255 - mean) / std`` in float32; without ``divide`` it
+            multiplies by ``1 / 255``.
+        table: 256 values for each channel, their bit patterns as unsigned integers.
     """
 
     kind: Literal["bytes", "affine", "table"]
@@ -119,7 +119,7 @@ class Conversion:
 
     @cached_property
     def native(self) -> Any:
-        """Return the same, as the native core takes it."""
+        """Return the conversion as the native core takes it."""
         mean, std = ([] if part is None else part.tolist() for part in (self.mean, self.std))
         return native.conversion(
             ("bytes", "affine", "table").index(self.kind), self.channels, self.interleaved,
@@ -132,13 +132,13 @@ class Conversion:
 
     @property
     def affine(self) -> tuple[bool, bytes, bytes]:
-        """Return what an affine conversion computes; equal for those that compute the same."""
+        """Return an affine conversion's numbers, equal for conversions that compute the same."""
         assert self.mean is not None
         assert self.std is not None
         return self.divide, self.mean.tobytes(), self.std.tobytes()
 
     def of_tensor(self, batch: Any) -> Any:
-        """Convert uint8 (N, C, H, W) on any device, affinely, by the kernel's float32 arithmetic."""
+        """Convert uint8 (N, C, H, W) affinely, on any device, with the kernel's float32 arithmetic."""
         torch = require("torch", extra="torch")
         mean, std = (torch.from_numpy(part).to(batch.device).view(-1, 1, 1) for part in (self.mean, self.std))
         values = batch.to(torch.float32)
@@ -150,9 +150,9 @@ class Conversion:
 
 
 class Resampling(NamedTuple):
-    """How a part of an image becomes an output of three colours, for whoever decodes and resamples elsewhere.
+    """The resampling of a part of an image to an output of three colours, for decoding elsewhere.
 
-    As ``kernels.resample`` takes it.
+    The fields are in the form that ``kernels.resample`` takes.
     """
 
     part: Box
@@ -163,7 +163,7 @@ class Resampling(NamedTuple):
 
 
 def resampling_of(image: EncodedImage, region: Region) -> Resampling | None:
-    """Return what ``draw`` does with an image; None if that is more than decoding and resampling a part."""
+    """Return the resampling in ``draw``; None if ``draw`` does more than decode and resample a part."""
     if region.grey is not None or _is_reduced(image, region):
         return None
     x, y = _whole_axes(region)
@@ -185,7 +185,7 @@ def render(image: EncodedImage, region: Region) -> UInt8Array:
 def draw(image: EncodedImage, region: Region, how: Conversion, out: Words) -> None:
     """Decode, resample, and write all of ``out``, ``how.word`` (how.channels * height * width,).
 
-    Grey is copied to three channels where a conversion has them.
+    Grey is copied to three channels if the conversion has three.
     """
     pixels, x, y = _reduced_source(image, region) or _exact_source(image, region)
     grey = _GREY.index(region.grey)
@@ -193,18 +193,18 @@ def draw(image: EncodedImage, region: Region, how: Conversion, out: Words) -> No
 
 
 def part_of(image: EncodedImage, region: Region) -> Box | None:
-    """Return what of an image ``draw`` will ask for by its ``region``; None where it will not."""
+    """Return the part of an image that ``draw`` will request by ``region``; None if it will not call that."""
     if _is_reduced(image, region):
         return None
     return _placed_part(region, _needed(*_whole_axes(region)))
 
 
 def reduction(region: Region, image: Size) -> int:
-    """Return by what to divide the size of an image while it is decoded: 8, 4 or 2, or 1 for not at all.
+    """Return the factor, 8, 4, 2 or 1, by which to reduce an image while it is decoded; 1 for not at all.
 
-    A part of it is used that becomes ``region.size``: dividing must leave at least that many
-    pixels, so that no detail is lost that the output could show.  Decoding exactly makes the rows of
-    the part, decoding reduced all rows from the top.
+    The used part becomes ``region.size``.  The reduced part must have at least as many pixels, so
+    that no visible detail is lost.  Exact decoding makes only the rows of the part; reduced decoding
+    makes all rows from the top.
 
     >>> from fastpipe.images.pixels import fold
     >>> from fastpipe.images.steps import BOX, RESIZE, described_step
@@ -218,7 +218,7 @@ def reduction(region: Region, image: Size) -> int:
     """
     source, to = region.source, region.size
     if region.placed != Box(0, 0, *region.canvas) or region.filter & 15 > kernels.LANCZOS:
-        return 1  # filled somewhere, or not antialiased: to leave out detail would show
+        return 1  # partly filled, or not antialiased: lost detail would be visible
     for factor, cost in _COST.items():
         if source.height >= factor * to.height and source.width >= factor * to.width:
             exact = source.height * (image.width + _RESAMPLING * source.width)
@@ -227,13 +227,13 @@ def reduction(region: Region, image: Size) -> int:
 
 
 def _is_reduced(image: EncodedImage, region: Region) -> bool:
-    """Return whether an image is made smaller while it is decoded."""
+    """Return whether an image is reduced while it is decoded."""
     factor = reduction(region, image.size)
     return factor > 1 and image.reduced(factor) is not None
 
 
 def _axes(region: Region, canvas: Size, part8: Box) -> tuple[kernels.Axis, kernels.Axis]:
-    """Return how columns and rows are resampled, where so many eighths of a canvas become the output."""
+    """Return the axes of columns and rows, for a part of a canvas given in eighths of a pixel."""
     mode, window, before, after = region.filter, region.window, region.flip_before, region.flip_after
     return (
         kernels.axis(mode, canvas.width, region.size.width, window.left, window.width,
@@ -244,13 +244,13 @@ def _axes(region: Region, canvas: Size, part8: Box) -> tuple[kernels.Axis, kerne
 
 
 def _whole_axes(region: Region) -> tuple[kernels.Axis, kernels.Axis]:
-    """Return the same of all of the region's canvas."""
+    """Return the axes for all of the region's canvas."""
     canvas = region.canvas
     return _axes(region, canvas, Box(0, 0, 8 * canvas.height, 8 * canvas.width))
 
 
 def _needed(x: kernels.Axis, y: kernels.Axis) -> Box:
-    """Return the part of a canvas that is resampled."""
+    """Return the part of a canvas that resampling needs."""
     return Box(y.low, x.low, y.high - y.low, x.high - x.low)
 
 
@@ -258,7 +258,7 @@ _Source = tuple[UInt8Array, kernels.Axis, kernels.Axis]
 
 
 def _exact_source(image: EncodedImage, region: Region) -> _Source:
-    """Return the pixels that are needed, uint8 (H, W, 3), and the axes along which they are resampled."""
+    """Return the needed pixels, uint8 (H, W, 3), and the axes along which they are resampled."""
     placed = region.source
     x, y = _whole_axes(region)
     if region.placed == Box(0, 0, *region.canvas):  # no fill anywhere
@@ -269,7 +269,7 @@ def _exact_source(image: EncodedImage, region: Region) -> _Source:
 
 
 def _reduced_source(image: EncodedImage, region: Region) -> _Source | None:
-    """Return the same of an image made smaller while it was decoded; None where it is not to be."""
+    """Return the same for an image that is reduced while it is decoded; None if it should not be."""
     factor = reduction(region, image.size)
     reduced = image.reduced(factor) if factor > 1 else None
     if reduced is None:
@@ -281,7 +281,7 @@ def _reduced_source(image: EncodedImage, region: Region) -> _Source | None:
 
 
 def _decode(image: EncodedImage, region: Region, needed: Box) -> UInt8Array:
-    """Return the needed part of the canvas: decoded, and filled where the image does not reach."""
+    """Return the needed part of the canvas: decoded, and filled outside the image."""
     part = _placed_part(region, needed)
     if part is not None and part[2:] == needed[2:]:  # no fill anywhere
         return image.region(part)
@@ -296,7 +296,7 @@ def _decode(image: EncodedImage, region: Region, needed: Box) -> UInt8Array:
 
 
 def _placed_part(region: Region, needed: Box) -> Box | None:
-    """Return the part of the image that lies in a part of the canvas; None where it has none there."""
+    """Return the part of the image that lies in a part of the canvas; None if there is none."""
     placed, source = region.placed, region.source
     top, left = max(needed.top, placed.top), max(needed.left, placed.left)
     bottom = min(needed.top + needed.height, placed.top + placed.height)

@@ -1,4 +1,4 @@
-"""A user's transform, compiled: what the kernels do, what torchvision does, what user code does.
+"""A user's transform, compiled into the work of the kernels, of torchvision and of user code.
 
 A plan has three parts, in this order, each of which may be empty:
 
@@ -6,7 +6,7 @@ A plan has three parts, in this order, each of which may be empty:
 * **drawn** — further recognised steps, run by torchvision's functionals with drawn parameters;
 * **stock** — everything from the first transform that is not recognised, run as it is.
 
-Random parameters of the first two are drawn beforehand, as plain numbers, from a key.
+The random parameters of the first two parts are drawn beforehand from a key, as plain numbers.
 """
 
 from __future__ import annotations
@@ -52,26 +52,26 @@ from fastpipe.images.steps import (
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """The tensor that a sample becomes, where every sample has the same shape."""
+    """The tensor that a sample becomes, if all samples have the same shape."""
 
     shape: tuple[int, int, int]  # channels, height, width
-    dtype: str  # the name of torch's, such as "float32"
-    word: Any  # NumPy's type of the same width, which holds an element in memory
+    dtype: str  # torch's name, such as "float32"
+    word: Any  # NumPy's dtype of the same width, for elements in memory
     layout: Layout  # "channels_last" has the strides of torch's memory format
 
 
 class Plan:
-    """A compiled transform.  Immutable; may be used from any number of threads.
+    """A compiled transform, immutable and usable from any number of threads.
 
-    Made by ``compile_plan``.  ``print(plan)`` says which step runs where, and why.
+    ``compile_plan`` makes it.  ``print(plan)`` says which step runs where, and why.
 
     Attributes:
-        draws: uniform numbers that a sample needs.
-        stock: the transforms that run as they are, last.
-        kind: class of the samples before those: a PIL image's, a tensor's.
-        output: the tensor that each sample becomes; None where shapes may differ or the
-            stock part decides.
-        end: of a plan ``as_bytes``, what is still to be done to its batches.
+        draws: the number of uniform numbers that a sample needs.
+        stock: the transforms that run unchanged, after all others.
+        kind: the class of the samples before those: a PIL image or a tensor.
+        output: the tensor that each sample becomes; None if shapes may differ or the stock
+            part determines it.
+        end: for a plan ``as_bytes``, the conversion that its batches still need.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Plan:
         steps = (*fused, *drawn)
         ends = np.cumsum([0, *(step.draws for step in steps)]).tolist()
         self._slices = [slice(a, b) for a, b in pairwise(ends)]
-        self._steps = []  # of the fused part, as the native core takes them
+        self._steps = []  # of the fused part, in the native core's form
         for step, domain, part in zip(self._fused, domains, self._slices, strict=False):
             if step.described is not None:
                 described = step.described(domain)
@@ -99,8 +99,8 @@ class Plan:
         self.draws = int(ends[-1])
         self.kind = type(ramp)
         self._dtype = "" if is_pil(ramp) else str(ramp.dtype).removeprefix("torch.")
-        # Where torchvision or user code goes on, with the strides it would have found: the last
-        # bit of torch's arithmetic depends on them.
+        # If torchvision or user code continues, keep the strides that it would have received: the
+        # last bit of torch's arithmetic depends on them.
         self._layout: Layout = layout_of(ramp) if drawn or stock else layout
         self._how = conversion_of(ramp, self._layout)
         self.output = self._fixed_output()
@@ -108,13 +108,13 @@ class Plan:
         self._bytes: Plan | None = None
         self._native: dict[tuple[int | None, bool, bool, int | None], Any] = {}
         self._of_dtype: dict[str, Plan] = {}
-        self._made_by: Callable[[], Plan]  # set by what makes it
+        self._made_by: Callable[[], Plan]  # set by the maker
 
     def __reduce__(self) -> tuple[Callable[[], Plan], tuple[()]]:
-        return self._made_by, ()  # its steps have functions within functions, and the native core's objects
+        return self._made_by, ()  # its steps hold nested functions and native objects
 
     def _changed(self, method: str, arguments: tuple[Any, ...], how: Conversion, dtype: str) -> Plan:
-        """Return a copy of another conversion, which a method makes."""
+        """Return a copy with another conversion; ``method`` is the name of the method that makes it."""
         plan = Plan.__new__(Plan)
         made_by = partial(_made_again, self._made_by, method, *arguments)
         plan.__dict__.update(
@@ -128,13 +128,13 @@ class Plan:
 
     def draw(self, key: Key) -> FloatArray:
         """Draw the random parameters of a batch: float64 (N, draws), in [0, 1)."""
-        if not self.draws:  # whose seed may still have to be drawn
+        if not self.draws:  # its seed may not be drawn yet
             return np.empty((len(key.draws), 0))
         return uniforms(key.seed, key.epoch, key.draws, self.draws)
 
     def reference(self, image: Any, parameters: Sequence[float]) -> Any:
-        """Transform a PIL image by torchvision's functionals, with a row of ``draw``, and the user's own
-        transforms: the oracle of parity."""
+        """Transform a PIL image with torchvision's functionals, a row of ``draw``, and the user's own
+        transforms: the reference for parity."""
         value = self._by_functionals((*self._fused, *self._drawn), 0, image, parameters)
         for transform in self.stock:
             value = transform(value)
@@ -142,9 +142,9 @@ class Plan:
 
     @ranged("transform")
     def apply(self, image: EncodedImage, parameters: Sequence[float], out: Words | None = None) -> Any:
-        """Do everything but the stock part with one sample, by a row of ``draw``: a PIL image or a tensor.
+        """Apply all but the stock part to one sample, with a row of ``draw``; return a PIL image or a tensor.
 
-        With ``out``, memory ``output.word`` (C * H * W,) of the sample's tensor, that is written: then None.
+        With ``out``, memory ``output.word`` (C * H * W,) for the sample's tensor, write that and return None.
         """
         region = self._region(parameters, image.size)
         if region is None:
@@ -166,14 +166,14 @@ class Plan:
         return self._finished(made, shape, parameters, image.info)
 
     def native(self, max_pixels: int | None, turns: bool, scaled: bool, short_side: int | None = None) -> Any:
-        """Return what the native core is told of this plan, up to its drawn and stock parts, a
-        ``native.ImagePlan``; None where it does not make images smaller as the installed Pillow does.
+        """Return this plan, up to its drawn and stock parts, as a ``native.ImagePlan``; None if the native
+        core does not shrink images as the installed Pillow does.
 
         Args:
-            max_pixels: images with more are declined.
+            max_pixels: decline images with more pixels.
             turns: decline images that EXIF turns.
-            scaled: decode at a part of the size where that loses no detail.
-            short_side: larger images are made smaller first, to so many pixels on the short side.
+            scaled: decode at a reduced size if that loses no detail.
+            short_side: first shrink larger images to this number of pixels on the short side.
         """
         key = max_pixels, turns, scaled, short_side
         found = self._native.get(key)
@@ -183,7 +183,7 @@ class Plan:
             if None in shrink:
                 return None
             found = native.ImagePlan(self._steps, self._how.native, self.draws, limit, turns, scaled, shrink)
-            self._native = {key: found}  # of one that a script changes, the last
+            self._native = {key: found}  # if a script changes it, the last one
         return found
 
     @property
@@ -195,29 +195,29 @@ class Plan:
         self, memory: Words, size: tuple[int, int], parameters: Sequence[float],
         info: Callable[[], dict[Any, Any]],
     ) -> Any:  # fmt: skip
-        """Return what ``apply`` does, of a sample's bytes that were made elsewhere up to the drawn part."""
+        """Return the result of ``apply`` for a sample's bytes made elsewhere, up to the drawn part."""
         shape = (self._how.channels, *size)
         return self._finished(memory.view(self._how.word), shape, parameters, info)
 
     def _finished(self, memory: Words, shape: tuple[int, int, int], parameters: Any, info: Any) -> Any:
         value = self._sample(memory, shape)
-        if is_pil(value):  # on its way to user code, which may look at EXIF data or profiles
+        if is_pil(value):  # for user code, which may read EXIF data or profiles
             value.info = info()
         return self._by_functionals(self._drawn, len(self._fused), value, parameters)
 
     def part(self, image: EncodedImage, parameters: Sequence[float]) -> Box | None:
-        """Return what of an image ``apply`` will ask for by ``region``; None if that is all, or none."""
+        """Return the part of an image that ``apply`` will request by ``region``; None if all or none."""
         region = self._region(parameters, image.size)
         return None if region is None else part_of(image, region)
 
     def resampling(self, image: EncodedImage, parameters: Sequence[float]) -> Resampling | None:
-        """Return what ``apply`` does before it writes bytes; None if that is more than resampling."""
+        """Return the resampling of ``apply`` before it writes bytes; None if it does more than resampling."""
         region = self._region(parameters, image.size)
         return None if region is None else resampling_of(image, region)
 
     @property
     def writes_bytes(self) -> bool:
-        """Return whether samples are bytes of three colours, of one shape, as they were resampled."""
+        """Return whether samples are resampled bytes of three colours, all of one shape."""
         return self.output is not None and self._how.kind == "bytes" and self._how.channels == 3
 
     def over(self, storage: Any, shape: tuple[int, ...]) -> Any:
@@ -225,20 +225,20 @@ class Plan:
         return tensor_shaped(storage, shape, self._dtype, self._layout)
 
     def as_bytes(self) -> Plan:
-        """Return this plan without its ``end``, to samples of uint8, if all that is left to do then is to
-        compute floats from bytes, which can be done elsewhere.  Else this plan."""
+        """Return this plan without its ``end``, with uint8 samples, if only the computation of floats from
+        bytes remains, which can be done elsewhere.  Otherwise return this plan."""
         if self.output is None or self._how.kind != "affine":
             return self
         if self._bytes is None:
             how = replace(self._how, kind="bytes", word=np.uint8)
             plan = self._changed("as_bytes", (), how, "uint8")
             plan.end, plan.kind = self._how, require("torch", extra="torch").Tensor
-            self._bytes = plan  # whole, for other threads
+            self._bytes = plan  # complete, as other threads read it
         return self._bytes
 
     def of_dtype(self, dtype: str) -> Plan:
-        """Return this plan with float32 samples that the kernels make rounded to a type of 16 bits, such as
-        ``"bfloat16"``.  Else, and for ``""``, this plan."""
+        """Return this plan with the kernels' float32 samples rounded to a 16-bit dtype, such as
+        ``"bfloat16"``.  For other samples, and for ``""``, return this plan."""
         if not dtype or self.output is None or self._how.kind != "affine":
             return self
         if dtype not in self._of_dtype:
@@ -251,7 +251,7 @@ class Plan:
         return self._of_dtype[dtype]
 
     def _sample(self, memory: Words, shape: tuple[int, int, int]) -> Any:
-        """Return memory (C, H, W) that was written as what the transform gives: a tensor or a PIL image."""
+        """Return memory (C, H, W) that was written as the transform's result: a tensor or a PIL image."""
         if not self._dtype:
             image = memory.reshape(shape[1], shape[2], shape[0])
             return require("PIL.Image", extra="image").fromarray(image[:, :, 0] if shape[0] == 1 else image)
@@ -288,12 +288,12 @@ def compile_plan(
 ) -> Plan:
     """Compile a torchvision transform.
 
-    No transform is unsupported: what is not recognised becomes the stock part.
+    Every transform is supported: unrecognised ones become the stock part.
 
     Args:
         transform: a transform, a ``Compose`` or ``Sequential`` of them, any callable, or None.
-        layout: memory order of the tensors that are made.
-        stock_note, decode_note: say, for ``print(plan)``, how unrecognised transforms will run, and what
+        layout: memory order of the resulting tensors.
+        stock_note, decode_note: texts for ``print(plan)``: how unrecognised transforms will run, and what
             decodes the images.
     """
     transforms = flatten(transform)
@@ -345,7 +345,7 @@ def _try_to_fuse(step: Step, domain: Domain, ramp: Any, resized: bool) -> tuple[
         try:
             after = step.transform(ramp)
             conversion_of(after, "contiguous")
-        except Exception as error:  # the same error awaits the user's samples: let it
+        except Exception as error:  # the user's samples will raise the same error
             return ramp, f"it fails on an image ({type(error).__name__})", resized
         if step.described is None:
             return after, "", resized
@@ -398,6 +398,6 @@ def _describe(
 
 
 def shortened(transform: Any) -> str:
-    """Return what a transform shows of itself, on one line."""
+    """Return a transform's ``repr`` on one line."""
     text = " ".join(repr(transform).split())
     return text if len(text) <= 72 else text[:71] + "…"

@@ -1,9 +1,9 @@
-"""Pointwise transforms, learned from what they do to every byte value.
+"""Pointwise transforms, learned from their effect on every byte value.
 
-``ToTensor``, ``Normalize`` and their like treat each value alone.  So an image that holds all
-256 values, the *ramp*, is sent through the user's own objects once; the result says exactly
-what any byte becomes.  The kernels then compute it, where float32 arithmetic gives the very
-same values, or look it up.
+``ToTensor``, ``Normalize`` and similar transforms treat each value separately.  So an image with
+all 256 values, the *ramp*, passes through the user's own objects once, and the result shows what
+any byte becomes.  The kernels then compute these values if float32 arithmetic gives exactly the
+same ones, or otherwise look them up.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fastpipe.images.steps import Domain
 
 Layout = Literal["contiguous", "channels_last"]
 
-# Memory types: for each torch dtype the NumPy type of the same width that holds its bits.
+# Memory types: for each torch dtype, the NumPy dtype of the same width that holds its bits.
 _WORDS: dict[str, Any] = {
     "uint8": np.uint8, "int8": np.uint8, "float16": np.uint16, "bfloat16": np.uint16, "int16": np.uint16,
     "float32": np.float32, "int32": np.uint32, "float64": np.uint64, "int64": np.uint64,
@@ -27,7 +27,7 @@ _WORDS: dict[str, Any] = {
 
 
 def first_ramp() -> Any:
-    """Return an RGB image of the 256 grey values, as wide as it has values."""
+    """Return an RGB image of the 256 grey values, one per column."""
     values = np.repeat(np.arange(256, dtype=np.uint8)[None, :, None], 3, axis=2)
     return require("PIL.Image", extra="image").fromarray(values)
 
@@ -43,12 +43,12 @@ def domain_of(ramp: Any) -> Domain:
 
 
 def layout_of(ramp: Any) -> Layout:
-    """Return the memory order that the user's own objects gave the ramp; ``ToImage`` leaves Pillow's."""
+    """Return the memory order that the user's objects gave the ramp; ``ToImage`` keeps Pillow's."""
     return "contiguous" if is_pil(ramp) or ramp.stride()[0] != 1 else "channels_last"
 
 
 def conversion_of(ramp: Any, layout: Layout) -> Conversion:
-    """Return the conversion that does to every byte what the pointwise steps did to the ramp."""
+    """Return the conversion whose effect on every byte is that of the pointwise steps on the ramp."""
     if is_pil(ramp):
         return Conversion("bytes", len(ramp.getbands()), interleaved=True)
     last = layout == "channels_last"
@@ -77,10 +77,10 @@ def _bits(ramp: Any) -> npt.NDArray[Any]:
 
 
 def _as_affine(values: npt.NDArray[Any], channels: int, last: bool) -> Conversion | None:
-    """``(v / 255 - mean) / std`` if float32 arithmetic gives exactly the ramp's values so.
+    """Return ``(v / 255 - mean) / std`` if float32 arithmetic then gives exactly the ramp's values.
 
-    Mean and deviation are read off the ramp's ends and then taken from the candidates near
-    by; only an exact reproduction of all values counts, so a wrong guess costs speed alone.
+    Mean and deviation are estimated from the ramp's ends, and nearby candidates are tried.  Only an
+    exact reproduction of all values counts, so a wrong guess costs only speed.
     """
     codes = np.arange(256, dtype=np.float32)
     for divide in (True, False):
@@ -107,7 +107,7 @@ def _mean_and_std(unit: npt.NDArray[np.float32], values: npt.NDArray[np.float32]
 
 def _neighbours(value: np.float32, reach: int = 4) -> list[np.float32]:
     """Return float32 numbers around a value, the nearest first."""
-    # A user writes short decimals: the guess, rounded to few digits, is the likeliest.
+    # Users write short decimals, so the guess rounded to few digits is the most likely one.
     near = [np.float32(round(float(value), digits)) for digits in (3, 4, 5, 6, 7)]
     up = down = value
     near.append(value)
@@ -118,19 +118,19 @@ def _neighbours(value: np.float32, reach: int = 4) -> list[np.float32]:
 
 
 def tensor_over(memory: Words, shape: tuple[int, ...], dtype: str, layout: Layout) -> Any:
-    """Return a torch tensor over memory, in the order of the layout."""
+    """Return a torch tensor over memory, in the layout's order."""
     torch = require("torch", extra="torch")
     signed = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}[memory.itemsize]
     return tensor_shaped(torch.from_numpy(memory.reshape(-1).view(signed)), shape, dtype, layout)
 
 
 def of_kind(tensor: Any, kind: type) -> Any:
-    """Return a tensor as the class that a sample has: ``tv_tensors.Image`` where torchvision gives one."""
+    """Return a tensor as a sample's class: ``tv_tensors.Image`` if torchvision returns one."""
     return tensor if kind is require("torch", extra="torch").Tensor else tensor.as_subclass(kind)
 
 
 def rows_of(batch: Any, kind: type) -> list[Any]:
-    """Return the samples of a batch tensor, which is a plain one whatever they are, as views of it."""
+    """Return the samples of a batch as views in their own class; the batch is a plain tensor."""
     rows = batch.unbind(0)
     if kind is require("torch", extra="torch").Tensor:
         return list(rows)
@@ -138,7 +138,7 @@ def rows_of(batch: Any, kind: type) -> list[Any]:
 
 
 def tensor_shaped(flat: Any, shape: tuple[int, ...], dtype: str, layout: Layout) -> Any:
-    """Return a flat tensor's storage with a dtype and a shape."""
+    """Return a flat tensor's storage as a tensor of a dtype and a shape."""
     typed = flat.view(getattr(require("torch", extra="torch"), dtype))
     if layout == "contiguous":
         return typed.view(shape)

@@ -1,4 +1,4 @@
-"""Opening encoded images: which decoder gets which file is decided here, by content."""
+"""Opening of encoded images: chooses each file's decoder by its content."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ from fastpipe.options import Decode
 
 _log = logging.getLogger("fastpipe.read")
 
-# As Pillow has them: of PNGs with more text than that it raises an error.
+# Pillow's defaults: it raises an error for PNGs with more text.
 _TEXT_CHUNK, _TEXT_MEMORY = 1 << 20, 64 << 20
 _CODECS = ("jpg", "libjpeg_turbo", "jpg_2000", "libtiff", "webp", "avif")
-# Of formats that are only there if Pillow was built with them: the plugin, and how files begin.
+# For formats that Pillow has only if it was built with them: the plugin, and how files begin.
 _OPTIONAL = {
     "webp": ("WebPImagePlugin", rb"RIFF.{4}WEBPVP8"),
     "avif": ("AvifImagePlugin", rb".{4}ftypavi[fs]"),
 }
-# What Pillow says where a library is missing; its features' names by those of its decoders.
+# Pillow's messages about missing libraries, and the names of its features by those of its decoders.
 _NO_DECODER = re.compile(r"decoder (\w+) not available")
 _NO_GHOSTSCRIPT = "Unable to locate Ghostscript"
 _FEATURES = {"jpeg2k": "jpg_2000", "jpeg": "jpg", "zip": "zlib"}
-_JPEG_BEGINS = b"\xff\xd8\xff\xe0\x00\x10JFIF\x00\x01\x01\x00\x00\x01"  # as much as Pillow shows plugins
+_JPEG_BEGINS = b"\xff\xd8\xff\xe0\x00\x10JFIF\x00\x01\x01\x00\x00\x01"  # as much as Pillow passes to plugins
 
 
 class _Plugins(NamedTuple):
-    """Pillow's plugins, as they were when somebody last looked: copies of Pillow's tables."""
+    """Pillow's plugins at the last check: copies of Pillow's tables."""
 
     order: Sequence[str]
     openers: Mapping[str, Any]
     decoders: Mapping[str, Any]
-    changes: tuple[str, ...]  # what a script changed of them, in words
+    changes: tuple[str, ...]  # a script's changes to them, in words
     has_jpeg: bool  # whether JPEGs are opened by Pillow's own plugin
 
 
 _plugins = _Plugins((), {}, {}, (), True)
-_formats: set[str] = set()  # of Pillow's own that were ever registered in this process: it loads some late
+_formats: set[str] = set()  # Pillow's own formats that were ever registered here: it loads some late
 
 
 class ImageReader:
-    """Opens encoded images as :class:`fastpipe.core.types.EncodedImage` objects.
+    """A reader that opens encoded images as :class:`fastpipe.core.types.EncodedImage` objects.
 
-    A trusted JPEG goes to the fast decoder.  Everything else, and whatever the fast decoder
-    declines, goes to Pillow, which thereby also decides whether a damaged file is an error.
-    May be used from any number of threads; pickles by its options.
+    Trusted JPEGs go to the fast decoder.  All other files, and files that the fast decoder declines,
+    go to Pillow, which also decides whether a damaged file is an error.  May be used from any number
+    of threads; pickles by its options.
 
     >>> ImageReader(Decode()).open(b"GIF89a", "x.gif")
     Traceback (most recent call last):
@@ -71,14 +71,14 @@ class ImageReader:
         self._image = require("PIL.Image", extra="image")
         self._file = require("PIL.ImageFile", extra="image")
         self._ops = require("PIL.ImageOps", extra="image")
-        # Pillow alone is what the script asks for, or decodes otherwise than the native core.
+        # The script requests Pillow only, or Pillow decodes differently from the native core.
         self._by_pillow = decode.backend == "pillow" or not decodes_as_pillow()
 
     def __reduce__(self) -> tuple[object, ...]:
         return (ImageReader, (self.decode,))
 
     def describe(self) -> str:
-        """Return which decoders are in use, in one line."""
+        """Return a line that names the decoders in use."""
         version = require("PIL", extra="image").__version__
         name = "Pillow-SIMD" if ".post" in version else "Pillow"
         pillow = f"{name} {version}"
@@ -88,12 +88,12 @@ class ImageReader:
 
     @property
     def is_native(self) -> bool:
-        """Return whether the native core decodes trusted JPEGs: now, as scripts change Pillow's plugins."""
+        """Return whether the native core decodes trusted JPEGs now; scripts may change Pillow's plugins."""
         return not self._by_pillow and _plugins_of(self._image).has_jpeg
 
     @property
     def most_pixels(self) -> int | None:
-        """Return the number of pixels above which an image is not decoded without a word, as set now."""
+        """Return the number of pixels above which decoding warns or fails, as currently set."""
         limits = [limit for limit in (self.limit, self.decode.max_pixels) if limit is not None]
         return min(limits, default=None)
 
@@ -102,7 +102,7 @@ class ImageReader:
     ) -> _FastImage | PillowImage:
         """Open an encoded image, whose pixels are decoded on demand.
 
-        ``path`` is for messages, ``header`` what ``read_jpeg_header`` gives of it, where that is known.
+        ``path`` is for messages; ``header`` is the result of ``read_jpeg_header``, if it is known.
 
         Raises:
             OSError: Pillow cannot identify the image.
@@ -121,7 +121,7 @@ class ImageReader:
         return PillowImage(self, blob, path)
 
     def look_at(self, blob: bytes, path: str) -> tuple[Size, bool]:
-        """Return an image's size, and whether it is a trusted JPEG, for decoders of other modules."""
+        """Return an image's size, and whether it is a trusted JPEG, for other modules' decoders."""
         header = read_jpeg_header(blob)
         if header is not None and header.trusted:
             pixels = header.height * header.width
@@ -133,12 +133,12 @@ class ImageReader:
 
     @property
     def limit(self) -> int | None:
-        """Return the number of pixels above which Pillow warns, or raises, as set now."""
+        """Return the number of pixels above which Pillow warns or raises, as currently set."""
         limit: int | None = self._image.MAX_IMAGE_PIXELS
         return limit
 
     def objects_to(self, pixels: int) -> bool:
-        """Return whether opening an image of so many pixels makes Pillow warn or raise, as set now."""
+        """Return whether Pillow, as currently set, warns or raises for an image of this many pixels."""
         return self.limit is not None and pixels > self.limit
 
     def open_pillow(self, blob: bytes, path: str) -> Any:
@@ -152,19 +152,19 @@ class ImageReader:
         return image
 
     def settings(self) -> str:
-        """Describe what decides, besides files and ``rules``, which pixels or errors there are."""
-        decode = replace(self.decode, gpu_share=None)  # what a GPU decodes is not this reader's
+        """Describe everything besides files and ``rules`` that determines pixels or errors."""
+        decode = replace(self.decode, gpu_share=None)  # this reader does not decode on a GPU
         return f"{decode!r} {self.describe()} {_codec_versions()}"
 
     def rules(self) -> str:
-        """Describe what a script has changed of Pillow: settings and plugins that decide whether a file is an
-        image, and which.  Empty for Pillow as it is when it is imported.
+        """Describe a script's changes to Pillow: settings and plugins that determine whether a file is an
+        image, and its pixels.  Empty for Pillow as it is after import.
 
-        Cheap enough to be asked for each image.
+        Cheap enough to call for each image.
         """
-        # Others, such as GifImagePlugin.LOADING_STRATEGY, make no difference to an RGB image.
+        # Other settings, such as GifImagePlugin.LOADING_STRATEGY, do not affect RGB images.
         truncated = self._file.LOAD_TRUNCATED_IMAGES
-        # Pillow loads it when it first needs it; another thread may be importing it now.
+        # Pillow loads it on first use; another thread may be importing it now.
         png = sys.modules.get("PIL.PngImagePlugin")
         texts = getattr(png, "MAX_TEXT_CHUNK", _TEXT_CHUNK), getattr(png, "MAX_TEXT_MEMORY", _TEXT_MEMORY)
         plugins = _plugins_of(self._image).changes
@@ -173,12 +173,12 @@ class ImageReader:
         return f"{bool(truncated)} {texts} {plugins}"
 
     def convert(self, image: Any) -> Any:
-        """Do to an opened image what torchvision's default loader does, and the EXIF turn."""
+        """Convert an opened image as torchvision's default loader does, and apply the EXIF turn."""
         image = converted(image, "RGB")
         return self._ops.exif_transpose(image) if self.decode.exif else image
 
     def fast_region(self, blob: bytes, box: Box) -> UInt8Array | None:
-        """Return the native core's answer for a trusted JPEG; None where it declines."""
+        """Return the native core's result for a trusted JPEG; None if it declines."""
         found: UInt8Array | None = native.decode(blob, *box)
         return found
 
@@ -192,7 +192,7 @@ class ImageReader:
 
 
 def _plugins_of(image: Any) -> _Plugins:
-    """Look at Pillow's plugins, again where they have changed."""
+    """Return Pillow's plugins; check them again if they have changed."""
     global _plugins
     found = _plugins
     if found.openers == image.OPEN and found.order == image.ID and found.decoders == image.DECODERS:
@@ -201,7 +201,7 @@ def _plugins_of(image: Any) -> _Plugins:
     usable = [name for name in order if name in openers]
     own = [name for name in usable if _is_pillows(openers[name][0])]
     _formats.update(own)
-    # With the number of Pillow's own that are asked before; those that it loads late come behind.
+    # Include the number of Pillow's own plugins that come before; those loaded late come after it.
     changes = [
         f"{sum(one in own for one in usable[:place])} {name}: {_named(openers[name][0])}"
         for place, name in enumerate(usable)
@@ -209,7 +209,7 @@ def _plugins_of(image: Any) -> _Plugins:
     ]
     changes += [f"no {name}" for name in sorted(_formats.difference(usable))]
     changes += [f"{name}: {_named(made)}" for name, made in decoders.items() if not _is_pillows(made)]
-    # Plugins are asked in their order.  Where Pillow has not loaded its own yet, they come last.
+    # Pillow tries plugins in order.  Its own come last if they are not loaded yet.
     before = usable[: usable.index("JPEG")] if "JPEG" in own else usable
     has_jpeg = "no JPEG" not in changes and "jpeg" not in decoders
     has_jpeg = has_jpeg and not any(_takes_jpeg(openers[name][1]) for name in before if name not in own)
@@ -218,7 +218,7 @@ def _plugins_of(image: Any) -> _Plugins:
 
 
 def converted(image: Any, mode: str) -> Any:
-    """Decode an opened image of Pillow's, as ``Image.convert`` does, or say what is missing."""
+    """Convert an image opened by Pillow as ``Image.convert`` does; errors name missing libraries."""
     try:
         return image.convert(mode)
     except OSError as error:
@@ -234,7 +234,7 @@ def converted(image: Any, mode: str) -> Any:
 
 
 def _require_feature_of(blob: bytes, path: str) -> None:
-    """Raise an error for a file of a format that this build of Pillow leaves out."""
+    """Raise an error for a file of a format that this build of Pillow lacks."""
     features = require("PIL.features", extra="image")
     for feature, (plugin, pattern) in _OPTIONAL.items():
         if re.match(pattern, blob, re.DOTALL) is None:
@@ -261,7 +261,7 @@ def _named(made: Any) -> str:
 
 
 def _takes_jpeg(accept: Any) -> bool:
-    """Return whether a plugin's ``accept`` lets it open a JPEG; errors as Pillow treats them."""
+    """Return whether a plugin's ``accept`` lets it open a JPEG; errors are treated as by Pillow."""
     try:
         answer = accept is None or accept(_JPEG_BEGINS)
     except (SyntaxError, IndexError, TypeError, struct.error):
@@ -270,7 +270,7 @@ def _takes_jpeg(accept: Any) -> bool:
 
 
 def _codec_versions() -> str:
-    """Return the versions of libraries that decode: one version of Pillow can be built with many."""
+    """Return the versions of decoding libraries: one version of Pillow can be built with many."""
     features = require("PIL.features", extra="image")
     known = {*features.modules, *features.codecs, *features.features}
     found = {name: features.version(name) for name in _CODECS if name in known}
@@ -278,7 +278,7 @@ def _codec_versions() -> str:
 
 
 class _Image:
-    """An image of which nothing is there yet but its header."""
+    """An image of which only the header has been read."""
 
     def rows(self, top: int, count: int) -> None:
         return None
@@ -299,26 +299,26 @@ class PillowImage(_Image):
     def __init__(self, reader: ImageReader, blob: bytes, path: str) -> None:
         self._reader = reader
         self._opened = reader.open_pillow(blob, path)
-        # Before release 11, Pillow turns TIFFs while it decodes them.
+        # Before version 11, Pillow turns TIFFs while it decodes them.
         decodes_now = reader.decode.exif or self._opened.format == "TIFF"
         self._turned: Any = reader.convert(self._opened) if decodes_now else None
 
     @property
     def may_be_kept(self) -> bool:
-        """Return whether it is always this image, under the same rules: another's plugin may do anything."""
+        """Return whether the file always gives this image under the same rules: a foreign plugin may not."""
         return _is_pillows(type(self._opened))
 
     @property
     def size(self) -> Size:
         width, height = (self._turned or self._opened).size
-        if not (width and height):  # of a format that Pillow knows by name only: it raises an error
+        if not (width and height):  # a format that Pillow knows by name only: it raises an error
             width, height = self.pil().size
         return Size(height, width)
 
     def region(self, box: Box) -> UInt8Array:
         image = self.pil()
         if box != Box(0, 0, *self.size):
-            # First, as Pillow hands out pixels in small pieces, for each of which a thread needs the GIL.
+            # Decode first: Pillow delivers pixels in small pieces, and a thread needs the GIL for each.
             image = image.crop((box.left, box.top, box.left + box.width, box.top + box.height))
         return np.asarray(image)
 
@@ -360,7 +360,7 @@ class _FastImage(_Image):
         return dict(self._reader.open_pillow(self._blob, self._path).info)
 
     def pil(self) -> Any:
-        # User code gets this image: Pillow's own, with its ``info`` (EXIF, ICC profile …).
+        # User code receives this image: Pillow's own, with its ``info`` (EXIF, ICC profile …).
         return PillowImage(self._reader, self._blob, self._path).pil()
 
 
@@ -372,21 +372,21 @@ class _ReducedImage:
         self.size = Size(-(-size.height // factor), -(-size.width // factor))
 
     def rows(self, count: int) -> UInt8Array | None:
-        """Return at least so many rows from the top, of the whole width; None where that is not to be had."""
+        """Return at least this many rows from the top, in full width; None if they are not available."""
         found: UInt8Array | None = native.decode_reduced(self._blob, self._factor, count)
         return found
 
 
 class JpegHeader(NamedTuple):
-    """Facts from a JPEG's header; its size is before any EXIF turn.
+    """The facts in a JPEG's header; its size is that before any EXIF turn.
 
     Attributes:
-        trusted: the fast decoders give Pillow's pixels for this kind of file, and all its
-            scans are there (a file cut short or spoilt is left to Pillow to judge).
-        orientation: EXIF orientation 1 … 8; 1 where there is none; 0 where Pillow has to be
-            asked, as the tag is in XMP data or has an unusual form.
+        trusted: whether the fast decoders give Pillow's pixels for this kind of file and all its
+            scans are present (Pillow judges truncated and damaged files).
+        orientation: EXIF orientation 1 … 8; 1 if there is none; 0 if only Pillow can tell, as the
+            tag is in XMP data or has an unusual form.
         frame: where the frame header's body begins in the file.
-        is_progressive: rows are not sent one after the other.
+        is_progressive: whether rows are not stored one after the other.
     """
 
     height: int
@@ -398,16 +398,16 @@ class JpegHeader(NamedTuple):
 
 
 def read_jpeg_header(blob: bytes) -> JpegHeader | None:
-    """Walk a JPEG's segments up to its first scan; None if there is none, or it is broken before."""
+    """Read a JPEG's segments up to its first scan; return None if it has none, or is broken before."""
     header = JpegHeader(*native.read_jpeg_header(blob))
     return header if header.height else None
 
 
 @ranged("read")
 def read_many(paths: Sequence[str]) -> list[tuple[bytes, JpegHeader | None] | None]:
-    """Read regular files, and walk the headers of those that are JPEGs.
+    """Read regular files, and the headers of those that are JPEGs.
 
-    None is for those for which ``read_file`` has to be asked, which says what is wrong.
+    Files that fail are None; call ``read_file`` for them, which raises the error.
     """
     found: list[tuple[bytes, JpegHeader | None] | None] = []
     for one in native.read_files([os.fsencode(path) for path in paths]):

@@ -1,7 +1,7 @@
-"""torchvision's transforms as steps: what each draws, what it does, and its reference.
+"""torchvision's transforms as steps: each one's draws, operation and reference.
 
-A step is made from a transform object of the user's script, recognised by its exact class:
-a subclass may do anything, so it is not recognised.
+A step is made from a transform object of the user's script, recognised by its exact class.
+Subclasses are not recognised, as they may do anything.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fastpipe.images.pillow_rules import FILTERS, grey_is_known, pillow_filter, 
 
 
 def flatten(transform: Any) -> list[Any]:
-    """Return the transforms in a Compose, Sequential or weights' preset, nested ones included, in order."""
+    """Return the transforms in a Compose, Sequential or preset of weights, nested ones included, in order."""
     if transform is None:
         return []
     kind = type(transform)
@@ -47,7 +47,7 @@ _presets: weakref.WeakKeyDictionary[Any, tuple[str, list[Any]]] = weakref.WeakKe
 
 
 def _preset(t: Any) -> list[Any]:
-    """Return what the transform that belongs to a model's weights does, step by step."""
+    """Return the steps of the transform that belongs to a model's weights."""
     state = repr([t.crop_size, t.resize_size, list(t.mean), list(t.std), t.interpolation, t.antialias])
     kept = _presets.get(t)
     if kept is None or kept[0] != state:
@@ -68,7 +68,7 @@ _METHODS = ("__call__", "forward", "get_params", "make_params", "transform")
 
 
 def is_pristine(transform: Any) -> bool:
-    """Return whether nobody has put a hook or a function of another's on this object or its class."""
+    """Return whether this object and its class have no hooks and no foreign functions."""
     own = getattr(transform, "__dict__", {})
     if own.get("_forward_hooks") or own.get("_forward_pre_hooks"):
         return False
@@ -83,15 +83,15 @@ def is_pristine(transform: Any) -> bool:
 
 @cache
 def _callables(kind: Any) -> frozenset[str]:
-    """Names that an object's own attributes would hide."""
+    """Return names that an object's own attributes would hide."""
     return frozenset(name for name in dir(kind) if callable(getattr(kind, name, None)))
 
 
 @cache
 def _own_methods(kind: Any) -> list[tuple[Any, str, Any]]:
-    """Return where torchvision's classes among the bases say what a call does, and what, if that is its own.
+    """Return the members, name and (if it is torchvision's own) value of methods that define a call.
 
-    Not ``torch.nn.Module``, whose ``__call__`` tools wrap for all modules.
+    Only torchvision's base classes count: tools wrap ``torch.nn.Module.__call__`` for all modules.
     """
     bases = [base.__dict__ for base in kind.__mro__ if base.__module__.startswith("torchvision.")]
     found = [(members, name, members[name]) for members in bases for name in _METHODS if name in members]
@@ -99,7 +99,7 @@ def _own_methods(kind: Any) -> list[tuple[Any, str, Any]]:
 
 
 def _is_of_torchvision(method: Any) -> bool:
-    function = getattr(method, "__func__", method)  # of a static or class method
+    function = getattr(method, "__func__", method)  # for static and class methods
     home = getattr(function, "__module__", None)
     return isinstance(home, str) and home.startswith("torchvision.")
 
@@ -109,7 +109,7 @@ def is_torchvision(transform: Any, name: str | None = None) -> bool:
     return name in (None, kind.__qualname__) and kind.__module__.startswith("torchvision.transforms.")
 
 
-# What a value is between two steps: a PIL image, a tensor of the same bytes, anything else.
+# A value between two steps: a PIL image, a tensor of the same bytes, or anything else.
 Domain = Literal["pil", "bytes", "other"]
 
 _PIL_MODES = {**FILTERS, "nearest-exact": kernels.NEAREST}
@@ -121,12 +121,12 @@ class Step:
 
     Attributes:
         transform: the user's object.
-        draws: how many uniform numbers in [0, 1) it needs for a sample.
+        draws: the number of uniform numbers in [0, 1) that a sample needs.
         reference: torchvision's own functional with the drawn parameters.
-        described: makes a ``native.Step`` for a domain, or None where only torchvision can run the step: the
-            installed Pillow has an arithmetic of its own, a number is not a plain one, or torchvision raises
-            an error.  A pointwise step has none: its effect is found by running it on all byte values.
-        static_size: the output's size where it does not depend on the input.
+        described: makes a ``native.Step`` for a domain, or None if only torchvision can run the step: the
+            installed Pillow has unknown arithmetic, a number is not a plain one, or torchvision raises an
+            error.  A pointwise step has none: its effect is found by running it on all byte values.
+        static_size: the output's size, if it does not depend on the input.
     """
 
     transform: Any
@@ -141,14 +141,14 @@ class Step:
 
 
 def recognise(transform: Any) -> Step | None:
-    """Return the step for a transform, or None for one that is not known."""
+    """Return the step for a transform, or None for an unknown one."""
     if not _is_known(transform):
         return None
     return _BUILDERS[type(transform).__qualname__](transform)
 
 
 def state_of(transform: Any) -> Any:
-    """Return what must be equal for a compiled plan to be still right for this transform."""
+    """Return a state of this transform; a compiled plan is valid while the state is equal."""
     seen = _seen.get(id(transform))
     if seen is not None and seen[0]() is transform and vars(transform) == seen[1] and is_pristine(transform):
         return seen[2]
@@ -165,19 +165,19 @@ def state_of(transform: Any) -> Any:
 
 _PLAIN = (int, float, bool, str, type(None))
 _MOST_SEEN = 1000
-# Of transforms whose attributes change only by being replaced: by their ``id``, the attributes and the state.
+# Attributes and states, by ``id``, of transforms whose attributes change only by being replaced.
 _seen: dict[int, tuple[weakref.ref[Any], dict[str, Any], Any]] = {}
 
 
 def _never_changes(value: Any) -> bool:
-    """Return whether a value is the same as long as it is the same object."""
+    """Return whether a value is immutable: the same as long as it is the same object."""
     if type(value) is tuple:
         return all(map(_never_changes, value))
     return type(value) in _PLAIN or isinstance(value, Enum)
 
 
 def _exactly(value: Any) -> Any:
-    """Return something that is equal where a value is the same, and only there."""
+    """Return a key that is equal for equal values, and only for these."""
     if isinstance(value, (list, tuple)):
         return tuple(_exactly(item) for item in value)
     if hasattr(value, "tolist"):
@@ -186,7 +186,7 @@ def _exactly(value: Any) -> Any:
 
 
 def _is_known(transform: Any) -> bool:
-    """Return whether it is a known class of torchvision's, and still does what the class does."""
+    """Return whether it is of a known torchvision class, and unchanged."""
     return is_torchvision(transform) and type(transform).__qualname__ in _BUILDERS and is_pristine(transform)
 
 
@@ -201,23 +201,23 @@ def _functional(transform: Any) -> Any:
 
 
 def _pair(size: Any) -> Size | None:
-    """Return a transform's ``size`` as (height, width); None where only one edge is given."""
+    """Return a transform's ``size`` as (height, width); None if only one edge is given."""
     if isinstance(size, int) or size is None:
         return None
     return Size(int(size[0]), int(size[1])) if len(size) == 2 else None
 
 
-# Kinds of steps of fastpipe/native/geometry.h.
+# Kinds of steps, from fastpipe/native/geometry.h.
 _RANDOM_RESIZED_CROP, RESIZE, _CENTER_CROP, _RANDOM_CROP, FLIP, GREY, BOX, PROPORTION = range(8)
 
 
-_NUMBERS = (int, float, bool, np.float64)  # whose arithmetic is the native core's
+_NUMBERS = (int, float, bool, np.float64)  # with the native core's arithmetic
 
 
 def described_step(kind: int, **fields: Any) -> Any:
-    """Return a step as the native core takes it; what is not given is as in fastpipe/native/geometry.h.
+    """Return a step as the native core takes it; defaults are those of fastpipe/native/geometry.h.
 
-    None where a field is not of plain numbers, or has one that 32 bits do not hold.
+    Return None if a field has something else than plain numbers, or a number that needs more than 32 bits.
     """
     step = native.Step()
     step.kind = kind
@@ -227,19 +227,19 @@ def described_step(kind: int, **fields: Any) -> Any:
             return None
         try:
             setattr(step, name, value)
-        except (TypeError, ValueError, OverflowError, RuntimeError):  # more than 32 bits hold
+        except (TypeError, ValueError, OverflowError, RuntimeError):  # does not fit into 32 bits
             return None
     return step
 
 
 def described_short_side(side: int) -> Any:
-    """Return a bilinear resize of the shorter side as the native core takes it, if it can."""
+    """Return a bilinear resize of the shorter side as the native core takes it; None if it cannot."""
     found = pillow_filter(kernels.BILINEAR)
     return None if found is None else described_step(RESIZE, size=(side, 0), filter=found[0], order=found[1])
 
 
 def filter_of(transform: Any, domain: Domain) -> dict[str, int] | None:
-    """Return the filter of a transform's interpolation, and the order of its passes; None if only torchvision
+    """Return the filter of a transform's interpolation and the order of its passes; None if only torchvision
     has it."""
     name = getattr(transform.interpolation, "value", transform.interpolation)
     if domain == "pil":
@@ -265,7 +265,7 @@ def random_resized_crop_box(
 ) -> Box:
     """Return the box that ``RandomResizedCrop.get_params`` gives for 22 uniform numbers.
 
-    They are area and aspect for each of ten tries, then top and left.
+    They are the area and aspect of each of ten tries, then top and left.
 
     >>> random_resized_crop_box(Size(100, 100), (1.0, 1.0), (1.0, 1.0), [0.5] * 22)
     Box(top=0, left=0, height=100, width=100)
@@ -289,7 +289,7 @@ def random_resized_crop_box(
 
 def _random_resized_crop(t: Any) -> Step:
     target = _pair(t.size)
-    assert target is not None  # torchvision makes a pair of whatever it accepts
+    assert target is not None  # torchvision turns any accepted value into a pair
 
     def reference(value: Any, u: Sequence[float]) -> Any:
         box = random_resized_crop_box(_size_of(value), t.scale, t.ratio, u)
@@ -353,7 +353,7 @@ def _center_crop(t: Any) -> Step:
 def _random_crop(t: Any) -> Step | None:
     target = _pair(t.size)
     assert target is not None
-    if isinstance(t.fill, dict):  # v2's fills by type of input
+    if isinstance(t.fill, dict):  # v2 has a fill for each type of input
         return None
     fill = _fill(t.fill)
 
@@ -368,7 +368,7 @@ def _random_crop(t: Any) -> Step | None:
             raise ValueError(
                 f"Required crop size {tuple(target)} is larger than input image size {(height, width)}"
             )
-        # v1 pads twice, which reflections can be told by; v2 once, by the sum.
+        # v1 pads twice, which shows in reflections; v2 pads once, by the sum.
         for number, padding in enumerate([both] if _is_v2(t) else [given, (more_x, more_y, more_x, more_y)]):
             if any(padding) or (number == 0 and t.padding is not None and not _is_v2(t)):
                 value = functional.pad(value, list(padding), t.fill, t.padding_mode)
@@ -378,7 +378,7 @@ def _random_crop(t: Any) -> Step | None:
     def described(domain: Domain) -> Any:
         refuses_colours = domain != "pil" and not (_is_v2(t) or isinstance(t.fill, int))  # v1, on tensors
         may_pad = t.padding_mode == "constant" and fill is not None and not refuses_colours
-        always_pads = t.padding is not None and not _is_v2(t)  # v1 looks at the fill also where that is 0
+        always_pads = t.padding is not None and not _is_v2(t)  # v1 checks the fill even for no padding
         if not may_pad and (always_pads or any(_padding(t))):
             return None
         return described_step(
@@ -405,7 +405,7 @@ def _padding(t: Any) -> tuple[int, int, int, int]:
 
 
 def _fill(fill: Any) -> tuple[int, int, int] | None:
-    """Return a fill as a colour, or None for what is left to torchvision."""
+    """Return a fill as a colour, or None if it is left to torchvision."""
     if fill is None:
         return 0, 0, 0
     if isinstance(fill, int) and 0 <= fill <= 255:

@@ -12,7 +12,7 @@ from fastpipe.errors import OptionError
 
 _BOX_FORMATS = ("xyxy", "yxyx", "xywh", "center_xywh", "rel_xyxy", "rel_yxyx", "rel_xywh")
 _CHANNELS = {"rgb": 3, "grayscale": 1, "rgba": 4}
-# The names of filters: Keras's, and for Pillow's pixels to Pillow's, whose "box" is what Keras calls "area".
+# Keras's names of filters, mapped to Pillow's for Pillow's pixels; Keras's "area" is Pillow's "box".
 _FILTERS: dict[str, dict[str, str]] = {
     "tf": {
         name: name
@@ -29,20 +29,20 @@ _FILTERS: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True)
 class Modality:
-    """One image of each row of a table.  What is None is as ``image_dataset`` has it.
+    """One image of each row of a table.  Arguments that are None take their value from ``image_dataset``.
 
     Args:
-        files: the column that has the file names; default: the column of the modality's name, else
+        files: the column with the file names.  Default: the column with the modality's name, else
             ``image_dataset(files=…)``.
-        folder: in which they are.
-        boxes: the part of each image that is used: an array (N, 4), a column of four numbers each, or the
+        folder: the folder that contains the files.
+        boxes: the part of each image to use: an array (N, 4), a column with four numbers per row, or the
             names of four columns.
-        box_format: what the four numbers are; of ``image_dataset``.
-        outside: what becomes of boxes that reach outside their image: ``"error"``, ``"clip"`` them, or
-            ``"pad"`` with black as ``PIL.Image.crop`` does.
-        image_size, color_mode, interpolation, antialias, rescale: of ``image_dataset``.
-        preprocess: the script's function; see ``image_dataset``.
-        thread_safe: promise that it may be called from several threads at once.
+        box_format: the meaning of the four numbers; see ``image_dataset``.
+        outside: how to handle boxes that reach outside their image: ``"error"``, ``"clip"``, or ``"pad"``
+            with black as ``PIL.Image.crop`` does.
+        image_size, color_mode, interpolation, antialias, rescale: see ``image_dataset``.
+        preprocess: a function of the script; see ``image_dataset``.
+        thread_safe: promise that ``preprocess`` may be called from several threads at once.
 
     >>> Modality(folder="thermal", boxes=("x0", "y0", "x1", "y1"))
     Modality(folder='thermal', boxes=('x0', 'y0', 'x1', 'y1'))
@@ -93,13 +93,13 @@ class Modality:
             raise OptionError(f"modalities={{{name!r}: …}}: {error}") from None
 
     def over(self, other: Modality) -> Modality:
-        """Return this one, with options that are None taken from another."""
+        """Return this modality, with options that are None taken from another one."""
         mine = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(other, **{name: value for name, value in mine.items() if value is not None})
 
     @property
     def scaling(self) -> tuple[float, float] | None:
-        """Factor and offset of ``rescale``."""
+        """The factor and offset of ``rescale``."""
         scale = self.rescale
         return scale if scale is None or isinstance(scale, tuple) else (scale, 0.0)
 
@@ -110,7 +110,7 @@ class Modality:
 
 @dataclass(frozen=True)
 class ImageSpec:
-    """What becomes of the images of a column."""
+    """The checked options for the images of a column."""
 
     size: Size
     channels: int
@@ -122,14 +122,14 @@ class ImageSpec:
 
     @property
     def elements(self) -> int:
-        """Numbers in an image."""
+        """The number of values in an image."""
         return self.size.height * self.size.width * self.channels
 
 
 def spec_of(
     modality: Modality, parity: Literal["pil", "tf"], aspect: Literal["crop", "pad"] | None
 ) -> ImageSpec:
-    """Return the spec of a modality; raise an OptionError if its options do not go together."""
+    """Return the spec of a modality; raise an OptionError if its options contradict each other."""
     name = modality.interpolation or "bilinear"
     if name not in _FILTERS[parity]:
         whose = {"pil": "Pillow's", "tf": "TensorFlow's"}
@@ -152,7 +152,7 @@ def spec_of(
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    """Refuse a value that is none of the choices."""
+    """Raise an OptionError for a value that is none of the choices."""
     if value not in choices:
         words = ", ".join(repr(choice) for choice in choices if choice is not None)
         raise OptionError(f"{name} must be one of {words}, got {value!r}")

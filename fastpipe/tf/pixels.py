@@ -27,25 +27,26 @@ from fastpipe.tf.rows import Boxes
 
 Array = npt.NDArray[Any]
 
-_MARGIN = 2  # columns beside a part of a JPEG that have to be decoded with it
-_KINDS = {3: 1, 1: 2}  # of pixels that the native core decodes, by channels
-_RESIZES = {"bilinear": 1, "nearest": 2}  # TensorFlow's that the native core has
+_MARGIN = 2  # columns next to a part of a JPEG that must be decoded with it
+_KINDS = {3: 1, 1: 2}  # kinds of pixels that the native core decodes, by channels
+_RESIZES = {"bilinear": 1, "nearest": 2}  # TensorFlow's methods that the native core has
 
 
 # ---- TensorFlow's operations ---------------------------------------------------------------------
 
 
 def load(raw: Any, box: Any, spec: ImageSpec) -> Any:
-    """Decode, crop and resample by TensorFlow's operations, in or outside a graph.
+    """Decode, crop and resample by TensorFlow operations, in or outside a graph.
 
-    Of a file's content and a box, int32 (4,): top, left, height, width, or None: float32 (H, W, C), 0 to 255.
+    ``raw`` is a file's content; ``box`` is int32 (4,), top, left, height and width, or None.  The result is
+    float32 (H, W, C), 0 to 255.
     """
     return _resized(_decoded(raw, box, spec.channels, spec.parity), spec)
 
 
 def _decoded(raw: Any, box: Any, channels: int, parity: str) -> Any:
     """Decode a file, or a box of it: uint8 (h, w, channels)."""
-    method = "INTEGER_ACCURATE" if parity == "pil" else ""  # Pillow's transform is the exact one
+    method = "INTEGER_ACCURATE" if parity == "pil" else ""  # as Pillow: the exact transform
 
     def of_jpeg() -> Any:
         if box is None:
@@ -65,9 +66,9 @@ def _decoded(raw: Any, box: Any, channels: int, parity: str) -> Any:
 
 
 def _part_of_jpeg(raw: Any, box: Any, channels: int, method: str) -> Any:
-    """Decode a box of a JPEG as it is in the whole image.
+    """Decode a box of a JPEG to the same pixels as in the whole image.
 
-    At the edges of what TensorFlow decodes alone, colours differ, as they depend on the columns beside.
+    If TensorFlow decodes the box alone, colours differ at its edges, as they depend on neighbouring columns.
     """
     top, left, height, width = tf.unstack(box)
     end = tf.image.extract_jpeg_shape(raw)[1]
@@ -97,9 +98,9 @@ def _resized(image: Any, spec: ImageSpec) -> Any:
 
 
 class Scaling(NamedTuple):
-    """``number * factor + offset``, each operation in float32, from one NumPy type to another.
+    """The scaling ``number * factor + offset``, each operation in float32, from one NumPy dtype to another.
 
-    Floats that become bytes are clipped and rounded.  A factor of None does not scale.
+    Floats that become bytes are clipped and rounded.  A factor of None means no scaling.
     """
 
     before: Any
@@ -119,7 +120,7 @@ class Scaling(NamedTuple):
                 out += np.float32(self.offset)
 
     def as_native(self) -> tuple[int, float, float]:
-        """Return it as the native core takes it."""
+        """Return the scaling as the native core takes it."""
         of_bytes = self.before == np.uint8, self.after == np.uint8
         kinds = {(True, True): 0, (True, False): 1, (False, True): 3}
         kind = kinds.get(of_bytes, 0 if self.factor is None else 2)
@@ -127,9 +128,9 @@ class Scaling(NamedTuple):
 
 
 class PillowPixels:
-    """Samples as ``Image.open(path).convert(…).crop(box).resize(size)`` gives them, on any thread."""
+    """A maker of samples equal to ``Image.open(path).convert(…).crop(box).resize(size)``, on any thread."""
 
-    word = np.uint8  # NumPy type of a sample's numbers
+    word = np.uint8  # NumPy dtype of a sample's numbers
 
     def __init__(self, spec: ImageSpec, reader: ImageReader) -> None:
         self._spec, self.reader = spec, reader
@@ -141,19 +142,19 @@ class PillowPixels:
             steps = [described_step(GREY, channels=1)] if spec.channels == 1 else []
             self._steps = None if resize is None else [*steps, described_step(BOX, outside=2), resize]
         self._how = Conversion("bytes", spec.channels, interleaved=True)
-        # All that makes a difference to samples, but the reader's rules.
+        # Everything that affects samples, except the reader's rules.
         self.tag = f"pillow {spec} {reader.settings()}"
-        # Libjpeg's transform with which a decoder of batches gives these pixels; None if none does: Pillow
-        # opens images with transparency, whatever their format.
+        # The libjpeg transform with which a batch decoder gives these pixels.  None if there is none: images
+        # with transparency are opened by Pillow, whatever their format.
         self.dct: Literal["exact"] | None = None if spec.channels == 4 else "exact"
 
     def describe(self) -> str:
-        """Return a line that says who decodes."""
+        """Return a line that names the decoders."""
         return self.reader.describe()
 
     def native(self, boxes: Boxes | None, scaling: Scaling, keeps: bool) -> Any:
-        """Return the ``native.ImagePlan`` of these boxes, which hands samples over if ``keeps``; None if the
-        native core cannot make them."""
+        """Return the ``native.ImagePlan`` for these boxes, which delivers samples for the cache if ``keeps``;
+        None if the native core cannot make them."""
         if self._spec.channels == 4 or self._steps is None or not self.reader.is_native:
             return None
         assert self._filter is not None
@@ -166,7 +167,7 @@ class PillowPixels:
         return self.reader.open(blob, path)
 
     def make(self, image: Any, box: Box | None, out: Array) -> None:
-        """Decode what is needed of an opened image and resample it, into (H * W * C,) of ``word``."""
+        """Decode the needed part of an opened image and resample it, into (H * W * C,) of ``word``."""
         box = _proportioned(box or Box(0, 0, *image.size), self._spec)
         region = self._region(image, box)
         if region is not None:
@@ -177,7 +178,7 @@ class PillowPixels:
         out[:] = np.asarray(part.resize(self._spec.size[::-1], resampling)).reshape(-1)
 
     def cut(self, image: Any, box: Box | None) -> UInt8Array:
-        """Return the box of an opened image as it is: uint8 (h, w, C)."""
+        """Return the box of an opened image without resampling: uint8 (h, w, C)."""
         box = box or Box(0, 0, *image.size)
         if self._spec.channels == 3 and _is_inside(box, image.size):
             pixels: UInt8Array = image.region(box)
@@ -185,8 +186,8 @@ class PillowPixels:
         return np.asarray(_cropped(self._converted(image), box)).reshape(box.height, box.width, -1)
 
     def part(self, image: Any, box: Box | None, *, is_cut: bool) -> Box | None:
-        """Return what a decoder of batches may decode of an opened image, for ``cut`` or else for ``make``;
-        None if that has to be done here."""
+        """Return the part of an opened image that a batch decoder may decode, for ``cut`` or for ``make``;
+        None if it must be decoded here."""
         if isinstance(image, _PillowImage) or image.encoded() is None:
             return None
         box = box or Box(0, 0, *image.size)
@@ -196,7 +197,7 @@ class PillowPixels:
         return None if region is None else part_of(image, region)
 
     def resize(self, pixels: UInt8Array, out: Array) -> None:
-        """Resample an image, uint8 (h, w, C), as ``make`` does."""
+        """Resample an image, uint8 (h, w, C), like ``make``."""
         size = Size(*pixels.shape[:2])
         if self._spec.channels == 3:
             self.make(WholeImage(size, lambda first, count: pixels[first : first + count], dict), None, out)
@@ -204,7 +205,7 @@ class PillowPixels:
             self.make(_PillowImage(_as_pillow(pixels)), None, out)
 
     def _region(self, image: Any, box: Box) -> Region | None:
-        """Return all that becomes of a box, for the kernels; None if Pillow makes it."""
+        """Return all steps for a box, for the kernels; None if Pillow runs them."""
         if self._steps is None or isinstance(image, _PillowImage):
             return None
         edges = box.left, box.top, box.left + box.width, box.top + box.height
@@ -228,7 +229,7 @@ class _PillowImage(NamedTuple):
 
 
 class TensorFlowPixels:
-    """Samples as ``tf.image.decode_image``, ``crop_to_bounding_box`` and ``resize`` give them."""
+    """A maker of samples equal to ``tf.image.decode_image``, ``crop_to_bounding_box`` and ``resize``."""
 
     word = np.float32
 
@@ -237,7 +238,7 @@ class TensorFlowPixels:
         is_plain = (not spec.antialias or spec.filter == "nearest") and spec.aspect is None
         self._resize = _RESIZES.get(spec.filter) if is_plain else None
         self.tag = f"tensorflow {tf.__version__} {spec} {reader.settings()}"
-        # TensorFlow's grey is the file's own, not one of its colours.
+        # TensorFlow's grey is the file's own luma; it is not computed from colours.
         self.dct: Literal["fast"] | None = "fast" if spec.channels == 3 else None
 
     def describe(self) -> str:
@@ -273,7 +274,7 @@ class TensorFlowPixels:
 
 
 class _TensorFlowImage:
-    """An image for TensorFlow's pixels; only its header is read before pixels are needed."""
+    """An image for TensorFlow's pixels; until pixels are needed, only its header is read."""
 
     def __init__(self, blob: bytes, size: Size, channels: int, is_plain: bool) -> None:
         self.size = size
@@ -305,7 +306,7 @@ PixelMaker = PillowPixels | TensorFlowPixels
 
 
 def pixel_maker(spec: ImageSpec, decode: Decode) -> PixelMaker:
-    """Return what makes the pixels of a spec."""
+    """Return the maker of the pixels of a spec."""
     reader = ImageReader(decode)
     return PillowPixels(spec, reader) if spec.parity == "pil" else TensorFlowPixels(spec, reader)
 
@@ -316,8 +317,8 @@ def _native_plan(
 ) -> Any:  # fmt: skip
     """Return the ``native.ImagePlan`` of a column; None if a number does not fit.
 
-    ``filter_`` is of Pillow's resize, and the order of its passes; ``parity`` is 0 for Pillow's pixels, 1 and
-    2 for TensorFlow's, resized bilinearly or to the nearest.
+    ``filter_`` is the filter of Pillow's resize and the order of its passes.  ``parity`` is 0 for Pillow's
+    pixels, 1 for TensorFlow's resized bilinearly, and 2 for TensorFlow's resized to the nearest.
     """
     spec, boxes = column
     size, steps = tuple(spec.size), []
@@ -343,7 +344,7 @@ def _native_plan(
 
 
 def _proportioned(box: Box, spec: ImageSpec) -> Box:
-    """Shrink or enlarge a box to the proportions of the result, as Keras does."""
+    """Shrink or enlarge a box to the result's proportions, as Keras does."""
     if spec.aspect is None:
         return box
     height, width = spec.size
@@ -376,7 +377,7 @@ def _as_pillow(pixels: UInt8Array) -> Any:
 
 
 class Preprocessing:
-    """A function of the script, called with the part of an image that is used; see ``image_dataset``."""
+    """A function of the script, called with the used part of an image; see ``image_dataset``."""
 
     def __init__(
         self, function: Callable[..., Any], name: str, spec: ImageSpec, output: np.dtype[Any]
@@ -389,9 +390,9 @@ class Preprocessing:
             self._takes_rng = False
 
     def run(self, pixels: UInt8Array, row: int, seed: int) -> Array:
-        """Call it with an image, uint8 (h, w, C); ``row`` is for errors.
+        """Call the function with an image, uint8 (h, w, C); ``row`` is for errors.
 
-        Return uint8 (h, w, C), which is still to be resampled; or float32 (H, W, C).
+        Return uint8 (h, w, C), which must still be resampled, or the final float32 (H, W, C).
         """
         more = {"rng": np.random.default_rng(seed)} if self._takes_rng else {}
         made = np.asarray(self._function(_as_pillow(pixels), **more))

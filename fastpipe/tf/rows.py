@@ -27,7 +27,7 @@ from fastpipe.tf.tables import (
 
 
 class BadBoxError(ValueError):
-    """A box that its image does not have."""
+    """The error of a box that is not in its image."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Boxes:
     """The boxes of a column."""
 
     edges: npt.NDArray[np.float64]  # (N, 4): left, top, right, bottom
-    is_relative: bool  # parts of the image, and not pixels
+    is_relative: bool  # in fractions of the image, not in pixels
 
     @classmethod
     def of(cls, values: Any, box_format: str, name: str) -> Boxes:
@@ -63,7 +63,7 @@ class Boxes:
             edges = np.hstack([first - second / 2, first + second / 2])
         else:
             edges = numbers
-        # TensorFlow's operations count pixels in int32.
+        # TensorFlow operations count pixels in int32.
         is_bad = ~(np.abs(edges) < 2**31).all(axis=1) | (edges[:, 2:] <= edges[:, :2]).any(axis=1)
         if is_bad.any():
             row = int(np.flatnonzero(is_bad)[0])
@@ -110,7 +110,7 @@ class Boxes:
 
 
 class Column(NamedTuple):
-    """One image of every row."""
+    """A column of images, one per row."""
 
     name: str  # of the modality; empty if there is only one image
     paths: Sequence[str]
@@ -123,14 +123,14 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows:
-    """All samples."""
+    """All samples: their images, labels and further inputs."""
 
     columns: Sequence[Column]
-    labels: npt.NDArray[Any] | None  # (N, …) as a batch has them
-    classes: npt.NDArray[np.int64] | None  # (N,): samples of the same class
+    labels: npt.NDArray[Any] | None  # (N, …) in a batch's form
+    classes: npt.NDArray[np.int64] | None  # (N,): the class of each sample
     tabular: dict[str, npt.NDArray[np.float32]]  # further inputs by name, (N,) or (N, K)
     class_names: list[str] | None
-    numbers: npt.NDArray[np.int64]  # (N,), in the script's table, for messages
+    numbers: npt.NDArray[np.int64]  # (N,), row numbers in the script's table, for messages
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -162,17 +162,17 @@ class Rows:
 
 
 class Form(NamedTuple):
-    """The form of a dataset's elements."""
+    """The structure of a dataset's elements."""
 
-    names: Sequence[str]  # of the images; empty if the input is the image itself
+    names: Sequence[str]  # names of the images; empty if the input is the image itself
     tabular: Sequence[str]  # names of the other inputs
     has_labels: bool
     is_planar: bool  # images are (C, H, W)
-    output: str  # NumPy's name of their type
+    output: str  # NumPy's name of their dtype
 
     @classmethod
     def of(cls, rows: Rows, data_format: str, output: str) -> Form:
-        """Return the form of a dataset of these rows."""
+        """Return the structure of a dataset of these rows."""
         names = [column.name or "image" for column in rows.columns]
         if len(names) == 1 and not rows.columns[0].name and not rows.tabular:
             names = []
@@ -181,14 +181,14 @@ class Form(NamedTuple):
         )
 
     def element(self, images: Sequence[Any], tabular: Mapping[str, Any], labels: Any) -> Any:
-        """Return an element of these parts."""
+        """Return the element made of these parts."""
         inputs: Any = images[0]
         if self.names:
             inputs = {**dict(zip(self.names, images, strict=True)), **tabular}
         return (inputs, labels) if self.has_labels else inputs
 
     def signature(self, rows: Rows, batch_size: int | None) -> Any:
-        """Return the type of batches of so many rows; None for any number."""
+        """Return the type of batches with this number of rows; None for any number."""
 
         def spec(shape: tuple[int, ...], dtype: Any) -> Any:
             return tf.TensorSpec((batch_size, *shape), dtype)
@@ -203,7 +203,7 @@ class Form(NamedTuple):
         return self.element(images, tabular, None if labels is None else spec(labels.shape[1:], labels.dtype))
 
     def arrange(self, image: Any) -> Any:
-        """Return an image or a batch, (…, H, W, C), an array or a tensor, as elements have it."""
+        """Return an image or a batch, (…, H, W, C), array or tensor, in the elements' memory order."""
         if not self.is_planar:
             return image
         if isinstance(image, np.ndarray):
@@ -216,7 +216,7 @@ class Form(NamedTuple):
 
 
 class RowOptions(NamedTuple):
-    """The arguments of ``image_dataset`` that say what rows are."""
+    """The arguments of ``image_dataset`` that define the rows."""
 
     labels: Any
     label_mode: str | None
@@ -233,7 +233,7 @@ class RowOptions(NamedTuple):
 
 
 def rows_of_directory(directory: Any, options: RowOptions, more: Mapping[str, Any]) -> list[Rows]:
-    """Return the rows of a folder, or of its subsets; ``more`` are further arguments of Keras's loader."""
+    """Return the rows of a folder or of its subsets; ``more`` are further arguments of Keras's loader."""
     modality = options.modality
     if options.modalities is not None or options.tabular is not None:
         raise OptionError("modalities= and tabular= are for tables; a folder has one image in each sample")
@@ -343,7 +343,7 @@ def _given_labels(table: Table, options: RowOptions) -> npt.NDArray[Any] | list[
 
 
 def _subsets(order: npt.NDArray[np.int64], options: RowOptions) -> list[npt.NDArray[np.int64]]:
-    """Return the rows of each subset that the script wants, split as Keras does."""
+    """Return the rows of each requested subset, split as Keras does."""
     split, subset = options.validation_split, options.subset
     if not split:
         if subset is not None:

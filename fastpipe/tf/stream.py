@@ -1,4 +1,4 @@
-"""Epochs of batches that threads of this process make ahead, and the shard of each worker."""
+"""Epochs of batches that threads of this process prefetch, and the shard of each worker."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Array = npt.NDArray[Any]
 Int64Array = npt.NDArray[np.int64]
 
 AHEAD = 2  # batches begun before the next one is waited for
-IN_FLIGHT = 6  # batches that tf.data and the training step hold, whose memory is used again
-_SINGLES = 32  # samples made together where the script wants single ones
+IN_FLIGHT = 6  # batches that tf.data and the training step hold; memory is reused after them
+_SINGLES = 32  # samples made together if the script requests single ones
 
 _log = logging.getLogger("fastpipe.tf")
 
 
 class Batching(NamedTuple):
-    """How samples become batches."""
+    """The options that turn samples into batches."""
 
     batch_size: int
     drop_remainder: bool
@@ -41,7 +41,7 @@ class Batching(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A batch."""
+    """A finished batch."""
 
     arrays: list[Array]  # (n, …) for each value of a sample
     samples: Int64Array  # (n,), indices
@@ -49,12 +49,12 @@ class Batch(NamedTuple):
     epoch: int
 
     def select(self, part: Any) -> Batch:
-        """Return some of its samples, given by a slice or by their places."""
+        """Return some of its samples, given by a slice or by indices."""
         return Batch([array[part] for array in self.arrays], self.samples[part], self.draws[part], self.epoch)
 
 
 class PendingBatch(NamedTuple):
-    """A batch that threads are making: wait for it with ``finish``, or give it up with ``cancel``."""
+    """A batch that threads are making: wait for it with ``finish``, or abandon it with ``cancel``."""
 
     finish: Callable[[], Batch]
     cancel: Callable[[], None]
@@ -71,7 +71,7 @@ class Stream(ABC):
     @property
     @abstractmethod
     def count(self) -> int:
-        """The samples of an epoch, of all shards."""
+        """The number of samples in an epoch, over all shards."""
 
     @property
     @abstractmethod
@@ -82,13 +82,13 @@ class Stream(ABC):
     def has_code(self) -> bool:
         """Whether the thread that takes a batch calls functions of the script.
 
-        What they see must depend on the batches that were handed out alone, so none is taken ahead.
+        Their inputs must depend only on the batches that were delivered, so no batch is taken ahead.
         """
         return False
 
     @abstractmethod
     def element(self, batch: Batch) -> Any:
-        """Return a batch as the dataset's elements have it: arrays, tuples and dicts of them."""
+        """Return a batch in the structure of the dataset's elements: arrays, or tuples and dicts of them."""
 
     @abstractmethod
     def signature(self, batch_size: int | None) -> Any:
@@ -96,7 +96,7 @@ class Stream(ABC):
 
     @abstractmethod
     def describe(self) -> list[str]:
-        """Return lines that say what makes the batches."""
+        """Return lines that describe what makes the batches."""
 
     @abstractmethod
     def _order(self, epoch: int) -> Int64Array:
@@ -104,7 +104,7 @@ class Stream(ABC):
 
     @abstractmethod
     def _begin(self, samples: Int64Array, draws: Int64Array, epoch: int) -> PendingBatch:
-        """Begin a batch of these samples, which are at these positions of the epoch's order."""
+        """Begin a batch of these samples; ``draws`` are their positions in the epoch's order."""
 
     def _expect(self, batches: Callable[[], Iterator[Int64Array]], epoch: int) -> None:  # noqa: B027
         """Receive the samples of each batch of an epoch before it begins."""
@@ -114,11 +114,11 @@ class Stream(ABC):
 
     @property
     def samples(self) -> int:
-        """The samples of an epoch of this shard."""
+        """The number of samples of this shard in an epoch."""
         return sum(step.size for step in self._steps())
 
     def set_epoch(self, epoch: int) -> None:
-        """Number the epoch that is begun next."""
+        """Set the number of the next epoch."""
         self._next_epoch = epoch
 
     def next_epoch(self) -> Generator[Batch, None, None]:
@@ -155,7 +155,7 @@ class Stream(ABC):
             yield order[draws % len(order)], draws
 
     def _refilled(self, batches: Iterator[Batch]) -> Generator[Batch, None, None]:
-        """Fill batches that lack samples with those that follow."""
+        """Fill batches that lack samples with the samples that follow."""
         size = self.batching.batch_size
         rest: Batch | None = None
         for batch in batches:
@@ -182,12 +182,12 @@ def batching_of(
     shard: Shard | Literal["auto"] | tf.distribute.InputContext | None,
     bad_samples: BadSamples | Literal["raise", "replace", "skip"], *, draws: bool = False,
 ) -> Batching:  # fmt: skip
-    """Check a script's arguments; ``draws`` says whether something besides the order is random."""
+    """Check a script's arguments; ``draws`` says whether anything besides the order is random."""
     if batch_size is not None and operator.index(batch_size) < 1:
         raise OptionError(f"batch_size must be a number from 1, or None for single samples, got {batch_size}")
     if not isinstance(shuffle, (bool, Shuffle)):
         raise OptionError(f"shuffle must be True, False or a fastpipe.Shuffle, got {shuffle!r}")
-    # NumPy's generator is the script's: where nothing is random, take no number from it.
+    # NumPy's generator belongs to the script: if nothing is random, take no number from it.
     is_random = bool(shuffle) or draws
     drawn = operator.index(seed) if seed is not None else np.random.randint(1_000_000) if is_random else 0
     part = shard_of(shard, is_shuffled=bool(shuffle), seed=seed)
@@ -198,7 +198,7 @@ def batching_of(
 
 
 def shard_of(shard: object, *, is_shuffled: bool, seed: int | None) -> Shard | None:
-    """Return the shard that an argument means; None for all samples."""
+    """Return the shard that an argument selects; None for all samples."""
     if shard is None:
         if is_shuffled and seed is None and _rank_of_tf_config(strict=False)[1] > 1:
             _log.warning(

@@ -21,9 +21,9 @@ _REMEDY = "leave the row out, fill it in, or give labels=None"
 
 
 class Table:
-    """Columns of the same length: of a pandas or Polars data frame, a dict, or a list of file names.
+    """A table of columns of the same length: a pandas or Polars data frame, a dict, or a list of file names.
 
-    An argument ``what`` of its methods names the script's argument, for errors.
+    The argument ``what`` of its methods names the script's argument, for errors.
     """
 
     def __init__(self, source: Any) -> None:
@@ -56,7 +56,7 @@ class Table:
         return list(self._columns)
 
     def column(self, name: str, what: str) -> npt.NDArray[Any] | list[Any]:
-        """Return a column as the source has it."""
+        """Return a column in the source's own form."""
         if name not in self._columns:
             raise OptionError(f"{what} names the column {name!r}, but there are only {self.names}")
         column: npt.NDArray[Any] | list[Any] = self._columns[name]
@@ -92,9 +92,9 @@ class Table:
         return paths
 
     def numbers(self, name: Any, dtype: npt.DTypeLike, what: str) -> npt.NDArray[Any]:
-        """Return numbers of one column, (N,) or (N, K), or of several, (N, K), in a type of floats.
+        """Return the numbers of one column, (N,) or (N, K), or of several, (N, K), as floats of a dtype.
 
-        ``name`` is of the column; or names; or the numbers themselves.
+        ``name`` is one column's name, several names, or the numbers themselves.
         """
         if isinstance(name, str):
             values = [self.column(name, what)]
@@ -113,7 +113,7 @@ class Table:
 
 
 def values_of(column: Any) -> npt.NDArray[Any] | list[Any]:
-    """Return a column as an array if it has a type of its own, else as a list."""
+    """Return a column as an array if it has a dtype, else as a list."""
     if hasattr(column, "to_numpy"):
         column = column.to_numpy()
     if isinstance(column, np.ndarray) and column.ndim:
@@ -137,7 +137,7 @@ def _real(values: npt.NDArray[Any] | list[Any], dtype: npt.DTypeLike, what: str)
 
 
 def _as_floats(values: npt.NDArray[Any], dtype: npt.DTypeLike, what: str) -> npt.NDArray[Any]:
-    """Return real numbers in a type of floats: whole numbers exactly, others rounded."""
+    """Return real numbers as floats of a dtype: whole numbers exactly, others rounded."""
     lost = np.argwhere(unheld(values, np.dtype(dtype)))
     if len(lost):
         value = values[tuple(lost[0])].item()
@@ -152,7 +152,7 @@ def _as_floats(values: npt.NDArray[Any], dtype: npt.DTypeLike, what: str) -> npt
 
 
 def as_tensor_slices(values: Any) -> npt.NDArray[Any]:
-    """Return what ``tf.data.Dataset.from_tensor_slices`` makes of a list or an array.
+    """Convert a list or an array as ``tf.data.Dataset.from_tensor_slices`` does.
 
     >>> as_tensor_slices([1, 2**40]).dtype, as_tensor_slices([0.5]).dtype
     (dtype('int64'), dtype('float32'))
@@ -165,12 +165,12 @@ def as_tensor_slices(values: Any) -> npt.NDArray[Any]:
 def labels_of(
     values: Any, class_names: Sequence[Any] | None, label_mode: str
 ) -> tuple[npt.NDArray[Any], list[str] | None]:
-    """Return a table's labels, and the names of their classes (None if they are numbers of no class).
+    """Return a table's labels, and the names of their classes (None if the labels are plain numbers).
 
-    Names become int32 places among the sorted names, or in ``class_names``; numbers, one or several in each
-    row, get the types of ``as_tensor_slices``.
+    Names become int32 indices into the sorted names, or into ``class_names``.  Numbers, one or several per
+    row, get the dtypes of ``as_tensor_slices``.
     """
-    # Arrays of objects, such as pandas and Polars make of a column of lists, have no type of their own.
+    # Object arrays, which pandas and Polars make of a column of lists, have no dtype for their elements.
     if isinstance(values, np.ndarray) and values.dtype == object:
         values = values.tolist()
     given = values.tolist() if isinstance(values, np.ndarray) else [_plain(value) for value in values]
@@ -200,7 +200,7 @@ def labels_of(
 
 
 def _indices(labels: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
-    """Check labels that must be places among so many classes."""
+    """Check labels that must be indices of ``count`` classes."""
     is_bad = (labels != np.floor(labels)) | (labels < 0) | (labels >= count)
     if is_bad.any():
         row = int(np.flatnonzero(is_bad)[0])
@@ -213,7 +213,7 @@ def _indices(labels: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
 
 
 def _classes(given: list[Any], class_names: Sequence[Any] | None) -> tuple[npt.NDArray[Any], list[str]]:
-    """Return labels that are names, or named in ``class_names``, as places among these; and the names."""
+    """Return labels that are names, or named in ``class_names``, as indices into the names; and the names."""
     for row, value in enumerate(given):
         if isinstance(value, bool) or not isinstance(value, (str, int)):
             if isinstance(value, float) and value.is_integer():
@@ -238,7 +238,7 @@ def _plain(value: Any) -> Any:
 
 
 def _refused(given: list[Any]) -> str:
-    """Name the first row that TensorFlow has no type for by itself, or else all of them together."""
+    """Return a message about the first row that has no TensorFlow dtype, or else about rows that differ."""
     for row, value in enumerate(given):
         try:
             as_tensor_slices([value])
@@ -248,7 +248,7 @@ def _refused(given: list[Any]) -> str:
 
 
 def form_labels(labels: npt.NDArray[Any], label_mode: str, count: int) -> npt.NDArray[Any]:
-    """Return labels (N, …) as a batch has them, in Keras's words: (N, …), (N, …, 1) or (N, …, count).
+    """Return labels, (N, …), in the form of Keras's ``label_mode``: (N, …), (N, …, 1) or (N, …, count).
 
     >>> form_labels(np.array([1, 0]), "categorical", 2)
     array([[0., 1.],
@@ -268,7 +268,7 @@ def form_labels(labels: npt.NDArray[Any], label_mode: str, count: int) -> npt.ND
 
 
 def classes_of(labels: npt.NDArray[Any]) -> npt.NDArray[np.int64] | None:
-    """Return the class of each sample, int64 (N,), for labels (N, …); None if these are measurements."""
+    """Return the class of each sample, int64 (N,), from labels (N, …); None if labels are measurements."""
     if labels.ndim != 1 or labels.dtype.kind not in "biuO":
         return None
     if labels.dtype.kind != "O" and np.can_cast(labels.dtype, np.int64):
@@ -282,10 +282,10 @@ def classes_of(labels: npt.NDArray[Any]) -> npt.NDArray[np.int64] | None:
 def list_directory(
     directory: str | os.PathLike[str], arguments: dict[str, Any]
 ) -> list[tuple[list[str], list[int] | None, list[str] | None]]:
-    """List a folder by ``keras.utils.image_dataset_from_directory``, which also checks the arguments,
-    prints what it prints, and chooses a subset.
+    """List a folder with ``keras.utils.image_dataset_from_directory``, which also checks the arguments,
+    prints its usual output, and chooses a subset.
 
-    Return paths, labels (None without) and class names (or None), in Keras's order; of one or two subsets.
+    Return paths, labels and class names (each None if there are none), in Keras's order, of each subset.
     """
     directory = os.fspath(directory)
     if not os.path.isdir(directory):
@@ -322,7 +322,7 @@ def _labels_in(directory: str, stock: Any) -> list[int]:
 
 
 def _split_labels(labels: list[int], counts: list[int], arguments: dict[str, Any]) -> list[list[int]]:
-    """Shuffle and cut labels that the script gave, as Keras does."""
+    """Shuffle and split the script's labels, as Keras does."""
     if arguments["shuffle"]:
         np.random.RandomState(arguments["seed"]).shuffle(labels)
     if arguments["subset"] == "both":

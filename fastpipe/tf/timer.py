@@ -1,4 +1,4 @@
-"""``EpochTimer``: how long epochs and steps take, and how much of it they wait for data."""
+"""``EpochTimer``: the duration of epochs and steps, and the part of it spent waiting for data."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ _log = logging.getLogger("fastpipe.tf")
 
 
 class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
-    """Time each epoch of ``model.fit``, and say how much of it was waiting for data.
+    """A Keras callback that times each epoch of ``model.fit``, and how much of it was waiting for data.
 
-    Each epoch is a line of the log ``fastpipe.tf`` (INFO), an entry of ``epochs``, and, with a folder, a
-    point of TensorBoard's scalars ``fastpipe/epoch_seconds``, ``fastpipe/step_seconds``, ``fastpipe/waiting``
-    and ``fastpipe/images_per_second``.
+    Each epoch adds a line to the log ``fastpipe.tf`` (INFO), an entry to ``epochs`` and, with a folder, a
+    point to TensorBoard's scalars ``fastpipe/epoch_seconds``, ``fastpipe/step_seconds``,
+    ``fastpipe/waiting`` and ``fastpipe/images_per_second``.
 
-    A step begins with the request for its batch, and waits until the batch is there, which the dataset has to
-    report: ``model.fit(timer.watch(train), callbacks=[timer])``.  If the device computes while Python goes
-    on, as GPUs do, the wait includes what is left of the step before.
+    A step begins with the request for its batch, and waits until the batch arrives.  The dataset must report
+    this: ``model.fit(timer.watch(train), callbacks=[timer])``.  If a device computes while Python continues,
+    as GPUs do, the wait includes the rest of the step before.
 
     Args:
-        log_dir: a folder for TensorBoard; it is written with TensorFlow's own means.
-        warn_after: seconds; after each epoch a warning counts the batches that took longer, but the first.
-        warn_waiting: a part of an epoch, 0 to 1; a warning says where more of it was waiting for data.
+        log_dir: a folder for TensorBoard, written by TensorFlow.
+        warn_after: seconds; after each epoch a warning counts the slower batches, except the first.
+        warn_waiting: a fraction of an epoch, 0 to 1; a warning reports epochs that waited longer for data.
 
     Attributes:
-        epochs: :class:`EpochTimes` of each epoch, oldest first; ``fit`` begins them anew.
+        epochs: the :class:`EpochTimes` of each epoch, oldest first; ``fit`` clears them.
 
     Raises:
-        OptionError: a limit that cannot work.
+        OptionError: a limit is invalid.
 
     >>> train = tf.data.Dataset.from_tensor_slices((tf.zeros((8, 2)), tf.zeros((8, 1)))).batch(4)
     >>> model = keras.Sequential([keras.layers.Dense(1)])
@@ -62,14 +62,14 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships
         self.epochs: list[EpochTimes] = []
         self._log_dir = log_dir
         self._writer: Any = None
-        self._arrivals: deque[tuple[float, int]] = deque()  # when batches were there, and their samples
+        self._arrivals: deque[tuple[float, int]] = deque()  # arrival times of batches, and their samples
         self._is_watching = False
 
     def watch(self, dataset: Any) -> Any:
-        """Return the same dataset, whose batches report when they are there.
+        """Return the same dataset, whose batches report their arrival to this timer.
 
         Args:
-            dataset: a ``tf.data.Dataset`` of batches, as it goes to ``fit``.
+            dataset: a ``tf.data.Dataset`` of batches, in the form in which ``fit`` receives it.
         """
         self._is_watching = True
         living = weakref.ref(self._arrivals)  # TensorFlow never releases a function
@@ -93,7 +93,7 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships
         return dataset.map(noted)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Begin anew: what was in the dataset's buffers belongs to no step."""
+        """Start again: batches in the dataset's buffers belong to no step."""
         self.epochs.clear()
         self._arrivals.clear()
         if self._log_dir is not None:
