@@ -164,6 +164,7 @@ class OfBatches:
 
         Raises:
             AugmentError: the images are of another kind, or the batch is empty.
+            OptionError: ``generator`` is on a device, ``key`` does not fit the batch, or both are given.
         """
         return self._chain(images, others, generator, key)
 
@@ -368,7 +369,7 @@ class Chain(ABC):
         _chains[self.number] = self
 
     def __reduce__(self) -> tuple[type[Chain], tuple[Any, ...]]:
-        return type(self), (self.ops, self.name, self.steps, self.lengths_at)  # with a number of its own
+        return type(self), (self.ops, self.name, self.steps, self.lengths_at)  # which gets a new number
 
     def __call__(
         self, samples: Any, others: Sequence[Any], generator: torch.Generator | None, key: Key | None

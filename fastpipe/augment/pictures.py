@@ -373,7 +373,7 @@ def preview(
     show = _Pictures(chain, images.detach(), count, tile, _given(mean, std, images))
     rows = [GridRow(["original"], show.after((), ()), [()] * count)]
     seen = [at for at, op in enumerate(chain.ops) if not isinstance(op, (Normalize, ToDtype))]
-    if draws is None:  # a row for each augmentation of which anything is to be seen, after all before it
+    if draws is None:  # a row for each augmentation with a visible effect, after all before it
         steps = [(title(chain.ops[at]), at + 1, tables[0], [at]) for at in seen]
     else:
         steps = [([f"draw {number + 1}"], len(chain.ops), table, seen) for number, table in enumerate(tables)]

@@ -100,7 +100,7 @@ class ImageBatch(PendingBatch):
     def begin_natively(
         self, described: Described, pool: ThreadPool | None, channel: Any, threads: int
     ) -> None:
-        """Make the batch in ``threads`` threads of a ``native.Channel``; the pool makes what is left to Python.
+        """Make the batch in ``threads`` threads of a ``native.Channel``; the pool makes those left to Python.
 
         Without a pool, the calling thread makes the whole batch.
         """

@@ -25,7 +25,7 @@ class KeptBatch(NamedTuple):
 
     images: Any  # a ``native.KeptImages``
     most_nbytes: int  # of images that are to be kept; 0 if none is
-    rules: str  # as of ``ImageCache.identify``
+    rules: str  # see ``ImageCache.identify``
     keep: Callable[[FileIdentity, UInt8Array, int, str], None]
 
 

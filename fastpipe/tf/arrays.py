@@ -398,7 +398,7 @@ class _ArrayForm:
         return self._element([self._native(array) for array in arrays])
 
     def signature(self, batch_size: int | None) -> Any:
-        """Return the type of batches of so many samples; None for any number."""
+        """Return the type of batches with this number of samples; None for any number."""
         return self._element([
             tf.TensorSpec((batch_size, *self._arranged(value.shape)), kind)
             for value, kind in zip(self.values, self._types, strict=True)

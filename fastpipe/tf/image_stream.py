@@ -1,4 +1,4 @@
-"""The engine ``"threads"``: batches of rows of images, made ahead by threads of this process."""
+"""The engine ``"threads"``: batches of rows of images, prefetched by threads of this process."""
 
 from __future__ import annotations
 
@@ -332,7 +332,7 @@ class _ColumnMaker:
         return _Opened(identity, None, image, box)
 
     def parts(self, opened: _Opened) -> list[tuple[PartlyDecoded, Box]]:
-        """Return what a decoder of batches may decode of an opened sample."""
+        """Return the part of an opened sample that a batch decoder may decode."""
         image, box = opened.image, opened.box
         if image is None:
             return []

@@ -38,8 +38,7 @@ _RESIZES = {"bilinear": 1, "nearest": 2}  # TensorFlow's methods that the native
 def load(raw: Any, box: Any, spec: ImageSpec) -> Any:
     """Decode, crop and resample by TensorFlow operations, in or outside a graph.
 
-    ``raw`` is a file's content; ``box`` is int32 (4,), top, left, height and width, or None.  The result is
-    float32 (H, W, C), 0 to 255.
+    ``box`` is int32 (4,) (top, left, height, width) or None.  Return float32 (H, W, C), 0 to 255.
     """
     return _resized(_decoded(raw, box, spec.channels, spec.parity), spec)
 

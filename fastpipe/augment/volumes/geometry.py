@@ -131,7 +131,7 @@ class RandomAffine3D(VolumeTransform):
         "angle_depth", "angle_height", "angle_width", "scale", "shift_depth", "shift_height", "shift_width",
     )  # fmt: skip
     applied_names: tuple[str, ...] = ("is_changed", *MATRIX)
-    points: tuple[int, ...] = ()  # of control, which ``RandomElastic3D`` has
+    points: tuple[int, ...] = ()  # numbers of control points, for ``RandomElastic3D``
     sigma: tuple[float, ...] = (0.0, 0.0, 0.0)
 
     def __init__(
