@@ -41,7 +41,7 @@ class Column:
 
     @cached_property
     def is_ragged(self) -> bool:
-        """Whether each value has its own length."""
+        """True if each value has its own length."""
         return self.is_text or (len(self.shape) > 0 and self.shape[0] is None)
 
     @cached_property

@@ -77,8 +77,8 @@ def generate(
     Args:
         fn: ``fn(index, rng)`` returns a dict of arrays, numbers, strings or bytes; or a tuple of them; or one
             of them.  ``index`` is an int from 0 to ``n - 1``, ``rng`` a ``np.random.Generator``.  With
-            ``fn.batch``, ``fn.batch(indices, rng)`` makes several rows at once: ``indices`` is int64 (B,), the
-            Generator's methods of ``rng`` return a row for each, (B, …), and the result has arrays (B, …).
+            ``fn.batch``, ``fn.batch(indices, rng)`` makes several rows at once: ``indices`` is int64 (B,),
+            the Generator methods of ``rng`` return a row for each, (B, …), and the result has arrays (B, …).
         n: number of rows.
         out: path of the file.  While it grows, its rows are in the folder ``out.partial`` beside it.
         seed: seed of all random numbers; 0 or more.
