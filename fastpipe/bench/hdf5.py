@@ -149,7 +149,7 @@ def made_tables(
 
 
 class RowByRow:
-    """What the case replaces: each worker opens the file at its first read, and reads rows by number."""
+    """The replaced dataset: each worker opens the file at its first read, and reads rows by number."""
 
     def __init__(self, table: Table, **options: Any) -> None:
         self._table, self._options = table, options

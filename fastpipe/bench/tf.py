@@ -322,7 +322,7 @@ _KEPT = "from the second epoch on"
 
 
 class Make(Protocol):
-    """A function from a setting to a dataset, in sample order or shuffled anew in each epoch."""
+    """A function from a setting to a dataset, in sample order or reshuffled in each epoch."""
 
     def __call__(self, setting: Setting, *, is_shuffled: bool) -> Any: ...
 

@@ -107,7 +107,7 @@ _MOST_DIGESTS = 1 << 14
 
 
 class _Code(NamedTuple):
-    """What a code object does and uses."""
+    """The digest of a code object, and the names that it uses."""
 
     digest: str
     chains: tuple[

@@ -65,8 +65,8 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_note_fork)
 
 
-# Of all other options that contain text or objects only the names are shown: only the program that takes them
-# knows which are secret.
+# For all other options that contain text or objects only the names are shown: only the program that takes
+# them knows which are secret.
 _SHOWN = frozenset(
     (
         "account_name", "addressing_style", "anon", "endpoint_url", "profile", "project", "region_name",

@@ -161,7 +161,7 @@ def _cannot_be_compared(value: Any, more: str = "") -> OptionError:
 
 # The user's transform is called twice for this many images, to check that it is deterministic.
 TRIED_TWICE = 8
-# Of further failures only the number is kept: a failed disk causes one for every sample.
+# Further failures are only counted: a failed disk causes one for every sample.
 MOST_KEPT = 1000
 
 

@@ -68,7 +68,7 @@ from fastpipe.volumes.zarr import ZarrVolume
 from fastpipe.volumes.zarr_python import ZarrPythonVolume
 
 # ----------------------------------------------------------------------------------------------------
-# What a script without fastpipe does: it slices what a library opens.  For comparison and fall back.
+# Scripts without fastpipe slice what a library opens.  This is for comparison and for falling back.
 
 
 def library_array(volume: Volume) -> Any:

@@ -70,7 +70,7 @@ class ZarrPythonVolume(Volume):
             raise VolumeError(f"{self.name} has elements of {self.dtype}, and not numbers")
         self.grid = UnitGrid(self.shape, _unit(array.chunks, self.dtype.itemsize))
         self._fill = np.array(array.fill_value or 0, self.dtype).tobytes()
-        # What zarr-python reads at once: a shard, if there are shards.
+        # zarr-python reads this much at once: a shard, if there are shards.
         stored = getattr(array, "shards", None) or array.chunks
         self.stored_nbytes = math.prod(stored) * self.dtype.itemsize
         self.how = f"Zarr by zarr-python, chunks of {chunk_text(array.chunks, self.dtype)}, as {why}"
