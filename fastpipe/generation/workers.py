@@ -439,7 +439,7 @@ def limit_this_thread() -> Any:
 
 
 def _let_this_thread_set_limits() -> None:
-    """Let this thread set OpenBLAS's limits, which only their setter may; the last to leave may be another."""
+    """Let this thread set OpenBLAS's limits: only their setter may, and the last to leave may be another."""
     controller = getattr(require_threadpoolctl("generation"), "OpenBLASController", None)
     clear = getattr(controller, "clear_controlling_thread", None)
     if clear is not None:
